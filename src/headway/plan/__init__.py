@@ -1,1 +1,1 @@
-"""What a run will need and do on machines that nobody has paid for yet: memory, speed, time, energy, cost."""
+"""Estimates of what a run needs on given machines before anyone pays for them: memory, speed, time, energy, cost."""

@@ -1,8 +1,8 @@
-"""Accelerators and the machines made of them: memory, speeds, links, power. What is not known for sure is None.
+"""Accelerators and machines: memory, speeds, links, power. Uncertain values are None.
 
-Peaks are in `telemetry.hardware`, where MFU takes them from too. Everything here is from the vendor's datasheet of the
-product, unless a line says otherwise; a datasheet's GB of memory are taken as GiB, which is what drivers report to
-within 2 % (GDDR6 with error correction: 6 % less), and sums over both directions of a link are halved.
+Peaks are in `telemetry.hardware`, where MFU takes them from too. All values are from the vendor's datasheet unless a
+line says otherwise. A datasheet's GB of memory count as GiB, which drivers report to within 2 % (GDDR6 with error
+correction: 6 % less); sums over both directions of a link are halved.
 """
 
 from __future__ import annotations
@@ -25,71 +25,72 @@ class Accelerator:
     """One device."""
 
     name: str
-    """As it is typed; "cpu" for machines without accelerators."""
+    """The user's name for it; "cpu" for machines without accelerators."""
     device_name: str
-    """As its driver reports it, for `peak_flops`."""
+    """The driver's name for it, used by `peak_flops`."""
     memory_gib: float | None
     bandwidth_gb_per_second: float | None
-    """Of its memory."""
+    """Memory bandwidth."""
     link_gb_per_second: float | None
-    """To the others of its machine, in one direction: NVLink or Infinity Fabric over all links, else PCIe."""
+    """Bandwidth to other accelerators of the machine, one direction: all NVLink or Infinity Fabric links, else PCIe."""
     link: str
-    """What that link is."""
+    """Kind of that link."""
     watts: float | None
     """Power limit of the board."""
     network_gbit_per_second: float | None = None
-    """To other machines, per accelerator, in the vendor's own machine with eight of them."""
+    """Bandwidth to other machines per accelerator, in the vendor's machine with eight of them."""
 
     @property
     def device(self) -> str:
-        """Kind of device: "cpu" or "cuda"."""
+        """Device type: "cpu" or "cuda"."""
         return "cpu" if self.name == "cpu" else "cuda"
 
     def peak_flops(self, precision: str) -> float | None:
-        """Dense peak in FLOP/s of products in a `train.precision`; None when it is unknown or has none."""
+        """Return the dense peak of products in FLOP/s for a `train.precision`; None if unknown or unsupported."""
         return peak_flops(self.device_name, precision)
 
     @property
     def lacks_fp8(self) -> bool:
-        """Whether it is known to have no products in 8 bits; one with any peak has that too if it has them."""
+        """Whether it is known to lack 8-bit products: it has a known peak, but none for fp8."""
         known = self.peak_flops("fp32") is not None
         return self.device == "cpu" or (known and self.peak_flops("fp8") is None)
 
 
-def _nvlink(name: str, device: str, gib: float, gb_s: float, both_ways: float, watts: float | None, net: float | None
-            ) -> Accelerator:  # fmt: skip
+def _nvlink(
+    name: str, device: str, gib: float, gb_s: float, both_ways: float, *, watts: float | None, net: float | None
+) -> Accelerator:
     return Accelerator(name, device, gib, gb_s, both_ways / 2, "NVLink", watts, net)
 
 
-def _pcie(name: str, device: str, gib: float, gb_s: float, generation: int, watts: float | None) -> Accelerator:
+def _pcie(name: str, device: str, gib: float, gb_s: float, generation: int, *, watts: float | None) -> Accelerator:
     return Accelerator(name, device, gib, gb_s, _PCIE[generation], f"PCIe {generation}", watts)
 
 
 # Networks: DGX H100, H200 and B200 user guides, eight ports of 400 Gb/s; DGX A100, eight of 200 Gb/s. NVLink bridges
-# between pairs of PCIe cards are left out: a collective over more than two cards does not go over them alone.
+# between pairs of PCIe cards are ignored: collectives over more than two cards also use slower links.
 _KNOWN = (
-    _nvlink("GB200", "NVIDIA GB200", 186, 8000, 1800, None, 400),
-    _nvlink("B200", "NVIDIA B200", 180, 8000, 1800, 1000, 400),  # HGX B200, divided by its 8 GPUs
-    _nvlink("H200", "NVIDIA H200", 141, 4800, 900, 700, 400),
-    _nvlink("H100", "NVIDIA H100 80GB HBM3", 80, 3350, 900, 700, 400),
-    _pcie("H100-NVL", "NVIDIA H100 NVL", 94, 3900, 5, 400),
-    _pcie("H100-PCIe", "NVIDIA H100 PCIe", 80, 2000, 5, 350),
-    _nvlink("A100", "NVIDIA A100-SXM4-80GB", 80, 2039, 600, 400, 200),
-    _nvlink("A100-40GB", "NVIDIA A100-SXM4-40GB", 40, 1555, 600, 400, 200),
-    _pcie("A100-PCIe", "NVIDIA A100 80GB PCIe", 80, 1935, 4, 300),
-    _pcie("A40", "NVIDIA A40", 48, 696, 4, 300),
-    _pcie("A30", "NVIDIA A30", 24, 933, 4, 165),
-    _pcie("A10", "NVIDIA A10", 24, 600, 4, 150),
-    _pcie("L40S", "NVIDIA L40S", 48, 864, 4, 350),
-    _pcie("L40", "NVIDIA L40", 48, 864, 4, 300),
-    _pcie("L4", "NVIDIA L4", 24, 300, 4, 72),
-    _pcie("RTX-6000-Ada", "NVIDIA RTX 6000 Ada Generation", 48, 960, 4, 300),
-    _pcie("RTX-A6000", "NVIDIA RTX A6000", 48, 768, 4, 300),
-    _pcie("RTX-5090", "NVIDIA GeForce RTX 5090", 32, 1792, 5, 575),
-    _pcie("RTX-4090", "NVIDIA GeForce RTX 4090", 24, 1008, 4, 450),
-    _pcie("RTX-3090", "NVIDIA GeForce RTX 3090", 24, 936, 4, 350),
-    _pcie("T4", "Tesla T4", 16, 320, 3, 70),
-    _nvlink("V100", "Tesla V100-SXM2-32GB", 32, 900, 300, 300, None),
+    _nvlink("GB200", "NVIDIA GB200", 186, 8000, 1800, watts=None, net=400),
+    _nvlink("B200", "NVIDIA B200", 180, 8000, 1800, watts=1000, net=400),  # HGX B200, divided by its 8 GPUs
+    _nvlink("H200", "NVIDIA H200", 141, 4800, 900, watts=700, net=400),
+    _nvlink("H100", "NVIDIA H100 80GB HBM3", 80, 3350, 900, watts=700, net=400),
+    _pcie("H100-NVL", "NVIDIA H100 NVL", 94, 3900, 5, watts=400),
+    _pcie("H100-PCIe", "NVIDIA H100 PCIe", 80, 2000, 5, watts=350),
+    _nvlink("A100", "NVIDIA A100-SXM4-80GB", 80, 2039, 600, watts=400, net=200),
+    _nvlink("A100-40GB", "NVIDIA A100-SXM4-40GB", 40, 1555, 600, watts=400, net=200),
+    _pcie("A100-PCIe", "NVIDIA A100 80GB PCIe", 80, 1935, 4, watts=300),
+    _pcie("A40", "NVIDIA A40", 48, 696, 4, watts=300),
+    _pcie("A30", "NVIDIA A30", 24, 933, 4, watts=165),
+    _pcie("A10", "NVIDIA A10", 24, 600, 4, watts=150),
+    _pcie("L40S", "NVIDIA L40S", 48, 864, 4, watts=350),
+    _pcie("L40", "NVIDIA L40", 48, 864, 4, watts=300),
+    _pcie("L4", "NVIDIA L4", 24, 300, 4, watts=72),
+    _pcie("RTX-6000-Ada", "NVIDIA RTX 6000 Ada Generation", 48, 960, 4, watts=300),
+    _pcie("RTX-A6000", "NVIDIA RTX A6000", 48, 768, 4, watts=300),
+    _pcie("RTX-5090", "NVIDIA GeForce RTX 5090", 32, 1792, 5, watts=575),
+    _pcie("RTX-4090", "NVIDIA GeForce RTX 4090", 24, 1008, 4, watts=450),
+    _pcie("RTX-3090", "NVIDIA GeForce RTX 3090", 24, 936, 4, watts=350),
+    _pcie("T4", "Tesla T4", 16, 320, 3, watts=70),
+    _nvlink("V100", "Tesla V100-SXM2-32GB", 32, 900, 300, watts=300, net=None),
     Accelerator("MI325X", "AMD Instinct MI325X", 256, 6000, 448, "Infinity Fabric", 1000),
     Accelerator("MI300X", "AMD Instinct MI300X", 192, 5300, 448, "Infinity Fabric", 750),
 )
@@ -98,13 +99,13 @@ KNOWN: dict[str, Accelerator] = {accelerator.name: accelerator for accelerator i
 
 @dataclass(frozen=True)
 class Network:
-    """What joins machines."""
+    """A network between machines."""
 
     name: str
     gbit_per_second: float
-    """In one direction."""
+    """Bandwidth in one direction."""
     per: str
-    """"gpu" or "node": what has a port of its own."""
+    """"gpu" or "node": the unit that has its own port."""
 
     def __str__(self) -> str:
         return f"{self.name}, {self.gbit_per_second:g} Gb/s per {self.per}"
@@ -124,27 +125,27 @@ _PER_NODE = 8
 
 @dataclass(frozen=True)
 class Machines:
-    """Equal machines."""
+    """Identical machines."""
 
     accelerator: Accelerator
     count: int
-    """Accelerators in all; workers where there are none."""
+    """Total number of accelerators; of workers on machines without any."""
     per_node: int
     network: Network | None
-    """None with one machine."""
+    """None for a single machine."""
 
     @property
     def nodes(self) -> int:
-        """Machines."""
+        """Number of machines."""
         return self.count // self.per_node
 
     def link_bytes_per_second(self) -> float | None:
-        """Between two accelerators of a machine, in one direction."""
+        """Return the bandwidth between two accelerators of a machine, in one direction."""
         link = self.accelerator.link_gb_per_second
         return None if link is None else link * 1e9
 
     def network_bytes_per_second(self) -> float | None:
-        """From one accelerator's share of its machine's ports, in one direction."""
+        """Return one accelerator's share of its machine's network bandwidth, in one direction."""
         if self.network is None:
             return None
         share = 1 if self.network.per == "gpu" else self.per_node
@@ -160,25 +161,25 @@ class Machines:
 def parse_machines(
     text: str, per_node: int | None = None, interconnect: str | None = None, memory_gib: float | None = None
 ) -> Machines:
-    """Machines by what a user types: "8xH100", "64 x A100-40GB", "L4".
+    """Parse machines as the user types them: "8xH100", "64 x A100-40GB", "L4".
 
     Args:
-        per_node: Accelerators of a machine; 8 when not given, or all of them if there are fewer.
-        interconnect: Key of `NETWORKS`; that of the vendor's own machine, or Ethernet, when not given.
-        memory_gib: Of an accelerator that is not known, which then has no speed.
+        per_node: Accelerators per machine; by default 8, or all of them if there are fewer.
+        interconnect: Key of `NETWORKS`; by default that of the vendor's machine, or Ethernet.
+        memory_gib: Memory of an unknown accelerator; its speed remains unknown.
 
     Raises:
-        ConfigError: it cannot be read, the accelerator is not known, or machines would be unequal.
+        ConfigError: the text cannot be parsed, the accelerator is unknown, or machines would be unequal.
     """
     match = re.fullmatch(r"\s*(?:(\d+)\s*[x*×]\s*)?([A-Za-z][\w .-]*?)\s*", text)
     count = int(match[1] or 1) if match else 0
     if match is None or count < 1:
-        raise ConfigError(f"'{text}' are no accelerators", where="--gpus", fix="for example --gpus 8xH100")
+        raise ConfigError(f"'{text}' does not name accelerators", where="--gpus", fix="for example --gpus 8xH100")
     accelerator = _accelerator(match[2], memory_gib)
     per_node = per_node or min(count, _PER_NODE)
     if count % per_node:
         raise ConfigError(
-            f"{count} accelerators are no whole number of machines with {per_node}",
+            f"{count} accelerators cannot be divided into machines with {per_node} each",
             where="--gpus, --per-node",
             fix=f"--gpus {-(-count // per_node) * per_node}x{accelerator.name}, or another --per-node",
         )
@@ -196,14 +197,14 @@ def _accelerator(name: str, memory_gib: float | None) -> Accelerator:
     near = get_close_matches(_plain(name), plain, n=1)
     hint = f"did you mean {plain[near[0]].name}? " if near else ""
     raise ConfigError(
-        f"nothing is known of an accelerator '{name}'",
+        f"unknown accelerator '{name}'",
         where="--gpus",
         fix=f"{hint}give its memory with --memory-gib, or one of: {', '.join(KNOWN)}",
     )
 
 
 def _plain(name: str) -> str:
-    """Without what people write in different ways."""
+    """Normalise a name: drop the parts that people write in different ways."""
     return re.sub(r"[^a-z0-9]|nvidia|sxm\d?|geforce|tesla|80gb|hbm\d\w?", "", name.lower())
 
 
@@ -222,7 +223,7 @@ def _network(accelerator: Accelerator, interconnect: str | None) -> Network:
 
 
 def this_machine(workers: int, accelerators: bool = True, machine: Machine | None = None) -> Machines:
-    """The accelerators of this machine, or its processor and the memory it allows, shared by so many workers."""
+    """Describe the accelerators of this machine, or its processor and available memory, divided by the workers."""
     from headway.telemetry.hardware import cpu_name, local_accelerators
 
     found = local_accelerators() if accelerators else []

@@ -1,16 +1,16 @@
 """Memory of DeepSpeed's ZeRO stages 1 to 3, as the strategies `deepspeed_zero1|2|3` use them.
 
-Read off the source of DeepSpeed 0.19.8, `deepspeed/runtime/zero`:
+Derived from the source of DeepSpeed 0.19.8, `deepspeed/runtime/zero`:
 
-- `config.py`, `DeepSpeedZeroConfig`: the sizes of everything that nobody chooses.
-- `stage_1_and_2.py`, `DeepSpeedZeroOptimizer.__init__`: the weights of a group of the optimizer lie in one flat buffer,
-  filled up to a multiple of 2 elements per worker. Of its part each worker has a copy in fp32, also where weights are
-  fp32 themselves, and the moments. `setup_buckets`: a buffer for `reduce_bucket_size` elements (two with
+- `config.py`, `DeepSpeedZeroConfig`: the default sizes.
+- `stage_1_and_2.py`, `DeepSpeedZeroOptimizer.__init__`: the weights of an optimizer group lie in one flat buffer,
+  padded to a multiple of 2 elements per worker. Each worker has an fp32 copy of its part, even if weights are fp32, and
+  the moments. `setup_buckets`: a buffer for `reduce_bucket_size` elements (two with
   `overlap_comm`) from a backward pass's first gradient until its end. `copy_grads_in_partition`: the gradients of all
-  parameters of which the worker has any. `step`: they are made flat once more.
+  parameters of which the worker has a part. `step`: they are flattened once more.
 - `stage3.py`, `_create_fp32_partitions`, `_setup_for_real_optimizer`: parts of weights, their copy for the update, the
-  bucket and summed gradients are there for as long as the run. `_prepare_fp32_grad_for_sub_group`: gradients of
-  `sub_group_size` elements at a time are made flat. What is whole of the weights: `plan/live_parameters.py`.
+  bucket and summed gradients last as long as the run. `_prepare_fp32_grad_for_sub_group`: gradients of
+  `sub_group_size` elements at a time are flattened. For gathered weights see `plan/live_parameters.py`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from headway.plan.layout import Layout
     from headway.plan.stages import Stage
 
-#: Keys of a user's own JSON under which other things happen than are counted here, and the values that mean none.
-_UNCOUNTED: Mapping[str, Any] = {
+#: Keys of the user's JSON for features that the plan does not cover, with the values that disable them.
+_UNSUPPORTED: Mapping[str, Any] = {
     "contiguous_gradients": True,
     "zero_quantized_weights": False,
     "zero_quantized_gradients": False,
@@ -48,40 +48,40 @@ _UNCOUNTED: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class ZeroSettings:
-    """DeepSpeed's settings that sizes follow from, in elements; defaults are those of its `DeepSpeedZeroConfig`."""
+    """DeepSpeed's settings that determine sizes, in elements; defaults are those of its `DeepSpeedZeroConfig`."""
 
     stage: int
     reduce_bucket: int = 500_000_000
     overlaps: bool = False
-    """Gradients are summed while more are computed; in stage 3 unless it is switched off."""
+    """Sums overlap the backward pass; in stage 3 by default."""
     reduces_to_owner: bool = False
-    """Sums go to the worker that owns them. Unless `use_multi_rank_bucket_allreduce` is off they go to all of them."""
+    """Sums go to their owner only. With `use_multi_rank_bucket_allreduce`, the default, they go to all workers."""
     sub_group: int = 1_000_000_000
     prefetch_bucket: int = 50_000_000
     persistence: int = 100_000
-    """Parameters of at most so many elements stay whole."""
+    """Parameters of at most this many elements stay gathered."""
     persistent_in_all: int = 2**63 - 1
     max_live: int = 1_000_000_000
     max_reuse: int = 1_000_000_000
     offloads: bool = False
     """The copy of the weights for the update, its gradients and moments are in host memory."""
     offloads_weights: bool = False
-    """Parts of weights are, too."""
+    """Shards of weights are in host memory too."""
 
     @classmethod
     def of(cls, config: Config, workers: int) -> ZeroSettings:
-        """What DeepSpeed is told of a run on so many workers.
+        """Read the settings that DeepSpeed gets in a run with this many workers.
 
         Raises:
-            ConfigError: the user's JSON cannot be read, or asks for what is not counted here.
+            ConfigError: the user's JSON cannot be read, or enables what the plan does not cover.
         """
         settings = engine_settings(config, workers)
         zero: dict[str, Any] = settings["zero_optimization"]
-        _check_counted(settings, zero)
+        _check_supported(settings, zero)
         stage: int = zero["stage"]
 
         def number(key: str, default: int) -> int:
-            # Those of stage 3 have a second name.
+            # Keys of stage 3 have a second name.
             value = zero.get(key, zero.get(key.removeprefix("stage3_")))
             return default if value is None else int(value)
 
@@ -104,17 +104,17 @@ class ZeroSettings:
         )
 
 
-def _check_counted(settings: Mapping[str, Any], zero: Mapping[str, Any]) -> None:
-    asked = {f"zero_optimization.{k}": (zero.get(k, off), off) for k, off in _UNCOUNTED.items()}
+def _check_supported(settings: Mapping[str, Any], zero: Mapping[str, Any]) -> None:
+    asked = {f"zero_optimization.{k}": (zero.get(k, off), off) for k, off in _UNSUPPORTED.items()}
     offload = zero.get("offload_optimizer", {})
     asked["zero_optimization.offload_optimizer.ratio"] = (offload.get("ratio", 1.0), 1.0)
     asked["communication_data_type"] = (settings.get("communication_data_type", "fp32"), "fp32")
     for key, (value, counted) in asked.items():
         if value != counted and value is not None:
             raise ConfigError(
-                f"a plan does not count what '{key}' asks for in the DeepSpeed config",
+                f"a plan does not cover '{key}: {value}' in the DeepSpeed config",
                 where="parallel.deepspeed_config",
-                fix=f"plan without that key there: {key} {counted}",
+                fix=f"plan with the default of this key: {counted}",
             )
 
 
@@ -122,7 +122,7 @@ class EngineStep(Passes):
     """The moments of a step whose update is DeepSpeed's."""
 
     def moments(self) -> list[Moment]:
-        """Every point of the step when there can be most."""
+        """Return every point of the step that may be the peak."""
         return self._stage_3() if self.zero.stage == 3 else self._stages_1_and_2()
 
     @cached_property
@@ -132,15 +132,15 @@ class EngineStep(Passes):
 
     @property
     def _host(self) -> int:
-        """1 where what is in host memory counts, 0 where it leaves the device."""
+        """Factor of tensors in host memory: 1 if the device is the CPU or nothing is offloaded, else 0."""
         return 0 if self.zero.offloads and not self.on_cpu else 1
 
     def _moments_of_share(self, share: int) -> int:
-        """Of the optimizer, which treats every element by itself."""
+        """Return the bytes of the optimizer's moments for a share; it treats all elements alike."""
         return moment_bytes(self.config.optimizer.name, "", (share // FP32_BYTES,))
 
     def whole(self, layer: LayerSizes) -> int:
-        """What a layer has when its backward pass begins.
+        """Return the bytes of a layer when its backward pass begins.
 
         The linear layers of stage 3 save the weight itself, whatever it is cast to (`linear.py`,
         `LinearFunctionForZeroStage3`).
@@ -157,7 +157,7 @@ class EngineStep(Passes):
         host, offloads = self._host, zero.offloads
         largest = stage.largest
         bucket = FP32_BYTES * zero.reduce_bucket * (1 + zero.overlaps)
-        # The rank with the most gradients; parameters that two workers share count whole for both.
+        # The rank with the most gradients; a parameter that two workers share counts in full for both.
         own = max(owned(groups, workers))
         copies = share + self._moments_of_share(share) + (2 * share + largest if offloads else 0)
         state = Moment(
@@ -169,7 +169,7 @@ class EngineStep(Passes):
         if offloads and self.accumulates and zero.stage == 2:
             state = state.plus("", gradients=host * own)  # sums of micro-batches
         sums = 0 if offloads else own
-        # Where there is no room for the weights twice they are made flat in host memory.
+        # On an accelerator weights are flattened in host memory.
         taken = Moment("taken over", weights=flat + (stage.all if self.on_cpu else 0), buffers=self.lasting)
         if zero.stage == 1:
             moments = self._summed_at_the_end(state, bucket, groups)
@@ -178,7 +178,7 @@ class EngineStep(Passes):
         first = max(group.share for group in groups)
         slice_ = max(group.largest_part(rank) for group in groups for rank in {0, workers - 1})
         if not offloads:
-            # The norm is taken in fp64, one gradient after the other (`get_grad_norm_direct`).
+            # The norm is computed in fp64, one gradient after the other (`get_grad_norm_direct`).
             moments.append(state.plus("norm", gradients=sums, buffers=FP64 * slice_))
         moments.append(state.plus("update", gradients=0 if offloads else sums + first))
         sent = max(group.total for group in groups) if self.gloo else 0
@@ -186,14 +186,14 @@ class EngineStep(Passes):
         return [taken, *moments]
 
     def _summed_at_the_end(self, base: Moment, bucket: int, groups: list[FlatGroup]) -> list[Moment]:
-        """Stage 1: gradients are whole until the last micro-batch has been computed, and then go through the bucket."""
+        """Plan stage 1: gradients stay whole until the last micro-batch, then go through the bucket."""
         stage, growing, zero = self.stage, not self.accumulates, self.zero
         before = 0 if growing else stage.all
         head, most = (stage.projection, stage.all - stage.own_table - stage.layer) if growing else (0, 0)
         table = 0 if growing and stage.own_table else stage.table
         there = base.plus("", gradients=before, communication=0 if growing else bucket)
         under_way = base.plus("", gradients=before, communication=bucket)
-        # Those of the weights' order, one group of the optimizer after the other; all are there at first.
+        # In the order of the weights, one optimizer group after the other; all gradients exist at first.
         order = {name: stage.bytes[name] for group in groups for name in group.places}
         sent = [
             Bucket(order, groups, rank, zero.reduce_bucket, offloads=zero.offloads, all_there=True)
@@ -209,7 +209,7 @@ class EngineStep(Passes):
         ]
 
     def _summed_on_the_way(self, base: Moment, bucket: int, groups: list[FlatGroup]) -> list[Moment]:
-        """Stage 2: whenever the bucket is full it is summed, and what is owned of it put aside."""
+        """Plan stage 2: a full bucket is summed, and the owned part of it is stored."""
         stage, zero = self.stage, self.zero
         workers = self.layout.mesh.data
         moments: list[Moment] = []
@@ -238,7 +238,7 @@ class EngineStep(Passes):
 
     def _stage_3(self) -> list[Moment]:
         zero, stage, workers = self.zero, self.stage, self.layout.mesh.data
-        # Every parameter is filled up to a multiple of the workers.
+        # Every parameter is padded to a multiple of the workers.
         parts = {name: FP32_BYTES * -(-count // FP32_BYTES // workers) for name, count in stage.bytes.items()}
         share, host = sum(parts.values()), self._host
         weights = 0 if zero.offloads_weights and not self.on_cpu else share
@@ -254,10 +254,10 @@ class EngineStep(Passes):
             buffers=self.lasting,
         )
         matrix = max(stage.down, stage.gate_up)
-        # Products under autocast make a copy of their matrix in either pass, and keep none.
+        # Products under autocast make a temporary copy of their matrix in both passes.
         cast = self.sizes.dense.casts and matrix // 2
         through = Bucket(backwards(stage.bytes), (), 0, zero.reduce_bucket, gloo=self.gloo)
-        # All weights are on the device until they have been divided, one parameter after the other.
+        # All weights are on the device until they are sharded, one parameter after the other.
         moments = [Moment("taken over", weights=stage.all + max(parts.values()), buffers=self.lasting)]
         moments += [
             state.plus("a layer, forward", activations=sum(self.kept[:index]) + self.whole(self.sizes.dense),
@@ -273,7 +273,7 @@ class EngineStep(Passes):
             here = [extra for name, extra in through.extra.items() if name.startswith(f"layers.{index}.")]
             below = sum(self.kept[:index])
             moments += [
-                # What collectives take for themselves is over when products are computed.
+                # Buffers of collectives are freed before products are computed.
                 state.plus("weights gathered", activations=below + self.whole(self.sizes.dense), communication=whole),
                 state.plus("a layer, backward", activations=below + self.whole(self.sizes.dense),
                            communication=live.settled[index], buffers=self.passing + cast),
@@ -283,14 +283,14 @@ class EngineStep(Passes):
         last = max(through.extra["embedding.weight"], through.last)
         moments.append(state.plus("gradients sent", communication=live.settled[0], gradients=last))
         moments.append(state.plus("norm", buffers=FP64 * max(parts.values())))
-        # A subgroup's gradients are flat once more while it is updated, and nothing is whole.
+        # A subgroup's gradients are flattened while it is updated; no weights are gathered.
         flat = 0 if zero.offloads else min(share, FP32_BYTES * zero.sub_group)
         moments.append(state.plus("update", gradients=flat))
         return moments
 
 
 def live_weights(zero: ZeroSettings, stage: Stage, layout: Layout, gloo: bool) -> LiveParameters:
-    """Which weights are whole when, in stage 3."""
+    """Return which weights are gathered at which point of a step in stage 3."""
     return live_parameters(
         tuple((name, count // FP32_BYTES) for name, count in stage.bytes.items()),
         tied=stage.tied,

@@ -1,4 +1,4 @@
-"""Flat buffers of DeepSpeed's ZeRO stages, and gradients on their way through its bucket (DeepSpeed 0.19.8)."""
+"""Flat buffers of DeepSpeed's ZeRO stages, and gradients in its bucket (DeepSpeed 0.19.8)."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from math import prod
 
 from headway.plan.moments import FP32_BYTES
 
-#: Elements to which flat buffers are filled up, for each worker (`nccl_start_alignment_factor`).
+#: Flat buffers are padded to a multiple of this many elements per worker (`nccl_start_alignment_factor`).
 _ALIGNED = 2
-#: Bytes of norms' arithmetic for each byte of a gradient (`runtime/zero/utils.py`, `get_norm_dtype`).
+#: Bytes of a norm's fp64 copy per byte of a gradient (`runtime/zero/utils.py`, `get_norm_dtype`).
 FP64 = 2
 
 
 @dataclass(frozen=True)
 class FlatGroup:
-    """A flat buffer of weights: those of one group of the optimizer."""
+    """A flat buffer with the weights of one optimizer group."""
 
     places: Mapping[str, tuple[int, int]]
-    """Of each parameter, its begin and end in bytes."""
+    """Begin and end of each parameter, in bytes."""
     total: int
-    """In bytes, with what fills it up."""
+    """Size in bytes, padding included."""
     share: int
-    """Of one worker."""
+    """Bytes of one worker."""
 
     def owners(self, name: str) -> range:
-        """The workers that have a part of a parameter."""
+        """Return the workers that have a part of a parameter."""
         begin, end = self.places[name]
         return range(begin // self.share, (end - 1) // self.share + 1)
 
     def part(self, name: str, rank: int) -> int:
-        """What a worker has of a parameter."""
+        """Return the bytes of a parameter on a worker."""
         begin, end = self.places[name]
         return max(0, min(end, (rank + 1) * self.share) - max(begin, rank * self.share))
 
     def largest_part(self, rank: int) -> int:
-        """What a worker has of the parameter of which it has most."""
+        """Return the bytes of the largest part of a parameter on a worker."""
         return max(self.part(name, rank) for name in self.places)
 
 
 def flat_groups(shapes: Mapping[str, tuple[int, ...]], workers: int) -> list[FlatGroup]:
-    """Matrices, which are decayed, and vectors, which are not (`training/optimizer/build.py`)."""
+    """Split parameters into matrices, which are decayed, and vectors (`training/optimizer/build.py`)."""
     groups = []
     for decayed in (True, False):
         begin, places = 0, {}
@@ -56,12 +56,12 @@ def flat_groups(shapes: Mapping[str, tuple[int, ...]], workers: int) -> list[Fla
 
 
 def backwards(sizes: Mapping[str, int]) -> dict[str, int]:
-    """As backward passes come by parameters."""
+    """Reverse parameters into the order of the backward pass."""
     return dict(reversed([*sizes.items()]))
 
 
 def owned(groups: Sequence[FlatGroup], workers: int) -> list[int]:
-    """Of every worker: the parameters of which it has any, whole, in bytes."""
+    """Return, for every worker, the bytes of all parameters of which it has a part."""
     found = [0] * workers
     for group in groups:
         for name, (begin, end) in group.places.items():
@@ -71,19 +71,20 @@ def owned(groups: Sequence[FlatGroup], workers: int) -> list[int]:
 
 
 class Bucket:
-    """Gradients as they go through the bucket (`reduce_independent_p_g_buckets_and_remove_grads`, `reduce_ipg_grads`).
+    """Simulates gradients in the bucket (`reduce_independent_p_g_buckets_and_remove_grads`, `reduce_ipg_grads`).
 
-    One that is larger than the bucket is sent by itself. Stage 3 (no groups): `reduce_scatter_coalesced` in
+    A gradient larger than the bucket is sent alone. For stage 3 (no groups) see `reduce_scatter_coalesced` in
     `runtime/comm/coalesced_collectives.py`.
 
     Args:
-        order: In which they come, of which group of the optimizer.
+        sizes: Bytes of each gradient, in the order of the backward pass.
         groups: Flat buffers; empty in stage 3, where every worker has a part of each gradient.
-        rank: Worker.
-        size: Of the bucket, in elements.
-        offloads: What is owned leaves for host memory when it has been summed, and its norm is taken before. It is put
-            aside on the device otherwise.
-        all_there: Whether they are all computed before the first of them is sent.
+        rank: Rank of the worker.
+        size: Size of the bucket, in elements.
+        offloads: Move owned gradients to host memory after they are summed and their norm is computed. Otherwise they
+            are stored on the device.
+        all_there: Whether all gradients are computed before the first is sent.
+        gloo: Whether collectives need their own buffer.
     """
 
     def __init__(
@@ -101,14 +102,14 @@ class Bucket:
         self.norms = {name: FP64 * part for name, part in parts.items()} if offloads else {}
         self.owners = {name: group.owners(name) for group in groups for name in group.places}
         self.rank, self.limit, self.gloo = rank, FP32_BYTES * size, gloo
-        #: Parameters of which the worker has any, whole.
+        #: Bytes of all parameters of which the worker has a part.
         self.own = sum(sizes[name] for name, owners in self.owners.items() if rank in owners)
         self.own = 0 if offloads else self.own
         self.inside: list[str] = []
         self.waiting, self.aside = 0, 0
-        #: Gradients that are not in the bucket.
+        #: Bytes of gradients outside the bucket.
         self.outside = sum(sizes.values()) if all_there else 0
-        #: Besides the bucket, by parameter: the most until the next one comes.
+        #: Peak besides the bucket, by parameter, until the next gradient is computed.
         self.extra: dict[str, int] = {}
         for name, count in sizes.items():
             most = self._send() if self.inside and self.waiting + count > self.limit else 0
@@ -118,14 +119,14 @@ class Bucket:
             self.waiting += count
             self.outside -= count if count <= self.limit else 0
             self.extra[name] = most
-        #: When the last ones are sent.
+        #: Peak while the last bucket is sent.
         self.last = self._send()
         self.most = max(*self.extra.values(), self.last)
 
     def _send(self) -> int:
-        """Empty the bucket; returns the most there is meanwhile."""
+        """Empty the bucket and return the peak meanwhile."""
         owners = {owner for name in self.inside for owner in self.owners.get(name, ())}
-        # What is for one worker is sent as it lies there; what is for several is put together first.
+        # A bucket for one worker is sent in place; a bucket for several is copied first.
         several = len(owners) > 1 if self.owners else len(self.inside) > 1
         most = self.aside + self.outside + self.waiting * (several + self.gloo)
         if self.rank in owners:
@@ -133,7 +134,7 @@ class Bucket:
         norm = max((self.norms.get(name, 0) for name in self.inside), default=0)
         most = max(most, self.aside + self.outside + norm)
         alone = self.waiting if self.waiting > self.limit else 0
-        # Stage 1 lets go of what is others' at the end only.
+        # Stage 1 frees the gradients of other workers only at the end.
         self.outside -= alone
         self.inside.clear()
         self.waiting = 0

@@ -1,4 +1,4 @@
-"""How one step is spread: the strategy, the degrees, and what each worker computes at a time."""
+"""How one step is split over workers: the strategy, the degrees, and what each worker computes at a time."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from headway.config import DEEPSPEED, MeshShape, effective_strategy, resolve_lan
 if TYPE_CHECKING:
     from headway.config import Config
 
-#: Every strategy, from the one that keeps most on each worker to the one that keeps least; those of DeepSpeed last.
+#: Strategies in decreasing order of memory per worker; those of DeepSpeed last.
 STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "hsdp", *DEEPSPEED)
 
-#: Kinds of activation checkpointing, from the one that keeps most.
+#: Modes of activation checkpointing, in decreasing order of memory.
 CHECKPOINTING = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What decides the memory and the time of a step, beside the model."""
+    """The settings besides the model that determine memory and time of a step."""
 
     strategy: str
     """One of `STRATEGIES`."""
     mesh: MeshShape
     micro_batch: int
-    """Rows."""
+    """Rows of a micro-batch."""
     micro_batches: int
-    """Of one worker in one step, over all of its lanes."""
+    """Micro-batches of one worker in one step, over all of its lanes."""
     lanes: int
-    """Of one worker."""
+    """Lanes of one worker."""
     checkpointing: Literal["none", "selective", "full"]
     elastic: bool
     reshard_after_forward: bool
     prefetch: int | None = None
-    """Layers ahead; None for PyTorch's own choice."""
+    """Layers to prefetch; None for PyTorch's default."""
 
     @classmethod
     def of(cls, config: Config, workers: int) -> Layout:
-        """What `headway train` would do with a config on so many workers.
+        """Return the layout that `headway train` would use for a config with this many workers.
 
         Raises:
             ConfigError: as `resolve_mesh` and `resolve_lanes`.
@@ -48,7 +48,7 @@ class Layout:
         lanes = grid.lanes // mesh.data
         strategy = effective_strategy(config.parallel.strategy, mesh)
         if strategy == "single" != config.parallel.strategy and has_copied_experts(config):
-            strategy = "ddp"  # as `make_strategy`
+            strategy = "ddp"  # as in `make_strategy`
         return cls(
             strategy=strategy,
             mesh=mesh,
@@ -63,20 +63,20 @@ class Layout:
 
     @property
     def shards(self) -> int:
-        """Workers that share each weight, where weights are cut; those of one row have the same ones."""
+        """Workers that share each weight if weights are sharded; context-parallel workers are among them."""
         return self.mesh.dp_shard * self.mesh.cp
 
     @property
     def is_sharded(self) -> bool:
-        """Whether weights are cut, and brought together a unit at a time."""
+        """Whether weights are sharded, and gathered one unit at a time."""
         return self.strategy in ("zero3", "hsdp")
 
     @property
     def is_deepspeed(self) -> bool:
-        """Whether DeepSpeed has weights, gradients and moments."""
+        """Whether DeepSpeed manages weights, gradients and moments."""
         return self.strategy in DEEPSPEED
 
 
 def has_copied_experts(config: Config) -> bool:
-    """Whether tensor-parallel workers have the same experts, for tokens of their own."""
+    """Return whether tensor-parallel workers have the same experts, but different tokens."""
     return config.model.experts is not None and config.parallel.tensor > config.parallel.expert

@@ -1,14 +1,14 @@
-"""Which weights are whole when under DeepSpeed's ZeRO stage 3, by going through a step as its coordinator does.
+"""Gathered weights under DeepSpeed's ZeRO stage 3, by simulating a step of its coordinator.
 
 DeepSpeed 0.19.8, `deepspeed/runtime/zero/partitioned_param_coordinator.py`, `PartitionedParameterCoordinator`: every
-module brings its own parameters together before its forward and backward pass (`fetch_sub_module`), and then begins to
-do so for those that come next, up to `prefetch_bucket_size` elements at a time as long as no more than
-`max_live_parameters` are whole. Behind it, it lets go of those that are neither small nor used again within the next
-`max_reuse_distance` elements (`release_sub_module`, `__params_to_release`). With 1e9 for both, DeepSpeed's own choice,
-models of less than about half a billion parameters are whole from the first use of a weight to its last.
+module gathers its own parameters before its forward and backward pass (`fetch_sub_module`). It then starts to gather
+the next ones, up to `prefetch_bucket_size` elements at a time, as long as at most `max_live_parameters` are gathered.
+Afterwards it releases parameters that are neither small nor used again within the next `max_reuse_distance` elements
+(`release_sub_module`, `__params_to_release`). With 1e9 for both, the default, models of less than about half a billion
+parameters stay gathered from the first use of a weight to its last.
 
-`partition_parameters.py`, `AllGatherCoalescedHandle`: what was fetched together arrives in one buffer and is copied out
-when the first of it is used; the buffer stays until all of it has been.
+`partition_parameters.py`, `AllGatherCoalescedHandle`: parameters fetched together arrive in one buffer and are copied
+out when the first of them is used; the buffer lives until all of them have been used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from functools import lru_cache
 
 from headway.plan.moments import FP32_BYTES
 
-#: Modules of a layer in the order of its forward pass, by the parameter that they have; those in capitals have none.
+#: Modules of a layer in the order of its forward pass, named by their parameter; those in capitals have none.
 _LAYER = (
     "LAYER",
     "attention_norm.weight",
@@ -33,8 +33,8 @@ _LAYER = (
     "feed_forward.gate_up_groups.weight",
     "feed_forward.down.weight",
 )
-#: Where backward passes of those begin and end. A module without parameters ends behind all that are in it, which makes
-#: no difference to what is whole.
+#: Order of their backward passes. A module without parameters ends after all modules in it, which does not affect the
+#: gathered weights.
 _LAYER_BACKWARD = (
     "LAYER",
     "FEED_FORWARD",
@@ -48,32 +48,32 @@ _LAYER_BACKWARD = (
     "attention.qkv.weight",
     "attention_norm.weight",
 )
-#: Modules whose backward pass begins before all is there that is computed again.
+#: Modules whose backward pass begins before recomputation is complete.
 _BEFORE_RECOMPUTING = 3
 
 
 @dataclass(frozen=True)
 class LiveParameters:
-    """Bytes of weights that are whole or on their way, the most at a time."""
+    """Bytes of weights that are gathered or in flight, at the peak."""
 
     forward: tuple[int, ...]
-    """In each layer's forward pass."""
+    """Peak in each layer's forward pass."""
     loss: int
     backward: tuple[int, ...]
-    """In each layer's backward pass, in the order of layers; that of the first includes the embedding's."""
+    """Peak in each layer's backward pass, in layer order; that of the first includes the embedding."""
     settled: tuple[int, ...]
-    """The same without what collectives take for themselves, which is over when gradients are sent."""
+    """`backward` without buffers of collectives, which are freed before gradients are sent."""
 
 
 @dataclass(frozen=True)
 class _Call:
-    """A module's turn."""
+    """One call of a module."""
 
     part: str
-    """Of the step: "forward", "loss" or "backward", and the layer."""
+    """Part of the step: "forward", "loss" or "backward", and the layer."""
     parameters: tuple[str, ...]
     stays: bool = False
-    """Its end is that of the pass: it is the whole model, or no gradient leaves it that would tell."""
+    """Whether it ends with the pass: it is the whole model, or no gradient marks its end."""
 
 
 @lru_cache(maxsize=256)
@@ -90,15 +90,19 @@ def live_parameters(
     max_reuse: int,
     gloo: bool,
 ) -> LiveParameters:
-    """What is whole in a step after the first, of which the order of modules is known.
+    """Compute the gathered weights in any step after the first, when the order of modules is known.
 
     Args:
         sizes: Elements of each parameter, in the order of the model.
-        tied: The embedding table is the projection too.
-        recomputes: Layers' forward passes are computed again.
-        persistence: Parameters of at most so many elements stay whole ...
-        persistent_in_all: ... unless there are more than so many elements of them.
-        gloo: Collectives have a buffer of their own.
+        tied: The embedding table is also the projection.
+        recomputes: The forward passes of layers are recomputed.
+        workers: Number of workers that share the weights.
+        persistence: Parameters of at most this many elements stay gathered ...
+        persistent_in_all: ... up to this many elements in total.
+        prefetch_bucket: Most elements to prefetch at a time.
+        max_live: Most gathered elements when prefetching.
+        max_reuse: Distance in elements within which a parameter that is used again stays gathered.
+        gloo: Collectives need their own buffer.
     """
     elements = dict(sizes)
     small, total = set[str](), 0
@@ -118,7 +122,10 @@ def live_parameters(
 
 
 def _calls(elements: dict[str, int], tied: bool, recomputes: bool) -> list[_Call]:
-    """Every module's turn, forward and backward. The projection is used outside of its module, by the whole model."""
+    """List every module call, forward and backward.
+
+    The whole model uses the projection outside of its module.
+    """
     layers = 1 + max(int(name.split(".")[1]) for name in elements if name.startswith("layers."))
     projection = ("embedding.weight",) if tied else ("head.weight",)
 
@@ -142,14 +149,14 @@ def _calls(elements: dict[str, int], tied: bool, recomputes: bool) -> list[_Call
 
 
 class _Arrival:
-    """Parameters that were asked for together."""
+    """Parameters that were fetched together."""
 
     def __init__(self, names: list[str], buffer: int) -> None:
         self.names, self.buffer, self.arrived = set(names), buffer, False
 
 
 class _Walk:
-    """One step."""
+    """The simulation of one step."""
 
     def __init__(self, calls: list[_Call], elements: dict[str, int], small: set[str], workers: int, gloo: bool) -> None:
         self.calls, self.elements, self.small, self.gloo = calls, elements, small, gloo
@@ -158,14 +165,14 @@ class _Walk:
         self.arrivals: dict[str, _Arrival] = {}
         self.fetched_for = dict.fromkeys(elements, -1)
         self.available = 0
-        #: Bytes, the most there is in each part of the step, with and without what collectives take.
+        #: Peak bytes in each part of the step, with and without buffers of collectives.
         self.most: dict[str, int] = {}
         self.settled: dict[str, int] = {}
         #: The whole model uses the projection from its first call on.
         self.held = set(calls[0].parameters)
 
     def go(self, prefetch_bucket: int, max_live: int, max_reuse: int) -> None:
-        """Take it, and note what there is."""
+        """Simulate the step and record the peaks."""
         queue = deque((name, index) for index, call in enumerate(self.calls) for name in call.parameters)
 
         for index, call in enumerate(self.calls):
@@ -211,7 +218,7 @@ class _Walk:
     def _arrive(self, name: str) -> None:
         arrival = self.arrivals.pop(name, None)
         if arrival is not None:
-            # All that was asked for together is copied out now. One alone is used where it is.
+            # Everything that was fetched together is copied out now. A single parameter is used in place.
             self.whole |= arrival.names
             arrival.arrived = True
 

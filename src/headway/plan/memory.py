@@ -1,8 +1,8 @@
-"""Bytes on the worker that has most, by part, at the moments of a step when there can be most of them.
+"""Bytes on the worker that needs most, by part, at the moments of a step that may be the peak.
 
-Everything is arithmetic over the shape, the strategy and the mesh; `docs/plan.md` says how it was checked. Not counted
-are what the device's driver and the communication library take for themselves, and what an allocator loses between
-blocks: `fit.USABLE_SHARE` leaves room for them.
+Everything is arithmetic over the shape, the strategy and the mesh; `docs/plan.md` describes how it was checked. Memory
+of the device's driver and the communication library, and fragmentation, are not counted: `recommend.USABLE_SHARE`
+leaves room for them.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 def plan_memory(
     config: Config, model: ModelConfig, layout: Layout, device: str, gloo: bool | None = None
 ) -> MemoryPlan:
-    """Memory of a step.
+    """Plan the memory of a step.
 
     Args:
-        config: Resolved; `train` and `optimizer` are read.
-        model: Complete, that is with `vocab_size`.
-        layout: How the step is spread.
+        config: A resolved config; `train` and `optimizer` matter.
+        model: A complete config, including `vocab_size`.
+        layout: How the step is split over workers.
         device: "cpu" or "cuda".
-        gloo: Whether collectives go through gloo, which needs buffers of its own; on the CPU when not given.
+        gloo: Whether collectives use gloo, which needs its own buffers; by default on the CPU.
 
     Raises:
-        ConfigError: moments are to leave the host for the host.
+        ConfigError: offload is set although moments are in host memory already.
     """
     if config.optimizer.offload and device == "cpu" and not (layout.is_sharded or layout.is_deepspeed):
         raise ConfigError(
@@ -48,17 +48,19 @@ def plan_memory(
     length = config.train.sequence_length // layout.mesh.cp
     pairs = masked_pairs(config, model, layout.mesh.cp, layout.micro_batch)
     sizes = Activations.of_layout(config, model, layout, device)
-    # Ids and targets in int64. On the CPU the batches of a whole step wait where they are computed.
+    # Ids and targets in int64. On the CPU the batches of a whole step are in the same memory.
     batches = 16 * layout.micro_batch * length * (layout.micro_batches if device == "cpu" else 1)
     rotary = 2 * model.max_sequence_length * Shape.of(model).head_dim * FP32_BYTES
     moments: list[Moment] = []
     for stage in pipeline_stages(config, model, layout):
         lasting = batches + rotary + pairs + stage.received * sizes.gradient
-        given = (stage, layout, sizes, config, device == "cpu", gloo, lasting)
+        on_cpu = device == "cpu"
         if layout.is_deepspeed:
-            moments += EngineStep(*given).moments()
+            engine = EngineStep(stage, layout, sizes, config, on_cpu=on_cpu, gloo=gloo, lasting=lasting)
+            moments += engine.moments()
         else:
-            moments += _Step(*given).sharded() if layout.is_sharded else _Step(*given).replicated()
+            step = _Step(stage, layout, sizes, config, on_cpu=on_cpu, gloo=gloo, lasting=lasting)
+            moments += step.sharded() if layout.is_sharded else step.replicated()
     return MemoryPlan(moments)
 
 
@@ -68,7 +70,7 @@ class _Step(Passes):
     # Weights whole on every worker ------------------------------------------------------------------------------------
 
     def replicated(self) -> list[Moment]:
-        """`single`, `ddp`, `zero1` and `zero2`."""
+        """Plan `single`, `ddp`, `zero1` and `zero2`."""
         stage, layout, name = self.stage, self.layout, self.config.optimizer.name
         owners = layout.mesh.replicas if layout.strategy in ("zero1", "zero2") else 1
         optimizer = self.moments_of(stage.largest_moments(owners, name))
@@ -80,26 +82,26 @@ class _Step(Passes):
         else:
             in_buckets = layout.strategy != "single" or layout.elastic
             growing = not (in_buckets or self.accumulates)
-            # With one lane there is nothing to keep while it is computed.
+            # With one lane there are no sums to keep.
             lanes = self.copies_of_lanes * stage.all if layout.lanes > 1 else 0
             moments = self._passes(state.plus("", gradients=0 if growing else stage.all, buffers=lanes), growing)
             if layout.elastic:
-                # A half of a bucket arrives from the nearest worker (`parallel/tree.py`).
+                # Half of a bucket arrives from the nearest worker (`parallel/tree.py`).
                 parts = stage.largest // 2 if layout.mesh.data > 1 else 0
                 lanes = self.copies_of_lanes * stage.all
                 moments.append(state.plus("sum of lanes", gradients=stage.all, buffers=lanes, communication=parts))
             gradients = stage.all
         moments.append(state.plus("update", gradients=gradients, buffers=self._update(owners)))
         if owners > 1:
-            on_the_way = min(stage.all, BUCKETS_IN_FLIGHT * bucket)
-            moments.append(state.plus("weights sent", gradients=gradients, communication=on_the_way))
+            in_flight = min(stage.all, BUCKETS_IN_FLIGHT * bucket)
+            moments.append(state.plus("weights sent", gradients=gradients, communication=in_flight))
         return moments
 
     def _passes(self, base: Moment, growing: bool) -> list[Moment]:
-        """Forward and backward pass. Gradients grow as they are computed, or are added to those in `base`."""
+        """Plan forward and backward pass; gradients grow as they are computed, or accumulate into those in `base`."""
         stage = self.stage
         head, most = (stage.projection, stage.all - stage.own_table - stage.layer) if growing else (0, 0)
-        # An embedding's gradient is as large as its table, however few of its rows were used (but `models/tied.py`).
+        # An embedding's gradient is as large as its table, however few rows were used (except in `models/tied.py`).
         mesh = self.layout.mesh
         joined = stage.tied and self.on_cpu and mesh.tp * mesh.pp == 1
         table = 0 if growing and (stage.own_table or joined) else stage.table
@@ -112,7 +114,7 @@ class _Step(Passes):
         ]
 
     def _handed_over(self, base: Moment, owners: int) -> list[Moment]:
-        """`zero2`: gradients wait until their bucket is full, and go to its owner."""
+        """Plan `zero2`: gradients wait until their bucket is full, and go to its owner."""
         stage = self.stage
         there = stage.handed_over(owners, sums=self.accumulates)
         before = stage.largest_share(owners) if self.accumulates else 0
@@ -124,7 +126,7 @@ class _Step(Passes):
             here = [count for name, count in there.items() if name.startswith(f"layers.{index}.")]
             below = stage.ahead * sum(self.kept) + sum(self.kept[:index])
             size = self.sizes.mixture if index >= stage.layers - stage.mixtures else self.sizes.dense
-            # At first all is there that the layer keeps; in the end all of its gradients.
+            # The layer begins with all its activations and ends with all its gradients.
             moments += [
                 base.plus("a layer, backward", activations=below + self.whole(size), buffers=self.passing,
                           gradients=here[0]),
@@ -135,7 +137,7 @@ class _Step(Passes):
         return moments
 
     def _update(self, owners: int) -> int:
-        """Temporaries of the optimizer on this device."""
+        """Return the optimizer's temporaries on this device."""
         optimizer, stage = self.config.optimizer, self.stage
         if optimizer.offload and not self.on_cpu:
             return 0
@@ -148,13 +150,13 @@ class _Step(Passes):
     # Weights cut between workers --------------------------------------------------------------------------------------
 
     def sharded(self) -> list[Moment]:
-        """`zero3` and `hsdp`: a layer's weights are brought together as a unit, those outside of layers as the root.
+        """Plan `zero3` and `hsdp`: layers are gathered as units, all other weights as the root.
 
         A unit arrives in one flat buffer and is copied out of it; the buffer lives until the next unit is copied out.
-        The root (embedding, projection; in half precision also norms) is there from the beginning of the forward to the
-        end of the backward pass, and its gradients until then too. gloo needs one buffer more where a unit arrives or
-        leaves; the sum in the fixed tree needs the lane's copy, the parts in the tree's order, and half of them that
-        arrive. In half precision a unit and its gradients are half as large, but for the sum, which is in fp32.
+        The root (embedding, projection; in half precision also norms) and its gradients live from the beginning of the
+        forward pass to the end of the backward pass. gloo needs one more buffer when a unit arrives or leaves. The sum
+        in the fixed tree needs the lane's copy, the parts in the order of the tree, and half of them again to receive.
+        In half precision a unit and its gradients are half as large, except for the sum, which is in fp32.
         """
         stage, layout, shards, name = self.stage, self.layout, self.layout.shards, self.config.optimizer.name
         norms = stage.norms if self.half else 0
@@ -169,12 +171,13 @@ class _Step(Passes):
             weights=own,
             optimizer=self.moments_of(stage.shard_of_moments(shards, name)),
             buffers=self.lasting,
-            # Between micro-batches gradients add up whole; they are sent in the last one only, of a lane when elastic.
+            # Whole gradients accumulate over micro-batches; they are sent in the last one, or the last one of a lane if
+            # elastic.
             gradients=stage.all if layout.micro_batches > (layout.lanes if layout.elastic else 1) else 0,
         )
         if layout.elastic and layout.lanes > 1:
             state = state.plus("", buffers=self.copies_of_lanes * stage.all, gradients=own)
-        # What the lane before sent of the root is let go of when this one sends.
+        # The root's gradients of the previous lane are freed when this lane sends.
         held = root if layout.elastic and layout.lanes > 1 else 0
         growing = not state.gradients
         stays = 0 if layout.reshard_after_forward else stage.in_layers * unit // stage.layer
@@ -198,7 +201,7 @@ class _Step(Passes):
                        communication=root + kept + held + stays),
             state.plus("last layer, backward", activations=self.last_layer, gradients=head, buffers=arriving,
                        communication=root + 2 * kept + held + stays),
-            # From now on the gradients sent last are still in their buffer.
+            # From here on the buffer of the last sent gradients is still alive.
             state.plus("next layer, backward", activations=second, gradients=head + done, buffers=arriving,
                        communication=root + 2 * kept + leaving_unit + stays),
             state.plus("first layer, backward", gradients=head + grown + sent,

@@ -1,4 +1,4 @@
-"""What optimizers keep of a parameter, and what they take for a moment to update it, in bytes."""
+"""The state that optimizers keep for a parameter, and the temporaries of an update, in bytes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from math import prod
 from headway.core.eight_bit import block_size
 
 FP32_BYTES = 4
-#: Lion's directions exist for so many elements at a time (`training/optimizer/lion.py`).
+#: Lion computes directions for this many elements at a time (`training/optimizer/lion.py`).
 _LION_ELEMENTS = 2**25
 
 
 def moment_bytes(optimizer: str, name: str, size: tuple[int, ...]) -> int:
-    """State of one parameter, or of a part of it.
+    """Return the bytes of the optimizer state of a parameter or of a part of it.
 
     Args:
-        optimizer: As `optimizer.name`.
-        name: Of the parameter.
-        size: Of it, or of the part.
+        optimizer: Value of `optimizer.name`.
+        name: Name of the parameter.
+        size: Shape of the parameter or the part.
     """
     elements = prod(size)
     if optimizer == "muon":
@@ -36,13 +36,14 @@ def moment_bytes(optimizer: str, name: str, size: tuple[int, ...]) -> int:
 
 
 def update_bytes(optimizer: str, updated: int, largest: int, largest_hidden: int, *, elastic: bool, cpu: bool) -> int:
-    """Temporaries of an update.
+    """Return the bytes of temporaries in an update.
 
     Args:
-        updated: Parameters that the worker updates, in fp32.
-        largest: Of them, in fp32; with `adamw8bit` of those that have moments in 8 bits.
-        largest_hidden: Of their matrices between layers, in fp32.
-        elastic: Whether the bits must not depend on where a matrix is cut.
+        updated: Bytes of the parameters that the worker updates, in fp32.
+        largest: Bytes of the largest one; with `adamw8bit` of the largest with moments in 8 bits.
+        largest_hidden: Bytes of the largest matrix in layers.
+        elastic: Whether the bits must not depend on how a matrix is sharded.
+        cpu: Whether the update runs on the CPU.
     """
     if optimizer == "muon":
         # The update in fp32, three matrices in bf16 (Newton-Schulz): its argument, the last step's and the next.
@@ -52,8 +53,8 @@ def update_bytes(optimizer: str, updated: int, largest: int, largest_hidden: int
     if optimizer == "adafactor":
         return largest
     if optimizer == "adamw8bit":
-        # Compiled into one kernel on a GPU. On the CPU, as measured: copies of both moments and of the weight in fp32,
-        # quotients, and what finds the codes, with indices of 8 bytes each.
+        # One compiled kernel on a GPU. On the CPU, as measured: fp32 copies of both moments and of the weight,
+        # quotients, and the search for codes with 8-byte indices.
         return 53 * largest // 4 if cpu else 0
-    # Fused AdamW has none. On the CPU an elastic update is one operation after the other: root, denominator, quotient.
+    # Fused AdamW needs none. An elastic update on the CPU runs separate operations: root, denominator, quotient.
     return 2 * largest if elastic and cpu else 0

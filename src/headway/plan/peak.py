@@ -1,4 +1,4 @@
-"""What is in memory at points of a step, and the largest of them."""
+"""The content of memory at points of a step, and its peak."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True)
 class Moment:
-    """What is in memory at one point of a step, in bytes."""
+    """The content of memory at one point of a step, in bytes."""
 
     name: str
     weights: int = 0
-    """This worker's own."""
+    """Weights of this worker."""
     gradients: int = 0
     optimizer: int = 0
     activations: int = 0
-    """What the backward pass needs, copies of weights that autocast made included."""
+    """Tensors saved for the backward pass, including autocast's copies of weights."""
     buffers: int = 0
-    """What comes and goes: the loss and its chunk of logits, temporaries, rotary tables, batches, sums of lanes."""
+    """The loss and its chunk of logits, temporaries, rotary tables, batches, sums of lanes."""
     communication: int = 0
-    """Weights brought together, and gradients on their way."""
+    """Gathered weights, and gradients in flight."""
 
     @property
     def parts(self) -> dict[str, int]:
@@ -29,26 +29,26 @@ class Moment:
 
     @property
     def total(self) -> int:
-        """All parts."""
+        """Sum of all parts."""
         return sum(self.parts.values())
 
     def plus(self, name: str, **more: int) -> Moment:
-        """The same with more of some parts."""
+        """Return a moment with more bytes in some parts."""
         return Moment(name, **{part: count + more.get(part, 0) for part, count in self.parts.items()})
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Memory of the worker that has most."""
+    """The memory of the worker that needs most."""
 
     moments: Sequence[Moment]
 
     @property
     def peak(self) -> Moment:
-        """When there is most."""
+        """The moment with the most bytes."""
         return max(self.moments, key=lambda moment: moment.total)
 
     @property
     def peak_bytes(self) -> int:
-        """The most there is at a time."""
+        """Bytes at the peak."""
         return self.peak.total

@@ -1,4 +1,4 @@
-"""From a config and machines to everything that a plan says."""
+"""Building a plan from a config and machines."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is known before anything is paid for."""
+    """Everything that is known about a run before it starts."""
 
     machines: Machines
     counts: ParameterCounts
     flops_per_token: float
     vocab_size: int
     vocab_source: str
-    """Where the vocabulary's size is from."""
+    """Source of the vocabulary size."""
     tokens: int
     precision: str
     table: list[Option]
@@ -44,41 +44,41 @@ class Plan:
     usd_per_hour: float | None
     measured_tokens_per_second: float | None
     deepspeed: str | None
-    """Why the table has strategies of DeepSpeed; None when it has none."""
+    """Why the table has DeepSpeed's strategies; None if it has none."""
     no_deepspeed: str | None
-    """Why it has none; None when it has."""
+    """Why the table has none of DeepSpeed's strategies; None if it has some."""
     notes: tuple[str, ...]
-    """What strategies do not say by their names."""
+    """Remarks that the names of strategies do not imply."""
 
     def tokens_per_second(self, option: Option) -> float | None:
-        """Measured if there is a measurement, else from the roofline."""
+        """Return the measured throughput if given, else that of the roofline."""
         if self.measured_tokens_per_second is not None:
             return self.measured_tokens_per_second
         return None if option.speed is None else option.speed.tokens_per_second
 
     def mfu(self, option: Option) -> float | None:
-        """Model FLOPs utilisation at that speed."""
+        """Return the model FLOPs utilisation at that throughput."""
         speed, peak = self.tokens_per_second(option), self.machines.accelerator.peak_flops(self.precision)
         return None if speed is None or peak is None else speed * self.flops_per_token / peak / self.machines.count
 
     def hours(self, option: Option) -> float | None:
-        """To the end of training."""
+        """Return the hours to the end of training."""
         if self.measured_tokens_per_second is not None:
             return self.tokens / self.measured_tokens_per_second / 3600
         return None if option.run_seconds is None else option.run_seconds / 3600
 
     def energy_kwh(self, option: Option) -> float | None:
-        """Of the boards at their power limit; processors, networks and cooling take more."""
+        """Estimate the energy of the boards at their power limit; processors, networks and cooling are not counted."""
         hours, watts = self.hours(option), self.machines.accelerator.watts
         return None if hours is None or watts is None else hours * watts * self.machines.count / 1000
 
     def cost_usd(self, option: Option) -> float | None:
-        """At `telemetry.usd_per_hour`, which is the price of all machines together."""
+        """Estimate the cost at `telemetry.usd_per_hour`, the price of all machines together."""
         hours = self.hours(option)
         return None if hours is None or self.usd_per_hour is None else hours * self.usd_per_hour
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, for programs."""
+        """Return the whole plan as JSON."""
         chosen = self.recommendation.option
         return {
             "machines": {
@@ -127,7 +127,9 @@ class Plan:
 
 
 def make_plan(config: Config, machines: Machines, measured_tokens_per_second: float | None = None) -> Plan:
-    """Plan a resolved config on machines. Needs no data: the vocabulary is taken from where it is first known.
+    """Plan a resolved config on machines.
+
+    Needs no data: the vocabulary size comes from its earliest known source.
 
     Raises:
         ConfigError: the config cannot be trained on these machines in any way.
@@ -165,13 +167,13 @@ def _notes(config: Config, machines: Machines) -> Iterator[str]:
     alone = machines.count == parallel.tensor * parallel.pipeline
     if alone and has_copied_experts(config):
         yield (
-            f"nobody but the {parallel.tensor} workers of parallel.tensor has the experts, and those have copies under"
-            f" every strategy, zero3 included: parallel.expert={parallel.tensor} divides them"
+            f"only the {parallel.tensor} workers of parallel.tensor have the experts, and each has a copy under"
+            f" every strategy, including zero3: parallel.expert={parallel.tensor} divides them"
         )
 
 
 def complete_model(config: Config) -> tuple[ModelConfig, str]:
-    """The model with its vocabulary, and where that is from."""
+    """Return the model with its vocabulary size, and the source of that size."""
     model = config.model
     if model.from_pretrained is not None:
         from headway.models.build import complete

@@ -1,4 +1,4 @@
-"""Every way to train a config on given machines, what fits, and which one to take."""
+"""All options to train a config on given machines, which of them fit, and which one to choose."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from headway.config import Config, ModelConfig
     from headway.plan.accelerators import Machines
 
-#: Of an accelerator's memory; the rest is for the driver, communication buffers and gaps between blocks.
+#: Share of an accelerator's memory; the rest is for the driver, communication buffers and fragmentation.
 USABLE_SHARE = 0.9
-#: A simpler way is taken if it is at most this much slower.
+#: Prefer a simpler option if it is at most this factor slower.
 _SLACK = 1.02
 _MOST_ROWS = 64
 _MOST_WORKERS = 16384
@@ -31,21 +31,21 @@ _MOST_WORKERS = 16384
 
 @dataclass(frozen=True)
 class Option:
-    """One way to train."""
+    """One combination of strategy, checkpointing and micro-batch."""
 
     overrides: tuple[str, ...]
-    """What to type for it, as `key=value`."""
+    """Overrides that select it, as `key=value`."""
     layout: Layout | None
-    """None when the config cannot be trained that way."""
+    """None if the config cannot be trained with this option."""
     refusal: HeadwayError | None = None
-    """Why not, as `headway train` would say it."""
+    """The error that `headway train` would raise."""
     memory: MemoryPlan | None = None
     speed: Speed | None = None
-    """Of a step with the full batch."""
+    """Speed of a step with the full batch."""
     run_seconds: float | None = None
-    """Of all steps."""
+    """Time of all steps."""
     fits: bool | None = None
-    """None when the memory there is is unknown."""
+    """None if the accelerator's memory is unknown."""
 
     @property
     def strategy(self) -> str:
@@ -59,20 +59,20 @@ class Option:
 
 
 def usable_bytes(machines: Machines) -> float | None:
-    """Memory of one worker that a plan may fill."""
+    """Return the memory of one worker that a plan may fill."""
     gib = machines.accelerator.memory_gib
     return None if gib is None else gib * 2**30 * USABLE_SHARE
 
 
 def options(config: Config, model: ModelConfig, machines: Machines) -> list[Option]:
-    """Every strategy with every kind of activation checkpointing, the config being the same otherwise.
+    """Return every strategy with every mode of activation checkpointing for an otherwise unchanged config.
 
-    Those of DeepSpeed take part where it is installed or the config asks for one (`deepspeed_listed`). Where nobody
-    asked, one that does not go with the config is left out.
+    DeepSpeed's strategies are included if DeepSpeed is installed or the config selects one (`deepspeed_listed`). Unless
+    the config selects one, those that are incompatible with the config are dropped.
     """
     alone = _data_workers(config, machines.count) == 1
     asked = config.parallel.strategy in DEEPSPEED
-    # Copies of experts have gradients to be summed, also where there is nobody else to share anything with.
+    # Copies of experts have gradients to sum even without other data-parallel workers.
     lone = "ddp" if has_copied_experts(config) else "single"
     own = [lone] if alone else [name for name in STRATEGIES if name not in (*DEEPSPEED, "single")]
     theirs = DEEPSPEED if asked or (deepspeed_listed(config) and not alone) else ()
@@ -81,16 +81,16 @@ def options(config: Config, model: ModelConfig, machines: Machines) -> list[Opti
 
 
 def deepspeed_listed(config: Config) -> str | None:
-    """Why a plan has strategies of DeepSpeed, in words; None when it has none."""
+    """Return the reason why a plan lists DeepSpeed's strategies; None if it does not."""
     if config.parallel.strategy in DEEPSPEED:
         return "parallel.strategy asks for one"
     return "it is installed" if find_spec("deepspeed") is not None else None
 
 
 def why_no_deepspeed(config: Config, model: ModelConfig, machines: Machines) -> str:
-    """Why a plan has no strategies of DeepSpeed, in words."""
+    """Return the reason why a plan lists no strategies of DeepSpeed."""
     if _data_workers(config, machines.count) == 1:
-        return "a worker that is alone has nothing to divide"
+        return "a single data-parallel worker has nothing to divide"
     if deepspeed_listed(config) is None:
         return "install it (pip install 'headway[deepspeed]') or set parallel.strategy to one of them"
     refusal = option(config, model, machines, DEEPSPEED[0], CHECKPOINTING[0]).refusal
@@ -104,15 +104,21 @@ def _data_workers(config: Config, workers: int) -> int:
 
 
 def option(
-    config: Config, model: ModelConfig, machines: Machines, strategy: str, checkpointing: str, rows: int | None = None
+    config: Config,
+    model: ModelConfig,
+    machines: Machines,
+    strategy: str,
+    checkpointing: str,
+    *,
+    rows: int | None = None,
 ) -> Option:
-    """One way, or why it is none: the config is checked as `headway train` checks it."""
+    """Plan one option, or record why it is impossible; checks the config as `headway train` does."""
     overrides = [f"parallel.strategy={strategy}", f"train.activation_checkpointing={checkpointing}"]
     if rows is not None:
         overrides.append(f"train.micro_batch={rows}")
     copies = machines.nodes if strategy == "hsdp" and config.parallel.replicate is None else None
     if copies is not None and copies > 1:
-        # A copy on each machine: its shards are gathered over the machine's own links.
+        # One replica per machine: shards are gathered over the machine's own links.
         overrides.append(f"parallel.replicate={copies}")
     try:
         changed = override(config, [*overrides, f"parallel.workers={machines.count}"])
@@ -129,26 +135,26 @@ def option(
 
 
 def _check_fp8(config: Config, machines: Machines) -> None:
-    """As `training.precision` does on the machine itself."""
+    """Check fp8 as `training.precision` does on the machine itself."""
     if config.train.precision != "fp8":
         return
     if machines.accelerator.lacks_fp8:
         raise ConfigError(
-            f"{machines.accelerator.device_name} has no products in 8 bits",
+            f"{machines.accelerator.device_name} does not support 8-bit products",
             where="train.precision, --gpus",
-            fix="train.precision=bf16, or accelerators that have them, such as H100 or L4",
+            fix="train.precision=bf16, or accelerators that support them, such as H100 or L4",
         )
     length = config.train.sequence_length
     if length % FP8_TILE:
         raise ConfigError(
-            f"rows of {length} tokens do not fill the tiles of {FP8_TILE} that 8-bit products are made of",
+            f"rows of {length} tokens do not fill the tiles of {FP8_TILE} that 8-bit products need",
             where="train.sequence_length, train.precision",
             fix=f"train.sequence_length={-(-length // FP8_TILE) * FP8_TILE}, or train.precision=bf16",
         )
 
 
 def _run_seconds(config: Config, model: ModelConfig, layout: Layout, machines: Machines) -> float:
-    """Of all steps: those of a ramp, or from before a change, have other micro-batches, and as large an update."""
+    """Sum the time of all steps; steps of a ramp or before a change have other micro-batches, but the same update."""
     train, total = config.train, 0.0
     assert train.steps is not None
     for first, last, rows in train.batches.stretches(0, train.steps):
@@ -163,17 +169,17 @@ def _run_seconds(config: Config, model: ModelConfig, layout: Layout, machines: M
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What to do, and why."""
+    """The recommended option and the reason."""
 
     option: Option | None
-    """None when nothing fits."""
+    """None if nothing fits."""
     reason: str
 
 
 def recommend(config: Config, model: ModelConfig, machines: Machines, table: Sequence[Option]) -> Recommendation:
-    """The fastest way that fits, over strategies, checkpointing and micro-batches; of ways about as fast the simplest.
+    """Choose the fastest option that fits; among options about as fast, the simplest.
 
-    Without a known speed: the simplest that fits, without checkpointing before with it.
+    If the speed is unknown, choose the simplest that fits, preferably without checkpointing.
     """
     possible = [option for option in table if option.layout is not None]
     if not possible:
@@ -203,7 +209,7 @@ def _seconds(option: Option) -> float:
 
 
 def _rows_order(option: Option) -> int:
-    """The config's own micro-batch first, then the largest."""
+    """Rank the config's own micro-batch first, then larger ones."""
     rows = [text for text in option.overrides if text.startswith("train.micro_batch=")]
     return -int(rows[0].partition("=")[2]) if rows else -_MOST_ROWS - 1
 
@@ -214,15 +220,17 @@ def _other_micro_batches(
     found = []
     for option_ in possible:
         assert option_.layout is not None
-        # A lane keeps its rows; only how many of them are computed at a time is free.
+        # The rows of a lane are fixed; only the number computed at a time is free.
         lane = option_.layout.micro_batch * option_.layout.micro_batches // option_.layout.lanes
         others = [rows for rows in divisors(lane) if rows <= _MOST_ROWS and rows != option_.layout.micro_batch]
-        found += [option(config, model, machines, option_.strategy, option_.checkpointing, rows) for rows in others]
+        found += [
+            option(config, model, machines, option_.strategy, option_.checkpointing, rows=rows) for rows in others
+        ]
     return found
 
 
 def _what_does_not(possible: Sequence[Option]) -> str:
-    """What does not fit of what is simpler."""
+    """List the options that do not fit."""
     too_large = [f"{o.strategy} (checkpointing {o.checkpointing})" for o in possible if o.fits is False]
     return f"Too large with the config's micro-batch: {', '.join(too_large)}." if too_large else ""
 
@@ -232,29 +240,29 @@ def _nothing_fits(config: Config, model: ModelConfig, machines: Machines, tried:
     assert least.memory is not None
     usable = usable_bytes(machines)
     text = (
-        f"nothing fits: {' '.join(least.overrides)} needs least, {format_bytes(least.memory.peak_bytes)} of"
+        f"nothing fits: {' '.join(least.overrides)} needs the least, {format_bytes(least.memory.peak_bytes)} of"
         f" {format_bytes(usable)} usable"
     )
     enough = _enough(config, model, machines)
     if enough is None:
         return text + (
-            "; more of the same machines do not help with this batch: a shorter row, tensor parallelism or a smaller"
+            "; more of these machines do not help with this batch; shorter rows, tensor parallelism or a smaller"
             " model do"
         )
     workers, way = enough
-    return text + f"; {workers} of these accelerators would do, with {' '.join(way.overrides)}"
+    return text + f"; {workers} of these accelerators would suffice, with {' '.join(way.overrides)}"
 
 
 def _enough(config: Config, model: ModelConfig, machines: Machines) -> tuple[int, Option] | None:
-    """The next power-of-two multiple of the machines with which a way that keeps little fits, and that way.
+    """Find the next power-of-two multiple of the machines on which an option with low memory fits, and that option.
 
-    With the config's own batch: a worker that computes its rows in several micro-batches keeps whole gradients.
+    The batch stays the same: a worker that computes its rows in several micro-batches keeps whole gradients.
     """
     workers = machines.count
     while (workers := workers * 2) <= _MOST_WORKERS:
         more = replace(machines, count=workers)
         for strategy in ("zero3", "zero2"):
-            least = option(config, model, more, strategy, "full", 1)
+            least = option(config, model, more, strategy, "full", rows=1)
             if least.layout is None:
                 continue
             fitting = [way for way in (least, *_other_micro_batches(config, model, more, [least])) if way.fits]
@@ -264,7 +272,7 @@ def _enough(config: Config, model: ModelConfig, machines: Machines) -> tuple[int
 
 
 def command(config_name: str, machines: Machines, chosen: Option) -> str:
-    """What to type to train that way."""
+    """Return the command that trains with the option."""
     words = " ".join(chosen.overrides)
     if machines.nodes == 1:
         workers = f" --workers {machines.count}" if machines.count > 1 else ""
@@ -276,7 +284,7 @@ def command(config_name: str, machines: Machines, chosen: Option) -> str:
 
 
 def describe(chosen: Option) -> str:
-    """Memory and speed in a few words."""
+    """Describe memory and speed in a few words."""
     assert chosen.memory is not None
     words = [f"{format_bytes(chosen.memory.peak_bytes)} per worker"]
     if chosen.speed is not None:

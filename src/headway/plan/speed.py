@@ -1,9 +1,8 @@
-"""How long a step takes: a roofline of what is computed, moved and sent, with every assumption in one place.
+"""The duration of a step: a roofline of computation, memory traffic and communication, with every assumption listed.
 
-Williams et al. 2009 ("Roofline"): whatever a kernel is bound by, arithmetic or memory, decides its time. Products are
-bound by arithmetic, everything between them and the optimizer by memory. Collectives take the time of their bytes
-through the narrowest link of a ring (Thakur, Rabenseifner & Gropp 2005, section 4), and what the backward pass can hide
-is taken off.
+Williams et al. 2009 ("Roofline"): a kernel's time is set by its bottleneck, arithmetic or memory. Products are bound by
+arithmetic; all other kernels and the optimizer are bound by memory. Collectives take the time of their bytes through
+the narrowest link of a ring (Thakur, Rabenseifner & Gropp 2005, section 4), minus what the backward pass can hide.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ PRODUCT_SHARE = 0.6
 BANDWIDTH_SHARE = 0.8
 #: Share of a link's bandwidth that collectives of many megabytes reach.
 LINK_SHARE = 0.8
-#: How often what a layer keeps is read or written, forward and backward, eager and compiled (fused).
+#: Number of times that saved activations are read or written, forward and backward, eager and compiled (fused).
 PASSES_EAGER, PASSES_COMPILED = 6, 3
 #: Bytes moved per logit by the loss, forward and backward.
 BYTES_PER_LOGIT = 40
 #: Bytes moved per parameter: by one update (norm, clipping, AdamW), by one micro-batch (casts, gradients).
 BYTES_PER_UPDATE, BYTES_PER_MICRO_BATCH = 40, 24
-#: Bytes moved for each element of an operand that is rounded to 8 bits, eager and compiled; and how often an operand is
-#: in a forward and backward pass (torchao 0.18.0, `float8/float8_linear.py`).
+#: Bytes moved per element of an operand that is rounded to 8 bits, eager and compiled; and roundings per operand in a
+#: forward and backward pass (torchao 0.18.0, `float8/float8_linear.py`).
 BYTES_PER_ROUNDED_EAGER, BYTES_PER_ROUNDED_COMPILED = 33, 7
 ROUNDINGS = 2
-#: Seconds that one stage of a collective takes however little it carries, in a machine and between machines.
+#: Latency of one stage of a collective in seconds, within a machine and between machines.
 LATENCY_INSIDE_SECONDS, LATENCY_BETWEEN_SECONDS = 5e-6, 15e-6
 #: Share of the forward and backward pass that is backward.
 _BACKWARD = 2 / 3
@@ -49,7 +48,7 @@ _BACKWARD = 2 / 3
 ASSUMPTIONS = (
     f"products reach {PRODUCT_SHARE:.0%} of the dense peak, other kernels {BANDWIDTH_SHARE:.0%} of the memory's"
     f" bandwidth, collectives {LINK_SHARE:.0%} of their link",
-    f"what a layer keeps is moved {PASSES_EAGER} times, {PASSES_COMPILED} times when compiled; a logit costs"
+    f"saved activations are moved {PASSES_EAGER} times, {PASSES_COMPILED} times when compiled; a logit costs"
     f" {BYTES_PER_LOGIT} bytes, a parameter {BYTES_PER_MICRO_BATCH} per micro-batch and {BYTES_PER_UPDATE} per update",
     "gradients of ddp and zero1 hide behind the last backward pass; units of zero3 and deepspeed_zero3 behind the layer"
     " before; nothing else hides",
@@ -62,27 +61,27 @@ ASSUMPTIONS = (
 
 @dataclass(frozen=True)
 class Speed:
-    """One optimizer step, in seconds."""
+    """The time of one optimizer step, in seconds."""
 
     products_seconds: float
     other_kernels_seconds: float
     communication_seconds: float
-    """Without what is hidden."""
+    """Time of communication that is not hidden."""
     bubble_seconds: float
-    """Pipeline stages waiting for each other."""
+    """Time in which pipeline stages wait for each other."""
     tokens_per_step: int
     model_flops_per_second: float
-    """Of all workers, as MFU counts them, at the peak."""
+    """Peak of all workers, as MFU counts it."""
     flops_per_token: float
 
     @property
     def step_seconds(self) -> float:
-        """All of it."""
+        """Time of the whole step."""
         return self.products_seconds + self.other_kernels_seconds + self.communication_seconds + self.bubble_seconds
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all workers."""
+        """Throughput of all workers."""
         return self.tokens_per_step / self.step_seconds
 
     @property
@@ -92,7 +91,7 @@ class Speed:
 
 
 def plan_speed(config: Config, model: ModelConfig, layout: Layout, machines: Machines) -> Speed | None:
-    """Time of a step; None where a figure of the accelerator or its links is unknown."""
+    """Estimate the time of a step; None if a figure of the accelerator or its links is unknown."""
     accelerator, precision = machines.accelerator, config.train.precision
     peak, bandwidth = accelerator.peak_flops(precision), accelerator.bandwidth_gb_per_second
     others = accelerator.peak_flops("bf16") if precision == "fp8" else peak
@@ -117,16 +116,16 @@ def plan_speed(config: Config, model: ModelConfig, layout: Layout, machines: Mac
 
 @dataclass(frozen=True)
 class _Product:
-    """A linear layer of the decoder's layers, or several alike."""
+    """A linear layer, or several alike, summed over the decoder's layers."""
 
     parameters: float
-    """That a token meets, of all layers."""
+    """Parameters that a token uses, in all layers."""
     inner: float
-    """Elements of a token that it reads and writes, of all layers."""
+    """Elements read and written per token, in all layers."""
     again: float
-    """Share of it that `selective` checkpointing computes again (`plan/activations.py`)."""
+    """Share that `selective` checkpointing recomputes (`plan/activations.py`)."""
     rounds: bool
-    """Whether "fp8" means 8 bits there."""
+    """Whether precision "fp8" computes it in 8 bits."""
 
 
 def _products(model: ModelConfig, precision: str) -> Iterator[_Product]:
@@ -153,22 +152,25 @@ def _products(model: ModelConfig, precision: str) -> Iterator[_Product]:
 def _computed_flops_per_token(
     model: ModelConfig, length: int, layout: Layout, precision: str, is_masked: bool = False
 ) -> float:
-    """What is really computed: the pairs of positions that the causal mask and the window leave, all of them where
-    kernels take a mask; with checkpointing the layers' forward pass again."""
+    """Count the FLOPs actually computed per token.
+
+    Attention counts the pairs that causal mask and window leave, or all pairs where kernels take a mask; checkpointing
+    adds recomputation.
+    """
     shape, counts = Shape.of(model), count_parameters(model)
     window = min(length, model.sliding_window or length)
-    # On average over the row: its first positions see fewer than a window.
+    # Average over the row: its first positions see less than a window.
     attended = length if is_masked else window - window**2 / (2 * length)
     attention = 12 * shape.layers * shape.heads * shape.head_dim * attended
     layers = 6 * (counts.active - counts.embedding) + attention
-    # A third of a pass is forward; `selective` computes some products again, and no attention.
+    # The forward pass is a third of the FLOPs; `selective` recomputes some products, but no attention.
     selective = sum(2 * product.parameters * product.again for product in _products(model, precision))
     again = {"none": 0.0, "selective": selective, "full": layers / 3}
     return layers + again[layout.checkpointing] + 6 * shape.vocab_size * shape.dim
 
 
 def _rounded_flops_per_token(model: ModelConfig, layout: Layout) -> float:
-    """Those of them that are computed in 8 bits."""
+    """Count the FLOPs per token that are computed in 8 bits."""
     again = {"none": 0.0, "full": 1.0}
     return sum(
         product.parameters * (6 + 2 * again.get(layout.checkpointing, product.again))
@@ -186,7 +188,7 @@ def _update_bytes(layout: Layout, stage: Stage) -> float:
 
 
 def _moved_bytes(config: Config, model: ModelConfig, layout: Layout, stage: Stage) -> float:
-    """Through one accelerator's memory in one step, besides what products read and write."""
+    """Estimate the memory traffic of one accelerator in one step, without that of products."""
     length = config.train.sequence_length // layout.mesh.cp
     sizes = Activations.of_layout(config, model, layout, "cuda")
     passes = PASSES_COMPILED if config.train.compile is True else PASSES_EAGER
@@ -203,7 +205,7 @@ def _moved_bytes(config: Config, model: ModelConfig, layout: Layout, stage: Stag
 
 
 def _rounded_bytes(config: Config, model: ModelConfig, layout: Layout) -> float:
-    """Moved by one micro-batch to round operands to 8 bits: inputs, weights and gradients of outputs."""
+    """Estimate the bytes that one micro-batch moves to round inputs, weights and output gradients to 8 bits."""
     tokens = layout.micro_batch * config.train.sequence_length // layout.mesh.cp
     rounded = [product for product in _products(model, "fp8") if product.rounds]
     elements = sum(tokens * product.inner + product.parameters for product in rounded) / layout.mesh.pp
@@ -217,11 +219,11 @@ class _Group:
 
     size: int
     per_node: int
-    """Of them on one machine."""
+    """Workers of the group on one machine."""
 
 
 class _Collectives:
-    """What one step sends."""
+    """The communication of one step."""
 
     def __init__(self, config: Config, model: ModelConfig, layout: Layout, machines: Machines, stage: Stage) -> None:
         self.layout, self.machines, self.stage = layout, machines, stage
@@ -229,7 +231,7 @@ class _Collectives:
         self.shape, self.length = Shape.of(model), config.train.sequence_length
 
     def exposed_seconds(self, micro_batch_seconds: float) -> float:
-        """Not hidden, given how long one micro-batch's passes take."""
+        """Estimate the time that is not hidden, given the time of one micro-batch's passes."""
         layout, stage, mesh = self.layout, self.stage, self.layout.mesh
         count, backward = layout.micro_batches, micro_batch_seconds * _BACKWARD
         data = self._group(mesh.data, mesh.cp * mesh.tp)
@@ -251,12 +253,12 @@ class _Collectives:
         return total
 
     def _deepspeed(self, data: _Group, micro_batch_seconds: float) -> float:
-        """What DeepSpeed sends, in fp32 (see `plan/deepspeed.py` for its source).
+        """Estimate DeepSpeed's communication, in fp32 (see `plan/deepspeed.py` for its source).
 
-        `stage_1_and_2.py`: `average_tensor` sums a bucket for all workers, though each needs only its own; stage 1 does
-        that once a step, stage 2 in each micro-batch; only with `overlap_comm` behind the backward pass. The weights
-        follow when they have been updated. `stage3.py`: weights are gathered for the forward pass, and for the backward
-        pass again but for those that stay whole; gradients are summed for their owners.
+        `stage_1_and_2.py`: `average_tensor` sums a bucket for all workers, though each needs only its own part; stage 1
+        does so once per step, stage 2 in each micro-batch. It overlaps the backward pass only with `overlap_comm`.
+        Weights are sent after the update. `stage3.py`: weights are gathered for the forward pass, and, unless they stay
+        gathered, again for the backward pass; gradients are summed for their owners.
         """
         stage, count = self.stage, self.layout.micro_batches
         zero = ZeroSettings.of(self.config, self.layout.mesh.data)
@@ -268,7 +270,7 @@ class _Collectives:
             return (1 if zero.stage == 1 else count) * shown + self._ring(stage.all, data, 1)
         small = sum(size for size in stage.bytes.values() if size <= FP32_BYTES * zero.persistence)
         live = live_weights(zero, stage, self.layout, gloo=False)
-        # Embedding and projection are the first that a pass needs; there is nothing to hide them behind.
+        # Embedding and projection are needed first in a pass; nothing can hide them.
         first = self._ring(stage.root, data, 2)
         gathered = self._ring(max(0, stage.in_layers - small), data, len(stage.bytes))
         again = self._ring(max(0, stage.all - max(small, live.loss)), data, len(stage.bytes))
@@ -283,7 +285,7 @@ class _Collectives:
         layout, stage = self.layout, self.stage
         units = stage.layers
         layers = self._ring(self._gathered(stage.in_layers), shards, units)
-        # The first unit of either pass is what is outside of layers; there is nothing to hide it behind.
+        # The root is the first unit of both passes; nothing can hide it.
         root = self._ring(stage.root, shards, 1)
         sent = self._ring(stage.in_layers, shards, units)
         forward, backward = micro_batch_seconds * (1 - _BACKWARD), micro_batch_seconds * _BACKWARD
@@ -294,32 +296,32 @@ class _Collectives:
         return total + max(0.0, again + sends - backward) + root
 
     def _gathered(self, count: int) -> int:
-        """Bytes of layers' weights as they are brought together: under autocast in half precision.
+        """Return the bytes of layer weights when gathered: under autocast in half precision.
 
-        With fp8 layers cast their weights themselves.
+        fp8 layers cast their weights themselves.
         """
         element = FP32_BYTES if self.config.train.precision == "fp8" else self.element
         return count * element // FP32_BYTES
 
     def _tensor(self) -> float:
-        """Activations gathered before and summed after attention and feed-forward, forward and backward."""
+        """Estimate gathers before and sums after attention and feed-forward, forward and backward."""
         mesh = self.layout.mesh
         tokens = self.layout.micro_batch * self.length // mesh.cp
         group = self._group(mesh.tp, 1)
         return 8 * self.stage.layers * self._ring(tokens * self.shape.dim * self.element, group, 1)
 
     def _context(self) -> float:
-        """Keys and values of the whole row, forward and backward."""
+        """Estimate the exchange of keys and values of the whole row, forward and backward."""
         mesh = self.layout.mesh
         keys = 2 * self.layout.micro_batch * self.length * self.shape.kv_heads * self.shape.head_dim // mesh.tp
         return 2 * self.stage.layers * self._ring(keys * self.element, self._group(mesh.cp, mesh.tp), 1)
 
     def _group(self, size: int, stride: int) -> _Group:
-        """Workers `stride` apart; workers of one machine have consecutive numbers."""
+        """Return the group of workers `stride` apart; workers of one machine have consecutive numbers."""
         return _Group(size, max(1, min(size, self.machines.per_node // stride)))
 
     def _ring(self, count: float, group: _Group, pieces: int) -> float:
-        """Seconds to gather `count` bytes from all workers of a group, or to sum and scatter them, in some pieces."""
+        """Estimate the seconds to all-gather or reduce-scatter `count` bytes in a number of pieces."""
         if group.size == 1:
             return 0.0
         link, network = self.machines.link_bytes_per_second(), self.machines.network_bytes_per_second()
@@ -328,7 +330,7 @@ class _Collectives:
         if inside or network is None:
             bandwidth, latency = link, LATENCY_INSIDE_SECONDS
         else:
-            # As many rings as the group has workers on a machine, each through a port of its own.
+            # One ring per worker of the group on a machine, each through its own port.
             bandwidth = min(link, network * group.per_node) if group.per_node > 1 else network
             latency = LATENCY_BETWEEN_SECONDS
         seconds = count * (group.size - 1) / group.size / (bandwidth * LINK_SHARE)

@@ -85,7 +85,7 @@ def test_where_nothing_fits_it_is_said_what_would() -> None:
     reason = made.recommendation.reason
     assert "nothing fits" in reason
     # What it promises holds with the config's own batch, and half as many do not do.
-    found = re.search(r"; (\d+) of these accelerators would do, with (.+)$", reason)
+    found = re.search(r"; (\d+) of these accelerators would suffice, with (.+)$", reason)
     assert found is not None, reason
     there = override(config("8b"), found[2].split())
     for count, fits in ((int(found[1]), True), (int(found[1]) // 2, False)):
@@ -169,7 +169,7 @@ def test_strategies_of_deepspeed_take_part_where_it_is_installed_or_asked_for(mo
     assert (
         refused.no_deepspeed == "a model under DeepSpeed is not compiled: its hooks would cut the graph at every layer"
     )
-    assert alone.no_deepspeed == "a worker that is alone has nothing to divide"
+    assert alone.no_deepspeed == "a single data-parallel worker has nothing to divide"
     # Of ways about as fast another is simpler; but they can be chosen.
     assert installed.recommendation.option is not None and installed.recommendation.option.strategy == "ddp"
     theirs = [option for option in installed.table if option.strategy in DEEPSPEED]
