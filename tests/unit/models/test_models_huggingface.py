@@ -195,7 +195,7 @@ def test_an_export_replaces_an_earlier_one_only(tmp_path: Path) -> None:
     export_model(_ours(), out)
     assert not (out / "model.safetensors.index.json").exists()
     (out / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="something else"):
+    with pytest.raises(ConfigError, match="no earlier export wrote"):
         export_model(_ours(), out)
     assert (out / "notes.txt").read_text() == "mine"
     with pytest.raises(ConfigError, match="is a file"):

@@ -170,7 +170,7 @@ def test_what_the_decoder_does_not_compute_is_not_imported(
         ({**MIXTURE, "balance_bias_rate": 0.001}, "has a bias"),
         ({**MIXTURE, "shared_experts": 1}, "has shared experts"),
         ({**SIGMOID, "shared_experts": 0}, "has shared experts"),
-        ({**SIGMOID, "experts": 1, "experts_per_token": 1}, "two experts at least"),
+        ({**SIGMOID, "experts": 1, "experts_per_token": 1}, "at least two experts"),
         ({**MIXTURE, "dense_layers": 1}, "experts in every layer"),
         ({**SIGMOID, "sliding_window": 8}, "only Mixtral has a sliding window"),
         ({**MIXTURE, "qk_norm": True, "sliding_window": 8}, "has both|sliding window"),

@@ -168,7 +168,7 @@ def test_nothing_is_set_without_gpus(machine: Recorded, tmp_path: Path) -> None:
         ("roce", H100, "there is no RoCE device"),
         ("roce", ROCE.but(files={**rdma("mlx5_0", layer="Ethernet", state="1: DOWN"),
                                  **rdma("mlx5_1", layer="Ethernet", state="1: DOWN")}), "mlx5_0:1 DOWN"),
-        ("nvlink", CLOUD, "without NVLink"),
+        ("nvlink", CLOUD, "no NVLink between them"),
         ("nvlink", LAPTOP, "nvidia-smi reports no GPUs"),
         ("ethernet", CLOUD.but(files={"/proc/net/route": ""}), "no network interface is up"),
         ("fast", CLOUD, "there is no NCCL profile 'fast'"),

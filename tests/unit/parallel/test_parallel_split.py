@@ -51,7 +51,7 @@ def test_workers_have_every_position_once_and_equally_dear_ones(size: int) -> No
 @pytest.mark.parametrize(("degrees", "key"), [({"tp": 2}, "parallel.tensor"), ({"cp": 2}, "parallel.context")])
 def test_a_model_that_does_not_say_how_it_is_cut_is_refused(degrees: dict[str, int], key: str) -> None:
     config = Config.model_validate({"train": {"steps": 1}})
-    with pytest.raises(ConfigError, match="does not say") as error:
+    with pytest.raises(ConfigError, match="does not declare") as error:
         make_strategy(config, nn.Linear(2, 2), worker(0, **degrees))
     assert error.value.where == key
 

@@ -40,7 +40,7 @@ def test_links() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(("8xH1000",), "did you mean H100"), (("0xH100",), "no accelerators"), (("8x",), "no accelerators"),
+    [(("8xH1000",), "did you mean H100"), (("0xH100",), "not name accelerators"), (("8x",), "not name accelerators"),
      (("12xH100",), "16xH100"), (("8xFoo",), "--memory-gib"), (("64xH100", None, "smoke"), "one of: ndr")],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_with_the_nearest_that_can(arguments: tuple[str, ...], words: str) -> None:

@@ -83,7 +83,7 @@ def test_a_json_has_its_say_under_both_names(tmp_path: Path) -> None:
     "zero", [{"contiguous_gradients": False}, {"zero_quantized_weights": True}, {"round_robin_gradients": True}]
 )
 def test_what_is_not_counted_is_refused(tmp_path: Path, zero: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="does not count") as refused:
+    with pytest.raises(ConfigError, match="does not cover") as refused:
         plan(config(2, settings_file(tmp_path, **zero)))
     assert next(iter(zero)) in refused.value.what and refused.value.where == "parallel.deepspeed_config"
 
