@@ -1,7 +1,7 @@
-"""From units to shards: what is known is taken, the rest is surveyed, freed of duplicates and encoded.
+"""From units to shards: recorded results are reused; other units are surveyed, deduplicated and encoded.
 
-Without a search for duplicates a unit is read once. With one it is read twice: first all documents are surveyed and
-their fingerprints kept, then it is decided which ones go, then what is left is encoded.
+Without a search for duplicates, a unit is read once. With one, it is read twice: the first pass surveys all documents
+and saves their fingerprints, the search decides which ones to remove, and the second pass encodes the others.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from headway.data.dedup import DocumentPrints
     from headway.data.dedup.fingerprints import Prints
 
-# Raised when the code gives other results for the same input, so that old records are not taken for new ones.
+# Version of the code's results; it is raised when they change for equal input, so that old records are not reused.
 _CODE = 1
-# The same for units in which a source's limit may be reached.
+# Version of the results for units in which a source's limit may be reached.
 _LIMITS = 3
-# What a survey keeps per document for the search for duplicates: fingerprints, and which documents were kept so far.
+# Files of a survey for the search for duplicates: fingerprints, and a mask of the documents that passed the cleaning.
 _PRINTS, _KEPT = "prints", "kept.npy"
 # Documents of streams, between the two passes.
 _TEXTS = "texts"
@@ -47,17 +47,17 @@ _TEXTS = "texts"
 
 @dataclass
 class Outcome:
-    """A unit and what became of it."""
+    """A unit and its results."""
 
     unit: Unit
     inputs: list[dict[str, Any]]
-    """What it was made from (see `InputHashes.of`)."""
+    """The description of its input (see `InputHashes.of`)."""
     key: str
-    """Of its survey."""
+    """The key of its survey."""
     survey: Survey
     shards: Shards
     budget: Amount | None = None
-    """What its source's limit had left for it."""
+    """The rest of its source's limit at its start."""
 
 
 class Builder:
@@ -65,14 +65,14 @@ class Builder:
 
     Args:
         data: The config.
-        sources: What `find_sources` found.
-        records: Results that are known already, and those to be kept.
+        sources: The sources that `find_sources` found.
+        records: Recorded results; new ones are added.
         hashes: Hashes of the inputs.
-        recipe: What all pieces have in common; its tokenizer and bound are set.
-        described_steps: The cleaning steps with all that they depend on.
+        recipe: The settings that all pieces share; the builder sets its tokenizer and bound.
+        described_steps: The cleaning steps with everything they depend on.
         tokenizer: The vocabulary.
-        workers: Pieces that are processed at a time.
-        keeps_for: Processes of trainings whose shards stay in the store.
+        workers: Number of pieces to process at a time.
+        keeps_for: Processes of runs whose shards stay in the store.
 
     Attributes:
         duplicates: The report of the search for duplicates, if there was one.
@@ -86,6 +86,7 @@ class Builder:
         records: Records,
         hashes: InputHashes,
         recipe: Recipe,
+        *,
         described_steps: Any,
         tokenizer: Tokenizer,
         workers: int,
@@ -100,12 +101,12 @@ class Builder:
         self._open: set[_UnitJob] = set()
 
     def run(self, bound: int) -> list[Outcome]:
-        """Shards of all units, in input order, with documents held out whose hash is below `bound`.
+        """Make the shards of all units, in input order; documents whose hash is below `bound` are held out.
 
         Raises:
-            DataError: the input is malformed or changed while it was read, a safety gate refuses what the search for
-                duplicates would remove, or there is something to do and a training reads the present store.
-            OSError: the disk is full, or the like.
+            DataError: The input is malformed or changed while it was read; a safety limit rejects the removal of
+                duplicates; or a run is reading the present store, which must change.
+            OSError: The files cannot be written, for example because the disk is full.
         """
         self.records.used.clear()
         self.records.taken.clear()
@@ -118,19 +119,19 @@ class Builder:
         return outcomes
 
     def _search(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
-        """What the search for duplicates leaves of each unit."""
+        """Search for duplicates, and return the verdict on each unit."""
         from headway.data.preparing.duplicates import Texts, search
 
         prints = [self._load_prints(outcome) for outcome in outcomes]
         kept = [self._load_kept(outcome) for outcome in outcomes]
         names = [self._name(outcome) for outcome in outcomes]
         texts = Texts([outcome.unit.pieces for outcome in outcomes], kept)
-        found = search(prints, kept, names, self._data.dedup, texts, self.records.folder / WORK)
+        found = search(prints, kept, names, self._data.dedup, texts=texts, scratch=self.records.folder / WORK)
         self.duplicates = found.report
         return found.verdicts
 
     def _read_pass(self, recipe: Recipe) -> list[Outcome]:
-        """Survey all units, and encode them too if the recipe has a tokenizer."""
+        """Survey all units, and also encode them if the recipe has a tokenizer."""
         outcomes: list[Outcome] = []
         others = [] if recipe.fingerprints is None else self._kept_files()
         label = "tokenizing" if recipe.tokenizer else "reading"
@@ -147,7 +148,7 @@ class Builder:
                 else:
                     _UnitJob(self, outcome, bar, recipe, key).submit(line)
                 if outcome.budget is not None:
-                    line.drain()  # what the limit leaves for the next unit
+                    line.drain()  # the next unit's budget depends on this unit's result
         return outcomes
 
     def _encode_pass(self, recipe: Recipe, outcomes: Sequence[Outcome], verdicts: Sequence[Verdict]) -> None:
@@ -160,7 +161,7 @@ class Builder:
                     outcome.shards = shards
                     bar.skip(outcome.unit.bytes)
                 else:
-                    _UnitJob(self, outcome, bar, recipe, key, verdict).submit(line)
+                    _UnitJob(self, outcome, bar, recipe, key, verdict=verdict).submit(line)
 
     @contextmanager
     def _pipeline(self, recipe: Recipe, label: str, total: int | None) -> Iterator[tuple[Pipeline, Progress]]:
@@ -174,13 +175,13 @@ class Builder:
                 self._open.clear()
 
     def _input_bytes(self) -> int | None:
-        """Bytes to be read at most; None where a stream is among the sources, of which nobody knows."""
+        """Return the maximum number of bytes to read; None if a source is a stream, whose size is unknown."""
         if any(source.stream is not None for source in self._sources):
             return None
         return sum(file.bytes for source in self._sources for file in source.files)
 
     def _outcomes(self, bar: Progress) -> Iterator[Outcome]:
-        """Units with their keys, one after the other; a source ends where its limit is reached."""
+        """Yield units with their keys, one after another; a source ends when its limit is reached."""
         for number, source in enumerate(self._sources):
             budget: Amount | None = self._data.sources[number].limit
             left = sum(file.bytes for file in source.files)
@@ -193,7 +194,7 @@ class Builder:
                     spent = outcome.survey.read if budget.unit == "documents" else outcome.survey.read_bytes
                     budget = Amount(budget.amount - spent, budget.unit)
                     if not outcome.survey.complete or budget.amount <= 0:
-                        bar.skip(left)  # nobody will read it, so nobody waits for it
+                        bar.skip(left)  # the rest of the source is not read
                         break
 
     def _survey_key(self, unit: Unit, inputs: list[dict[str, Any]], budget: Amount | None) -> str:
@@ -205,29 +206,30 @@ class Builder:
 
             prints = prints_recipe(self._data.dedup)
         limit = str(budget) if budget is None else f"{budget}, {_LIMITS}"
-        mended = ["numbers as JSON"] if config.template is not None else []  # read otherwise once
+        # Marks of corrected results: earlier versions read such input differently.
+        fixes = ["numbers as JSON"] if config.template is not None else []
         if self._recipe.skip_bad and any(piece.file.format == "csv" for piece in unit.pieces):
-            mended.append("rest of CSV")
-        return key_of("survey", _CODE, how, self._steps, inputs, limit, prints, *mended)
+            fixes.append("rest of CSV")
+        return key_of("survey", _CODE, how, self._steps, inputs, limit, prints, *fixes)
 
     def _shards_key(self, outcome: Outcome, recipe: Recipe, verdict: Verdict | None) -> str:
-        # A folder's tokenizer_config.json may name another end of text for the same tokenizer.json.
+        # A folder's tokenizer_config.json may name another end-of-text token for an equal tokenizer.json.
         vocabulary = (self._tokenizer.fingerprint, self._tokenizer.end_of_text_id)
         tokens = (*vocabulary, recipe.special_tokens_in_text, str(recipe.bound))
         begin = [["begin", *recipe.begin]] if recipe.begin else []
-        mended = self._tokenizer.special_in_text.key_marks(recipe.special_tokens_in_text)
-        mended += ["cut at words"] if self._tokenizer.was_cut_otherwise else []
-        return key_of("shards", _CODE, outcome.key, *tokens, *mended, *begin, _hash_of(verdict))
+        fixes = self._tokenizer.special_in_text.key_marks(recipe.special_tokens_in_text)
+        fixes += ["cut at words"] if self._tokenizer.was_cut_otherwise else []
+        return key_of("shards", _CODE, outcome.key, *tokens, *fixes, *begin, _hash_of(verdict))
 
     def _name(self, outcome: Outcome) -> str:
         return self._sources[outcome.unit.source].name
 
     def _texts_for(self, recipe: Recipe) -> Path | None:
-        """Where documents of streams wait for the second pass, if there will be one."""
+        """Return the file that holds the documents of streams for the second pass, if there is one."""
         return self.records.new_file("", _TEXTS) if recipe.fingerprints is not None else None
 
     def _kept_files(self) -> list[str]:
-        """Endings of what a survey keeps for the search for duplicates."""
+        """Return the suffixes of a survey's files for the search for duplicates."""
         return [_PRINTS, _KEPT] if self._recipe.clean else [_PRINTS]
 
     def _load_prints(self, outcome: Outcome) -> Prints:
@@ -236,7 +238,7 @@ class Builder:
         return DocumentPrints.load(self.records.path_of(f"{WORK}/{outcome.key}.{_PRINTS}"))
 
     def _load_kept(self, outcome: Outcome) -> NDArray[np.bool_]:
-        """Per document read, whether the cleaning has left it."""
+        """Return, per document read, whether it passed the cleaning."""
         if not self._recipe.clean:
             return np.ones(outcome.survey.read, dtype=bool)
         kept: NDArray[np.bool_] = np.load(self.records.path_of(f"{WORK}/{outcome.key}.{_KEPT}"), allow_pickle=False)
@@ -244,7 +246,7 @@ class Builder:
 
 
 class _UnitJob:
-    """One unit on its way through the workers: takes what they hand back, and keeps it when it is whole."""
+    """A unit that the workers process: collects the results of its pieces, and records them when all are there."""
 
     def __init__(
         self,
@@ -253,6 +255,7 @@ class _UnitJob:
         bar: Progress,
         recipe: Recipe,
         shards_key: str | None,
+        *,
         verdict: Verdict | None = None,
     ) -> None:
         self._builder, self._outcome, self._bar, self._recipe = builder, outcome, bar, recipe
@@ -261,7 +264,7 @@ class _UnitJob:
         self._prints: list[DocumentPrints] = []
         self._writers: dict[str, ShardWriter] = {}
         pieces = outcome.unit.pieces
-        # Of a unit in which its source's limit was reached a survey has read, and a verdict judges, only so many.
+        # If the source's limit was reached within the unit, survey and verdict cover only the first pieces.
         self._pieces = pieces if verdict is None else pieces[: len(outcome.survey.piece_documents)]
         self._next = 0
         self._ended = False
@@ -270,20 +273,16 @@ class _UnitJob:
             self._writers = {split: ShardWriter(folder / split / name, shards_key) for split in SPLITS}
 
     def submit(self, line: Pipeline) -> None:
-        """Have the pieces processed."""
-        if not self._builder.processed:  # from here on the store will be another one
+        """Submit the pieces to the workers."""
+        if not self._builder.processed:  # this unit is the first change to the store
             check_not_in_use(self._builder._data.store, self._builder.keeps_for)
         self._builder._open.add(self)
         self._builder.processed[self._outcome.key] = self._outcome.unit.bytes
-        self._stay()
-        verdicts = self._verdicts()
+        self._check_unchanged()
+        counts = self._outcome.survey.piece_documents
+        verdicts: Iterator[Verdict] = iter(()) if self._verdict is None else _split_verdict(self._verdict, counts)
         for piece in self._pieces:
             line.submit(Work(piece, verdict=next(verdicts, None)), self._accept)
-
-    def _verdicts(self) -> Iterator[Verdict]:
-        """The unit's verdict, piece by piece."""
-        if self._verdict is not None:
-            yield from _cut(self._verdict, self._outcome.survey.piece_documents)
 
     def _accept(self, result: PieceResult) -> None:
         piece = self._pieces[self._next]
@@ -311,7 +310,7 @@ class _UnitJob:
             self._finish()
 
     def _within_budget(self, piece: Any, result: PieceResult) -> PieceResult:
-        """The result, or, when the source's limit falls into the piece, that of the part before the limit."""
+        """Return the result, or, if the source's limit falls into the piece, the result of the part before it."""
         budget, survey = self._outcome.budget, self._outcome.survey
         if budget is None:
             return result
@@ -321,14 +320,14 @@ class _UnitJob:
             return result
         worker = PieceWorker(*prepared(self._recipe, 1, self._builder._tokenizer))
         within = worker.process(Work(piece, budget=Amount(budget.amount - spent, budget.unit)))
-        if result.error is not None and not within.ended:  # it is not behind the limit
+        if result.error is not None and not within.ended:  # the error is not behind the limit
             return result
         self._ended, survey.complete = True, False
         return within
 
     def _finish(self) -> None:
         builder, outcome = self._builder, self._outcome
-        self._stay()
+        self._check_unchanged()
         if self._verdict is None:
             builder.records.save_survey(outcome.key, outcome.survey, self._save_for_search())
         if self._key:
@@ -341,18 +340,18 @@ class _UnitJob:
         outcome.unit = outcome.unit.without_texts(builder._texts_for(self._recipe))
         fault_point("data.unit")
 
-    def _stay(self) -> None:
-        """See that the files are what the unit's key says."""
+    def _check_unchanged(self) -> None:
+        """Check that the files still match the unit's key."""
         for file in files_of(self._outcome.unit):
-            self._builder._hashes.stay(file)
+            self._builder._hashes.check_unchanged(file)
 
     def abandon(self) -> None:
-        """Remove what was written of shards that are not whole."""
+        """Remove incomplete shards."""
         for writer in self._writers.values():
             writer.abandon()
 
     def _save_for_search(self) -> list[str]:
-        """Keep what the search for duplicates needs; returns the endings of the files."""
+        """Save the data that the search for duplicates needs, and return the suffixes of its files."""
         if self._recipe.fingerprints is None:
             return []
         from headway.data.dedup import join_prints
@@ -365,8 +364,8 @@ class _UnitJob:
         return names
 
 
-def _cut(verdict: Verdict, counts: Sequence[int]) -> Iterator[Verdict]:
-    """A unit's verdict in pieces of so many documents."""
+def _split_verdict(verdict: Verdict, counts: Sequence[int]) -> Iterator[Verdict]:
+    """Split a unit's verdict into those of its pieces, which have `counts` documents."""
     start = document = paragraph = 0
     for count in counts:
         keep = verdict.keep[start : start + count]
@@ -382,7 +381,7 @@ def _cut(verdict: Verdict, counts: Sequence[int]) -> Iterator[Verdict]:
 
 
 def _hash_of(verdict: Verdict | None) -> str | None:
-    """The SHA-256 of a verdict; None for one that leaves everything as it is."""
+    """Return the SHA-256 of a verdict; None for one that keeps everything."""
     if verdict is None or (verdict.keep.all() and (verdict.paragraphs is None or verdict.paragraphs.all())):
         return None
     digest = hashlib.sha256(np.packbits(verdict.keep).tobytes())

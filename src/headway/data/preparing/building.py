@@ -1,4 +1,4 @@
-"""The folder beside a store in which a new one is made, and which takes its place in the end."""
+"""The folder next to a store in which a new store is built, and which finally replaces it."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from headway.data.remote_cache import KEEPING
 from headway.data.store import INPUTS, MANIFEST, PACKING, REPORT, SKIPPED
 from headway.data.used_by import MARKS
 
-# Marks a store that is about to be replaced: once the folders have been exchanged, the old store has the name of one in
-# the making, and must not be taken for finished work: it may be what `--repair` or `--force` replaced.
+# Marks a store that is about to be replaced. After the exchange of the folders, the old store has the name of the build
+# folder. It must not be mistaken for finished work: `--repair` or `--force` may have replaced it.
 _MARK = ".replaced"
-# What a store's folder has of its own. Anything else there is somebody's. A report is of the store that it was made of:
-# the next one's counts are others.
+# The store's own entries in its folder; any other entry belongs to the user. A report describes the store it was made
+# of, so it does not move to the next one.
 _OWN = {MANIFEST, INPUTS, SKIPPED, REPORT, "tokenizer", *SPLITS, WORK, KEEPING, PACKING, VERIFIED, MARKS, _MARK}
 
 
 @contextmanager
 def building(store: Path, *, resumes: bool = True) -> Iterator[Path]:
-    """A folder beside the store to build a new one in, for this process alone.
+    """Open a folder next to the store to build a new store in, for this process alone.
 
-    What a killed preparation left there is still there; what a kill in the middle of `publish` left is made good.
-    Unless it was published, the folder is removed when the block ends; but after an error it stays if it holds finished
-    work, from which the next preparation goes on.
+    The work of a killed preparation is still in the folder, and a `publish` that was killed midway is completed or
+    undone. The folder is removed when the block ends, unless it was published. After an error it stays if it holds
+    finished work, with which the next preparation continues.
 
     Args:
-        store: Its place.
-        resumes: Finished work is of use to the next one.
+        store: The store's place.
+        resumes: The next preparation can use finished work.
 
     Raises:
-        DataError: another process is preparing this store right now, or the folder cannot be made.
+        DataError: Another process is preparing this store, or the folder cannot be created.
     """
     if store.name in ("", ".."):
-        # It could not be renamed without taking the working directory away from under the user.
+        # A rename of this folder would remove the user's working directory.
         raise DataError("a store needs a folder of its own", where=str(store), fix="give the folder's name")
     folder = store.with_name(f".{store.name}.preparing")
     try:
@@ -56,8 +56,8 @@ def building(store: Path, *, resumes: bool = True) -> Iterator[Path]:
         _lock(folder, descriptor, store)
         if not store.exists() and _replaced(store).exists():
             _replaced(store).rename(store)
-        if store.exists():  # the new one may be in place, with only the last step missing
-            _hand_on(folder, store)
+        if store.exists():  # the new store may be in place, with only the last step missing
+            _move_user_files(folder, store)
             _remove_replaced(_replaced(store), store)
             if (store / _MARK).exists():  # it was not replaced after all
                 (store / _MARK).unlink()
@@ -69,7 +69,7 @@ def building(store: Path, *, resumes: bool = True) -> Iterator[Path]:
             if is_at(folder, descriptor) and not (resumes and _holds_work(folder)):
                 shutil.rmtree(folder, ignore_errors=True)
             raise
-        if is_at(folder, descriptor):  # still here: nothing was published
+        if is_at(folder, descriptor):  # the folder is still here, so nothing was published
             shutil.rmtree(folder, ignore_errors=True)
     finally:
         os.close(descriptor)
@@ -80,7 +80,7 @@ def _lock(folder: Path, descriptor: int, store: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         raise _busy(store) from None
-    # The one before us may have moved the folder into place between our open and our lock.
+    # The previous holder may have moved the folder into place between our open and our lock.
     if not is_at(folder, descriptor):
         raise _busy(store)
 
@@ -100,15 +100,15 @@ def _replaced(store: Path) -> Path:
 
 
 def publish(folder: Path, store: Path, keeps_for: Collection[int] = ()) -> None:
-    """Put a finished folder in the store's place, in which there is a store at any moment if there was one.
+    """Put a finished folder in the store's place; if there was a store, there is one at any moment.
 
     Args:
         folder: The folder.
         store: The store's place.
-        keeps_for: Processes of trainings whose shards are in the folder, too.
+        keeps_for: Processes of runs whose shards are in the new folder, too.
 
     Raises:
-        DataError: what is in the store's place is not a token store, or a training reads it.
+        DataError: The store's place is taken by something else, or a run is reading the store.
     """
     sync_folder(folder)
     fault_point("data.publish")
@@ -118,7 +118,7 @@ def publish(folder: Path, store: Path, keeps_for: Collection[int] = ()) -> None:
         fault_point("data.published")
         return
     check_not_foreign(store)
-    with _held(store):
+    with _locked(store):
         with replacing(store, keeps_for):
             old = _changed_places(folder, store)
         sync_folder(store.parent)
@@ -127,8 +127,8 @@ def publish(folder: Path, store: Path, keeps_for: Collection[int] = ()) -> None:
 
 
 @contextmanager
-def _held(store: Path) -> Iterator[None]:
-    """Hold the present store's folder: with its new name it could be taken for one that nobody builds in."""
+def _locked(store: Path) -> Iterator[None]:
+    """Lock the present store's folder, so that no process takes it, under its new name, for a free build folder."""
     descriptor = os.open(store, os.O_RDONLY)
     try:
         with suppress(OSError):
@@ -139,10 +139,10 @@ def _held(store: Path) -> Iterator[None]:
 
 
 def _changed_places(folder: Path, store: Path) -> Path:
-    """Put the new store in the old one's place; returns where the old one is then.
+    """Put the new store in the old one's place, and return the new place of the old one.
 
-    Where the system cannot exchange them the old one steps aside first, since no folder can be renamed over another;
-    should a kill fall between the two renames, `building` puts it back.
+    If the system cannot exchange two folders, the old one is renamed first, since a folder cannot be renamed over
+    another. After a kill between the two renames, `building` moves it back.
     """
     (store / _MARK).touch()
     if exchange(folder, store):
@@ -156,24 +156,24 @@ def _changed_places(folder: Path, store: Path) -> Path:
 
 
 def _remove_replaced(old: Path, store: Path) -> None:
-    """Remove the store that was replaced, if it is there, but for what is somebody else's."""
+    """Remove the replaced store, if it exists, and move the user's files to the new store."""
     if old.exists():
-        _hand_on(old, store)
+        _move_user_files(old, store)
         if _emptied(old):
             shutil.rmtree(old, ignore_errors=True)
 
 
 def _clear(folder: Path) -> None:
-    """Make room in the folder beside the store, in which a kill has left some of the one that was replaced."""
+    """Empty the build folder, in which a kill left a part of the replaced store."""
     if not _emptied(folder):
         raise DataError(
-            "a store that was replaced cannot be removed", where=str(folder), fix="remove that folder, nobody needs it"
+            "a store that was replaced cannot be removed", where=str(folder), fix="remove that folder; it is not needed"
         )
     (folder / _MARK).unlink()
 
 
 def _emptied(old: Path) -> bool:
-    """Remove all of a store that was replaced but its mark, which goes last; whether that went."""
+    """Remove everything in a replaced store except its mark, and return whether that succeeded."""
     for path in old.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -183,19 +183,19 @@ def _emptied(old: Path) -> bool:
     return all(path.name == _MARK for path in old.iterdir())
 
 
-def _hand_on(old: Path, store: Path) -> None:
-    """What somebody else has laid into the folder of a store that was replaced moves on to the new one's."""
+def _move_user_files(old: Path, store: Path) -> None:
+    """Move the user's own files from the folder of a replaced store to that of the new one."""
     for path in old.iterdir():
-        # Files of ours that a kill left half written begin with a dot and the name that they would have had.
+        # The store's own files that a kill left incomplete begin with a dot and their final name.
         if not any(path.name == name or path.name.startswith(f".{name}.") for name in _OWN):
             path.rename(store / path.name)
 
 
 def check_not_foreign(store: Path) -> None:
-    """Raise a DataError when the store's place is taken by something that must not be deleted."""
+    """Raise a DataError if the store's place is taken by something that must not be deleted."""
     if store.exists() and not (store.is_dir() and ((store / MANIFEST).exists() or not any(store.iterdir()))):
         raise DataError(
-            "the store's place is taken by something that is no token store",
+            "the store's place is taken by something that is not a token store",
             where=str(store),
             fix="set data.store to another folder, or move that one away",
         )

@@ -1,4 +1,4 @@
-"""The search for duplicates among all units, and what it means for each document that was read."""
+"""The search for duplicates among all units, and its verdict on each document that was read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Characters of a document that a message shows.
 _EXCERPT = 80
-# What the stages of the search count.
+# The unit that each stage of the search counts.
 _UNITS = {"equal documents": "documents", "similar documents": "bands", "equal paragraphs": "paragraphs"}
 
 
@@ -31,8 +31,8 @@ class Found:
     """The outcome of a search.
 
     Attributes:
-        report: Plain JSON: what was removed, clusters, shares.
-        verdicts: Per unit.
+        report: Plain JSON: removed documents, clusters, shares.
+        verdicts: The verdict on each unit.
     """
 
     report: dict[str, Any]
@@ -41,18 +41,18 @@ class Found:
 
 @dataclass(frozen=True)
 class Texts:
-    """The documents that are searched, for messages.
+    """The documents of the search, for messages.
 
     Attributes:
-        pieces: Per unit.
-        cleaned: Per unit and document read: whether it went through the cleaning.
+        pieces: The pieces of each unit.
+        cleaned: Per unit and document read, whether the document passed the cleaning.
     """
 
     pieces: Sequence[Sequence[Piece]]
     cleaned: Sequence[NDArray[np.bool_]]
 
     def describe(self, unit: int, document: int) -> str:
-        """Where a document lies and how it begins; `document` counts those that went through the cleaning."""
+        """Return where a document lies and how it begins; `document` counts those that passed the cleaning."""
         number = left = int(np.flatnonzero(self.cleaned[unit])[document])
         for piece in self.pieces[unit]:
             for batch in read_batches(piece):
@@ -62,14 +62,14 @@ class Texts:
         return f"document {number} of {self.pieces[unit][0].file.location}"
 
 
-class _Line:
-    """Shows how far the search is: each stage for itself, since what it counts is its own."""
+class _SearchProgress:
+    """Shows the progress of the search; each stage has its own bar, since it counts in its own unit."""
 
     def __init__(self) -> None:
         self._bar: Progress | None = None
 
-    def tell(self, stage: str, done: int, total: int) -> None:
-        """So much of a stage is done."""
+    def update(self, stage: str, done: int, total: int) -> None:
+        """Show how much of a stage is done."""
         label = f"searching for {stage}"
         if self._bar is None or self._bar.label != label:
             self.close()
@@ -78,7 +78,7 @@ class _Line:
         self._bar.advance(done - self._bar.done)
 
     def close(self) -> None:
-        """Take the line away."""
+        """Remove the progress bar."""
         if self._bar is not None:
             self._bar.finish()
 
@@ -88,26 +88,29 @@ def search(
     cleaned: Sequence[NDArray[np.bool_]],
     sources: Sequence[str],
     config: DedupConfig,
+    *,
     texts: Texts,
     scratch: Path,
 ) -> Found:
     """Search all units' documents for duplicates.
 
     Args:
-        prints: Per unit, of the documents that went through the cleaning.
-        cleaned: Per unit and document read: whether it did.
+        prints: Per unit, the fingerprints of the documents that passed the cleaning.
+        cleaned: Per unit and document read, whether the document passed the cleaning.
         sources: Name of each unit's source.
-        config: What counts as a duplicate, and the limits.
+        config: The definition of a duplicate, and the limits.
         texts: The documents, for messages.
-        scratch: Folder for what does not fit into memory.
+        scratch: Folder for data that does not fit into memory.
 
     Raises:
-        DataError: a safety gate refuses what would be removed.
+        DataError: A safety limit rejects the removal.
     """
     from headway.data.dedup import find_duplicates
 
-    with closing(_Line()) as line:
-        found = find_duplicates(prints, sources, config, describe=texts.describe, progress=line.tell, scratch=scratch)
+    with closing(_SearchProgress()) as shown:
+        found = find_duplicates(
+            prints, sources, config, describe=texts.describe, progress=shown.update, scratch=scratch
+        )
     verdicts = []
     for number, (part, through) in enumerate(zip(prints, cleaned, strict=True)):
         keep = np.array(through, dtype=bool)

@@ -1,4 +1,4 @@
-"""What a worker does with a piece of input: read, clean, take fingerprints of documents, turn them into tokens."""
+"""The processing of a piece of input by a worker: read, clean, fingerprint and encode its documents."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from headway.data.tokenizing.encoders import TextEncoder
 
 SPLITS = ("train", "validation")
-#: Skipped documents that are listed; all are counted.
+#: Limit on the skipped documents that are listed; all are counted.
 LISTED = 1000
 
 Bits = NDArray[np.bool_]
@@ -36,36 +36,36 @@ Bits = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Recipe:
-    """What all pieces have in common."""
+    """The settings that all pieces share."""
 
     tokenizer: Path | None
-    """Folder of the vocabulary; None when documents are only surveyed."""
+    """Folder of the vocabulary; None if documents are only surveyed."""
     encoder: str
     """Library that encodes."""
     special_tokens_in_text: bool
     bound: int
     """Documents whose hash is below it are held out for validation."""
     holds_out: bool
-    """Documents are held out at all; if not, nobody needs their hashes."""
+    """Whether documents are held out at all; if not, their hashes are not needed."""
     skip_bad: bool
     """Count and list malformed documents instead of failing on the first."""
     clean: tuple[CleanStep, ...] = ()
     fingerprints: DedupConfig | None = None
-    """Take fingerprints of documents, for finding duplicates."""
+    """Settings of the search for duplicates, for which documents are fingerprinted; None without a search."""
     begin: tuple[int, ...] = ()
-    """What every document begins with."""
+    """The tokens that begin every document."""
     unavoidable: dict[int, str] = field(default_factory=dict)
-    """Special tokens, by id, that some text can only be written with: a document that becomes one is malformed."""
+    """Special tokens, by id, without which some text cannot be encoded; a document that needs one is malformed."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Which documents of a piece a survey and the search for duplicates have left.
+    """The documents of a piece that remain after the survey and the search for duplicates.
 
     Attributes:
-        keep: Per document read: whether it stays.
-        paragraphs: Per paragraph of the documents that stay, one after the other; None when all stay.
-        paragraph_counts: Paragraphs of each document that stays.
+        keep: Per document read, whether it stays.
+        paragraphs: Per paragraph of the documents that stay, in order, whether it stays; None if all stay.
+        paragraph_counts: Number of paragraphs of each document that stays.
     """
 
     keep: Bits
@@ -79,23 +79,23 @@ class Work:
 
     piece: Piece
     budget: Amount | None = None
-    """Read no more than this of it."""
+    """The maximum amount to read of the piece."""
     verdict: Verdict | None = None
 
 
 @dataclass
 class SplitPart:
-    """What a piece gives to one split."""
+    """A piece's documents in one split."""
 
     tokens: NDArray[Any]
-    """Ids of all its documents, in the store's dtype: each begins and ends as documents do."""
+    """Ids of all documents, in the store's dtype, with the tokens that begin and end each document."""
     lengths: NDArray[np.int64]
-    """Tokens of each document, all included."""
+    """Tokens of each document, with those that begin and end it."""
 
 
 @dataclass
 class PieceResult:
-    """What a worker hands back."""
+    """A worker's result for a piece."""
 
     read: int = 0
     """Documents that have text."""
@@ -105,17 +105,17 @@ class PieceResult:
     skipped: int = 0
     skipped_list: list[BadDocument] = field(default_factory=list)
     cut: int = 0
-    """Those of them that stand for the rest of a file."""
+    """Skipped documents that stand for the rest of a file."""
     too_large: int = 0
-    """Those of them that are larger than `data.max_document_bytes`."""
+    """Skipped documents that are larger than `data.max_document_bytes`."""
     failed: BadDocument | None = None
-    """The malformed document before which reading ended, when these are not to be skipped."""
+    """The malformed document at which reading stopped, if malformed documents are not skipped."""
     ended: bool = False
-    """The budget ended it."""
+    """The budget ended the piece."""
     error: DataError | None = None
-    """Why the piece could not be processed; then there is nothing else."""
+    """Why the piece could not be processed; then the other fields are empty."""
     kept: Bits | None = None
-    """Per document read: whether it went through the cleaning; None when all did."""
+    """Per document read, whether it passed the cleaning; None if all did."""
     clean: CleanCounts | None = None
     prints: DocumentPrints | None = None
     splits: dict[str, SplitPart] = field(default_factory=dict)
@@ -127,24 +127,24 @@ class PieceResult:
     """Smallest and largest document hash."""
     largest: int = -1
     unencodable: int = 0
-    """Documents that the tokenizer cannot encode; they are left out."""
+    """Documents that the tokenizer cannot encode; they are omitted."""
     unencodable_list: list[BadDocument] = field(default_factory=list)
     without_tokens: int = 0
-    """Documents that it gives no token for; they begin and end as others do."""
+    """Documents for which the tokenizer gives no token; they consist of the tokens that begin and end a document."""
     first_without: str | None = None
-    """Where the first of them is."""
+    """Place of the first document without a token."""
 
 
 class PieceWorker:
-    """Processes pieces by one recipe; one per thread or process.
+    """Processes pieces by one recipe; each thread or process has its own.
 
     Args:
-        recipe: What all pieces have in common.
-        encoder: Turns texts into ids; None when documents are only surveyed.
+        recipe: The settings that all pieces share.
+        encoder: Turns texts into ids; None if documents are only surveyed.
         end_of_text: Id that ends each document.
 
     Raises:
-        ConfigError: cleaning needs an extra that is not installed.
+        ConfigError: Cleaning needs an extra that is not installed.
     """
 
     def __init__(self, recipe: Recipe, encoder: TextEncoder | None = None, end_of_text: int = 0) -> None:
@@ -157,13 +157,16 @@ class PieceWorker:
             self._cleaner = Cleaner(recipe.clean)
 
     def process(self, work: Work) -> PieceResult:
-        """Read, clean, survey and encode one piece. What goes wrong with its data is handed back: only who asked knows
-        whether the piece lies behind a limit."""
+        """Read, clean, survey and encode one piece.
+
+        An error in its data is part of the result, not raised: only the caller knows whether the piece lies behind a
+        source's limit.
+        """
         try:
             return self._process(work)
         except DataError as error:
             if self._cleaner is not None:
-                self._cleaner.take_counts()  # none of its counts is to be the next piece's
+                self._cleaner.take_counts()  # so that the next piece does not get this piece's counts
             return PieceResult(error=error)
 
     def _process(self, work: Work) -> PieceResult:
@@ -183,7 +186,7 @@ class PieceWorker:
                 encoding.first = result.read - len(texts)
                 for split, part in self._encode(self._encoder, chosen, numbers, encoding):
                     parts[split].append(part)
-        encoding.tell()
+        encoding.locate_problems()
         if self.recipe.fingerprints is not None:
             from headway.data.dedup import join_prints
 
@@ -194,7 +197,7 @@ class PieceWorker:
         return result
 
     def _read(self, work: Work, result: PieceResult) -> Iterator[list[str]]:
-        """Texts of the piece within the budget, counted; malformed documents are listed, or end it."""
+        """Yield and count the texts of the piece within the budget; list malformed documents, or stop at the first."""
         left = work.budget
         for batch in read_batches(work.piece):
             count, bad, empty, ended = len(batch.texts), batch.bad, batch.empty.total(), False
@@ -203,7 +206,7 @@ class PieceWorker:
                 count = _affordable(sizes, left, result)
                 used_up = _is_used_up(left, result, sizes[:count])
                 result.ended = ended = used_up or count < len(sizes)
-                # What stands before the first text that is not read, unless the one before it has used up the budget.
+                # Count malformed and empty documents only if they come before the text that ends the piece.
                 texts_before = count - used_up
                 bad = [document for document in bad if document.after <= texts_before]
                 empty = sum(number for after, number in batch.empty.items() if after <= texts_before)
@@ -217,13 +220,13 @@ class PieceWorker:
             result.read += count
             texts = batch.texts[:count]
             yield texts
-            # Not before they are encoded, for then Python has their UTF-8 at hand.
+            # Count bytes only after the texts are encoded: Python then has their UTF-8 cached.
             result.read_bytes += sum(map(text_size, texts))
             if ended:
                 return
 
     def _cleaned(self, texts: list[str], result: PieceResult) -> tuple[list[str], Sequence[int]]:
-        """Texts as the cleaning leaves them, with their numbers among all."""
+        """Clean texts; return those that remain, with their indices in `texts`."""
         if self._cleaner is None:
             return texts, range(len(texts))
         cleaned = [self._cleaner.clean(text) for text in texts]
@@ -232,7 +235,7 @@ class PieceWorker:
         return [text for text in cleaned if text is not None], np.flatnonzero(kept).tolist()
 
     def _by_verdict(self, verdict: Verdict) -> Callable[[list[str], PieceResult], tuple[list[str], Sequence[int]]]:
-        """Choose texts as a verdict says, which counts documents over all of the piece."""
+        """Return a function that selects texts by a verdict, which counts documents over the whole piece."""
         paragraphs = _paragraph_masks(verdict)
         read = 0
 
@@ -252,7 +255,7 @@ class PieceWorker:
         return choose
 
     def _sides(self, texts: list[str], result: PieceResult) -> tuple[list[str], list[str]]:
-        """Texts for training and those that are held out, with their smallest and largest hash."""
+        """Split texts into those for training and those held out; record the smallest and largest hash."""
         if not self.recipe.holds_out:
             result.smallest, result.largest = 0, 2**64 - 1
             return texts, []
@@ -264,16 +267,16 @@ class PieceWorker:
     def _encode(
         self, encoder: TextEncoder, texts: list[str], numbers: Sequence[int], encoding: _Encoding
     ) -> list[tuple[str, SplitPart]]:
-        """Tokens of the texts, of those for training first, so that one call encodes all and no id moves twice.
+        """Encode texts, those for training first, so that one call encodes all and no id is copied twice.
 
         Args:
-            encoder: Encodes.
-            texts: At least one.
-            numbers: Of the texts, counted from `encoding.first`.
-            encoding: What is said of them.
+            encoder: The encoder.
+            texts: At least one text.
+            numbers: Numbers of the texts, counted from `encoding.first`.
+            encoding: Collects the texts that cannot be encoded or give no token.
 
         Raises:
-            DataError: one cannot be encoded, and is not to be skipped.
+            DataError: A text cannot be encoded, and malformed documents are not skipped.
         """
         result, problem = encoding.result, None
         before = result.text_bytes, result.smallest, result.largest
@@ -287,16 +290,16 @@ class PieceWorker:
             result.text_bytes, result.smallest, result.largest = before
             problems = dict(self._problems(encoder, texts, 0))
             if problem is not None and not problems:
-                raise problem  # each of them can be encoded, but not all together
+                raise problem  # each text can be encoded, but not all together
             for place, reason in problems.items():
-                encoding.leave_out(numbers[place], reason, self.recipe.skip_bad)
+                encoding.skip(numbers[place], reason, self.recipe.skip_bad)
             left = [place for place in range(len(texts)) if place not in problems]
             texts, numbers = [texts[place] for place in left], [numbers[place] for place in left]
             return self._encode(encoder, texts, numbers, encoding) if texts else []
         if not lengths.all():
             empty = {id(text) for text, length in zip(train + validation, lengths, strict=True) if not length}
             encoding.without += [encoding.first + n for t, n in zip(texts, numbers, strict=True) if id(t) in empty]
-        if not self.recipe.holds_out:  # otherwise they were counted as they were hashed
+        if not self.recipe.holds_out:  # otherwise `document_hashes` has counted the bytes
             result.text_bytes += sum(map(text_size, texts))
         result.documents += len(texts)
         result.characters += sum(map(len, texts))
@@ -309,7 +312,7 @@ class PieceWorker:
         ]
 
     def _problems(self, encoder: TextEncoder, texts: list[str], first: int) -> Iterator[tuple[int, str]]:
-        """Numbers of the texts that cannot be used, counted from `first`, and why; some of them cannot."""
+        """Find the texts that cannot be encoded by bisection; yield their numbers, counted from `first`, and why."""
         try:
             ids, lengths = encoder.encode(texts)
             special = np.isin(ids, list(self.recipe.unavoidable))
@@ -328,46 +331,49 @@ class PieceWorker:
 
 
 class _Encoding:
-    """What is to be said of documents of a piece that were encoded, or could not be."""
+    """The documents of a piece that cannot be encoded, or for which the tokenizer gives no token."""
 
     def __init__(self, piece: Piece, result: PieceResult) -> None:
         self.piece, self.result = piece, result
         self.first = 0
-        """Documents of the piece before those at hand."""
+        """Number of the piece's documents before the current batch."""
         self.without: list[int] = []
         """Documents without a token."""
-        self._left_out: dict[int, str] = {}
+        self._unencodable: dict[int, str] = {}
 
-    def leave_out(self, number: int, reason: str, skip: bool) -> None:
+    def skip(self, number: int, reason: str, skip_bad: bool) -> None:
         """Count a document that cannot be encoded.
 
         Args:
-            number: Counted from `first`.
-            reason: Why.
-            skip: Go on without it.
+            number: Number of the document, counted from `first`.
+            reason: Why it cannot be encoded.
+            skip_bad: Skip the document instead of raising an error.
 
         Raises:
-            DataError: it is not to be skipped.
+            DataError: `skip_bad` is false.
         """
         number += self.first
-        if not skip:
+        if not skip_bad:
             raise BadDocument(places_of(self.piece, [number])[number], reason).error()
         self.result.unencodable += 1
-        if len(self._left_out) < LISTED:
-            self._left_out[number] = reason
+        if len(self._unencodable) < LISTED:
+            self._unencodable[number] = reason
 
-    def tell(self) -> None:
-        """Name the places of these documents."""
-        if not self.without and not self._left_out:
+    def locate_problems(self) -> None:
+        """Add the places of these documents to the piece's result."""
+        if not self.without and not self._unencodable:
             return
-        places = places_of(self.piece, [*self._left_out, *self.without[:1]])
-        self.result.unencodable_list = [BadDocument(places[n], reason) for n, reason in self._left_out.items()]
+        places = places_of(self.piece, [*self._unencodable, *self.without[:1]])
+        self.result.unencodable_list = [BadDocument(places[n], reason) for n, reason in self._unencodable.items()]
         self.result.without_tokens = len(self.without)
         self.result.first_without = places[self.without[0]] if self.without else None
 
 
 def document_hashes(texts: Sequence[str], result: PieceResult) -> NDArray[np.uint64]:
-    """First 64 bits of each text's SHA-256, which decide its split; smallest, largest and bytes are counted."""
+    """Hash each text to the first 64 bits of its SHA-256, which decide its split.
+
+    The smallest and largest hash and the bytes are added to `result`.
+    """
     digests = []
     for text in texts:
         utf8 = text.encode()
@@ -380,7 +386,7 @@ def document_hashes(texts: Sequence[str], result: PieceResult) -> NDArray[np.uin
 
 
 def framed(ids: NDArray[Any], lengths: NDArray[np.int64], end: int, begin: Sequence[int] = ()) -> NDArray[Any]:
-    """The same ids with `begin` before and `end` behind each document."""
+    """Insert `begin` before and `end` after each document's ids."""
     more = 1 + len(begin)
     ends = np.cumsum(lengths) + (np.arange(len(lengths)) * more + len(begin))
     tokens = np.empty(len(ids) + len(lengths) * more, dtype=ids.dtype)
@@ -402,14 +408,14 @@ def _joined(parts: Sequence[SplitPart]) -> SplitPart:
 
 
 def _affordable(sizes: Sequence[int], budget: Amount, result: PieceResult) -> int:
-    """How many of the next documents, given their bytes, are within the budget."""
+    """Return how many of the next documents, given their bytes, are within the budget."""
     if budget.unit == "documents":
         return min(len(sizes), budget.amount - result.read)
     return int(np.searchsorted(np.cumsum(sizes), budget.amount - result.read_bytes, side="right"))
 
 
 def _is_used_up(budget: Amount, result: PieceResult, sizes: Sequence[int]) -> bool:
-    """Whether the next documents, given their bytes, leave nothing of the budget."""
+    """Return whether the next documents, given their bytes, use up the budget exactly."""
     return budget.amount == (result.read + len(sizes) if budget.unit == "documents" else result.read_bytes + sum(sizes))
 
 
@@ -422,14 +428,14 @@ def _without_paragraphs(text: str, keep: Bits) -> str:
         from headway.data.clean.base import named
 
         raise DataError(
-            f"the cleaning makes another text of a document than it did for the search for duplicates: {error}",
+            f"the cleaning gives a different text for a document than it did for the search for duplicates: {error}",
             where=named(text),
             fix="repair the functions in data.clean: what they return must depend on the text alone",
         ) from None
 
 
 def _paragraph_masks(verdict: Verdict) -> Iterator[Bits] | None:
-    """Per document that stays, which of its paragraphs do."""
+    """Yield, per document that stays, the mask of its paragraphs that stay; return None if all stay."""
     if verdict.paragraphs is None:
         return None
     assert verdict.paragraph_counts is not None

@@ -1,8 +1,9 @@
-"""What goes into a store, by content: a hash for every file, or span of one, that units are made of.
+"""The identity of a store's input: a hash for every file, or span of a file, of a unit.
 
-Local bytes are hashed; a file whose size, time of change and inode are as they were when it was hashed last is not read
-again. What lies at a URL is known by the version that its server tells. Results are kept under these names, so a file
-must stay as it was listed and hashed until the last of it is read, which may be hours later: that is seen to here too.
+Local bytes are hashed. A file is not read again if its size, change time and inode are as they were at its last hash.
+A file at a URL is identified by the version that its server reports. Results are recorded under these identities, so a
+file must not change from its listing until its last byte is read, which may be hours later. This module checks that
+too.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from headway.data.reading.pieces import Piece
 from headway.data.reading.places import SourceFile, open_file, stamp_of, unreadable
 
 _BLOCK = 2**22
-# A file that changed so shortly before it was hashed may change again without its time telling (as in git's index).
+# A file that changed this shortly before its hash may change again with an equal change time (as in git's index).
 _RACY_NS = 2 * 10**9
-# Bytes of a line behind a span that are hashed in any case.
+# Minimum limit on the bytes that are hashed behind a span, up to the end of its last line.
 _LINE = 2**30
-# Input that is hashed between two saves, half a minute's work on a fast disk: what a kill costs at most.
+# Bytes that are hashed between two saves: half a minute's work on a fast disk, the most that a kill loses.
 _SAVED_BYTES = 2**34
 
 
 class InputHashes:
-    """Hashes of inputs, remembered in a file.
+    """Hashes of inputs, cached in a file.
 
     Args:
-        memories: Where they may be remembered from earlier preparations.
-        keep: Where to save them now and then on the way.
-        fresh: Read every file again, whatever is remembered.
+        memories: Cache files of earlier preparations.
+        keep: Cache file for intermediate saves.
+        fresh: Ignore the caches and read every file again.
     """
 
     def __init__(self, *memories: Path, keep: Path | None = None, fresh: bool = False) -> None:
@@ -52,8 +53,7 @@ class InputHashes:
         self._ahead: Future[tuple[Unit, list[dict[str, Any]]] | None] | None = None
 
     def begin(self, unit: Callable[[], Unit | None]) -> None:
-        """Begin to hash the unit that will be asked for first, while something else is done; a failure waits until
-        then."""
+        """Hash the first unit in the background; an error is raised only when the unit is requested."""
         pool = ThreadPoolExecutor(1, "headway-hash")
         self._ahead = pool.submit(self._begun, unit)
         pool.shutdown(wait=False)
@@ -66,11 +66,10 @@ class InputHashes:
             return None
 
     def of(self, unit: Unit) -> list[dict[str, Any]]:
-        """What the unit's text comes from: per file its name, format, bytes, and SHA-256 or version; spans of large
-        files with the span.
+        """Describe a unit's input: per file its name, format, bytes, span if it is not whole, and SHA-256 or version.
 
         Raises:
-            DataError: a file cannot be read.
+            DataError: A file cannot be read.
         """
         ahead, self._ahead = self._ahead, None
         begun = ahead.result() if ahead is not None else None
@@ -85,16 +84,16 @@ class InputHashes:
             return facts | {"sha256": _hash_texts(pieces)}
         if not file.local and file.version:
             return facts | {"version": file.version}
-        # Only lines can be told by their bytes; row groups need the footer, which is anywhere in the file.
+        # Only lines are identified by their own bytes; row groups need the footer, which is elsewhere in the file.
         span = facts.get("span") if file.format == "jsonl" else None
         lines = (span[0], span[1]) if span else None
         return facts | {"sha256": self._hash(file, lines, pieces[0].most)}
 
-    def stay(self, file: SourceFile) -> str:
-        """See that a file is as it was when it was listed, and whenever this was asked before; returns its stamp.
+    def check_unchanged(self, file: SourceFile) -> str:
+        """Check that a file is as it was when it was listed and at every earlier check; return its stamp.
 
         Raises:
-            DataError: it has changed, or is gone.
+            DataError: The file has changed or is gone.
         """
         now = stamp_of(file)
         if self._stamps.setdefault(_place(file), now) != now or not _as_listed(file, now):
@@ -105,23 +104,23 @@ class InputHashes:
 
     def _hash(self, file: SourceFile, lines: tuple[int, int] | None, most: int) -> str:
         key = _place(file) + (f"#{lines[0]}-{lines[1]}" if lines else "")
-        stamp = self.stay(file)
+        stamp = self.check_unchanged(file)
         known = self._used.get(key) or self._known.get(key)
         if known is None or known[0] != stamp:
             now = time.time_ns()
             known = [stamp, _hash_lines(file, lines, most)]
-            self.stay(file)
+            self.check_unchanged(file)
             if not file.local or now - file.path.stat().st_ctime_ns <= _RACY_NS:
                 self._racy.add(key)
             self._unsaved_bytes += lines[1] - lines[0] if lines else file.bytes
         self._used[key] = known
         if self._keep is not None and self._unsaved_bytes >= _SAVED_BYTES:
-            # What was not asked for yet may still be: a kill must not cost what others before had remembered.
+            # Save the known hashes that were not requested yet, too: after a kill they would be lost.
             self._save(self._keep, self._known)
         return str(known[1])
 
     def save(self, memory: Path) -> None:
-        """Remember the hashes that were asked for, and no others."""
+        """Save the hashes that were requested, and no others."""
         self._save(memory, {})
 
     def _save(self, memory: Path, others: dict[str, list[Any]]) -> None:
@@ -133,7 +132,7 @@ class InputHashes:
 
 
 def outlines_of(unit: Unit) -> list[dict[str, Any]]:
-    """What `InputHashes.of` says of a unit, without the hashes or versions: for this nothing is read."""
+    """Describe a unit as `InputHashes.of` does, but without hashes or versions, so that nothing is read."""
     return [_outline(pieces) for pieces in _by_file(unit)]
 
 
@@ -142,7 +141,7 @@ def _by_file(unit: Unit) -> Iterator[list[Piece]]:
 
 
 def _outline(pieces: Sequence[Piece]) -> dict[str, Any]:
-    """Of one file's pieces in a unit: its name and format, their bytes, and their span when they are not all of it."""
+    """Describe a file's pieces in a unit: name, format, bytes, and their span if they are not the whole file."""
     file, start, end = pieces[0].file, pieces[0].span, pieces[-1].span
     size = sum(piece.bytes for piece in pieces)
     facts: dict[str, Any] = {"path": file.name, "format": file.format, "bytes": size}
@@ -154,7 +153,7 @@ def _outline(pieces: Sequence[Piece]) -> dict[str, Any]:
 
 
 def files_of(unit: Unit) -> list[SourceFile]:
-    """The files of a unit; none when it is of a stream."""
+    """Return the files of a unit; none if it belongs to a stream."""
     return [file for file in dict.fromkeys(piece.file for piece in unit.pieces) if file.format != "stream"]
 
 
@@ -163,11 +162,11 @@ def _place(file: SourceFile) -> str:
 
 
 def _as_listed(file: SourceFile, stamp: str) -> bool:
-    """Whether a stamp can be that of the file as it was listed."""
+    """Return whether a stamp is consistent with the file as it was listed."""
     size, _, version = stamp.partition(":")
     if int(size) != file.bytes:
         return False
-    # Where a server tells no checksum but a time, listings may tell it less exactly.
+    # If a server reports a time instead of a checksum, listings may report it with less precision.
     kinds = {text.partition(":")[0] for text in (version, file.version or "")}
     return file.local or len(kinds) > 1 or kinds.pop().isdigit() or version == file.version
 
@@ -182,10 +181,10 @@ def _hash_texts(pieces: Sequence[Piece]) -> str:
 
 
 def _hash_lines(file: SourceFile, lines: tuple[int, int] | None, most: int) -> str:
-    """SHA-256 of a file, or of bytes [start, end) of it and on to the end of the line that is cut there.
+    """Compute the SHA-256 of a file, or of its bytes [start, end) and on to the end of the line that is cut there.
 
-    Of a line that is longer than `most` bytes nothing is used. So where a large file is one line, no unit reads all
-    that follows; but each reads a fixed length at least, since a store must not tell which limit it was begun with.
+    A line longer than `most` bytes is not used. So if a large file is one line, a unit does not read all that follows.
+    Each unit reads a fixed length at least, since a store must not depend on the limit at its first preparation.
     """
     most = max(most, _LINE)
     digest = hashlib.sha256()
@@ -203,7 +202,7 @@ def _blocks(stream: BinaryIO, lines: tuple[int, int] | None, most: int) -> Itera
         while block := stream.read(_BLOCK):
             yield block
         return
-    # The byte before tells whether the first line begins here.
+    # The byte before decides whether the first line begins here.
     left = lines[1] - stream.seek(max(0, lines[0] - 1))
     last = b""
     while left > 0 and (block := stream.read(min(_BLOCK, left))):

@@ -1,6 +1,6 @@
-"""What a store says of itself: the manifest, which training reads, and the inputs, which people read.
+"""The descriptions in a store: the manifest, for training, and the inputs, for people.
 
-Neither holds times, absolute paths or anything else that the same text on another machine would give differently.
+Neither has times, absolute paths or anything else that would differ for equal text on another machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WRITTEN = ("documents", "tokens", "characters", "text_bytes")
 def inputs_json(
     data: DataConfig, sources: Sequence[Source], outcomes: Sequence[Outcome], duplicates: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """What went in: per source its settings, files and counts; the cleaning; the duplicates."""
+    """Describe the input: the settings, files, counts and cleaning of each source; and the duplicates."""
     described = []
     for number, source in enumerate(sources):
         config = data.sources[number]
@@ -46,13 +46,24 @@ def inputs_json(
 def manifest_json(
     settings: dict[str, Any],
     tokenizer: Tokenizer,
-    bound: int,
     sources: Sequence[Source],
     outcomes: Sequence[Outcome],
+    *,
+    bound: int,
     inputs: bytes,
     begin: Mapping[str, int],
 ) -> dict[str, Any]:
-    """Everything that training needs to know of the store."""
+    """Return the manifest: everything that training needs to know about the store.
+
+    Args:
+        settings: What `settings_json` returns.
+        tokenizer: The vocabulary.
+        sources: The sources.
+        outcomes: The outcomes of all units.
+        bound: Documents whose hash is below it are held out for validation.
+        inputs: The content of the store's description of its inputs.
+        begin: The tokens that begin every document, with their ids.
+    """
     summaries = []
     for number, source in enumerate(sources):
         mine = [outcome for outcome in outcomes if outcome.unit.source == number]
@@ -77,7 +88,7 @@ def _counts(outcomes: Sequence[Outcome]) -> dict[str, int]:
 
 
 def _cleaned(outcomes: Sequence[Outcome]) -> dict[str, Any] | None:
-    """The cleaners' counts of a source, added up in input order."""
+    """Add up the cleaners' counts of a source in input order."""
     total: dict[str, Any] | None = None
     for outcome in outcomes:
         if outcome.survey.clean is not None:
@@ -95,7 +106,7 @@ def _split(split: str, sources: Sequence[Source], outcomes: Sequence[Outcome]) -
 
 
 def part_json(shards: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the manifest says of a source in a split, from its shards' entries."""
+    """Return the manifest's entry for a source in a split, from the entries of its shards."""
     return {
         "documents": sum(shard["documents"] for shard in shards),
         "tokens": sum(shard["tokens"] for shard in shards),
@@ -104,11 +115,11 @@ def part_json(shards: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def head_json(tokenizer: Tokenizer, begin: Mapping[str, int]) -> dict[str, Any]:
-    """What every manifest begins with: the format, and what ids mean.
+    """Return the head of every manifest: the format, and the meaning of ids.
 
     Args:
         tokenizer: The vocabulary.
-        begin: What every document begins with.
+        begin: The tokens that begin every document, with their ids.
     """
     return {
         "format": FORMAT,

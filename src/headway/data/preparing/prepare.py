@@ -1,7 +1,8 @@
-"""Text to a token store, on many workers, with bytes that do not depend on their number.
+"""From text to a token store, on many workers; the store's bytes do not depend on their number.
 
-Units of input (`units`) become shards (`build`) in a folder beside the store, which takes the store's place when it is
-whole (`building`). Results are kept by what they depend on (`records`), so only what is new or changed is processed.
+Units of input (`units`) become shards (`build`) in a folder next to the store, which replaces the store when it is
+complete (`building`). Results are cached by a hash of their inputs (`records`), so only new or changed units are
+processed.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from headway.data.tokenizing.encoders import choose_encoder
 from headway.data.tokenizing.train import sample_text
 from headway.data.used_by import Use, uses_of
 
-# What `Tokenizer.save` writes; a kill may have left a part of it under another name.
+# The files that `Tokenizer.save` writes; after a kill, incomplete ones have other names and are removed.
 _TOKENIZER = ("tokenizer/tokenizer.json", SETTINGS)
 _HASHES = f"{WORK}/hashes"
 # Starting a worker takes about as long as tokenizing this much.
@@ -47,7 +48,7 @@ _DISK_FIX = "free space there or set data.store to another disk; a store that wa
 
 @dataclass(frozen=True)
 class PrepareReport:
-    """What a preparation did."""
+    """The report of a preparation."""
 
     store: str
     fingerprint: str
@@ -62,29 +63,30 @@ class PrepareReport:
     input_bytes: int
     """Bytes of the input."""
     processed_bytes: int
-    """Bytes of those that were new or changed."""
+    """Bytes of the input that was new or changed."""
     removed: int
-    """Documents that cleaning and the search for duplicates left out."""
+    """Documents that cleaning and the search for duplicates removed."""
     skipped: int
-    """Malformed documents that were left out (`bad_documents: skip`)."""
+    """Malformed documents that were skipped (`bad_documents: skip`)."""
     too_large: int
-    """Those of them that are larger than `max_document_bytes`."""
+    """Skipped documents that are larger than `max_document_bytes`."""
     unencodable: int
-    """Documents that the tokenizer cannot encode; they are left out (`bad_documents: skip`)."""
+    """Documents that the tokenizer cannot encode; they are skipped (`bad_documents: skip`)."""
     without_tokens: int
-    """Documents that it gives no token for, of those that it encoded since they are counted."""
+    """Encoded documents for which the tokenizer gives no token; units of older versions do not count them."""
     empty_documents: int
-    """Documents without any text; they are left out."""
+    """Documents without any text; they are omitted."""
     empty_files: int
     ignored_files: int
-    """Files in folders that were passed over for their ending."""
+    """Files in folders that were ignored because of their suffix."""
     encoder: str | None
-    """That of the preparation which made the store as it is, this one or an earlier one; None when nobody knows."""
+    """The encoder of the preparation that made the store in its present state, this or an earlier one; None if
+    unknown."""
     workers: int
     seconds: float
 
     def describe(self) -> str:
-        """The report in one line for people."""
+        """Return the report as one line for people."""
         parts = [
             f"{_many(self.documents, 'document')} ({format_count(self.validation_documents)} for validation)",
             _many(self.tokens, "token"),
@@ -98,7 +100,7 @@ class PrepareReport:
         if kept and not self.up_to_date:
             parts.append(f"{format_bytes(kept)} unchanged")
         large = f" ({format_count(self.too_large)} of them larger than data.max_document_bytes)" * bool(self.too_large)
-        left_out = (
+        omitted = (
             (self.removed, "document", "removed by cleaning and deduplication"),
             (self.skipped, "malformed document", f"skipped{large}, listed in {SKIPPED}"),
             (self.unencodable, "document", f"that the tokenizer cannot encode skipped, listed in {SKIPPED}"),
@@ -106,7 +108,7 @@ class PrepareReport:
             (self.empty_documents, "document", "without text"),
             (self.ignored_files, "file", "of unknown format ignored"),
         )
-        parts += [f"{_many(count, what)} {why}" for count, what, why in left_out if count]
+        parts += [f"{_many(count, what)} {why}" for count, what, why in omitted if count]
         return f"{self.store}: " + " · ".join(parts)
 
 
@@ -124,41 +126,41 @@ def prepare(
 ) -> PrepareReport:
     """Make the token store that `data` describes, or bring it up to date.
 
-    An error or a kill leaves an existing store as it was; what was done is kept, and the next call goes on from there.
+    An error or a kill leaves an existing store as it was; finished work stays, and the next call continues from it.
 
     Args:
         data: Sources, cleaning, tokenizer, split and place.
-        workers: Pieces processed at a time; `data.workers` when not given. The store's bytes do not depend on it. With
-            more than one, a script that calls this needs the usual `if __name__ == "__main__":` guard.
-        force: Make it anew even when nothing has changed, and train its vocabulary anew.
-        repair: Hash the shards that are there and make those anew that are damaged. Without it only the length of their
-            files is looked at.
+        workers: Number of pieces to process at a time; `data.workers` when not given. The store's bytes do not depend
+            on it. With more than one, a script that calls this needs the usual `if __name__ == "__main__":` guard.
+        force: Make the store again even if nothing has changed, and train its vocabulary again.
+        repair: Hash the existing shards and make damaged ones again. Without it, only the length of their files is
+            checked.
         iterables: By name, the documents of sources whose path is `python:`: iterables of texts or of mappings with
-            fields, or functions that make one.
+            fields, or functions that return one.
 
     Raises:
-        ConfigError: an optional package is missing; or the store is elsewhere (`data.remote`), or was imported.
-        DataError: text, tokenizer or disk is not as it should be, too much would be removed as duplicate, the present
-            store's manifest cannot be read, or a training reads that store and something has changed.
+        ConfigError: An optional package is missing; or the store is elsewhere (`data.remote`), or was imported.
+        DataError: Text, tokenizer or disk has a problem; too much would be removed as duplicates; the present store's
+            manifest cannot be read; or a run is reading that store and something has changed.
     """
     started = time.monotonic()
-    # Renaming must happen beside the folder itself, not beside a link to it.
+    # The build folder must be next to the store's folder itself, not next to a link to it, so that a rename works.
     path = data.store.resolve() if data.store.is_symlink() else data.store
     check_not_foreign(path)
     _check_same_origin(data, path, force)
     uses = uses_of(path)
     keeps_for = {use.pid for use in uses}
     if force:
-        check_not_in_use(path, keeps_for)  # otherwise it may turn out that nothing has changed
+        check_not_in_use(path, keeps_for)  # without `force`, nothing may have changed: the check waits for a change
     steps = _described_steps(data)
     sources = find_sources(data.sources, iterables, data.max_document_bytes)
     _warn_of_empty_files(sources)
     count = _worker_count(workers or data.workers, sources)
-    with building(path) as folder, _os_errors("the token store cannot be written", path, _DISK_FIX):
-        present = None if force else _present(path)
+    with building(path) as folder, _explain_os_errors("the token store cannot be written", path, _DISK_FIX):
+        present = None if force else _open_present(path)
         hashes = InputHashes(path / _HASHES, folder / _HASHES, keep=folder / _HASHES, fresh=force)
         _begin_hashing(hashes, data, sources)
-        open_tables(sources)  # what is wrong with one is told before hours of reading
+        open_tables(sources)  # report a problem with one before hours of reading
         tokenizer = vocabulary_of(data, sources, folder, present, hashes, fresh=force)
         begin = tokenizer.begin_of_text(data.begin_of_text)
         encoder = choose_encoder(
@@ -181,36 +183,54 @@ def prepare(
         )
         width, most = tokenizer.dtype.itemsize, data.max_document_bytes
         records = Records(folder, path, width, most, fresh=force, hashed=repair)
-        builder = Builder(data, sources, records, hashes, recipe, steps, tokenizer, count, keeps_for)
-        outcomes, bound = _built(builder, data, sources, present)
+        builder = Builder(
+            data,
+            sources,
+            records,
+            hashes,
+            recipe,
+            described_steps=steps,
+            tokenizer=tokenizer,
+            workers=count,
+            keeps_for=keeps_for,
+        )
+        outcomes, bound = _build_units(builder, data, sources, present)
         _warn_of_cut_files(outcomes)
         _warn_of_no_tokens(outcomes)
         skipped = list(islice(_malformed(records, outcomes), LISTED))
         inputs = _as_bytes(inputs_json(data, sources, outcomes, builder.duplicates))
-        manifest = manifest_json(settings_json(data, steps), tokenizer, bound, sources, outcomes, inputs, begin)
-        up_to_date = present is not None and not builder.processed and _is(present, manifest)
+        settings = settings_json(data, steps)
+        manifest = manifest_json(settings, tokenizer, sources, outcomes, bound=bound, inputs=inputs, begin=begin)
+        # The builder has checked the shards already.
+        up_to_date = (
+            present is not None
+            and not builder.processed
+            and present.manifest == manifest
+            and not present.problems_beside_shards()
+        )
         hashes.save((path if up_to_date else folder) / _HASHES)
         if up_to_date:
             renew_settings(folder, path, data)
         else:
-            _write(folder, records, manifest, inputs, skipped, encoder, _kept(uses, path, records))
+            kept = _files_of_runs(uses, path, records)
+            _write(folder, records, manifest, inputs, skipped=skipped, encoder=encoder, kept=kept)
             publish(folder, path, keeps_for)
-    too_large = sum(outcome.survey.too_large for outcome in outcomes)
-    return _report(path, manifest, sources, builder, outcomes, up_to_date, count, too_large, time.monotonic() - started)
+    seconds = time.monotonic() - started
+    return _report(path, manifest, sources, builder, outcomes, up_to_date=up_to_date, workers=count, seconds=seconds)
 
 
 def _begin_hashing(hashes: InputHashes, data: DataConfig, sources: Sequence[Source]) -> None:
-    """Hash the beginning of the input while the vocabulary is loaded, where finding the beginning costs nothing."""
+    """Start to hash the first unit while the vocabulary is loaded, if finding that unit costs nothing."""
     first = sources[0]
     if first.stream is None and first.files and first.files[0].local and first.files[0].format in ("text", "jsonl"):
         hashes.begin(lambda: next(units_of(0, first, data.shard_bytes), None))
 
 
 def _check_same_origin(data: DataConfig, path: Path, force: bool) -> None:
-    """Refuse to put text in the place of tokens that came another way."""
+    """Raise an error if a store that is remote or imported would be replaced by one prepared from text."""
     if data.remote is not None:
         raise ConfigError(
-            f"this config trains from the store at {data.remote}, of which {path} is to hold copies",
+            f"this config trains from the store at {data.remote}, and {path} is the cache of that store",
             where="data.remote",
             fix="data.remote=null prepares a store here",
         )
@@ -230,7 +250,7 @@ def _is_imported(path: Path) -> bool:
 
 
 def _described_steps(data: DataConfig) -> Any:
-    """The cleaning steps with all that they depend on; whatever they need is there."""
+    """Return the cleaning steps with everything they depend on, and check that their dependencies are installed."""
     if not data.clean:
         return []
     from headway.data.clean import describe_steps
@@ -239,7 +259,7 @@ def _described_steps(data: DataConfig) -> Any:
 
 
 def _worker_count(wanted: int | str, sources: Sequence[Source]) -> int:
-    """Workers that have something to do."""
+    """Return the number of workers; `auto` means one per core, but no more than the input can keep busy."""
     if wanted == "auto":
         cores = usable_cores()
         if any(source.stream is not None for source in sources):
@@ -253,14 +273,19 @@ def _input_bytes(sources: Sequence[Source]) -> int:
 
 
 def _threads_per_call(workers: int, sources: Sequence[Source]) -> int:
-    """Threads that share each text's encoding: each keeps a cache of words of its own, so they pay only where a long
-    file would leave other workers without work."""
+    """Return the number of threads that share the encoding of each text.
+
+    Each thread has its own cache of words, so several threads pay off only where a long file would leave other workers
+    idle.
+    """
     return 1 if workers * longest_piece(sources) <= _input_bytes(sources) else workers
 
 
 def _sample_bytes(sources: Sequence[Source]) -> int:
-    """Text on which encoders are compared: a thousandth of all, but not so little or so much that it says nothing or
-    takes long."""
+    """Return the bytes of text on which encoders are compared: a thousandth of the input, within bounds.
+
+    The lower bound keeps the comparison meaningful, the upper bound keeps it short.
+    """
     return max(2**16, min(2**20, _input_bytes(sources) // 1000))
 
 
@@ -275,7 +300,7 @@ def _warn_of_cut_files(outcomes: Iterable[Outcome]) -> None:
     cut = sum(outcome.survey.cut for outcome in outcomes)
     if cut:
         files = "an input file is" if cut == 1 else f"{cut} input files are"
-        warning(f"{files} left out from a place on, named in {SKIPPED}: what follows there cannot be read")
+        warning(f"{files} left out from a place on, named in {SKIPPED}: the text after that place cannot be read")
 
 
 def _warn_of_no_tokens(outcomes: Iterable[Outcome]) -> None:
@@ -285,32 +310,27 @@ def _warn_of_no_tokens(outcomes: Iterable[Outcome]) -> None:
         documents = f"{format_count(count)} {plural(count, 'document')}"
         warning(
             f"the tokenizer gives no token for the text of {documents}, the first of them {found[0].first_without}:"
-            " the store has an end of text for each of them"
+            " the store has an end-of-text token for each of them"
         )
 
 
-def _present(path: Path) -> TokenStore | None:
-    """The store that is there. What is damaged of it is made anew, and the vocabulary that was trained for it stays.
+def _open_present(path: Path) -> TokenStore | None:
+    """Open the present store without a check: damaged parts are made again, and the trained vocabulary stays.
 
     Raises:
-        DataError: its manifest cannot be read, so that nobody knows what its vocabulary was.
+        DataError: The manifest cannot be read, so that the store's vocabulary is unknown.
     """
     return TokenStore.open(path, check=False) if (path / MANIFEST).exists() else None
 
 
-def _is(present: TokenStore, manifest: dict[str, Any]) -> bool:
-    """Whether the store that is there is the wanted one; its shards have been looked at."""
-    return present.manifest == manifest and not present.problems_beside_shards()
-
-
-def _built(
+def _build_units(
     builder: Builder, data: DataConfig, sources: Sequence[Source], present: TokenStore | None
 ) -> tuple[list[Outcome], int]:
-    """All units' outcomes, and the bound under which documents are held out.
+    """Build all units; return their outcomes, and the bound under which documents are held out.
 
-    A document is held out when its hash, as a fraction, is below `data.validation`. In a small corpus that may leave
-    one side empty; then the bound moves just so far that each side has a document (the one with the smallest or the
-    largest hash), and the work is done once more.
+    A document is held out if its hash, as a fraction, is below `data.validation`. In a small corpus that may leave one
+    side of the split empty. Then the bound moves just far enough that each side has a document (the one with the
+    smallest or the largest hash), and the builder runs again.
     """
     same = present is not None and present.manifest["settings"].get("validation") == data.validation
     bound = int(present.manifest["split"]["bound"]) if present and same else int(data.validation * 2**64)
@@ -328,7 +348,7 @@ def _built(
 
 
 def settled_bound(validation: float, smallest: int, largest: int) -> int:
-    """The bound that gives each side a document where there are two different ones; training comes first."""
+    """Return the bound that gives each side a document if two documents differ, and otherwise training the only one."""
     bound = int(validation * 2**64)
     if largest < bound:
         return largest
@@ -338,7 +358,7 @@ def settled_bound(validation: float, smallest: int, largest: int) -> int:
 
 
 def _malformed(records: Records, outcomes: Iterable[Outcome]) -> Iterator[dict[str, str]]:
-    """Malformed documents in input order; of each unit some."""
+    """Yield some malformed documents of each unit, in input order."""
     yield from records.listed(outcome.key for outcome in outcomes if outcome.survey.skipped)
     for outcome in outcomes:
         yield from outcome.shards.unencodable_list
@@ -380,12 +400,13 @@ def _write(
     records: Records,
     manifest: dict[str, Any],
     inputs: bytes,
+    *,
     skipped: Sequence[dict[str, str]],
     encoder: str,
     kept: Sequence[str],
 ) -> None:
-    """Everything of the store besides its shards, and nothing that is not of it, nor needed by a run."""
-    records.bring(kept)
+    """Write everything but the shards, and remove files that neither the store nor a run needs."""
+    records.link_present(kept)
     records.collect([*_TOKENIZER, _HASHES, TRAINED, *kept])
     record_encoder(folder, encoder)
     if skipped:
@@ -396,8 +417,8 @@ def _write(
     write_json(folder / MANIFEST, manifest, exact=True)
 
 
-def _kept(uses: Sequence[Use], path: Path, records: Records) -> list[str]:
-    """Files of the present store that runs need and the new one does not have, and the marks of these runs."""
+def _files_of_runs(uses: Sequence[Use], path: Path, records: Records) -> list[str]:
+    """Return the present store's files that runs need and the new store lacks, and the marks of these runs."""
     kept: dict[str, None] = {}
     for use in uses:
         needed = [name for name in use.files if name not in records.used and (path / name).exists()]
@@ -406,14 +427,14 @@ def _kept(uses: Sequence[Use], path: Path, records: Records) -> list[str]:
             size = sum((path / name).stat().st_size for name in needed)
             warning(
                 f"{use.run} reads this store as it was: {format_bytes(size)} of it stay here for that run; with"
-                " --accept-changes what is new joins its data"
+                " --accept-changes the new data joins the run's data"
             )
     return list(kept)
 
 
 @contextmanager
-def _os_errors(what: str, where: Path, fix: str) -> Iterator[None]:
-    """Turn the system's errors in a block into one that a person can act on."""
+def _explain_os_errors(what: str, where: Path, fix: str) -> Iterator[None]:
+    """Turn an OSError in a block into a DataError with a fix."""
     try:
         yield
     except OSError as error:
@@ -426,9 +447,9 @@ def _report(
     sources: Sequence[Source],
     builder: Builder,
     outcomes: Sequence[Outcome],
+    *,
     up_to_date: bool,
     workers: int,
-    too_large: int,
     seconds: float,
 ) -> PrepareReport:
     def total(key: str) -> int:
@@ -451,7 +472,7 @@ def _report(
         unencodable=unencodable,
         without_tokens=sum(outcome.shards.without_tokens for outcome in outcomes),
         skipped=total("skipped"),
-        too_large=too_large,
+        too_large=sum(outcome.survey.too_large for outcome in outcomes),
         empty_documents=total("empty"),
         empty_files=sum(not file.bytes for source in sources for file in source.files),
         ignored_files=sum(source.ignored for source in sources),

@@ -1,6 +1,6 @@
-"""What is known of every unit: the outcome of its survey and its shards, kept with the store by content key.
+"""Records of every unit: the outcome of its survey and its shards, stored with the token store by content key.
 
-So only what is new or changed is processed, and a preparation that was killed goes on where it was.
+So only new or changed units are processed, and a preparation that was killed resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -19,45 +19,48 @@ from headway.core.foreign import LISTING_BYTES, read_json_object
 from headway.data.preparing.encode import LISTED, PieceResult
 from headway.data.store import INDEX, TOKENS, file_problem
 
-#: Folder of the store for what only preparation needs.
+#: Folder of the store for files that only preparation needs.
 WORK = ".work"
-#: What matches finished work in the store in the making: shards that have their names, and fingerprints of documents.
+#: Patterns of finished work in a store that is being built: shards with their final names, and document fingerprints.
 FINISHED = (f"*/*/[!.]*{TOKENS}", f"{WORK}/[!.]*.prints")
-# Documents of a unit that cannot be encoded and are listed: they stay in memory as long as the unit is known.
+# Limit on the listed documents of a unit that cannot be encoded: the list stays in memory.
 _LISTED = 20
-# Which library encoded. It is no part of the store, whose bytes are the same with each.
+# The library that encoded. It is not part of the store, whose bytes do not depend on it.
 _ENCODER = f"{WORK}/encoder"
 
 
 def key_of(*parts: Any) -> str:
-    """The name of a result: the first 128 bits of the SHA-256 of all that it depends on, in hexadecimal."""
+    """Return the name of a result: the first 128 bits of the SHA-256 of all its inputs, in hexadecimal."""
     return fingerprint(parts)[:32]
 
 
 def record_encoder(store: Path, encoder: str) -> None:
-    """Remember with a store in the making which encoder it is made with."""
+    """Record which encoder a store is being built with."""
     write_json(store / _ENCODER, {"encoder": encoder})
 
 
 def recorded_encoder(store: Path) -> str | None:
-    """The encoder of the preparation that made a store as it is; None where nobody knows: it is a copy without what
-    only preparation needs, was imported, or is older than these records."""
+    """Return the encoder of the preparation that made a store in its present state.
+
+    It is None for a copy without the files that only preparation needs, for an imported store, and for a store older
+    than these records.
+    """
     name = (_read(store / _ENCODER) or {}).get("encoder")
     return name if isinstance(name, str) else None
 
 
 @dataclass
 class Survey:
-    """What reading and cleaning a unit gave."""
+    """The outcome of reading and cleaning a unit."""
 
     read: int = 0
     read_bytes: int = 0
     empty: int = 0
     skipped: int = 0
     cut: int = 0
-    """Those of them that stand for the rest of a file."""
+    """Skipped documents that stand for the rest of a file."""
     skipped_list: list[dict[str, str]] = field(default_factory=list)
-    """Some of them, until the survey is kept: then `Records.listed` has them."""
+    """Some skipped documents, until the survey is saved; afterwards `Records.listed` has them."""
     clean: dict[str, Any] | None = None
     """The cleaner's counts, as JSON."""
     piece_documents: list[int] = field(default_factory=list)
@@ -65,12 +68,12 @@ class Survey:
     complete: bool = True
     """The unit was read to its end, not to its source's limit."""
     most: int = MAX_DOCUMENT_BYTES
-    """`data.max_document_bytes` when it was read; before there was that key, documents were as large as they came."""
+    """`data.max_document_bytes` when the unit was read; before that key existed, documents had no limit."""
     too_large: int = 0
     """Skipped documents that were larger."""
 
     def add(self, result: PieceResult) -> None:
-        """Count one more piece."""
+        """Add the counts of one more piece."""
         self.read += result.read
         self.read_bytes += result.read_bytes
         self.empty += result.empty
@@ -85,7 +88,7 @@ class Survey:
 
 
 def added_counts(earlier: dict[str, Any] | None, later: dict[str, Any]) -> dict[str, Any]:
-    """The cleaner's counts of two parts of the input as one, all as JSON."""
+    """Add the cleaner's counts of two parts of the input, all as JSON."""
     if earlier is None:
         return later
     from headway.data.clean import CleanCounts
@@ -97,32 +100,32 @@ def added_counts(earlier: dict[str, Any] | None, later: dict[str, Any]) -> dict[
 
 @dataclass
 class Shards:
-    """What a unit gave to the store."""
+    """The contribution of a unit to the store."""
 
     documents: int = 0
     tokens: int = 0
     characters: int = 0
     text_bytes: int = 0
     smallest: int = 2**64
-    """Smallest and largest document hash: they tell whether the split must be settled anew."""
+    """Smallest and largest document hash: they decide whether the split bound must move."""
     largest: int = -1
     unencodable: int = 0
     """Documents that the tokenizer cannot encode."""
     unencodable_list: list[dict[str, str]] = field(default_factory=list)
-    """Some of them."""
+    """Some documents that the tokenizer cannot encode."""
     without_tokens: int = 0
-    """Documents that it gives no token for."""
+    """Documents for which the tokenizer gives no token."""
     first_without: str | None = None
-    """Where the first of them is."""
+    """Place of the first document without a token."""
     splits: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Per split the shard's entry in the manifest; a split without documents has none."""
+    """Per split, the shard's entry in the manifest; a split without documents has none."""
     most: int = MAX_DOCUMENT_BYTES
-    """`data.max_document_bytes` when it was read."""
+    """`data.max_document_bytes` when the unit was read."""
     too_large: int = 0
     """Skipped documents that were larger."""
 
     def add(self, result: PieceResult) -> None:
-        """Count one more piece."""
+        """Add the counts of one more piece."""
         self.documents += result.documents
         self.tokens += sum(len(part.tokens) for part in result.splits.values())
         self.characters += result.characters
@@ -137,22 +140,25 @@ class Shards:
 
 
 def _holds_for(record: dict[str, Any], most: int) -> bool:
-    """Whether what a unit gave is what it gives when documents may have `most` bytes. A limit is no part of a result's
-    key, for hardly a unit has a document that large: the others stay when somebody raises it for one."""
+    """Return whether a unit's result holds when documents may have `most` bytes.
+
+    The limit is not part of a result's key, since few units have a document that large: the other results stay valid
+    when the limit is raised.
+    """
     before = record.get("most", MAX_DOCUMENT_BYTES)
     return bool(before == most if record.get("too_large") else before <= most)
 
 
 class Records:
-    """The records of a store in the making, and of the store that it will replace.
+    """The records of a store that is being built, and of the store that it will replace.
 
     Args:
-        folder: The store in the making.
+        folder: The store that is being built.
         old: The present store.
         width: Bytes of a token.
-        most: Bytes that a document may have (`data.max_document_bytes`).
-        fresh: Take nothing from the present store.
-        hashed: Take no shard whose hash has not been looked at; otherwise the length of its files will do.
+        most: Maximum size of a document in bytes (`data.max_document_bytes`).
+        fresh: Reuse nothing from the present store.
+        hashed: Verify the hash of a shard before it is reused; otherwise only the length of its files is checked.
     """
 
     def __init__(
@@ -169,23 +175,23 @@ class Records:
         self._present = old
         self._width, self._most, self._hashed = width, most, hashed
         self.used: set[str] = set()
-        """Files of the store in the making that belong to it, relative to it."""
+        """Files that belong to the new store, relative to it."""
         self.taken: list[str] = []
-        """Those of them that are still in the present store only."""
+        """Files that belong to the new store and are still in the present store only."""
 
     def survey(self, key: str, others: Iterable[str] = ()) -> Survey | None:
-        """The survey of that key, if it is known with other files of these endings."""
+        """Return the survey of a key, if it is recorded together with its files of the given suffixes."""
         record = self._find(f"{WORK}/{key}.survey.json", [f"{WORK}/{key}.{name}" for name in others])
         return Survey(**{**record, "skipped_list": []}) if record else None
 
     def listed(self, keys: Iterable[str]) -> Iterator[dict[str, str]]:
-        """Malformed documents that the surveys of these keys have met, as each of them lists them."""
+        """Yield the malformed documents that the surveys of some keys list."""
         for key in keys:
             record = _read(self.path_of(f"{WORK}/{key}.survey.json"))
             yield from record["skipped_list"] if record else ()
 
     def shards(self, key: str, source: str) -> Shards | None:
-        """The shards of that key, if they are known and their files are whole."""
+        """Return the shards of a key, if they are recorded and their files are complete."""
         name = f"{WORK}/{key}.shards.json"
         for place in self._places():
             record = _read(place / name)
@@ -195,7 +201,7 @@ class Records:
         return None
 
     def _whole(self, place: Path, source: str, splits: dict[str, dict[str, Any]]) -> bool:
-        """Whether the files of shards are there as they should be."""
+        """Return whether the files of shards exist and match their entries."""
         for split, entry in splits.items():
             folder, name = place / split / source, entry["file"]
             files = (
@@ -226,18 +232,18 @@ class Records:
             self.taken += names
 
     def new_file(self, key: str, ending: str) -> Path:
-        """Where something that belongs to a survey goes, before the survey itself is saved."""
+        """Return the path for a new file that belongs to a survey, to be written before the survey itself."""
         (self.folder / WORK).mkdir(exist_ok=True)
         return self.folder / WORK / f"{key}.{ending}"
 
     def save_survey(self, key: str, survey: Survey, others: Iterable[str] = ()) -> None:
-        """Keep a survey; `others` are the endings of files that belong to it."""
+        """Save a survey; `others` are the suffixes of files that belong to it."""
         survey.most = self._most
         self._save(f"{WORK}/{key}.survey.json", asdict(survey), [f"{WORK}/{key}.{ending}" for ending in others])
-        survey.skipped_list = []  # of many dirty units they would fill the memory
+        survey.skipped_list = []  # the lists of many dirty units would fill the memory
 
     def save_shards(self, key: str, shards: Shards, source: str) -> None:
-        """Keep the record of shards that have been written."""
+        """Save the record of shards that have been written."""
         shards.most = self._most
         self._save(f"{WORK}/{key}.shards.json", asdict(shards), _files_of(source, shards.splits))
 
@@ -247,18 +253,21 @@ class Records:
         self.used.update([name, *others])
 
     def path_of(self, name: str) -> Path:
-        """Where a file that is used lies now."""
+        """Return where a file of the new store lies now."""
         here = self.folder / name
         return here if here.exists() or self._old is None else self._old / name
 
-    def bring(self, names: Iterable[str]) -> None:
-        """Bring files of the present store that belong to none of the units."""
+    def link_present(self, names: Iterable[str]) -> None:
+        """Link files of the present store that belong to no unit into the new one."""
         for name in names:
             _link(self._present / name, self.folder / name)
 
     def collect(self, others: Iterable[str]) -> None:
-        """Bring what is taken from the present store into the one in the making, and remove what is neither of a unit
-        nor one of `others`."""
+        """Link the reused files of the present store into the new one, and remove unneeded files from the new one.
+
+        Args:
+            others: Further files of the new store that stay.
+        """
         for name in self.taken:
             assert self._old is not None
             _link(self._old / name, self.folder / name)
@@ -273,7 +282,7 @@ class Records:
 
 
 def _files_of(source: str, splits: dict[str, dict[str, Any]]) -> list[str]:
-    """Both files of each shard, relative to the store."""
+    """Return both files of each shard, relative to the store."""
     files = [f"{split}/{source}/{entry['file']}" for split, entry in splits.items()]
     return [*files, *(_index(file) for file in files)]
 
@@ -290,7 +299,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """The same file under another name; a copy where the file system has no hard links."""
+    """Link a file to another name, or copy it where the file system has no hard links."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists():
         return

@@ -1,4 +1,4 @@
-"""What in a config a prepared store depends on, besides its input: as the manifest has it, and compared with one."""
+"""The settings that determine a prepared store, besides its input: for the manifest, and compared with a manifest."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 from headway.config.clean import CleanStep, step_settings
 from headway.config.data import DataConfig, stored_names
 
-# The settings of a manifest that another key of the config stands for than their own.
+# Settings of a manifest whose key in the config has another name.
 _KEYS = {"special_tokens_in_text": "tokenizer.special_tokens_in_text"}
 
 
 def settings_json(data: DataConfig, steps: Any) -> dict[str, Any]:
-    """What the store's bytes depend on, besides the input and the tokenizer.
+    """Return the settings that the store's bytes depend on, besides the input and the tokenizer.
 
     Args:
         data: The config.
-        steps: Its cleaning steps with all that they depend on (`describe_steps`).
+        steps: Its cleaning steps with everything they depend on (`describe_steps`).
     """
     settings: dict[str, Any] = {"validation": data.validation, "bad_documents": data.bad_documents}
     if data.tokenizer.path is None:
@@ -34,16 +34,16 @@ def settings_json(data: DataConfig, steps: Any) -> dict[str, Any]:
 
 
 def differing_keys(data: DataConfig, manifest: dict[str, Any]) -> list[str]:
-    """Keys of the config by which `headway data prepare` would make another store than a prepared one is.
+    """Return the config keys for which `headway data prepare` would make a store that differs from a prepared one.
 
-    As far as the config and the manifest alone tell: neither files nor word lists nor evaluation sets are looked at.
+    It compares the config with the manifest alone: it reads no files, word lists or evaluation sets.
     """
     stored, wanted = manifest["settings"], settings_json(data, None)
     keys = [key for key in {**wanted, **stored} if key != "clean" and wanted.get(key) != stored.get(key)]
     found = [f"data.{_KEYS.get(key, key)}" for key in keys]
     if not _same_steps(data.clean, stored.get("clean", {}).get("steps", [])):
         found.append("data.clean")
-    # Whether `auto` begins documents with a token the tokenizer says, which is not looked at.
+    # The tokenizer decides what `auto` does; it is not read here, so `auto` never counts as a difference.
     if data.begin_of_text == ("never" if "begin_of_text" in manifest["tokenizer"] else "always"):
         found.append("data.begin_of_text")
     names = [source["name"] for source in manifest["sources"]]
@@ -53,7 +53,7 @@ def differing_keys(data: DataConfig, manifest: dict[str, Any]) -> list[str]:
 
 
 def _same_steps(steps: list[CleanStep], stored: list[dict[str, Any]]) -> bool:
-    """Whether the store's steps have the config's settings; what else they depend on stands beside those."""
+    """Return whether the store's steps have the config's settings; stored steps have further keys, which may differ."""
     asked = [step_settings(step) for step in steps]
     return len(asked) == len(stored) and all(
         there == {**there, **mine} for mine, there in zip(asked, stored, strict=True)

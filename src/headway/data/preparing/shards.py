@@ -16,7 +16,7 @@ from headway.core.files import begin_flush, sync_folder
 from headway.data.preparing.encode import SplitPart
 from headway.data.store import INDEX, TOKENS
 
-# Bytes that go to the disk together while the next ones are made.
+# Number of bytes after which a flush to disk begins, while the next bytes are produced.
 _FLUSHED_BYTES = 2**20
 
 
@@ -24,8 +24,8 @@ class ShardWriter:
     """The two files of one shard, written piece by piece under temporary names.
 
     Args:
-        folder: `<split>/<source>` of the store in the making; made with the first token.
-        name: What both files are called, without ending.
+        folder: `<split>/<source>` of the store that is being built; created with the first token.
+        name: Name of both files, without the suffix.
 
     Attributes:
         tokens: Ids written so far.
@@ -40,16 +40,20 @@ class ShardWriter:
         """Add documents.
 
         Raises:
-            OSError: the disk is full, or the like.
+            OSError: The files cannot be written, for example because the disk is full.
         """
         if len(part.lengths):
             self.write(part.tokens, np.cumsum(part.lengths))
 
     def write(self, ids: NDArray[Any], ends: NDArray[np.int64]) -> None:
-        """Add ids; documents end before the places `ends` among them, and the last may go on with the next call.
+        """Add ids.
+
+        Args:
+            ids: Token ids; the last document may continue in the next call.
+            ends: Where documents end: the place after their last id.
 
         Raises:
-            OSError: the disk is full, or the like.
+            OSError: The files cannot be written, for example because the disk is full.
         """
         if not self._files:
             fault_point("data.shard")
@@ -62,11 +66,13 @@ class ShardWriter:
         self.tokens += len(ids)
 
     def finish(self) -> dict[str, Any] | None:
-        """Flush both files to disk and give them their names; returns the shard's entry in the manifest, if it has
-        documents.
+        """Flush both files to disk and give them their final names.
+
+        Returns:
+            The shard's entry in the manifest; None if the shard has no documents.
 
         Raises:
-            OSError: the disk is full, or the like.
+            OSError: The files cannot be written, for example because the disk is full.
         """
         if not self._files:
             return None
@@ -83,14 +89,14 @@ class ShardWriter:
         }
 
     def abandon(self) -> None:
-        """Close the files and remove what was written."""
+        """Close the files and remove them."""
         for ending, file in self._files.items():
             file.discard()
             (self._folder / f".{self._name}{ending}").unlink(missing_ok=True)
 
 
 class _HashedFile:
-    """A new file whose SHA-256 is known when it is closed."""
+    """A new file that computes its SHA-256 as it is written."""
 
     def __init__(self, path: Path) -> None:
         self._file: IO[bytes] = path.open("wb")
@@ -108,13 +114,13 @@ class _HashedFile:
             self._flushed = self._size
 
     def close(self) -> str:
-        """Flush it to disk; returns its SHA-256 in hexadecimal."""
+        """Flush the file to disk, close it, and return its SHA-256 in hexadecimal."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
         return self._hash.hexdigest()
 
     def discard(self) -> None:
-        """Close it, whatever is in it."""
-        with suppress(OSError):  # what is buffered may have no room on the disk
+        """Close the file without checking its content."""
+        with suppress(OSError):  # the disk may have no room for the buffered bytes
             self._file.close()

@@ -1,9 +1,9 @@
-"""Units: the runs of input that a store is made of, each of which is processed once and kept.
+"""Units: the stretches of input that a store is made of. Each is processed once, and its result is cached.
 
-A unit is a span of a large file, or some small files in a row. Where units end depends on each file alone, so that
-adding, changing or removing a file leaves all units but those around it as they were: a file ends a unit when a hash of
-its name, as a fraction, is below its size over the length that units should have (content-defined chunking,
-Muthitacharoen et al. 2001, section 3.1, with files in place of bytes).
+A unit is a span of a large file, or a sequence of small files. Each file alone determines whether a unit ends there, so
+adding, changing or removing a file affects only the units around it. A file ends a unit if a hash of its name, as a
+fraction, is below its size divided by the target length of units (content-defined chunking, Muthitacharoen et al. 2001,
+section 3.1, with files in place of bytes).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pathlib import Path
 from headway.data.reading.pieces import StoredTexts
 from headway.data.reading.sources import Piece, Source, SourceFile, pieces_of
 
-# However unlucky the names are, a unit ends at so many times the length that it should have.
+# A unit ends at this multiple of the target length, whatever the hashes of the names are.
 _LONGEST = 4
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A run of pieces of one source."""
+    """Consecutive pieces of one source."""
 
     source: int
     """Number of the source in the config."""
@@ -35,13 +35,13 @@ class Unit:
         return sum(piece.bytes for piece in self.pieces)
 
     def without_texts(self, store: Path | None = None) -> Unit:
-        """The same when it has been read: documents of a stream would stay in memory for as long as it is known.
+        """Return the unit without the documents of a stream, which would otherwise stay in memory.
 
         Args:
-            store: A file that they are added to, since they will be read again.
+            store: A file to append the documents to, if they will be read again.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: The file cannot be written.
         """
 
         def stored(texts: Iterable[str] | None) -> Iterable[str] | None:
@@ -53,10 +53,15 @@ class Unit:
 
 
 def units_of(number: int, source: Source, length: int) -> Iterator[Unit]:
-    """The units of a source, which is number `number` in the config, in input order; each has about `length` bytes.
+    """Yield the units of a source in input order, each of about `length` bytes.
+
+    Args:
+        number: Number of the source in the config.
+        source: The source.
+        length: Target length of a unit in bytes.
 
     Raises:
-        ConfigError, DataError: as `pieces_of`.
+        ConfigError, DataError: As in `pieces_of`.
     """
     pieces: list[Piece] = []
     size = 0
@@ -76,7 +81,7 @@ def units_of(number: int, source: Source, length: int) -> Iterator[Unit]:
 
 
 def _crosses(before: int, offset: int, length: int) -> bool:
-    """Whether a multiple of `length` lies in (before, offset]: the piece that begins at `offset` begins a unit."""
+    """Return whether a multiple of `length` lies in (before, offset]; then the piece at `offset` begins a unit."""
     return offset // length > before // length
 
 

@@ -1,4 +1,4 @@
-"""Which vocabulary a store gets: the given one, the one it has, or one trained on its sources."""
+"""The vocabulary of a store: the given one, the one it has, or one trained on its sources."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from headway.data.tokenizing.settings_files import LISTS
 from headway.data.tokenizing.tokenizer import BeginOfText, Tokenizer
 from headway.data.tokenizing.train import train_tokenizer
 
-#: What belongs to a vocabulary beside its tokenizer.json, and is none of ours to decide.
+#: Settings of a given vocabulary that are copied unchanged from the files next to its tokenizer.json.
 _SETTINGS = ("chat_template", "model_max_length", "padding_side", "truncation_side", "model_input_names")
-#: How a store's vocabulary was trained.
+#: The record of how a store's vocabulary was trained.
 TRAINED = f"{WORK}/vocabulary"
-#: What is written beside a vocabulary: names of special tokens, chat template and the like.
+#: The settings next to a vocabulary: names of special tokens, chat template and the like.
 SETTINGS = "tokenizer/tokenizer_config.json"
-# So many times as much text as a vocabulary was trained on would give a far better one.
+# With this many times the text it was trained on, a vocabulary would be far better.
 _FAR_MORE = 10
 _BLOCK = 2**20
 
@@ -46,36 +46,45 @@ def vocabulary_of(
     *,
     fresh: bool = False,
 ) -> Tokenizer:
-    """The vocabulary, saved in `folder`/tokenizer.
+    """Choose or train the vocabulary, and save it in `folder`/tokenizer.
 
-    A store whose sources have grown keeps the vocabulary that was trained for it: with another one all of it would have
-    to be encoded again, and models trained on it would be of no use. So it does while how it is trained and how sources
-    are read stay the same, and something of the input does, if only as the beginning of a file that has grown. A trial
-    behind a limit that is another now does not count. With `fresh` it is trained anew (or was, by a preparation that
-    was killed).
+    A store whose sources have grown keeps the vocabulary that was trained for it. Another one would require encoding
+    everything again, and models trained on the store would be useless. The vocabulary stays as long as three things
+    hold: its training settings are unchanged, sources are read as before, and some of the input is unchanged (the
+    beginning of a grown file suffices). It does not stay if it was trained on little text under a limit that has
+    changed. With `fresh` it is trained again, unless a preparation that was killed has done so.
+
+    Args:
+        data: The config.
+        sources: The sources.
+        folder: The store that is being built.
+        present: The present store, if there is one.
+        hashes: Hashes of the inputs.
+        fresh: Do not keep the present store's vocabulary.
 
     Raises:
-        ConfigError: documents are always to begin with a token, and the given tokenizer has none for that.
-        DataError: the given tokenizer cannot be used, the store's is damaged, or there is no text to train one on.
+        ConfigError: Documents must always begin with a token, and the given tokenizer has none for that.
+        DataError: The given tokenizer cannot be used, the store's is damaged, or there is no text to train one on.
     """
     if data.tokenizer.path is not None:
         tokenizer = Tokenizer.load(data.tokenizer.path, data.tokenizer.pattern)
         begin = tokenizer.begin_of_text(data.begin_of_text)
-        _say_begin(tokenizer, data.begin_of_text, begin)
+        _report_begin(tokenizer, data.begin_of_text, begin)
         tokenizer.save(folder / "tokenizer", _settings_beside(tokenizer), begin)
         return tokenizer
-    how, files = fingerprint(_how(data)), _files(sources)
+    how, files = fingerprint(_how(data)), _files_fingerprint(sources)
     settings, why = data.tokenizer, "data.tokenizer, or all of the input or how it is read has changed"
-    # The store's comes before one that was begun: what `fresh` asked for, and a kill ended, is not asked for any more.
+    # The store's vocabulary has precedence over that of a killed preparation: its `fresh` does not apply to this one.
     if present is not None and _was_trained(present, how):
         record = _record(present.path)
         if _was_a_trial(record, settings.training_bytes, sources):
-            why = f"the store's has seen {format_bytes(record['seen'])} of text, before a limit that is another now"
+            why = f"the store's has seen {format_bytes(record['seen'])} of text, under a limit that has changed since"
         elif _shares_input(present, data, sources, hashes):
-            return _kept(present, folder, {**record, "files": files, "kept": True}, settings.training_bytes, sources)
-    begun = _begun(folder, how, files, fresh)
-    if begun is not None:
-        return begun
+            record = {**record, "files": files, "kept": True}
+            return _keep_vocabulary(present, folder, record, settings.training_bytes, sources)
+    resumed = _resumed(folder, how, files, fresh)
+    if resumed is not None:
+        return resumed
     if present is not None:
         notice(f"a new vocabulary is trained: {why}")
     tokenizer, seen = train_tokenizer(sources, settings.vocab_size, settings.training_bytes, settings.pattern)
@@ -85,11 +94,11 @@ def vocabulary_of(
     return tokenizer
 
 
-def _say_begin(tokenizer: Tokenizer, wanted: BeginOfText, begin: Mapping[str, int]) -> None:
-    """Say what documents begin with, where that could be otherwise."""
+def _report_begin(tokenizer: Tokenizer, wanted: BeginOfText, begin: Mapping[str, int]) -> None:
+    """Report which tokens begin documents, if the setting makes a difference."""
     if begin and wanted == "auto":
-        leave_out = "data.begin_of_text: never leaves it out"
-        notice(f"every document begins with {' '.join(begin)}, as the tokenizer's template says ({leave_out})")
+        hint = "data.begin_of_text: never omits it"
+        notice(f"every document begins with {' '.join(begin)}, as the tokenizer's template says ({hint})")
     elif begin:
         notice(f"every document begins with {' '.join(begin)} (data.begin_of_text: {wanted})")
     elif tokenizer.template_tokens:
@@ -98,15 +107,15 @@ def _say_begin(tokenizer: Tokenizer, wanted: BeginOfText, begin: Mapping[str, in
 
 
 def renew_settings(folder: Path, store: Path, data: DataConfig) -> None:
-    """Bring the settings beside the vocabulary of an up-to-date store up to date too, if they are given: a model that
-    is trained with it passes them on.
+    """Update the settings next to the vocabulary of an up-to-date store: models trained with it inherit them.
 
-    Beside a vocabulary that was trained here they may be the user's own, and stay unless they cannot be read.
+    Next to a vocabulary that was trained here, the settings may be the user's own; they stay unless they are
+    unreadable.
 
     Args:
-        folder: In which `vocabulary_of` has saved the vocabulary.
+        folder: The folder in which `vocabulary_of` has saved the vocabulary.
         store: The store.
-        data: What it was prepared by.
+        data: The config of the store.
     """
     wanted, file = (folder / SETTINGS).read_bytes(), store / SETTINGS
     with suppress(OSError):
@@ -114,13 +123,13 @@ def renew_settings(folder: Path, store: Path, data: DataConfig) -> None:
             return
     with atomic_write(file) as output:
         output.write(wanted)
-    notice(f"settings beside the tokenizer are not the store's: {file} is written anew")
+    notice(f"settings next to the tokenizer differ from the store's: {file} is written again")
 
 
-def _kept(
+def _keep_vocabulary(
     present: TokenStore, folder: Path, record: dict[str, Any], training_bytes: int, sources: Sequence[Source]
 ) -> Tokenizer:
-    """The vocabulary of the store that is there."""
+    """Copy the present store's vocabulary to the new store."""
     tokenizer = _load_kept(present)
     tokenizer.save(folder / "tokenizer")
     _remember(folder, record)
@@ -134,19 +143,19 @@ def _kept(
 
 
 def _settings_beside(tokenizer: Tokenizer) -> dict[str, Any]:
-    """What the files beside a given tokenizer say of it, for who uses a model that is trained with it.
+    """Collect the settings in the files next to a given tokenizer, for users of a model trained with it.
 
-    Not its class, which could take a text apart otherwise than its tokenizer.json does, and no token without an id, for
-    it would get one that the model's embedding lacks.
+    The tokenizer class is omitted: it could tokenize a text differently than tokenizer.json does. Tokens without an id
+    are omitted too: they would get an id that the model's embedding lacks.
     """
-    said = tokenizer.settings
-    settings = {key: said.values[key] for key in _SETTINGS if said.values.get(key) is not None}
-    settings |= {key: token for key, token in said.roles().items() if key not in tokenizer.unknown_roles}
-    settings |= {key: said.listed(key) for key in LISTS if isinstance(said.values.get(key), list)}
-    settings |= {key: said.values[key] for key in LISTS if isinstance(said.values.get(key), dict)}
+    given = tokenizer.settings
+    settings = {key: given.values[key] for key in _SETTINGS if given.values.get(key) is not None}
+    settings |= {key: token for key, token in given.roles().items() if key not in tokenizer.unknown_roles}
+    settings |= {key: given.listed(key) for key in LISTS if isinstance(given.values.get(key), list)}
+    settings |= {key: given.values[key] for key in LISTS if isinstance(given.values.get(key), dict)}
     if tokenizer.unknown_roles:
         names = ", ".join(f"{key} ({token!r})" for key, token in tokenizer.unknown_roles.items())
-        notice(f"tokens that the files beside the tokenizer name and it does not have are left out: {names}")
+        notice(f"the files next to the tokenizer name tokens that it does not have; they are left out: {names}")
     template = Path(tokenizer.where).with_name("chat_template.jinja")
     try:
         settings["chat_template"] = read_text(template)
@@ -154,13 +163,13 @@ def _settings_beside(tokenizer: Tokenizer) -> dict[str, Any]:
         pass
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
-        fix = "repair it, or take it away"
+        fix = "repair or remove it"
         raise DataError(f"the chat template cannot be read: it {reason}", where=str(template), fix=fix) from None
     return settings
 
 
-def _begun(folder: Path, how: str, files: str, fresh: bool) -> Tokenizer | None:
-    """The vocabulary of a preparation that was killed, if it is the one that is wanted."""
+def _resumed(folder: Path, how: str, files: str, fresh: bool) -> Tokenizer | None:
+    """Return the vocabulary of a preparation that was killed, if it is the required one."""
     record = _record(folder)
     if (record.get("how"), record.get("files")) != (how, files) or (fresh and record.get("kept", True)):
         return None
@@ -168,19 +177,22 @@ def _begun(folder: Path, how: str, files: str, fresh: bool) -> Tokenizer | None:
         tokenizer = Tokenizer.load(folder / "tokenizer")
     except DataError:
         return None
-    # Another preparation may have put its own there since.
+    # Another preparation may have replaced it since.
     return tokenizer if tokenizer.fingerprint == record.get("fingerprint") else None
 
 
 def _was_trained(present: TokenStore, how: str) -> bool:
-    """Whether the present store's vocabulary was trained like that. A store with a given vocabulary may have the record
-    of a training that was killed before."""
+    """Return whether the present store's vocabulary was trained with the settings `how`.
+
+    A store with a given vocabulary may have the record of a training that was killed, so the fingerprint is compared
+    too.
+    """
     record = _record(present.path)
     return record.get("how") == how and record.get("fingerprint") == present.tokenizer_fingerprint
 
 
 def _was_a_trial(record: Mapping[str, Any], training_bytes: int, sources: Sequence[Source]) -> bool:
-    """Whether a vocabulary was trained on little text, because a source had a limit that is another now."""
+    """Return whether a vocabulary was trained on little text because of a source limit that has changed since."""
     names, limits = {source.name for source in sources}, _limits(sources)
     before = record.get("limits", {}).items()
     is_other = any(name in names and limits.get(name) != limit for name, limit in before)
@@ -208,12 +220,12 @@ def _load_kept(present: TokenStore) -> Tokenizer:
 
 
 def _how(data: DataConfig) -> dict[str, Any]:
-    """What decides how a vocabulary is trained, besides the text itself."""
+    """Return the settings of a vocabulary's training."""
     return data.tokenizer.model_dump(mode="json", exclude={"path", "encoder", "special_tokens_in_text"})
 
 
-def _files(sources: Sequence[Source]) -> str:
-    """What tells that the files are those of a preparation that was killed, and read as by it."""
+def _files_fingerprint(sources: Sequence[Source]) -> str:
+    """Return a fingerprint of the files and of how they are read, to compare with a preparation that was killed."""
     return fingerprint(
         [
             [
@@ -234,12 +246,12 @@ def _remember(folder: Path, record: dict[str, Any]) -> None:
 
 
 def _record(place: Path) -> dict[str, Any]:
-    """How the vocabulary there was trained, if it was."""
+    """Read the record of how a store's vocabulary was trained; it is empty if there is none."""
     return _json_object(place / TRAINED)
 
 
 def _json_object(file: Path) -> dict[str, Any]:
-    """What a file holds; nothing when that is no JSON object, or there is none."""
+    """Read a JSON object from a file; return an empty one if the file is missing or holds something else."""
     try:
         return read_json_object(file)
     except (OSError, ValueError):
@@ -247,14 +259,14 @@ def _json_object(file: Path) -> dict[str, Any]:
 
 
 def _shares_input(present: TokenStore, data: DataConfig, sources: Sequence[Source], hashes: InputHashes) -> bool:
-    """Whether something of what the present store was made from is still there; as a rule the first file tells.
+    """Return whether some input of the present store is still there; the first file usually decides.
 
-    Nothing is hashed that a look at names, lengths and how they are read tells to be other: it may lie behind a limit,
-    where nobody else would read it.
+    A file is hashed only if its name, length and way of reading match: it may lie behind a limit, and would then be
+    read for nothing.
     """
     try:
         described = present.inputs().get("sources", [])
-    except DataError:  # unknown; what is there is kept
+    except DataError:  # the input is unknown, so the vocabulary stays
         return True
     files = [(source["field"], source.get("template"), file) for source in described for file in source["files"]]
     before = {_reading(*file) for file in files}
@@ -275,17 +287,17 @@ def _shares_input(present: TokenStore, data: DataConfig, sources: Sequence[Sourc
 
 
 def _names(source: Source) -> list[str]:
-    """Under which the store's description has what a source is made of."""
+    """Return the names under which the store's description lists a source's inputs."""
     return [source.name] if source.stream is not None else [file.name for file in source.files]
 
 
 def _outline(file: dict[str, Any]) -> dict[str, Any]:
-    """What is described of a file besides what it holds."""
+    """Return the description of a file without its content's hash or version."""
     return {key: fact for key, fact in file.items() if key not in ("sha256", "version")}
 
 
 def _has_grown_file(described: Sequence[dict[str, Any]], sources: Sequence[Source], bar: Progress) -> bool:
-    """Whether a file is there that begins with what the present store was made from."""
+    """Return whether some file begins with a whole file from which the present store was made."""
     before = defaultdict(list)
     for source in described:
         for file in source["files"]:
@@ -301,7 +313,7 @@ def _has_grown_file(described: Sequence[dict[str, Any]], sources: Sequence[Sourc
 
 
 def _hash_beginning(file: SourceFile, size: int, bar: Progress) -> str:
-    """SHA-256 of a file's first bytes."""
+    """Compute the SHA-256 of a file's first bytes."""
     digest = hashlib.sha256()
     try:
         with open_file(file, 0, size) as stream:
@@ -315,5 +327,5 @@ def _hash_beginning(file: SourceFile, size: int, bar: Progress) -> str:
 
 
 def _reading(field: str, template: str | None, file: dict[str, Any]) -> bytes:
-    """A file, or span of one, with how it is read."""
+    """Return a key for a file, or a span of a file, together with how it is read."""
     return canonical_json([field, template, file])

@@ -1,4 +1,4 @@
-"""Running work in parallel and taking results in input order, on threads or on processes."""
+"""Parallel processing of pieces on threads or processes, with results in input order."""
 
 from __future__ import annotations
 
@@ -21,74 +21,75 @@ if TYPE_CHECKING:
     from headway.data.tokenizing.encoders import TextEncoder
     from headway.data.tokenizing.tokenizer import Tokenizer
 
-# More threads than this wait for each other in Python; processes do not, but take half a second to start.
-_MOST_THREADS = 4
+# More threads than this contend for the interpreter lock; processes do not, but take half a second to start.
+_MAX_THREADS = 4
 
 
 class Pipeline:
-    """Takes work and hands back results, in order, to whoever gave the work.
+    """Processes pieces in parallel and delivers the results in the order of submission.
 
     Args:
-        workers: Pieces that are processed at a time.
-        pool: Where that happens.
+        workers: Number of pieces to process at a time.
+        pool: The executor that processes them.
     """
 
     def __init__(self, workers: int, pool: Executor) -> None:
         self._pool = pool
-        # Few enough results wait for an earlier, slower piece that memory is bounded.
-        self._room = 4 * workers
+        # Bounds memory: at most so many results wait for an earlier, slower piece.
+        self._max_waiting = 4 * workers
         self._waiting: deque[tuple[Future[PieceResult], Callable[[PieceResult], None]]] = deque()
 
     def submit(self, work: Work, accept: Callable[[PieceResult], None]) -> None:
-        """Have a piece processed and `accept` called with the result, now or later, in the order of submission.
+        """Submit a piece; `accept` is called with its result, now or later, in the order of submission.
 
         Raises:
-            DataError: an earlier piece has failed, or a worker process died.
+            DataError: An earlier piece failed, or a worker process died.
         """
-        with _dead_workers_named():
+        with _explain_dead_workers():
             self._waiting.append((self._pool.submit(_process, work), accept))
-        while len(self._waiting) > self._room:
+        while len(self._waiting) > self._max_waiting:
             self._next()
 
     def drain(self) -> None:
-        """Wait for all that was submitted.
+        """Wait for all submitted pieces.
 
         Raises:
-            DataError: a piece has failed, or a worker process died.
+            DataError: A piece failed, or a worker process died.
         """
         while self._waiting:
             self._next()
 
     def _next(self) -> None:
         future, accept = self._waiting.popleft()
-        with _dead_workers_named():
+        with _explain_dead_workers():
             result = future.result()
         accept(result)
 
 
 @contextmanager
-def _dead_workers_named() -> Iterator[None]:
+def _explain_dead_workers() -> Iterator[None]:
+    """Turn the error of a broken process pool into a DataError."""
     try:
         yield
     except BrokenProcessPool:
         raise DataError(
-            "a worker process died: killed, for example for want of memory, or it could not start",
+            "a worker process died: it was killed, for example for lack of memory, or it could not start",
             fix="use fewer workers; a script that calls `prepare` needs an `if __name__ == '__main__':` guard",
         ) from None
 
 
 @contextmanager
 def pipeline(recipe: Recipe, workers: int, tokenizer: Tokenizer | None = None) -> Iterator[Pipeline]:
-    """A pipeline for the length of a block; on an error what has not begun is left undone.
+    """Run a pipeline for the duration of a block; on an error, pieces that have not started are cancelled.
 
     Args:
-        recipe: What all pieces have in common.
-        workers: Pieces that are processed at a time.
-        tokenizer: The recipe's, if it is loaded already.
+        recipe: The settings that all pieces share.
+        workers: Number of pieces to process at a time.
+        tokenizer: The recipe's tokenizer, if it is loaded already.
 
     Raises:
-        ConfigError: cleaning or encoding needs an extra that is not installed.
-        DataError: the tokenizer cannot be read.
+        ConfigError: Cleaning or encoding needs an extra that is not installed.
+        DataError: The tokenizer cannot be read.
     """
     pool: Executor | None = _processes(recipe, workers) if workers > 1 and _prefers_processes(recipe, workers) else None
     if pool is None:
@@ -100,24 +101,24 @@ def pipeline(recipe: Recipe, workers: int, tokenizer: Tokenizer | None = None) -
 
 
 def _processes(recipe: Recipe, workers: int) -> Executor | None:
-    """Return a pool of processes; None where the system lets processes share no locks."""
+    """Return a pool of processes, or None if the system does not let processes share locks."""
     try:
         return ProcessPoolExecutor(workers, get_context("spawn"), initializer=_start_process, initargs=(recipe,))
     except OSError as error:  # of /dev/shm: read-only, full, or missing
-        notice(f"threads take the place of processes, which cannot share locks here (/dev/shm: {error.strerror})")
+        notice(f"threads replace processes, which cannot share locks here (/dev/shm: {error.strerror})")
         return None
 
 
 def _prefers_processes(recipe: Recipe, workers: int) -> bool:
-    """Python code runs on one thread at a time; libraries that hash and encode let others run meanwhile."""
+    """Return whether to use processes: Python code runs on one thread at a time, but library calls run in parallel."""
     in_python = bool(recipe.clean) or recipe.fingerprints is not None or recipe.encoder == "tokenizers"
-    return in_python or workers > _MOST_THREADS
+    return in_python or workers > _MAX_THREADS
 
 
 def prepared(
     recipe: Recipe, threads: int, tokenizer: Tokenizer | None = None
 ) -> tuple[Recipe, TextEncoder | None, int]:
-    """The arguments of a worker, with the encoder, which its threads share."""
+    """Return the arguments of a `PieceWorker`, with an encoder that `threads` threads share."""
     if recipe.tokenizer is None:
         return recipe, None, 0
     from headway.data.tokenizing.encoders import open_encoder
@@ -132,13 +133,13 @@ _local = threading.local()
 
 
 def _start_thread(recipe: Recipe, encoder: TextEncoder | None, end_of_text: int) -> None:
-    """First thing a worker thread does."""
+    """Initialize a worker thread."""
     _local.worker = PieceWorker(recipe, encoder, end_of_text)
 
 
 def _start_process(recipe: Recipe) -> None:
-    """First thing a worker process does."""
-    # Ctrl-C reaches the whole process group; the parent alone decides what it means.
+    """Initialize a worker process."""
+    # Ctrl-C reaches the whole process group; only the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     redact_streams()
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -146,7 +147,7 @@ def _start_process(recipe: Recipe) -> None:
 
 
 def _end_with_parent() -> None:
-    """Workers of a parent that was killed would wait for work forever."""
+    """Exit when the parent dies: workers of a killed parent would wait for work forever."""
     parent = parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])
@@ -154,6 +155,6 @@ def _end_with_parent() -> None:
 
 
 def _process(work: Work) -> PieceResult:
-    """`PieceWorker.process` on a worker thread or in a worker process."""
+    """Process a piece with the `PieceWorker` of this thread or process."""
     result: PieceResult = _local.worker.process(work)
     return result

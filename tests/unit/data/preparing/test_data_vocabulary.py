@@ -118,7 +118,7 @@ def test_settings_beside_a_given_tokenizer_come_along_when_nothing_else_has_chan
         (given / "chat_template.jinja").write_text(TEMPLATE)
         again = _prepared(tmp_path, given, "store")
     assert json.loads(file.read_bytes())["chat_template"] == TEMPLATE and again.fingerprint == store.fingerprint
-    assert "is written anew" in capsys.readouterr().err
+    assert "is written again" in capsys.readouterr().err
     good = file.read_bytes()
     for damaged in ("{", "[]", "{}", '{"eos_token": "<pad>"}'):
         file.write_text(damaged)
@@ -162,7 +162,7 @@ def test_a_trial_behind_a_limit_costs_the_full_run_nothing(
     first = _vocabulary(config([trial]))
     assert _vocabulary(config([trial])) == first  # its own does
     then = _vocabulary(config([full]))
-    assert "of text, before a limit that is another now" in capsys.readouterr().err
+    assert "of text, under a limit that has changed since" in capsys.readouterr().err
     assert then == _vocabulary(config([full], store=tmp_path / "fresh")) != first
 
 

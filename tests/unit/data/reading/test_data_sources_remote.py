@@ -353,7 +353,7 @@ def test_a_file_on_the_hub_is_known_by_the_hash_that_the_hub_tells(monkeypatch: 
         assert before.location == f"hf://datasets/org/name@{main.sha}/a.txt"
         put("a.txt", "c")  # other text of the same length
         main.sha = "2" * 40
-        assert InputHashes().stay(before), "it is as its commit has it"
+        assert InputHashes().check_unchanged(before), "it is as its commit has it"
         (after,) = find("hf://datasets/org/name/a.txt")[0].files
         assert after.version == f"blob_id:{'c' * 40}" and after.location != before.location
     finally:
