@@ -1,4 +1,4 @@
-"""What stands before a text: the tokens that the template of a tokenizer.json (its `post_processor`) puts there."""
+"""The tokens that the template of a tokenizer.json (its `post_processor`) puts before a text."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ _TEMPLATE = "TemplateProcessing"
 
 
 def tokens_before(spec: dict[str, Any]) -> list[int]:
-    """The ids that a template puts before a text, in order."""
+    """Return the ids that a template puts before a text, in order."""
     return [number for step in reversed(_steps(spec.get("post_processor"))) for number in _before(step)]
 
 
 def with_tokens_before(content: bytes, tokens: Mapping[str, int]) -> bytes:
-    """Return a tokenizer.json whose template puts these tokens before a text, and no others. What it puts behind a text
-    stays; and so does all of the file where it does that already.
+    """Return a tokenizer.json whose template puts exactly these tokens before a text.
+
+    The tokens that it puts after a text stay. If the template already does so, the content is returned unchanged.
 
     Args:
-        content: The file's.
-        tokens: Their ids, in order.
+        content: The content of the file.
+        tokens: The tokens with their ids, in order.
     """
     import orjson
 
@@ -32,9 +33,9 @@ def with_tokens_before(content: bytes, tokens: Mapping[str, int]) -> bytes:
         template = next((step for step in steps if step["type"] == _TEMPLATE), None)
         if template is None:
             template = {"type": _TEMPLATE, "single": [_sequence("A")], "pair": [_sequence("A"), _sequence("B", 1)]}
-            steps.append(template)  # of which the library can have one only
+            steps.append(template)  # the library allows only one
         template["single"] = [*(_special(token) for token in tokens), *template["single"]]
-        template["pair"] = [part for piece in template["pair"] for part in _led(piece, tokens)]
+        template["pair"] = [part for piece in template["pair"] for part in _with_tokens(piece, tokens)]
         template["special_tokens"] = {**template.get("special_tokens", {}), **_entries(tokens)}
     together = {"type": "Sequence", "processors": steps} if len(steps) > 1 else None
     spec["post_processor"] = together or next(iter(steps), None)
@@ -42,7 +43,7 @@ def with_tokens_before(content: bytes, tokens: Mapping[str, int]) -> bytes:
 
 
 def is_same_but_for_template(one: bytes, other: bytes) -> bool:
-    """Whether two tokenizer.json have the same ids for the same text, and differ at most in what they put around it."""
+    """Return whether two tokenizer.json encode every text equally, and differ at most in the tokens around it."""
     import orjson
 
     specs = [orjson.loads(content) for content in (one, other)]
@@ -50,7 +51,7 @@ def is_same_but_for_template(one: bytes, other: bytes) -> bool:
 
 
 def _steps(processor: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The post-processors, one behind the other."""
+    """List the post-processors in order."""
     if processor is None:
         return []
     if processor.get("type") == "Sequence":
@@ -59,7 +60,7 @@ def _steps(processor: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _before(step: dict[str, Any]) -> list[int]:
-    """The ids that one of them puts before a text."""
+    """Return the ids that a post-processor puts before a text."""
     if step.get("type") in _BY_PAIR:
         return [int(step["cls"][1])]
     if step.get("type") != _TEMPLATE:
@@ -69,7 +70,7 @@ def _before(step: dict[str, Any]) -> list[int]:
 
 
 def _leading(pieces: list[dict[str, Any]]) -> list[str]:
-    """The special tokens with which a template begins."""
+    """Return the special tokens with which a template begins."""
     names: list[str] = []
     for piece in pieces:
         if "SpecialToken" not in piece:
@@ -79,7 +80,7 @@ def _leading(pieces: list[dict[str, Any]]) -> list[str]:
 
 
 def _without(step: dict[str, Any]) -> dict[str, Any] | None:
-    """The same step with nothing before a text; None where it would do nothing."""
+    """Return a step that puts nothing before a text, but is otherwise equal; None if it would do nothing."""
     if step.get("type") in _BY_PAIR:
         token, number = step["sep"]
         between = [_special(token)] * (1 + (step["type"] == "RobertaProcessing"))
@@ -99,8 +100,8 @@ def _without(step: dict[str, Any]) -> dict[str, Any] | None:
     return {**step, "single": single, "pair": pair}
 
 
-def _led(piece: dict[str, Any], tokens: Mapping[str, int]) -> list[dict[str, Any]]:
-    """A piece of a template for two texts, with tokens before it where it is one of these."""
+def _with_tokens(piece: dict[str, Any], tokens: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return a piece of a template for two texts, with the tokens before it if it is a text."""
     if "Sequence" not in piece:
         return [piece]
     return [*(_special(token, piece["Sequence"]["type_id"]) for token in tokens), piece]

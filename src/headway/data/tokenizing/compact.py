@@ -1,4 +1,4 @@
-"""A `tokenizer.json` as libraries read it soonest. Nothing heavy is imported here."""
+"""A `tokenizer.json` in the form that libraries read fastest. Nothing heavy is imported here."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import orjson
 
 
 def short_form(content: bytes) -> Any:
-    """The JSON of the same tokenizer with merges as older files have them, which are read in half the time.
+    """Parse a tokenizer.json, and write its merges as older files do, which libraries read in half the time.
 
     Raises:
-        ValueError, KeyError, TypeError, AttributeError: the content is no tokenizer.json.
+        ValueError, KeyError, TypeError, AttributeError: The content is not a tokenizer.json.
     """
     spec = orjson.loads(content)
     model = spec["model"]
@@ -24,9 +24,9 @@ def short_form(content: bytes) -> Any:
 
 
 def compact(content: bytes) -> bytes:
-    """`short_form` in few bytes.
+    """Serialize the `short_form` of a tokenizer.json in few bytes.
 
     Raises:
-        ValueError, KeyError, TypeError, AttributeError: the content is no tokenizer.json.
+        ValueError, KeyError, TypeError, AttributeError: The content is not a tokenizer.json.
     """
     return orjson.dumps(short_form(content))

@@ -1,18 +1,18 @@
-"""Texts on which encoders are known to differ, and how much of a corpus they are compared on."""
+"""Texts on which encoders are known to differ, and the sample of a corpus on which they are compared."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-# Of a corpus, the beginnings of documents: the reference takes about 0.2 s for this much.
+# Size of the sample, which consists of the beginnings of documents: the reference takes about 0.2 s for it.
 _SAMPLE_CHARACTERS = 2**18
 _DOCUMENT_CHARACTERS = 2**14
 
-# So many special tokens are spelled out in all kinds of company; some vocabularies have a thousand.
+# Limit on the special tokens that are spelled out in many contexts; some vocabularies have a thousand.
 _AROUND = 64
 
 # Letters, digits and marks of Unicode 14 (Vithkuqi), 15 (Kawi, Nag Mundari), 15.1 (Han), 16 (Garay, Latin) and 17
-# (Latin, Sidetic, Beria Erfe, Han): tables in use know some of them and others not.
+# (Latin, Sidetic, Beria Erfe, Han): libraries differ in which of them their tables have.
 _NEW_CHARACTERS = [
     0x10570,
     0x11F04,
@@ -28,7 +28,7 @@ _NEW_CHARACTERS = [
     0x323B0,
 ]
 
-_ODD = [
+_EDGE_CASES = [
     "",
     " ",
     "\n\n \t\r\n",
@@ -49,7 +49,7 @@ _ODD = [
     "x" * 3000 + " " * 3000 + "7" * 3000 + "\n" * 3000 + "!" * 3000,
     "zq" * 2000 + "é" * 2000 + "漢" * 2000,
     *(
-        # Whether it is a letter shows where a contraction or a line break follows.
+        # A contraction or a line break after the character reveals whether the library takes it for a letter.
         f"a{new}b 1{new}2 .{new}! {new}'s {new}\n{new}{new}"
         for new in map(chr, _NEW_CHARACTERS)
     ),
@@ -57,18 +57,18 @@ _ODD = [
 
 
 def edge_case_texts(added: Iterable[str] = ()) -> list[str]:
-    """White space, digits of all kinds, scripts, marks, long runs, and the vocabulary's own special tokens spelled out.
+    """Return texts with all kinds of white space, digits, scripts and marks, long runs, and spelled-out special tokens.
 
     Args:
         added: Texts of special and other added tokens.
     """
     tokens = list(dict.fromkeys(added))
     around = [f"{token}{token} a{token}b {token} \n{token}.{token[1:]}{token[:-1]}" for token in tokens[:_AROUND]]
-    return _ODD + around + [f"{token} a{token}b" for token in tokens[_AROUND:]]
+    return _EDGE_CASES + around + [f"{token} a{token}b" for token in tokens[_AROUND:]]
 
 
 def shortened(sample: Iterable[str]) -> Iterator[str]:
-    """The beginnings of the first texts of a sample, as much as is compared."""
+    """Yield the beginnings of the first texts of a sample, up to the size that is compared."""
     left = _SAMPLE_CHARACTERS
     for text in sample:
         if left <= 0:

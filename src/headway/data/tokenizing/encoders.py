@@ -1,7 +1,7 @@
-"""Text to token ids at full speed: the fastest library that gives the very ids of `tokenizers` for a vocabulary.
+"""Text to token ids at full speed: the fastest library that gives exactly the ids of `tokenizers` for a vocabulary.
 
-Libraries differ in what they support and in their Unicode tables, so none is trusted: before it is used, its ids are
-compared with the reference on a sample of the corpus and on odd texts. Which one is used changes speed alone.
+Libraries differ in the features they support and in their Unicode tables, so none is trusted. Before a library is used,
+its ids are compared with the reference on a sample of the corpus and on edge cases. The choice affects only the speed.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from headway.data.tokenizing.preload import begin_loading, take_loaded, take_ref
 from headway.data.tokenizing.tokenizer import Tokenizer, not_unicode
 
 REFERENCE = "tokenizers"
-# Parts of long texts that are encoded together.
+# Characters of the parts of long texts that are encoded in one call.
 _GROUP_CHARACTERS = 2**20
-#: Which library starts how many threads, in order of what it obeys.
+#: Environment variables for the number of threads of a library, in order of precedence.
 _THREAD_VARIABLES = ("FASTOKENS_BPE_THREADS", "RAYON_NUM_THREADS")
 
-#: What the reference makes of some texts, now or soon.
+#: The reference's ids and lengths for some texts, as a future.
 Expected = Future[tuple[NDArray[Any], NDArray[np.int64]]]
 
 
 class TextEncoder(Protocol):
-    """What `open_encoder` returns."""
+    """An encoder that `open_encoder` returns."""
 
     name: str
 
     def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Token ids of the texts.
+        """Encode texts to token ids.
 
         Returns:
-            The ids of all texts one after the other, of the tokenizer's `dtype`, and how many each text has, (texts,).
-            No end-of-text token is added.
+            The ids of all texts, one after another, in the tokenizer's `dtype`; and the number of ids of each text,
+            (texts,). No end-of-text token is added.
 
         Raises:
-            UnencodableTextError: a text cannot be encoded; for example, it cannot be written as UTF-8 (it holds half of
-                a surrogate pair).
+            UnencodableTextError: A text cannot be encoded; for example, UTF-8 cannot represent it (it holds half of a
+                surrogate pair).
         """
         ...
 
@@ -65,7 +65,7 @@ class _Reference:
 
 
 class _Fast:
-    """What the fast encoders share: texts of any length in bounded memory."""
+    """The base of the fast encoders, which encodes texts of any length in bounded memory."""
 
     name: str
 
@@ -82,11 +82,11 @@ class _Fast:
         except (UnicodeEncodeError, TypeError):
             raise not_unicode(batch) from None
         except LibraryPanic:
-            # The reference may know better; if not, it has the last word.
+            # The reference may be able to encode the texts; if not, its error counts.
             return _Reference(self._tokenizer, self._special).encode(batch)
 
     def _encode_long(self, texts: list[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """In the parts that the reference makes: a library may need fifty times the length of an endless word."""
+        """Encode texts in parts, as the reference does: a library may need fifty times the length of a long word."""
         ids: list[NDArray[Any]] = []
         counts = np.zeros(len(texts), np.int64)
         owned = ((number, part) for number, text in enumerate(texts) for part in self._tokenizer.parts(text))
@@ -104,7 +104,7 @@ class _Fast:
 class _Fastokens(_Fast):
     """`fastokens`: exact on every character of Unicode for the patterns of gpt2, Llama 3, Qwen and o200k; Apache-2.0.
 
-    It keeps a cache of words of at most some 140 MB for each of its threads.
+    Each of its threads has a cache of words, of at most about 140 MB.
     """
 
     name = "fastokens"
@@ -125,7 +125,10 @@ class _Fastokens(_Fast):
 
 
 class _Gigatoken(_Fast):
-    """`gigatoken`: MIT; on the calling thread. It takes every added token in a text for one, so they are left out."""
+    """`gigatoken`: MIT; on the calling thread.
+
+    It always encodes an added token in a text as that token, so special ones are removed from its vocabulary.
+    """
 
     name = "gigatoken"
 
@@ -142,12 +145,12 @@ class _Gigatoken(_Fast):
         self._library = gigatoken.Tokenizer.from_json(content)
 
     def _encode(self, texts: list[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        # One text at a time: batches need `awkward`, which takes longer to import than to do without.
+        # One text at a time: batches need `awkward`, whose import costs more time than batches save.
         return _flat([self._library.encode(text) for text in texts], self._dtype)
 
 
 def _grouped(parts: Iterable[tuple[int, str]], size: int) -> Iterator[list[tuple[int, str]]]:
-    """Lists of parts, each with the number of its text, of about `size` characters together."""
+    """Group parts, each with the number of its text, into lists of about `size` characters."""
     group: list[tuple[int, str]] = []
     characters = 0
     for number, part in parts:
@@ -167,28 +170,28 @@ def _flat(arrays: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> tuple[NDArray
 
 
 _FAST: dict[str, Callable[[Tokenizer, bool], TextEncoder]] = {"fastokens": _Fastokens, "gigatoken": _Gigatoken}
-#: In order of preference: what is as fast, but found exact more often, comes first.
+#: In order of preference: of equally fast encoders, the one that is exact for more vocabularies comes first.
 ENCODERS = (*_FAST, REFERENCE)
 
-# The last encoder opened: the one that was just checked is usually the one to be used.
+# The encoder that was opened last: usually, the encoder that was just checked is the one that is used.
 _last: tuple[tuple[str, str, bool], TextEncoder] | None = None
 
 
 def open_encoder(
     name: str, tokenizer: Tokenizer, special_tokens_in_text: bool = False, threads: int | None = None
 ) -> TextEncoder:
-    """An encoder by the name that `choose_encoder` gave. It may be used by several threads, and after a fork.
+    """Open the encoder that `choose_encoder` has chosen. Several threads may share it, and it works after a fork.
 
     Args:
         name: One of `ENCODERS`.
         tokenizer: The vocabulary.
-        special_tokens_in_text: Special tokens spelled out in a text are those tokens, not ordinary text.
-        threads: Threads that one call may use; all cores when not given. The library keeps the number with which a
-            process first encoded.
+        special_tokens_in_text: Encode special tokens that a text spells out as those tokens, not as ordinary text.
+        threads: Threads that one call may use; all cores when not given. A library keeps the number that applied when
+            the process first encoded.
 
     Raises:
-        ConfigError: there is no such encoder, or it is not installed.
-        DataError: it cannot be used with the vocabulary.
+        ConfigError: There is no such encoder, or it is not installed.
+        DataError: The encoder does not support the vocabulary.
     """
     global _last
     key = (name, tokenizer.fingerprint, special_tokens_in_text)
@@ -209,7 +212,7 @@ def open_encoder(
         with _threads(threads), panics_as_errors():
             encoder = _FAST[name](tokenizer, special_tokens_in_text)
             encoder.encode(["a"])
-    except Exception as error:  # libraries raise what they like
+    except Exception as error:  # libraries raise errors of any type
         fix = "set data.tokenizer.encoder: auto"
         reason = str(error).strip().split("\n")[0][:200]
         raise DataError(f"{name} cannot use the tokenizer: {reason}", where=tokenizer.where, fix=fix) from None
@@ -219,7 +222,7 @@ def open_encoder(
 
 @contextmanager
 def _threads(count: int | None) -> Iterator[None]:
-    """Set the number of threads with which a library starts, for the length of a block."""
+    """Set the number of threads with which a library starts, for the duration of a block."""
     before = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
     if count is not None:
         os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(count)))
@@ -240,21 +243,21 @@ def choose_encoder(
     special_tokens_in_text: bool = False,
     threads: int | None = None,
 ) -> str:
-    """The encoder to use: the fastest that gives the reference's ids on a sample and on odd texts, none of which may
-    become a special token unless that is asked for.
+    """Choose the fastest encoder that gives the reference's ids on a sample and on edge cases.
 
-    `auto` falls back to `tokenizers` with a notice that says why.
+    None of these texts may become a special token, unless `special_tokens_in_text` is set. `auto` falls back to
+    `tokenizers` with a notice that says why.
 
     Args:
         tokenizer: The vocabulary.
         wanted: `auto`, or one of `ENCODERS`.
-        sample: Texts of the corpus; the beginnings of the first ones are looked at.
-        special_tokens_in_text: As they will be encoded.
-        threads: As for `open_encoder`, whose encoder this leaves ready.
+        sample: Texts of the corpus; only the beginnings of the first ones are compared.
+        special_tokens_in_text: As in `open_encoder`.
+        threads: As in `open_encoder`, which will return the encoder opened here.
 
     Raises:
-        ConfigError: the wanted one does not exist or is not installed.
-        DataError: the wanted one is not exact, or makes a special token of text; the message shows the first text.
+        ConfigError: The wanted encoder does not exist or is not installed.
+        DataError: The wanted encoder is not exact, or makes a special token of text; the message shows the first text.
     """
     texts = edge_case_texts([tokenizer.end_of_text, *tokenizer.special_tokens, *tokenizer.added_tokens])
     texts += [2 * name for name in tokenizer.byte_names]
@@ -262,29 +265,31 @@ def choose_encoder(
         try:
             encoded = _Reference(tokenizer, special_tokens_in_text).encode(texts)
         except UnencodableTextError as error:
-            return _for_some_texts(tokenizer, wanted, texts, special_tokens_in_text, error)
+            return _fall_back(tokenizer, wanted, texts, special_tokens_in_text, error)
         _check_no_special_tokens(tokenizer, texts, encoded, special_tokens_in_text)
         return REFERENCE
     begin_loading(lambda: tokenizer.content_for(special_tokens_in_text), wanted)
     texts += shortened(sample)
-    # The fast ones let others run; the reference does not while it is loaded, so it is waited for last.
+    # Wait for the reference last: it holds the interpreter lock while it loads, unlike the fast encoders.
     with ThreadPoolExecutor(1, "headway-reference") as pool:
-        expected = pool.submit(_expected, tokenizer, texts, special_tokens_in_text)
+        expected = pool.submit(_encode_by_reference, tokenizer, texts, special_tokens_in_text)
         try:
-            chosen = _exact(tokenizer, wanted, texts, expected, special_tokens_in_text, threads)
+            chosen = _choose_exact(
+                tokenizer, wanted, texts, expected, special_tokens_in_text=special_tokens_in_text, threads=threads
+            )
         except UnencodableTextError as error:
-            return _for_some_texts(tokenizer, wanted, texts, special_tokens_in_text, error)
+            return _fall_back(tokenizer, wanted, texts, special_tokens_in_text, error)
     _check_no_special_tokens(tokenizer, texts, expected.result(), special_tokens_in_text)
     return chosen
 
 
-def _for_some_texts(
+def _fall_back(
     tokenizer: Tokenizer, wanted: str, texts: Sequence[str], special_tokens_in_text: bool, error: DataError
 ) -> str:
-    """The encoder for a vocabulary with which not every text can be encoded: the reference, which knows.
+    """Choose the reference for a vocabulary that cannot encode every text, since it reports which texts fail.
 
     Raises:
-        DataError: another is wanted; or ordinary text becomes a special token.
+        DataError: Another encoder is wanted, or ordinary text becomes a special token.
     """
     reference, usable = _Reference(tokenizer, special_tokens_in_text), []
     for text in texts:
@@ -294,17 +299,17 @@ def _for_some_texts(
         raise error
     encoded = np.concatenate([ids for _, ids, _ in usable]), np.concatenate([lengths for _, _, lengths in usable])
     _check_no_special_tokens(tokenizer, [text for text, _, _ in usable], encoded, special_tokens_in_text)
-    notice(f"encoding with `tokenizers`, at about a twentieth of the speed: not every text can be: {error.what}")
+    notice(f"encoding with `tokenizers`, at about a twentieth of the speed: some texts cannot be encoded: {error.what}")
     return REFERENCE
 
 
 def _check_no_special_tokens(
     tokenizer: Tokenizer, texts: Sequence[str], encoded: tuple[NDArray[Any], NDArray[np.int64]], asked_for: bool
 ) -> None:
-    """See that texts which spell out special tokens and names of bytes have not become those.
+    """Check that texts which spell out special tokens and names of bytes are not encoded as those tokens.
 
     Raises:
-        DataError: one has; the message shows it.
+        DataError: A text is; the message shows it.
     """
     ids, lengths = encoded
     special = np.isin(ids, list(tokenizer.forbidden_ids - tokenizer.unavoidable.keys()))
@@ -315,7 +320,7 @@ def _check_no_special_tokens(
     for text, start, end in zip(texts, ends - lengths, ends, strict=True):
         found = names[int(ids[start:end][special[start:end]][0])] if special[start:end].any() else None
         name = text[: len(text) // 2]
-        # A byte that the text itself has may be one that the vocabulary has no other token for.
+        # A byte that the text itself contains may have no other token in the vocabulary.
         if name in tokenizer.byte_names and int(name[3:5], 16) not in (text + " ▁").encode():
             found = name if tokenizer.byte_names[name] in ids[start:end] else found
         if found is not None:
@@ -326,33 +331,36 @@ def _check_no_special_tokens(
             )
 
 
-def _expected(
+def _encode_by_reference(
     tokenizer: Tokenizer, texts: Sequence[str], special_tokens_in_text: bool
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """What the reference makes of texts, none of which is so long that it would be cut: asked in its own process, if it
-    was begun, or loaded here."""
-    beside = take_reference()
-    if beside is not None:
+    """Encode texts by the reference, in its own process if that was started, else here.
+
+    No text may be so long that it would be cut.
+    """
+    process = take_reference()
+    if process is not None:
         if special_tokens_in_text:
-            beside.end()
+            process.end()
         else:
             names = tokenizer.names(special_tokens_in_text)
-            answer = beside.ask(tokenizer.content_for(special_tokens_in_text), texts, names.values())
+            answer = process.ask(tokenizer.content_for(special_tokens_in_text), texts, names.values())
             if answer is not None:
                 tokenizer.check_no_gaps(answer.numbers, names)
                 return _flat([np.array(ids, tokenizer.dtype) for ids in answer.ids], tokenizer.dtype)
     return _Reference(tokenizer, special_tokens_in_text).encode(texts)
 
 
-def _exact(
+def _choose_exact(
     tokenizer: Tokenizer,
     wanted: str,
     texts: Sequence[str],
     expected: Expected,
+    *,
     special_tokens_in_text: bool,
     threads: int | None,
 ) -> str:
-    """The encoder to use, which gives the expected ids of the texts: see `choose_encoder`."""
+    """Choose an encoder that gives the expected ids for the texts; see `choose_encoder`."""
     if wanted != "auto":
         encoder = open_encoder(wanted, tokenizer, special_tokens_in_text, threads)
         difference = _difference(encoder, texts, expected)
@@ -376,7 +384,7 @@ def _exact(
         if not difference:
             return name
         reasons.append(f"{name} differs: {difference}")
-    expected.result()  # what is wrong with the vocabulary comes before what others make of it
+    expected.result()  # an error of the vocabulary itself has precedence over the reasons of the encoders
     notice(
         "encoding with `tokenizers`, at about a twentieth of the speed: "
         + "; ".join(reasons or ["no other is installed"])
@@ -385,7 +393,7 @@ def _exact(
 
 
 def _difference(encoder: TextEncoder, texts: Sequence[str], expected: Expected) -> str | None:
-    """The first text whose ids are not the expected ones, in words."""
+    """Describe the first text whose ids differ from the expected ones; return None if there is none."""
     try:
         ids, lengths = encoder.encode(texts)
     except Exception as error:
@@ -399,7 +407,7 @@ def _difference(encoder: TextEncoder, texts: Sequence[str], expected: Expected) 
         if not np.array_equal(mine, theirs):
             at = _first_difference(mine, theirs)
             return f"{text[:60]!r} at token {at}: {mine[at : at + 4].tolist()}, not {theirs[at : at + 4].tolist()}"
-    return "it gives a different number of texts back"
+    return "it returns a different number of texts"
 
 
 def _first_difference(one: NDArray[Any], other: NDArray[Any]) -> int:

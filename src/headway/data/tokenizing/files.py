@@ -10,7 +10,7 @@ from headway.core.errors import DataError
 from headway.core.foreign import read_bytes
 from headway.data.tokenizing.settings_files import BEGINS, TokenizerSettings, read_settings
 
-# What a folder may hold, the first one counts.
+# The tokenizer files of a folder, in order of precedence.
 _NAMES = ("tokenizer.json", "tokenizer.model", "*.tiktoken", "tekken.json", "*.model")
 _FIX = "give a tokenizer.json, .model or .tiktoken file, or a folder with one; headway tokenizer train makes one"
 
@@ -21,18 +21,18 @@ class FoundTokenizer:
 
     path: Path
     content: bytes
-    """Of its tokenizer.json."""
+    """The content of its tokenizer.json."""
     end_of_text: str | None
-    """The token that it says ends a text."""
+    """The end-of-text token that the file itself names."""
     settings: TokenizerSettings
-    """Of the files beside it."""
+    """The settings in the files next to it."""
 
 
 def read_tokenizer(path: Path, pattern: str | None = None) -> FoundTokenizer:
-    """Read a tokenizer of any known format: see `Tokenizer.load`.
+    """Read a tokenizer of any known format; see `Tokenizer.load`.
 
     Raises:
-        DataError: there is none; or a `.tiktoken` file whose pattern or special tokens nobody has said.
+        DataError: There is none, or it is a `.tiktoken` file with an unknown pattern or unknown special tokens.
     """
     path = _file_in(path) if path.is_dir() else path
     try:
@@ -43,12 +43,12 @@ def read_tokenizer(path: Path, pattern: str | None = None) -> FoundTokenizer:
 
 
 def _file_in(folder: Path) -> Path:
-    """The tokenizer of a folder, or of the folder `tokenizer` in it, as a store has one."""
+    """Find the tokenizer of a folder, or of the folder `tokenizer` in it, which a store has."""
     for place, name in product((folder, folder / "tokenizer"), _NAMES):
         files = sorted(place.glob(name))
         if len(files) > 1:
             names = ", ".join(file.name for file in files)
-            raise DataError(f"a folder with several tokenizers: {names}", where=str(place), fix="name one of them")
+            raise DataError(f"the folder has several tokenizers: {names}", where=str(place), fix="name one of them")
         if files:
             return files[0]
     return folder / _NAMES[0]

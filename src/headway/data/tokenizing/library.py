@@ -1,4 +1,4 @@
-"""Hugging Face `tokenizers`, the reference, as it is used here. Without NumPy, which a process that begins lacks."""
+"""The use of Hugging Face `tokenizers`, the reference. It needs no NumPy, which a starting process has not imported."""
 
 from __future__ import annotations
 
@@ -14,34 +14,35 @@ class UnencodableTextError(DataError):
 
 
 class LibraryPanic(Exception):
-    """A library written in Rust gave up in the middle of a call."""
+    """A library written in Rust panicked during a call."""
 
 
 @contextmanager
 def panics_as_errors() -> Iterator[None]:
-    """Turn the panic of a library in a block, which is no `Exception` in Python, into one.
+    """Turn the panic of a library in a block, which is not an `Exception` in Python, into one.
 
     Raises:
-        LibraryPanic: there was one.
+        LibraryPanic: The library panicked.
     """
     try:
         yield
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # the type has no module from which to import it
+        if type(error).__name__ != "PanicException":  # the type cannot be imported from any module
             raise
         raise LibraryPanic(f"the library panicked: {str(error).strip() or 'it does not say why'}") from None
 
 
 def open_library(content: bytes, special_tokens_in_text: bool) -> Any:
-    """The library's tokenizer. A file may carry the settings of the batch it was last used for, or of a training that
-    left out merges at random: a text has one encoding here.
+    """Load the library's tokenizer, without padding, truncation or dropout.
+
+    A file may have such settings from its last batch or its training; here, a text always has one encoding.
 
     Args:
         content: A `tokenizer.json`.
-        special_tokens_in_text: Make special tokens of those that a text spells out.
+        special_tokens_in_text: Encode special tokens that a text spells out as those tokens.
 
     Raises:
-        Exception: it cannot be used; the library has no other.
+        Exception: The content cannot be used; the library has no other type of error.
     """
     from tokenizers import Tokenizer
 
@@ -56,16 +57,17 @@ def open_library(content: bytes, special_tokens_in_text: bool) -> Any:
 
 
 def encode(library: Any, texts: Sequence[str]) -> list[list[int]]:
-    """Ids of each text; no token is added.
+    """Encode each text to ids; no token is added.
 
     Raises:
-        TypeError: a text cannot be written as UTF-8.
-        Exception: a text cannot be encoded; the library has no other, but for `LibraryPanic`.
+        TypeError: UTF-8 cannot represent a text.
+        LibraryPanic: The library panicked.
+        Exception: A text cannot be encoded; the library has no other type of error.
     """
     with panics_as_errors():
         return [encoding.ids for encoding in library.encode_batch_fast(texts, add_special_tokens=False)]
 
 
 def numbers_of(library: Any, tokens: Iterable[str]) -> dict[str, int | None]:
-    """The ids that the library has for tokens."""
+    """Return the ids that the library gives to tokens."""
     return {token: library.token_to_id(token) for token in tokens}

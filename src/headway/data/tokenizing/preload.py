@@ -1,5 +1,8 @@
-"""Loading encoders ahead of their use: that takes longer than the rest of a short command's start. The fast one lets
-others run meanwhile; the reference is loaded in a process of its own. Nothing heavy is imported here."""
+"""Preloading of encoders: loading takes longer than the rest of a short command's start.
+
+The fast encoder loads on a thread, since it releases the interpreter lock; the reference loads in its own process.
+Nothing heavy is imported here.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,19 @@ from headway.core.foreign import read_bytes
 from headway.data.tokenizing.compact import short_form
 from headway.data.tokenizing.reference_process import ReferenceProcess
 
-#: Longer configs are not looked into ahead: PyYAML's C part ends the program where ten thousands of lists are nested.
+#: Longer configs are not read ahead: PyYAML's C parser crashes the process if tens of thousands of lists are nested.
 _GUESS_BYTES = 8192
-#: `data.tokenizer.encoder`, where `fastokens` comes first.
+#: Values of `data.tokenizer.encoder` for which `fastokens` is tried first.
 _PRELOADED = ("auto", "fastokens")
 
 
 class _Loading(threading.Thread):
-    """Loads a vocabulary that a function gives: the bytes of its `tokenizer.json`, and `compact` of them if somebody
-    has made that."""
+    """Loads the vocabulary that a function returns: the bytes of its `tokenizer.json`, and their `compact` form, if it
+    exists already."""
 
     def __init__(self, vocabulary: Callable[[], tuple[bytes, bytes | None] | None]) -> None:
-        # No daemon: a command that ends with an error waits for it, since Python ends such threads at its exit in a way
-        # that the library takes for a fault of its own, and aborts the process.
+        # Not a daemon thread, so a command that ends with an error waits for it. Python kills daemon threads at
+        # interpreter shutdown in a way that makes the library abort the process.
         super().__init__(name="headway-load-encoder")
         self._vocabulary = vocabulary
         self._is_parsed = threading.Event()
@@ -37,7 +40,7 @@ class _Loading(threading.Thread):
         self._library: Any = None
 
     def run(self) -> None:
-        """Whatever goes wrong here goes wrong again, and is reported, where the vocabulary is loaded for good."""
+        """Load the vocabulary; any error is ignored, since it occurs again, and is reported, in the regular load."""
         try:
             found = self._vocabulary()
             if found is not None:
@@ -58,17 +61,17 @@ class _Loading(threading.Thread):
 
     @property
     def has_failed(self) -> bool:
-        """Nothing was found, or not what can be read."""
+        """Whether no readable vocabulary was found."""
         return self._is_parsed.is_set() and self._content is None
 
     def parsed(self, content: bytes) -> Any:
-        """The JSON, once; None where it is not that of `content`."""
+        """Hand out the parsed JSON once; return None if it is not that of `content`."""
         self._is_parsed.wait()
         spec, self._spec = self._spec, None
         return spec if self._content == content else None
 
     def loaded(self, content: bytes) -> Any:
-        """The library's tokenizer; None where it is not that of `content`."""
+        """Return the library's tokenizer; None if it is not that of `content`."""
         self.join()
         return self._library if self._content == content else None
 
@@ -78,10 +81,10 @@ _reference: ReferenceProcess | None = None
 
 
 def begin_loading(content_of: Callable[[], bytes], encoder: str) -> None:
-    """Begin to load a vocabulary that `fastokens` will probably encode with, unless one is being loaded already.
+    """Begin to load the vocabulary that `fastokens` will probably use, unless one is being loaded already.
 
     Args:
-        content_of: Gives the bytes of its `tokenizer.json`.
+        content_of: Returns the bytes of its `tokenizer.json`.
         encoder: `data.tokenizer.encoder`.
     """
     if encoder in _PRELOADED:
@@ -100,7 +103,7 @@ def _is_under_way() -> bool:
 
 
 def _made_short_beside(process: ReferenceProcess) -> tuple[bytes, bytes | None] | None:
-    """What another process loads."""
+    """Return the vocabulary that the reference process loads, with its compact form if the content still matches."""
     found = process.vocabulary()
     if found is None:
         return None
@@ -109,14 +112,17 @@ def _made_short_beside(process: ReferenceProcess) -> tuple[bytes, bytes | None] 
 
 
 def begin_loading_file(path: Path | None, encoder: str) -> None:
-    """The same for `data.tokenizer.path`: a `tokenizer.json`, or a folder with one; other vocabularies have to wait."""
+    """Begin to load the vocabulary at `data.tokenizer.path`, if that is a `tokenizer.json` or a folder with one.
+
+    Other vocabularies are not preloaded.
+    """
     file = _file_of(path)
     if file is not None:
         begin_loading(lambda: read_bytes(file), encoder)
 
 
 def _file_of(path: Path | None) -> Path | None:
-    """The `tokenizer.json` that a path stands for, if it does."""
+    """Return the `tokenizer.json` that a path denotes, if any."""
     if path is None:
         return None
     file = path / "tokenizer.json" if path.is_dir() else path
@@ -124,68 +130,73 @@ def _file_of(path: Path | None) -> Path | None:
 
 
 def begin_loading_named(config: Path, overrides: Sequence[str]) -> None:
-    """The same for the vocabulary that a config seems to name, before the config is read for good and while Python
-    makes ready. A wrong guess costs time alone, since what was loaded is used for the same content only.
+    """Begin to load the vocabulary that a config seems to name, before the config is validated.
+
+    A wrong guess costs only time, since a loaded vocabulary is used only for identical content.
 
     Args:
-        config: The YAML file; what it is based on is not looked into.
+        config: The YAML file; the files it is based on are not read.
         overrides: `key.path=value` strings.
     """
-    if not _is_under_way():  # otherwise the command line was looked into before it was understood
+    if not _is_under_way():  # otherwise `begin_loading_said` has started it already
         path, encoder = _named(config, overrides)
         begin_loading_file(path, encoder)
 
 
 def _named(config: Path, overrides: Sequence[str]) -> tuple[Path | None, str]:
-    """`data.tokenizer.path` and `encoder` of a config, as far as that can be seen."""
+    """Guess `data.tokenizer.path` and `encoder` of a config."""
     try:
         import yaml
 
-        # An anchor (&name) is what a few lines need to stand for more than memory holds.
+        # With anchors (&name), a few lines can expand to more than memory holds.
         content = read_bytes(config, _GUESS_BYTES)
         if b"&" in content or any(text.startswith("data.tokenizer") for text in overrides):
             return None, "auto"
         named = yaml.load(content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))["data"]["tokenizer"]
         path, encoder = named["path"], named.get("encoder", "auto")
-    except Exception:  # whatever is wrong with the config is said where it is checked
+    except Exception:  # the validation of the config reports any error
         return None, "auto"
     return Path(path) if isinstance(path, str) else None, encoder
 
 
 def begin_loading_said(words: Sequence[str]) -> None:
-    """The same for the words behind `headway data prepare`, before they are understood, which takes a tenth of a short
-    preparation: the first is taken for the config and the others for overrides, and options for words of their own. The
-    reference is begun too, in a process that looks into the config itself."""
+    """Begin to load the vocabulary for the arguments of `headway data prepare`, before they are parsed.
+
+    Parsing takes a tenth of a short preparation. The first argument is taken for the config, and the others for
+    overrides; options are ignored. The reference is started too, in a process that reads the config itself.
+    """
     global _reference
     words = [word for word in words if "--dry-run" not in words and not word.startswith("-")]
-    # A copy of a process has none of its threads.
+    # A forked process has none of its parent's threads, so there must be none.
     if not words or _loading is not None or threading.active_count() > 1 or not hasattr(os, "fork"):
         return
-    with suppress(OSError):  # no room for another process
-        _reference = process = ReferenceProcess(lambda: _said(words))
+    with suppress(OSError):  # the system cannot start another process
+        _reference = process = ReferenceProcess(lambda: _file_named_by(words))
         _begin(lambda: _made_short_beside(process))
 
 
-def _said(words: Sequence[str]) -> Path | None:
+def _file_named_by(words: Sequence[str]) -> Path | None:
     path, encoder = _named(Path(words[0]), words[1:])
     return _file_of(path) if encoder in _PRELOADED else None
 
 
 def take_parsed(content: bytes) -> Any:
-    """The JSON of these bytes of a `tokenizer.json`, its merges perhaps in their older form, if its loading was begun;
-    None otherwise. It is handed out once, to be read only."""
+    """Take the parsed JSON of a `tokenizer.json`, if it was preloaded; return None otherwise.
+
+    Its merges may be in their older form. It is handed out once, and must not be changed.
+    """
     return None if _loading is None else _loading.parsed(content)
 
 
 def take_loaded(content: bytes) -> Any:
-    """The `fastokens` tokenizer of these bytes, if its loading was begun; None otherwise. It is handed out once."""
+    """Take the `fastokens` tokenizer of a `tokenizer.json`, if it was preloaded; it is handed out once."""
     global _loading
     begun, _loading = _loading, None
     return None if begun is None else begun.loaded(content)
 
 
 def take_reference() -> ReferenceProcess | None:
-    """The process that has loaded the reference, if there is one, to be ended by who takes it."""
+    """Take the process that has loaded the reference, if there is one; the caller must end it."""
     global _reference
     begun, _reference = _reference, None
     return begun

@@ -1,10 +1,10 @@
-"""The reference in a copy of a process that has just begun, for one question: what it makes of some texts.
+"""The reference in a forked process, which encodes some texts once.
 
-`tokenizers` holds Python to itself while it loads a vocabulary, and with it all of a starting command. A copy loads it
-on another core meanwhile, and first makes the vocabulary short for the fast encoder, which holds Python too. Whatever
-goes wrong there is found again where the same is done in this process.
+`tokenizers` holds the interpreter lock while it loads a vocabulary, which would block a starting command. So a forked
+process loads it on another core. It first makes the compact form of the vocabulary for the fast encoder, which also
+holds the lock. Any error there occurs again when this process does the work itself.
 
-Little is imported before the copy is made: until then there is work for one core alone.
+Little is imported before the fork, since until then only one core is busy.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from headway.data.tokenizing.compact import compact
 
 
 class Answer(NamedTuple):
-    """What the reference makes of what it was asked."""
+    """The reference's answer to a request."""
 
     ids: list[list[int]]
-    """Of each text."""
+    """The ids of each text."""
     numbers: dict[str, int | None]
-    """Of each token."""
+    """The id of each token."""
 
 
 class Vocabulary(NamedTuple):
-    """What a process has loaded."""
+    """The vocabulary that a process has loaded."""
 
     file: Path
     digest: str
@@ -41,17 +41,17 @@ class Vocabulary(NamedTuple):
     """`compact` of its content."""
 
     def is_of(self, content: bytes) -> bool:
-        """Whether that was its content."""
+        """Return whether the vocabulary was loaded from this content."""
         from headway.core.files import sha256_bytes
 
         return self.digest == sha256_bytes(content)
 
 
 class ReferenceProcess:
-    """A copy of this process, which must have no other threads, that loads a `tokenizer.json` and answers once.
+    """A fork of this process that loads a `tokenizer.json` and answers once; this process must have a single thread.
 
     Args:
-        find: Says which, if any; it is called in the copy.
+        find: Returns the file, if any; it is called in the fork.
     """
 
     def __init__(self, find: Callable[[], Path | None]) -> None:
@@ -68,13 +68,13 @@ class ReferenceProcess:
         self._vocabulary: Vocabulary | None = None
 
     def vocabulary(self) -> Vocabulary | None:
-        """What it loads; None when there is none that it can load."""
-        with suppress(OSError, ValueError):  # it has ended
+        """Return the vocabulary that the process loads; None if it cannot load one."""
+        with suppress(OSError, ValueError):  # the process has ended
             return self._loaded()
         return None
 
     def _loaded(self) -> Vocabulary:
-        """What it says first, whoever of two threads asks for it first."""
+        """Receive the process's first message; any thread may call this first."""
         with self._turn:
             if self._vocabulary is None:
                 file, digest, size = _received(self._answers)
@@ -85,33 +85,38 @@ class ReferenceProcess:
             return self._vocabulary
 
     def ask(self, content: bytes, texts: Sequence[str], tokens: Iterable[str]) -> Answer | None:
-        """What it makes of texts, of which special tokens that they spell out are ordinary text, and the ids it has for
-        tokens; None where it cannot tell, for example of another content than it has loaded. It ends with that."""
+        """Encode texts, with spelled-out special tokens as ordinary text, and look up the ids of tokens.
+
+        The process ends afterwards.
+
+        Returns:
+            The answer; None if there is none, for example since the process has loaded other content.
+        """
         try:
             if self._loaded().is_of(content):
                 _send(self._questions, [list(texts), list(tokens)])
                 return Answer(*_received(self._answers))
-        except (OSError, ValueError, TypeError):  # it has ended, or a text is no Unicode
+        except (OSError, ValueError, TypeError):  # the process has ended, or a text is not valid Unicode
             pass
         finally:
             self.end()
         return None
 
     def end(self) -> None:
-        """End it."""
-        with suppress(ProcessLookupError, ChildProcessError):  # somebody has waited for all children
+        """End the process."""
+        with suppress(ProcessLookupError, ChildProcessError):  # other code has waited for all children
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
-        with self._turn:  # nobody waits for it any more
+        with self._turn:  # no thread is reading from it any more
             for pipe in (self._answers, self._questions):
-                with suppress(OSError):  # what could not be said
+                with suppress(OSError):  # buffered data that could not be sent
                     pipe.close()
 
 
 def _serve(find: Callable[[], Path | None], hears: int, says: int) -> NoReturn:
-    """The life of the copy: it ends with the answer, with the other side, or with whatever goes wrong."""
+    """Run the forked process, which ends after the answer, with the parent, or on any error."""
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a process group
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group
         file = find()
         if file is not None:
             _answer(file, os.fdopen(hears, "rb"), os.fdopen(says, "wb"))
@@ -120,7 +125,7 @@ def _serve(find: Callable[[], Path | None], hears: int, says: int) -> NoReturn:
 
 
 def _answer(file: Path, questions: BinaryIO, answers: BinaryIO) -> None:
-    """Load a vocabulary, say so, and answer the one question."""
+    """Load a vocabulary, report it, and answer one request."""
     from headway.core.files import sha256_bytes
     from headway.core.foreign import read_bytes
     from headway.data.tokenizing.library import encode, numbers_of, open_library
@@ -140,9 +145,9 @@ def _send(pipe: BinaryIO, message: Any, more: bytes = b"") -> None:
 
 
 def _received(pipe: BinaryIO) -> Any:
-    """The next message.
+    """Receive the next message.
 
     Raises:
-        ValueError: the other side has ended.
+        ValueError: The other side has ended.
     """
     return orjson.loads(pipe.readline())

@@ -1,7 +1,7 @@
-"""SentencePiece models (Kudo and Richardson 2018), BPE and Unigram, as a `tokenizer.json` with the same ids.
+"""SentencePiece models (Kudo and Richardson 2018), BPE and Unigram, as a `tokenizer.json` with identical ids.
 
-The file is a protocol buffer, `ModelProto` of sentencepiece_model.proto; the few fields that matter are read here, so
-neither `sentencepiece` nor `protobuf` is needed.
+The file is a protocol buffer, `ModelProto` of sentencepiece_model.proto. This module reads the few fields that matter,
+so neither `sentencepiece` nor `protobuf` is needed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Model:
 
 
 def is_model(data: bytes) -> bool:
-    """Whether a file begins with a piece, as SentencePiece writes them."""
+    """Return whether a file begins with a piece in SentencePiece's format."""
     try:
         number, value = next(_fields(data[: 2**16]))
         return number == 1 and isinstance(value, bytes) and bool(_piece(value).text)
@@ -56,14 +56,14 @@ def is_model(data: bytes) -> bool:
 def from_model(data: bytes, where: str) -> tuple[bytes, str | None]:
     """Turn a SentencePiece model into a tokenizer.json.
 
-    Control pieces (`<s>`, `</s>`) become special tokens, user-defined symbols become added tokens that are found in any
-    text, and an unknown character becomes a byte for byte when the model has them.
+    Control pieces (`<s>`, `</s>`) become special tokens. User-defined symbols become added tokens, which are matched in
+    any text. An unknown character becomes its bytes if the model has byte pieces.
 
     Returns:
-        The JSON, and the end-of-text token where the model has one.
+        The JSON, and the end-of-text token if the model has one.
 
     Raises:
-        DataError: the file is damaged, or has something that a tokenizer.json cannot say.
+        DataError: The file is damaged, or has a feature that a tokenizer.json cannot express.
     """
     import orjson
 
@@ -110,17 +110,17 @@ def _check(model: _Model, where: str) -> None:
     for is_so, what in unsupported:
         if is_so:
             raise DataError(
-                f"the SentencePiece model has {what}, which a tokenizer.json cannot say",
+                f"the SentencePiece model has {what}, which a tokenizer.json cannot express",
                 where=where,
                 fix="give a BPE or Unigram model with SentencePiece's usual settings",
             )
 
 
 def _spaces(model: _Model) -> dict[str, Any]:
-    """Normalizer, pre-tokenizer and decoder: what happens to spaces and to other spellings of a character."""
+    """Make the normalizer, pre-tokenizer and decoder, which handle spaces and normalize characters."""
     steps: list[dict[str, Any]] = []
     if model.charsmap:
-        # The library looks at the two as one character, of which the first one's rule would swallow the second.
+        # The library treats "\r\n" as one character, so that the rule for "\r" would swallow the "\n".
         steps.append({"type": "Replace", "pattern": {"String": "\r\n"}, "content": "\n\n"})
         steps.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(model.charsmap).decode()})
     if model.collapse_spaces:
@@ -132,7 +132,7 @@ def _spaces(model: _Model) -> dict[str, Any]:
     steps.append({"type": "Replace", "pattern": {"String": " "}, "content": _SPACE})
     pre: dict[str, Any] | None = None
     if model.kind == 1 and not any(_SPACE in piece.text[1:] for piece in model.pieces):
-        # Words alone give what the whole text gives, and each is worked out once.
+        # Splitting into words does not change the result, and the library caches each word.
         pre = {"type": "Metaspace", "replacement": _SPACE, "prepend_scheme": "never", "split": True}
     decoders: list[dict[str, Any]] = [
         {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
@@ -149,21 +149,21 @@ def _spaces(model: _Model) -> dict[str, Any]:
 
 
 def _prefix(symbols: list[str]) -> dict[str, Any]:
-    """Put the space before a text that SentencePiece puts there."""
+    """Make the step that puts a space before a text, as SentencePiece does."""
     if not symbols:
-        # The spelling of Llama's tokenizer.json, which fast encoders know.
+        # The spelling of Llama's tokenizer.json, which fast encoders recognize.
         return {"type": "Prepend", "prepend": _SPACE}
-    # User-defined symbols are looked for behind the normalizer, in the text as well as in its normal form. So theirs
-    # must be without the space; and a text that is nothing but a symbol has none either, unlike SentencePiece's.
+    # The library normalizes user-defined symbols too, and matches them in normalized text. So a symbol's normal form
+    # must have no space; unlike in SentencePiece, a text that is nothing but a symbol then has none either.
     alone = "|".join(re.escape(symbol) for symbol in symbols)
     return {"type": "Replace", "pattern": {"Regex": rf"\A(?!\z)(?!(?:{alone})\z)"}, "content": _SPACE}
 
 
 def _bpe(model: _Model) -> dict[str, Any]:
-    """SentencePiece joins the neighbours whose concatenation has the best score: merges in the order of scores.
+    """Make the BPE model: SentencePiece joins the neighbours with the best score, so merges are in order of scores.
 
-    Of equal scores it takes the pair further left, which merges cannot say; runs of spaces have equal scores in some
-    models, and for these the order of ids does the same.
+    Of equal scores it takes the leftmost pair, which merges cannot express. In some models, runs of spaces have equal
+    scores; for these, the order of ids has the same effect.
     """
     usable = {piece.text: piece.score for piece in model.pieces if piece.kind == _NORMAL}
     ids = {piece.text: number for number, piece in enumerate(model.pieces)}
@@ -253,7 +253,7 @@ def _read_normalizer(model: _Model, data: bytes) -> None:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Field numbers and values of a protocol buffer message: integers as they are, everything else as its bytes."""
+    """Yield field numbers and values of a protocol buffer message: integers, and anything else as bytes."""
     place = 0
     while place < len(data):
         key, place = _varint(data, place)
@@ -283,7 +283,7 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
         if byte < 128:
             return value, place
         if shift > 63:
-            raise ValueError("a number without end")
+            raise ValueError("a number is too long")
 
 
 def _signed(value: int) -> int:

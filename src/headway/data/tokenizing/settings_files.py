@@ -1,9 +1,9 @@
-"""What the files beside a tokenizer say of it: which tokens have a part to play, and which were added.
+"""The settings in the files next to a tokenizer: which tokens have a role, and which were added.
 
-They are read as transformers' `AutoTokenizer` reads them (`PreTrainedTokenizerBase._from_pretrained`): with an
-`added_tokens_decoder` in `tokenizer_config.json` that file comes first; else `special_tokens_map.json` does, and
-`added_tokens.json` is looked at too. What it honours is honoured. Where it takes a token or an id for another one than
-is written there, the files are refused.
+They are read as transformers' `AutoTokenizer` does (`PreTrainedTokenizerBase._from_pretrained`). If
+`tokenizer_config.json` has an `added_tokens_decoder`, that file has precedence; otherwise `special_tokens_map.json`
+has, and `added_tokens.json` is read too. Files are rejected where `AutoTokenizer` would use another token or id than
+they name.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from headway.data.tokenizing.spec import added_tokens, vocabulary
 
 CONFIG, MAP, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 DECODER = "added_tokens_decoder"
-#: Whether the begin-of-text token stands before a text, where no template says so.
+#: Whether the begin-of-text token precedes a text, for tokenizers without a template.
 BEGINS = "add_bos_token"
-#: Parts that one token each can play.
+#: Roles, each of which one token can have.
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 #: Lists of further special tokens.
 LISTS = ("additional_special_tokens", "extra_special_tokens")
@@ -30,75 +30,74 @@ _AGREE = "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) writes f
 
 
 class AddedToken(NamedTuple):
-    """A token that a file says was added."""
+    """An added token that a file names."""
 
     content: str
     flags: Mapping[str, Any]
-    """Those that the file gives."""
+    """The flags that the file gives."""
     file: str
 
 
 @dataclass(repr=False, eq=False)
 class TokenizerSettings:
-    """What the files in a folder say."""
+    """The settings in the files of a folder."""
 
     folder: Path
     values: Mapping[str, Any] = field(default_factory=dict)
-    """`tokenizer_config.json`, with what else the others say."""
+    """The values of `tokenizer_config.json`, merged with those of the other files."""
     added: Mapping[int, AddedToken] = field(default_factory=dict)
     """Added tokens by id."""
     special_by_default: bool = False
-    """Added tokens are special where nothing is said."""
+    """Added tokens without a `special` flag are special."""
     adds_begin: bool = False
-    """`add_bos_token` counts: the tokenizer's format has no template that says what stands before a text."""
+    """`add_bos_token` counts, since the tokenizer's format has no template for the tokens before a text."""
 
     def role(self, name: str) -> str | None:
-        """The token that plays a part.
+        """Return the token that has a role.
 
         Raises:
-            DataError: what is said of it is no token.
+            DataError: The value is not a token.
         """
         value = self.values.get(name)
         return None if value is None else self._token(value, name)
 
     def listed(self, name: str) -> list[str]:
-        """The tokens of one of `LISTS`.
+        """Return the tokens of one of `LISTS`.
 
         Raises:
-            DataError: it holds something else.
+            DataError: The list holds something else.
         """
         values = self.values.get(name) or []
         return [self._token(value, name) for value in (values.values() if isinstance(values, dict) else values)]
 
     def roles(self) -> dict[str, str]:
-        """The tokens that play parts, by part; some models have more parts than `ROLES`.
+        """Return the tokens that have roles, by role; some models have more roles than `ROLES`.
 
         Raises:
-            DataError: what is said of one is no token.
+            DataError: A value is not a token.
         """
         of_models = (key for key, value in self.values.items() if key.endswith("_token") and isinstance(value, str))
         return {key: text for key in (*ROLES, *of_models) if (text := self.role(key)) is not None}
 
     def named(self) -> set[str]:
-        """All tokens with a part to play.
+        """Return all tokens that have a role or are in `LISTS`.
 
         Raises:
-            DataError: what is said of one is no token.
+            DataError: A value is not a token.
         """
         return {*self.roles().values(), *(text for key in LISTS for text in self.listed(key))}
 
     def complete(self, spec: dict[str, Any]) -> bool:
-        """Give a tokenizer.json the added tokens that it lacks, and those that it has the flags that they are said to
-        have.
+        """Add missing added tokens to a tokenizer.json, and set the flags of existing ones as the files do.
 
         Args:
-            spec: Its content; changed.
+            spec: Its content, which is changed in place.
 
         Returns:
-            Whether it lacked anything.
+            Whether anything was missing.
 
         Raises:
-            DataError: a token has another id than is said, or is none.
+            DataError: A token has another id than in the files, or is not in the vocabulary.
         """
         if not self.added and not any(map(self.listed, LISTS)):
             return False
@@ -106,20 +105,20 @@ class TokenizerSettings:
         lacked = dict(self._lacked(ids, listed))
         unknown = [(key, text) for key in LISTS for text in self.listed(key) if text not in ids and text not in lacked]
         for key, text in unknown:
-            raise self._error(f"{key} names {text!r}, which is no token", fix=f"take it out, or add it: {_AGREE}")
+            raise self._error(f"{key} names {text!r}, which is not a token", fix=f"remove it, or add it: {_AGREE}")
         if lacked:
             spec["added_tokens"] = list((listed | lacked).values())
             spec["added_tokens"] = added_tokens(spec)  # in the order of ids
         return bool(lacked)
 
     def _lacked(self, ids: dict[str, int], listed: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Entries of `added_tokens`."""
+        """Yield the entries of `added_tokens` that are missing or have other flags."""
         named, following = self.named(), max(ids.values(), default=-1) + 1
         for number, token in sorted(self.added.items()):
             text, has = token.content, ids.get(token.content)
             if (following if has is None else has) != number:
                 other = f"has the id {has:,}" if has is not None else f"would get the id {following:,}"
-                raise self._error(f"{text!r}, which {other}, is said to have {number:,}", token.file, _AGREE)
+                raise self._error(f"{text!r} {other}, but the file says {number:,}", token.file, _AGREE)
             ids[text], following = number, following + (has is None)
             if token.file == ADDED and text in listed:
                 continue
@@ -134,19 +133,19 @@ class TokenizerSettings:
         token = value.get("content") if isinstance(value, dict) else value
         if not isinstance(token, str):
             raise self._error(
-                f"{key} is no token: {value!r:.60}", fix="write its text, or an object with it as content"
+                f"{key} is not a token: {value!r:.60}", fix="write its text, or an object with it as content"
             )
         return token
 
     def _error(self, what: str, file: str = f"{CONFIG} or {MAP}", fix: str | None = None) -> DataError:
-        return DataError(f"settings beside the tokenizer: {what}", where=str(self.folder / file), fix=fix)
+        return DataError(f"settings next to the tokenizer: {what}", where=str(self.folder / file), fix=fix)
 
 
 def read_settings(folder: Path) -> TokenizerSettings:
-    """Read the files in a folder; none of them need be there.
+    """Read the settings files in a folder; all of them are optional.
 
     Raises:
-        DataError: one cannot be read, or is laid out otherwise.
+        DataError: A file cannot be read, or has another layout.
     """
     config, others, legacy = (_object(folder / name) for name in (CONFIG, MAP, ADDED))
     others = {key: value for key, value in others.items() if value is not None}
@@ -158,7 +157,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
 
 
 def _object(file: Path) -> dict[str, Any]:
-    """The JSON object of a file; an empty one when there is no file."""
+    """Read the JSON object of a file; return an empty one if there is no file."""
     try:
         return read_json_object(file)
     except FileNotFoundError:
@@ -166,9 +165,9 @@ def _object(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise DataError(
-            f"settings beside the tokenizer: the file {reason}",
+            f"settings next to the tokenizer: the file {reason}",
             where=str(file),
-            fix="repair it; or take it away, if the tokenizer is to be used without it",
+            fix="repair it, or remove it to use the tokenizer without it",
         ) from None
 
 
@@ -179,12 +178,12 @@ def _from_decoder(decoder: Any, where: Path) -> dict[int, AddedToken]:
             raise TypeError
     except (AttributeError, KeyError, TypeError, ValueError):
         fix = 'write {"<id>": {"content": "<token>", "special": true}}'
-        raise DataError(f"{DECODER} is not a token for each id", where=str(where), fix=fix) from None
+        raise DataError(f"{DECODER} does not map ids to tokens", where=str(where), fix=fix) from None
     return added
 
 
 def _from_legacy(tokens: dict[str, Any], where: Path) -> dict[int, AddedToken]:
     added = {number: AddedToken(text, {}, ADDED) for text, number in tokens.items() if type(number) is int}
     if len(added) < len(tokens):
-        raise DataError("not another id for each token", where=str(where), fix='write {"<token>": <id>}')
+        raise DataError("the tokens do not have distinct integer ids", where=str(where), fix='write {"<token>": <id>}')
     return added

@@ -1,4 +1,4 @@
-"""What a `tokenizer.json` says, read without the library that runs it."""
+"""The content of a `tokenizer.json`, read without the library that runs it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headway.core.foreign import check_depth
 from headway.data.tokenizing.patterns import ENDS, MARKS, ODD_ENDS, SPACES, STOPS, ends_usual_words
 from headway.data.tokenizing.preload import take_parsed
 
-_IDS_FIX = "give each token an id of its own, in the tokenizer's file and in added_tokens_decoder beside it"
+_IDS_FIX = "give each token its own id, in the tokenizer's file and in added_tokens_decoder next to it"
 
 END_OF_TEXT = "<|endoftext|>"
 END_NAMES = (
@@ -31,30 +31,30 @@ END_NAMES = (
     "<|im_end|>",
 )
 
-#: Text is encoded in parts of about this many characters, since `tokenizers` keeps some 200 bytes per token meanwhile.
+#: Text is encoded in parts of about this many characters, since `tokenizers` uses about 200 bytes per token meanwhile.
 PART_CHARACTERS = 2**16
-#: A longer word is cut: no text that people wrote has one, and there would be no bound on memory.
+#: A longer word is cut, since memory would have no bound otherwise; ordinary text has no such words.
 WORD_CHARACTERS = 2**16
-# A SentencePiece vocabulary whose pieces have spaces at their beginning alone: a single space begins a new piece.
+# For a SentencePiece vocabulary whose pieces have spaces only at their beginning: a single space begins a new piece.
 _SPACE = re.compile(r"[^\s▁] (?=\w)")
 
 
 class Cutting(NamedTuple):
-    """How a long text may be cut."""
+    """The rules for cutting a long text."""
 
     places: tuple[re.Pattern[str], ...]
-    """What is before a cut: the first of them that is found, while there is one."""
+    """Patterns that match the text before a cut, in order of preference."""
     words: bool
-    """A word that is too long is cut as well."""
+    """A word that is too long is cut, too."""
     space: bool = False
-    """Between two parts is a space, which is left out: the vocabulary puts one before every part."""
+    """The space between two parts is omitted, since the vocabulary puts one before every part."""
 
 
 def parse(content: bytes, where: str) -> dict[str, Any]:
-    """The JSON of a tokenizer.json.
+    """Parse a tokenizer.json.
 
     Raises:
-        DataError: it is none.
+        DataError: The content is not a tokenizer.json.
     """
     import orjson
 
@@ -71,28 +71,31 @@ def parse(content: bytes, where: str) -> dict[str, Any]:
 
 
 def _check_depth(spec: dict[str, Any]) -> None:
-    """Refuse what is nested deeper than others can follow or write again. Vocabulary and merges, which are long, are
-    looked at where they are used."""
+    """Raise an error for JSON that is nested too deeply for other readers and writers.
+
+    Vocabulary and merges, which are long, are checked where they are used.
+    """
     rest = {key: value for key, value in spec["model"].items() if key not in ("vocab", "merges")}
     check_depth({**spec, "model": rest})
 
 
 def vocabulary(spec: dict[str, Any]) -> dict[str, int]:
-    """Id of every token, added ones included."""
+    """Return the id of every token, including added ones."""
     vocab = spec["model"]["vocab"]
     ids = dict(vocab) if isinstance(vocab, dict) else {entry[0]: number for number, entry in enumerate(vocab)}
     return ids | {token["content"]: token["id"] for token in added_tokens(spec)}
 
 
 def check_unique_ids(ids: Mapping[str, int], where: str) -> None:
-    """See that every token has an id of its own: one that stands for ordinary text too would end a document, or begin a
-    chat, in the middle of a text.
+    """Check that every token has its own id.
+
+    If a special token shared its id with ordinary text, a document could end, or a chat begin, in the middle of a text.
 
     Raises:
-        DataError: two have the same, or one has none.
+        DataError: Two tokens have one id, or a token has no valid id.
     """
     if not set(map(type, ids.values())) <= {int} or min(ids.values(), default=0) < 0:
-        raise DataError("a token's id is no whole number from 0 on", where=where, fix=_IDS_FIX)
+        raise DataError("a token's id is not a non-negative integer", where=where, fix=_IDS_FIX)
     if len(set(ids.values())) == len(ids):
         return
     token_of: dict[int, str] = {}
@@ -103,12 +106,12 @@ def check_unique_ids(ids: Mapping[str, int], where: str) -> None:
 
 
 def added_tokens(spec: dict[str, Any]) -> list[dict[str, Any]]:
-    """The entries of `added_tokens`, in the order of their ids."""
+    """Return the entries of `added_tokens`, in the order of their ids."""
     return sorted(spec.get("added_tokens") or [], key=lambda token: int(token["id"]))
 
 
 def unknown_id(spec: dict[str, Any], ids: dict[str, int]) -> int | None:
-    """The token that stands for what the vocabulary lacks, if it has one."""
+    """Return the id of the unknown token, if the vocabulary has one."""
     model = spec["model"]
     number = model.get("unk_id")
     token = model.get("unk_token")
@@ -116,17 +119,18 @@ def unknown_id(spec: dict[str, Any], ids: dict[str, int]) -> int | None:
 
 
 def end_of_text(ids: Mapping[str, int], configured: str | None, where: str) -> str:
-    """The token that ends a text: the configured one, or else the first common name that is there.
+    """Return the end-of-text token: the configured one, or else the first common name in the vocabulary.
 
     Raises:
-        DataError: there is none.
+        DataError: There is none.
     """
     if configured is not None and configured not in ids:
         near = difflib.get_close_matches(configured, [name for name in END_NAMES if name in ids], 1, 0.5)
         raise DataError(
-            f"{configured!r} is to end texts and is no token" + (f"; did you mean {near[0]!r}?" if near else ""),
+            f"the end-of-text token {configured!r} is not in the vocabulary"
+            + (f"; did you mean {near[0]!r}?" if near else ""),
             where=where,
-            fix="repair eos_token in the tokenizer_config.json or special_tokens_map.json beside the tokenizer",
+            fix="repair eos_token in the tokenizer_config.json or special_tokens_map.json next to the tokenizer",
         )
     for name in END_NAMES if configured is None else (configured,):
         if name in ids:
@@ -134,12 +138,12 @@ def end_of_text(ids: Mapping[str, int], configured: str | None, where: str) -> s
     raise DataError(
         f"the tokenizer has no end-of-text token: none of {', '.join(END_NAMES)}",
         where=where,
-        fix="name it as eos_token in a tokenizer_config.json beside it",
+        fix="name it as eos_token in a tokenizer_config.json next to it",
     )
 
 
 def cutting(spec: dict[str, Any]) -> Cutting | None:
-    """How a long text may be cut without a change of its tokens; None where no way is known."""
+    """Return how to cut a long text without a change of its tokens; None if no way is known."""
     how: Cutting | None = None
     if _is_byte_level(spec):
         how = at_words_of(spec["pre_tokenizer"])
@@ -149,7 +153,7 @@ def cutting(spec: dict[str, Any]) -> Cutting | None:
 
 
 def was_cut_otherwise(spec: dict[str, Any]) -> bool:
-    """Whether long texts were once cut where that has not been shown to change nothing."""
+    """Return whether earlier versions cut long texts at places that may change their tokens."""
     if _is_byte_level(spec):
         how = at_words_of(spec["pre_tokenizer"])
         return how is None or not how.words
@@ -157,17 +161,23 @@ def was_cut_otherwise(spec: dict[str, Any]) -> bool:
 
 
 def at_words_of(pre_tokenizer: dict[str, Any]) -> Cutting | None:
-    """Cutting where a pre-tokenizer surely ends words; None where that is nowhere."""
+    """Return the rules for cutting where a pre-tokenizer certainly ends words; None if there is no such place."""
     if ends_usual_words(pre_tokenizer):
         return AT_WORDS
-    from headway.data.tokenizing.word_ends import word_ends  # which takes time to load
+    from headway.data.tokenizing.word_ends import word_ends  # it takes time to load
 
     return at_words(word_ends(pre_tokenizer))
 
 
 def at_words(ends: frozenset[str]) -> Cutting | None:
-    """Cutting behind a letter or digit that one of these characters follows, where a pre-tokenizer ends a word. Of all
-    of them, punctuation that spaces rarely follow comes second, for text that is mostly quotes and brackets."""
+    """Return the rules for cutting after a letter or digit that one of these characters follows.
+
+    If the characters are all of `ENDS`, white space and stops are preferred to other punctuation, which serves for text
+    that is mostly quotes and brackets.
+
+    Args:
+        ends: Characters before which a pre-tokenizer ends a word.
+    """
     words = ends >= ENDS - ODD_ENDS
     found = ["".join(sorted(ends.intersection(some))) for some in ((SPACES + STOPS, MARKS) if words else (ENDS,))]
     places = tuple(re.compile(rf"[^\W_](?=[{re.escape(some)}])") for some in found if some)
@@ -175,7 +185,7 @@ def at_words(ends: frozenset[str]) -> Cutting | None:
 
 
 def _may_meet_cut(token: dict[str, Any], how: Cutting) -> bool:
-    """Whether an added token, which is matched in the whole text, can lie across a cut or take what is behind it."""
+    """Return whether an added token, which is matched in the whole text, can cross a cut or absorb text after it."""
     text = str(token["content"])
     across = any(place.search(text) for place in (*_EVERYWHERE, _SPACE))
     behind = bool(token.get("rstrip")) and text[-1:].isalnum()
@@ -183,7 +193,7 @@ def _may_meet_cut(token: dict[str, Any], how: Cutting) -> bool:
 
 
 def _is_byte_level(spec: dict[str, Any]) -> bool:
-    """Whether the vocabulary is byte-level and splits words by patterns."""
+    """Return whether the vocabulary is byte-level and splits words by patterns."""
     outer = spec.get("pre_tokenizer") or {}
     steps = outer.get("pretokenizers", [outer])
     levels = [step for step in steps if step.get("type") == "ByteLevel"]
@@ -194,7 +204,7 @@ def _is_byte_level(spec: dict[str, Any]) -> bool:
 
 
 def _is_metaspace(spec: dict[str, Any]) -> bool:
-    """Whether spaces become "▁", one is put before a text, and no token has one behind another character."""
+    """Return whether spaces become "▁", one precedes each text, and no token has one after another character."""
     steps = (spec.get("normalizer") or {}).get("normalizers") or [{}]
     split = spec.get("pre_tokenizer") or {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "never"}
     to_space = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
@@ -213,13 +223,13 @@ def _is_metaspace(spec: dict[str, Any]) -> bool:
 
 
 def parts(text: str, how: Cutting | None) -> Iterator[str]:
-    """Cut a long text where a word ends anyway, and within words that are too long."""
+    """Cut a long text where a word ends, and within words that are too long."""
     start = 0
     while how is not None and len(text) - start > 2 * PART_CHARACTERS:
         end = start + PART_CHARACTERS
         stop = _place(text, end, how, end + WORD_CHARACTERS if how.words else len(text))
         if stop is None and not how.words:
-            break  # inside a word no cut leaves the tokens as they are
+            break  # a cut inside a word would change the tokens
         stop = end + WORD_CHARACTERS if stop is None else stop
         yield text[start : stop - how.space]
         start = stop
@@ -227,10 +237,10 @@ def parts(text: str, how: Cutting | None) -> Iterator[str]:
 
 
 def _place(text: str, start: int, how: Cutting, limit: int) -> int | None:
-    """Where a text may be cut behind a place, if it may before it is too long.
+    """Find the first place after `start` where a text may be cut; return None if there is none before `limit`.
 
-    Nothing joins the white space or mark behind it to what is before it when a vocabulary normalises to NFC. But a
-    letter that NFC takes apart may end in a mark, which goes with the marks behind it.
+    In a vocabulary that normalizes to NFC, the white space or mark after the cut never joins the text before it. But a
+    letter that NFC decomposes may end in a mark, which is reordered with the marks after it.
     """
     for place in how.places:
         for found in place.finditer(text, start, limit):
@@ -239,10 +249,10 @@ def _place(text: str, start: int, how: Cutting, limit: int) -> int | None:
     return None
 
 
-#: Cutting of byte-level vocabularies with one of the usual patterns.
+#: The rules for byte-level vocabularies with one of the usual patterns.
 AT_WORDS = at_words(ENDS)
 _EVERYWHERE = AT_WORDS.places if AT_WORDS else ()
 
-#: Score of Unigram pieces that are not for text, in files made of SentencePiece models. It says so, and is no ban: see
-#: `special`.
+#: Score that marks Unigram pieces which are not for text, in files converted from SentencePiece models. It does not ban
+#: them; see `special`.
 NEVER = -1e5

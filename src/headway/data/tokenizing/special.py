@@ -1,13 +1,13 @@
-"""Special tokens that a text spells out, and how libraries are kept from making them of it.
+"""Prevention of special tokens from text that spells them out.
 
-`tokenizers` can be told to find no special token in a text. It makes one all the same where a token that ends a text,
-or that has another part to play, is not marked as special; and where a model has special tokens among its own pieces
-and comes to one of them by itself: as a piece of a Unigram model, as a run of characters that such a model does not
-know, as a word that is in the vocabulary, by merges. It makes pieces for single bytes (`<0x41>`) in the same ways.
+`tokenizers` has an option to match no special token in a text. It still produces one in two cases. First, if the
+end-of-text token, or another token with a role, is not marked as special. Second, if a model has special tokens among
+its own pieces and arrives at one by itself: as a piece of a Unigram model, as a run of characters unknown to such a
+model, as a word in the vocabulary, or by merges. It produces pieces for single bytes (`<0x41>`) in these ways, too.
 
-A score is no ban: however low it is, an unknown character has a lower one. What must not be made gets a name that no
-text has. The names of bytes and of the unknown token are looked for and stay: no merge leads to them, or words that
-spell one out are cut in two.
+A low score does not ban a piece: an unknown character always has a lower one. So a token that must not be produced gets
+a name that no text has. Byte tokens and the unknown token are looked up by name, so they keep it; instead, no merge
+leads to them, or words that spell one out are cut in two.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any
 from headway.data.tokenizing.patterns import PATTERNS
 from headway.data.tokenizing.spec import NEVER, added_tokens
 
-# No word holds this name: where a model looks up words there are no spaces, or no word goes on behind the mark.
+# No word contains this name: words either have no spaces, or end after the mark (see `isolates`).
 _MARK = "\U0010ffff"
 _HIDDEN = _MARK + " unused {}"
 _ALONE = {"type": "Split", "pattern": {"String": _MARK}, "behavior": "Isolated", "invert": False}
 _CUT = {"type": "Split", "behavior": "MergedWithPrevious", "invert": False}
-# No word of the usual patterns has a letter or digit and then such a mark at its end: `<eos>` is three of them.
+# The usual patterns split a token with a letter or digit before a mark at its end: `<eos>` becomes three words.
 _OF_SEVERAL_WORDS = re.compile(r"[A-Za-z0-9].*[!-/:-@\[-^`{-~]\Z", re.DOTALL)
-# Other pre-tokenizers that part letters from the marks behind them; and those behind which there are no spaces.
+# Other pre-tokenizers that separate letters from the marks after them; and those whose words have no spaces.
 _USUAL = ("BertPreTokenizer", "Whitespace")
 _NO_SPACES = (*_USUAL, "ByteLevel", "Metaspace", "WhitespaceSplit")
 #: The pieces that stand for the bytes of characters without a piece.
@@ -36,37 +36,37 @@ _PAIRS = r"(?=(<0|0x|x[0-9A-F]|[0-9A-F]{2}|[0-9A-F]>))"
 _FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
 
 
-@dataclass(repr=False, eq=False)  # or it would take longer to load than the rest of the module
+@dataclass(repr=False, eq=False)  # generating these methods would take longer than loading the rest of the module
 class SpecialInText:
-    """By which ways a text could become special tokens of a vocabulary, though it is to be text."""
+    """The ways in which ordinary text could become special tokens of a vocabulary."""
 
     special: frozenset[str]
-    """All of them."""
+    """All special tokens."""
     unmarked: frozenset[str]
-    """Those that are added tokens not marked as special."""
+    """Special tokens that are added tokens, but not marked as special."""
     unlisted: frozenset[str]
-    """Those that are words or pieces and no added tokens."""
+    """Special tokens that are words or pieces, but not added tokens."""
     hidden: dict[str, str] = field(default_factory=dict)
-    """Tokens that pieces, words or merges may lead to, and the names they must have for a library."""
+    """Tokens that pieces, words or merges may lead to, with the names that a library must get for them."""
     unmerged: frozenset[str] = frozenset()
     """Tokens that keep their names, but to which no merge may lead."""
     byte_names: frozenset[str] = frozenset()
     """Tokens that stand for single bytes."""
     cut: str | None = None
-    """A regular expression; words are cut behind what it matches."""
+    """A regular expression; words are cut after its matches."""
     isolates: bool = False
-    """Words may hold spaces, so one may be a hidden name."""
+    """Words may contain spaces, so the mark of hidden names must be split off."""
     unavoidable: frozenset[str] = frozenset()
-    """Special tokens that some text can only be written with, as letters or halves of words, or as the unknown."""
-    beside: frozenset[str] = frozenset()
-    """Those of the special tokens that only files beside the tokenizer name, and that a text could become."""
-    once: set[str] = field(default_factory=set)
-    """By which of these ways, under their names in keys of stores, texts became special tokens at first."""
+    """Special tokens without which some text cannot be encoded: letters, halves of words, or the unknown token."""
+    named_by_files: frozenset[str] = frozenset()
+    """Special tokens that only files next to the tokenizer name, and that a text could become."""
+    first_ways: set[str] = field(default_factory=set)
+    """Ways in which texts became special tokens in the first versions, by their names in the keys of stores."""
     changed: bool = False
-    """Texts became some by other ways for longer."""
+    """Texts became special tokens in further ways, which later versions closed."""
 
     def as_text(self, content: bytes) -> bytes:
-        """The tokenizer.json, of which these are the ways, without them; all ids are the same."""
+        """Return the tokenizer.json with all these ways closed; no id changes."""
         import orjson
 
         if not (self.unmarked or self.hidden or self.unmerged or self.cut):
@@ -74,7 +74,7 @@ class SpecialInText:
         spec = orjson.loads(content)
         self._mark(spec)
         for token in spec.get("added_tokens") or []:
-            # Libraries give a token that is not in the vocabulary another id.
+            # A library gives another id to a token that is not in the vocabulary, so rename it there, too.
             token["content"] = self.hidden.get(token["content"], token["content"])
         model = spec["model"]
         if isinstance(model["vocab"], list):
@@ -92,7 +92,7 @@ class SpecialInText:
         return orjson.dumps(spec)
 
     def as_tokens(self, content: bytes) -> bytes:
-        """The tokenizer.json from which a library makes special tokens of all that spell one out."""
+        """Return the tokenizer.json with which a library encodes every spelled-out special token as that token."""
         import orjson
 
         if not (self.unmarked or self.unlisted):
@@ -107,11 +107,14 @@ class SpecialInText:
         return orjson.dumps(spec)
 
     def key_marks(self, special_tokens_in_text: bool) -> list[str]:
-        """What tells the ids that texts have now from those that they had before the ways were known: for keys of what
-        is kept. Nothing where they are the same."""
+        """Return marks for the keys of stored results, which differ from those of versions that gave other ids.
+
+        The list is empty if no version gave other ids.
+        """
         if special_tokens_in_text:
-            return [*(self.once & {"as text"}), *sorted(self.unlisted)]
-        return [*sorted(self.once), *(["no special tokens"] if self.changed else []), *sorted(self.beside)]
+            return [*(self.first_ways & {"as text"}), *sorted(self.unlisted)]
+        changed = ["no special tokens"] if self.changed else []
+        return [*sorted(self.first_ways), *changed, *sorted(self.named_by_files)]
 
     def _mark(self, spec: dict[str, Any]) -> None:
         for token in spec.get("added_tokens") or []:
@@ -119,12 +122,12 @@ class SpecialInText:
 
 
 def special_in_text(spec: dict[str, Any], end: str, named: Iterable[str] = ()) -> SpecialInText:
-    """Look at a tokenizer.json.
+    """Find the ways in which text could become special tokens of a tokenizer.json.
 
     Args:
-        spec: Its content.
-        end: The token that ends a text.
-        named: Other tokens of the vocabulary that have a part to play, as the files beside it say.
+        spec: The content of the file.
+        end: The end-of-text token.
+        named: Other tokens of the vocabulary that have a role in the files next to it.
     """
     listed = {token["content"]: bool(token.get("special")) for token in added_tokens(spec)}
     marked = {token for token, is_special in listed.items() if is_special}
@@ -137,43 +140,43 @@ def special_in_text(spec: dict[str, Any], end: str, named: Iterable[str] = ()) -
         ways.byte_names = frozenset(name for name in BYTES if name in vocab)
     known = {end} | marked
     if end in unmarked:
-        ways.once.add("as text")
+        ways.first_ways.add("as text")
     if isinstance(model["vocab"], list):
-        _look_at_pieces(ways, model, end, known)
+        _find_in_pieces(ways, model, end, known)
     else:
-        _look_at_words(ways, spec, end, known)
-    ways.isolates = bool(ways.hidden) and not _parts_spaces(spec)
-    ways.beside = frozenset(unmarked | (ways.unlisted & (ways.hidden.keys() | ways.unavoidable))) - {end}
-    ways.changed |= bool(ways.isolates or ways.beside or ways.unavoidable)
+        _find_in_words(ways, spec, end, known)
+    ways.isolates = bool(ways.hidden) and not _splits_spaces(spec)
+    ways.named_by_files = frozenset(unmarked | (ways.unlisted & (ways.hidden.keys() | ways.unavoidable))) - {end}
+    ways.changed |= bool(ways.isolates or ways.named_by_files or ways.unavoidable)
     return ways
 
 
-def _look_at_words(ways: SpecialInText, spec: dict[str, Any], end: str, known: set[str]) -> None:
-    """Find the ways of a model with a table of words; `known` are the tokens that were looked for before."""
+def _find_in_words(ways: SpecialInText, spec: dict[str, Any], end: str, known: set[str]) -> None:
+    """Find the ways of a model with a table of words; `known` are the tokens that the first versions handled."""
     model = spec["model"]
     vocab, unknown = model["vocab"], model.get("unk_token")
     found = {token for token in ways.special if token in vocab and token != unknown}
     kept = ways.byte_names | ({unknown} & vocab.keys())
-    if _parts_marks(spec.get("pre_tokenizer") or {}):
+    if _splits_marks(spec.get("pre_tokenizer") or {}):
         found = {token for token in found if not _OF_SEVERAL_WORDS.search(token)}
         kept = {token for token in kept if not _OF_SEVERAL_WORDS.search(token)}
     if unknown == end and not _knows_all(spec):
         ways.unavoidable |= {end}
     if model.get("type", "BPE") == "BPE":
-        found = _look_at_merges(ways, model, found, kept, known)
+        found = _find_in_merges(ways, model, found, kept, known)
     elif found & known:
-        ways.once.add("words as text")
+        ways.first_ways.add("words as text")
     ways.changed |= not found <= known
     ways.hidden = {token: _HIDDEN.format(vocab[token]) for token in sorted(found)}
 
 
-def _look_at_merges(
+def _find_in_merges(
     ways: SpecialInText, model: dict[str, Any], found: set[str], kept: set[str], known: set[str]
 ) -> set[str]:
-    """Find the ways of byte-pair encoding; returns the special tokens that must be hidden.
+    """Find the ways of byte-pair encoding, and return the special tokens that must be hidden.
 
-    What other merges go on from cannot be: words that have it within them, and do not spell out the token alone, would
-    be encoded otherwise. Nor can the letters of an alphabet where nothing else stands for them.
+    A token that other merges use cannot be hidden: words that contain it, but do not spell out that token alone, would
+    be encoded differently. Nor can the letters of an alphabet, if no other token stands for them.
     """
     if not found and not kept:
         return set()
@@ -189,17 +192,17 @@ def _look_at_merges(
     ways.unavoidable |= reachable & halves
     hidden = reachable - halves
     plain = {left + right for left, right in merges} if model.get("continuing_subword_prefix") else made
-    once = {token for token in hidden & known if len(token) > 1 and (by_lookup or token in plain)}
-    if once:
-        ways.once.add("words as text")
+    first = {token for token in hidden & known if len(token) > 1 and (by_lookup or token in plain)}
+    if first:
+        ways.first_ways.add("words as text")
     ways.unmerged = frozenset(kept & made)
     ways.cut, _ = _cut_within(kept & ways.byte_names if by_lookup else (), "")
-    ways.changed |= bool(hidden - once or ways.unmerged or ways.cut)
+    ways.changed |= bool(hidden - first or ways.unmerged or ways.cut)
     return hidden
 
 
-def _look_at_pieces(ways: SpecialInText, model: dict[str, Any], end: str, known: set[str]) -> None:
-    """Find the ways of a Unigram model. Neither the unknown piece nor those whose score bans them are for text."""
+def _find_in_pieces(ways: SpecialInText, model: dict[str, Any], end: str, known: set[str]) -> None:
+    """Find the ways of a Unigram model; the unknown piece and pieces with a banning score are not for text either."""
     pieces: list[tuple[str, float]] = model["vocab"]
     number = model.get("unk_id")
     unknown = pieces[number][0] if isinstance(number, int) and number < len(pieces) else None
@@ -212,12 +215,12 @@ def _look_at_pieces(ways: SpecialInText, model: dict[str, Any], end: str, known:
     ways.hidden = {piece: _HIDDEN.format(n) for n, (piece, _) in enumerate(pieces) if piece in hidden}
     usable = names - hidden - in_bytes
     ways.cut, is_exact = _cut_within(in_bytes, "\n".join(usable))
-    once = (hidden & known) - banned - {unknown}
-    if once:
-        ways.once.add("as text")
-    # Low enough scores did ban pieces where every character is a piece too.
+    first = (hidden & known) - banned - {unknown}
+    if first:
+        ways.first_ways.add("as text")
+    # Low enough scores did ban pieces if every character is a piece, too.
     did_ban = {*"".join(names)} <= usable and _lowest(pieces) * max(map(len, names), default=0) > NEVER
-    ways.changed |= not (did_ban and is_exact and hidden | in_bytes <= banned | once)
+    ways.changed |= not (did_ban and is_exact and hidden | in_bytes <= banned | first)
 
 
 def _lowest(pieces: Iterable[tuple[str, float]]) -> float:
@@ -225,8 +228,11 @@ def _lowest(pieces: Iterable[tuple[str, float]]) -> float:
 
 
 def _without_bans(model: dict[str, Any], hidden: Collection[str]) -> list[tuple[str, float]]:
-    """The pieces of a Unigram model with names for those that are hidden. The score of an unknown character follows
-    from the lowest one, so none is lower than those of the pieces that are for text."""
+    """Return the pieces of a Unigram model, with other names for the hidden ones.
+
+    The score of an unknown character follows from the lowest score, so no score may be lower than those of the pieces
+    that are for text.
+    """
     lowest = _lowest(model["vocab"])
     return [
         (_HIDDEN.format(number) if piece in hidden else piece, max(score, lowest))
@@ -235,8 +241,11 @@ def _without_bans(model: dict[str, Any], hidden: Collection[str]) -> list[tuple[
 
 
 def _cut_within(names: Collection[str], pieces: str) -> tuple[str | None, bool]:
-    """A pattern behind which to cut words so that they spell out none of the bytes' names, and whether no other piece
-    lies across such a cut."""
+    """Make a pattern after which to cut words so that they do not spell out a byte's name.
+
+    Returns:
+        The pattern, and whether no other piece lies across such a cut.
+    """
     if not names:
         return None, True
     across = {*re.findall(_PAIRS, pieces)}
@@ -246,7 +255,7 @@ def _cut_within(names: Collection[str], pieces: str) -> tuple[str | None, bool]:
 
 
 def _knows_all(spec: dict[str, Any]) -> bool:
-    """Whether the vocabulary has a token for every byte, so that nothing is unknown."""
+    """Return whether the vocabulary has a token for every byte, so that no text is unknown."""
     from headway.data.tokenizing.tiktoken_files import byte_letters
 
     model = spec["model"]
@@ -255,8 +264,8 @@ def _knows_all(spec: dict[str, Any]) -> bool:
     return "ByteLevel" in _kinds(spec) and model["vocab"].keys() >= {*byte_letters()}
 
 
-def _parts_spaces(spec: dict[str, Any]) -> bool:
-    """Whether no word of a model holds a space."""
+def _splits_spaces(spec: dict[str, Any]) -> bool:
+    """Return whether no word of a model contains a space."""
     normalizer = spec.get("normalizer") or {}
     replaces = any(
         step.get("type") == "Replace" and step.get("pattern") == {"String": " "} and " " not in step.get("content", " ")
@@ -266,14 +275,14 @@ def _parts_spaces(spec: dict[str, Any]) -> bool:
 
 
 def _kinds(spec: dict[str, Any]) -> set[str]:
-    """Of the pre-tokenizers and normalizers."""
+    """Return the types of the pre-tokenizers and normalizers."""
     outer, normalizer = spec.get("pre_tokenizer") or {}, spec.get("normalizer") or {}
     steps = [*outer.get("pretokenizers", [outer]), *normalizer.get("normalizers", [normalizer])]
     return {str(step.get("type")) for step in steps}
 
 
-def _parts_marks(pre: dict[str, Any]) -> bool:
-    """Whether text is split between a letter or digit and the marks behind it."""
+def _splits_marks(pre: dict[str, Any]) -> bool:
+    """Return whether text is split between a letter or digit and the marks after it."""
     for step in pre.get("pretokenizers", [pre]):
         kind, pattern = step.get("type"), step.get("pattern")
         regex = pattern.get("Regex") if isinstance(pattern, dict) else None
@@ -285,12 +294,12 @@ def _parts_marks(pre: dict[str, Any]) -> bool:
 
 
 def _product(pair: tuple[str, str], model: dict[str, Any]) -> str:
-    """What a merge makes."""
+    """Return the token that a merge makes."""
     left, right = pair
     return left + right[len(model.get("continuing_subword_prefix") or "") :]
 
 
 def _pair(merge: Any) -> tuple[str, str]:
-    """The two halves of a merge, of which older files make one string."""
+    """Return the two halves of a merge, which older files write as one string."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return left, right

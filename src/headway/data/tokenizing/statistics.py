@@ -1,4 +1,4 @@
-"""What a vocabulary makes of a corpus: tokens, what it does not know or use, how fast it is, and what is lost."""
+"""Statistics of a vocabulary on a corpus: tokens, unknown and unused ones, speed, and failed round trips."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import numpy as np
 from headway.data.tokenizing.encoders import choose_encoder, open_encoder
 from headway.data.tokenizing.tokenizer import Tokenizer
 
-# Round trips are tried with this much of each source.
+# Characters of each source for which round trips are tried.
 _ROUND_TRIP_CHARACTERS = 2**20
 
 
 @dataclass(frozen=True)
 class SourceFigures:
-    """Of the sample of one source, or of all together."""
+    """Figures of the sample of one source, or of all samples together."""
 
     documents: int
     text_bytes: int
     words: int
-    """As `count_words` counts them."""
+    """Words by `count_words`."""
     tokens: int
     unknown: int
-    """Tokens that stand for text that the vocabulary has no other for."""
+    """Unknown tokens."""
 
     @property
     def bytes_per_token(self) -> float | None:
-        """UTF-8 bytes of text that a token holds on average."""
+        """The mean UTF-8 bytes of text per token."""
         return self.text_bytes / self.tokens if self.tokens else None
 
     @property
@@ -39,7 +39,7 @@ class SourceFigures:
         return self.tokens / self.words if self.words else None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON; a figure that cannot be computed is absent."""
+        """Return plain JSON; a figure that cannot be computed is absent."""
         figures = {
             **vars(self),
             "bytes_per_token": self.bytes_per_token,
@@ -51,7 +51,7 @@ class SourceFigures:
 
 @dataclass(frozen=True)
 class TokenizerFigures:
-    """Of one vocabulary on the samples of all sources."""
+    """Figures of one vocabulary on the samples of all sources."""
 
     vocab_size: int
     fingerprint: str
@@ -61,21 +61,21 @@ class TokenizerFigures:
     """Ids below `vocab_size` that no sample has."""
     encoder: str
     tokens_per_second: float
-    """Of one pass over the samples with that encoder, on all cores."""
+    """Speed of one pass over the samples with that encoder, on all cores."""
     round_trips: int
-    """Documents whose tokens decode to the very text."""
+    """Documents whose tokens decode to exactly their text."""
     round_trips_tried: int
     lost: str | None
-    """The beginning of the first document that does not."""
+    """The beginning of the first document whose tokens do not."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return plain JSON."""
         sources = {name: figures.to_json() for name, figures in self.sources.items()}
         return {**vars(self), "sources": sources, "total": self.total.to_json()}
 
 
 def count_words(text: str) -> int:
-    """Parts of a text between white space: the words of tokens per word, wherever Headway shows them."""
+    """Count the parts of a text between white space; Headway's tokens per word always use this count."""
     return len(text.split())
 
 
@@ -91,12 +91,12 @@ def measure(
         tokenizer: The vocabulary.
         samples: Texts of each source by its name.
         encoder: As in `encoders.choose_encoder`.
-        special_tokens_in_text: As they will be encoded.
+        special_tokens_in_text: As in `encoders.choose_encoder`.
 
     Raises:
-        DataError: the encoder asked for cannot be used.
+        DataError: The given encoder cannot be used.
     """
-    # A few of each source, for exactness is to hold for all.
+    # Take a few texts of each source, since the encoder must be exact for all.
     some = [text for texts in samples.values() for text in texts[: 1 + 16 // len(samples)]]
     name = choose_encoder(tokenizer, encoder, some, special_tokens_in_text)
     opened = open_encoder(name, tokenizer, special_tokens_in_text)
@@ -130,7 +130,7 @@ def measure(
 
 
 def _round_trips(tokenizer: Tokenizer, texts: Sequence[str], ids: Any, lengths: Any) -> list[str | None]:
-    """For the first texts: None when decoding gives it back, else the text."""
+    """Try round trips of the first texts; a result is None if decoding restores the text, else the text."""
     results: list[str | None] = []
     left = _ROUND_TRIP_CHARACTERS
     ends = np.cumsum(lengths)

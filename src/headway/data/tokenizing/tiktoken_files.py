@@ -1,8 +1,8 @@
 """Vocabularies of byte strings with ranks, tiktoken's and Mistral's Tekken, as byte-level BPE in a `tokenizer.json`.
 
-Such a vocabulary has no list of merges: within a word, the two neighbours are joined whose concatenation has the lowest
-rank, again and again, and a word that is in the vocabulary is one token as it is (tiktoken, `src/lib.rs`). The merges
-that do the same are those of each token's parts, in the order of ranks.
+Such a vocabulary has no list of merges. Within a word, the two neighbours whose concatenation has the lowest rank are
+joined, repeatedly; and a word that is in the vocabulary is a single token (tiktoken, `src/lib.rs`). The equivalent
+merges are those of each token's parts, in the order of ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SPACES_BEHIND_BREAK = re.compile(rb"\s*[\r\n]\s*[^\S\r\n]")
 
 @dataclass(frozen=True)
 class _Encoding:
-    """What is known of a published vocabulary that its file does not say."""
+    """The facts about a published vocabulary that its file does not contain."""
 
     sha256: str
     pattern: str
@@ -82,7 +82,7 @@ _TEKKEN_SPECIAL = [
 
 
 def is_rank_file(data: bytes) -> bool:
-    """Whether a file's first line is a token in base64 and its rank."""
+    """Return whether a file's first line is a token in base64 and its rank."""
     return _LINE.match(data) is not None
 
 
@@ -91,31 +91,31 @@ def from_rank_file(
 ) -> tuple[bytes, str | None]:
     """Turn a `.tiktoken` file into a tokenizer.json.
 
-    The file does not say how text is split, nor which special tokens there are. OpenAI's are known by their SHA-256;
-    for others the pattern is `pattern` or `pat_str` in the `tokenizer_config.json` beside it, whose
-    `added_tokens_decoder` names the special tokens, or the given one.
+    The file contains neither the pattern that splits text nor the special tokens. OpenAI's files are known by their
+    SHA-256. For others, the `tokenizer_config.json` next to the file gives both: the pattern as `pattern` or `pat_str`,
+    and the special tokens in `added_tokens_decoder`. Without such a pattern, the given one is used.
 
     Args:
         data: The file's bytes.
         path: The file, for messages.
-        settings: Of the files beside it.
-        pattern: A name or a regular expression, for a file of which nothing else tells it.
+        settings: The settings in the files next to it.
+        pattern: A name or a regular expression, for a file whose pattern is not known otherwise.
 
     Returns:
-        The JSON, and the end-of-text token where it is known.
+        The JSON, and the end-of-text token if it is known.
 
     Raises:
-        DataError: the file is damaged, or something about it is unknown.
+        DataError: The file is damaged, or its pattern or special tokens are unknown.
     """
     hashed = sha256_bytes(data)
     known = next((encoding for encoding in _PUBLISHED.values() if encoding.sha256 == hashed), None)
-    said = settings.values.get("pattern") or settings.values.get("pat_str")
-    pattern = (known.pattern if known else None) or said or pattern
+    configured = settings.values.get("pattern") or settings.values.get("pat_str")
+    pattern = (known.pattern if known else None) or configured or pattern
     if not isinstance(pattern, str):
         raise DataError(
             "a .tiktoken file does not say how it splits text into words, and this one is not a published one",
             where=str(path),
-            fix=f"set data.tokenizer.pattern (or pat_str in a tokenizer_config.json beside it) to one of"
+            fix=f"set data.tokenizer.pattern (or pat_str in a tokenizer_config.json next to it) to one of"
             f" {', '.join(sorted(PATTERNS))}, or to its regular expression",
         )
     special = _special(settings) or (dict(known.special) if known else {})
@@ -124,7 +124,7 @@ def from_rank_file(
             "a .tiktoken file does not name its special tokens, and this one is not a published one",
             where=str(path),
             fix='add {"added_tokens_decoder": {"<id>": {"content": "<token>", "special": true}}, "eos_token": '
-            '"<token>"} as tokenizer_config.json beside it',
+            '"<token>"} as tokenizer_config.json next to it',
         )
     content = _tokenizer_json(_ranks(data, str(path)), pattern, special, str(path))
     return content, END_OF_TEXT if END_OF_TEXT in special else None
@@ -134,19 +134,19 @@ def _special(settings: TokenizerSettings) -> dict[str, int]:
     special = {token.content: number for number, token in settings.added.items()}
     for number, token in settings.added.items():
         if special[token.content] != number:
-            raise _twice(token.content, number, special[token.content], str(settings.folder / token.file))
+            raise _two_ids(token.content, number, special[token.content], str(settings.folder / token.file))
     return special
 
 
-def _twice(token: str, first: int, second: int, where: str) -> DataError:
-    return DataError(f"{token!r} has two ids: {first:,} and {second:,}", where=where, fix="take one of them out")
+def _two_ids(token: str, first: int, second: int, where: str) -> DataError:
+    return DataError(f"{token!r} has two ids: {first:,} and {second:,}", where=where, fix="remove one of them")
 
 
 def from_tekken(data: bytes, where: str) -> tuple[bytes, str | None]:
     """Turn Mistral's `tekken.json` into a tokenizer.json; special tokens have the lowest ids.
 
     Raises:
-        DataError: the file is damaged.
+        DataError: The file is damaged.
     """
     try:
         spec = parse_json(data)
@@ -155,7 +155,7 @@ def from_tekken(data: bytes, where: str) -> tuple[bytes, str | None]:
         count = int(config["default_vocab_size"]) - reserved
         ranks: dict[bytes, int] = {}
         for entry in spec["vocab"][:count]:
-            _keep(ranks, base64.b64decode(entry["token_bytes"]), int(entry["rank"]), where)
+            _add_rank(ranks, base64.b64decode(entry["token_bytes"]), int(entry["rank"]), where)
         listed = {entry["token_str"]: int(entry["rank"]) for entry in spec.get("special_tokens") or []}
         pattern = str(config["pattern"])
     except (ValueError, KeyError, TypeError, binascii.Error) as error:
@@ -173,7 +173,7 @@ def _ranks(data: bytes, where: str) -> dict[bytes, int]:
             continue
         try:
             token, rank = line.split()
-            _keep(ranks, base64.b64decode(token, validate=True), int(rank), f"{where}:{number}")
+            _add_rank(ranks, base64.b64decode(token, validate=True), int(rank), f"{where}:{number}")
         except (ValueError, binascii.Error):
             raise DataError(
                 "not a token in base64 and its rank", where=f"{where}:{number}", fix="download it again"
@@ -181,15 +181,15 @@ def _ranks(data: bytes, where: str) -> dict[bytes, int]:
     return ranks
 
 
-def _keep(ranks: dict[bytes, int], token: bytes, rank: int, where: str) -> None:
+def _add_rank(ranks: dict[bytes, int], token: bytes, rank: int, where: str) -> None:
     if ranks.setdefault(token, rank) != rank:
-        raise _twice(str(token), ranks[token], rank, where)
+        raise _two_ids(str(token), ranks[token], rank, where)
 
 
 def _tokenizer_json(
     ranks: dict[bytes, int], pattern: str, special: dict[str, int], where: str, first: int = 0
 ) -> bytes:
-    """The JSON; the id of a token is its rank plus `first`."""
+    """Make the JSON; the id of a token is its rank plus `first`."""
     import orjson
 
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
@@ -200,8 +200,8 @@ def _tokenizer_json(
     ordered = sorted(ranks, key=ranks.__getitem__)
     ids = {spelled[token]: first + ranks[token] for token in ordered}
     for token in special.keys() & ids.keys():
-        # It would take the id of what a word of ordinary text is.
-        raise _twice(token, ids[token], special[token], where)
+        # The special token would replace the id of a word of ordinary text.
+        raise _two_ids(token, ids[token], special[token], where)
     ids |= special
     check_unique_ids(ids, where)
     spec = {
@@ -221,7 +221,7 @@ def _tokenizer_json(
             "end_of_word_suffix": None,
             "fuse_unk": False,
             "byte_fallback": False,
-            # A word that is a token is that token, though its parts may not lead there.
+            # A word that is a token becomes that token, even if merges do not lead to it.
             "ignore_merges": True,
             "vocab": _vocabulary(ids),
             "merges": [[spelled[left], spelled[right]] for left, right in _merges(ranks, ordered)],
@@ -231,9 +231,9 @@ def _tokenizer_json(
 
 
 def _vocabulary(ids: dict[str, int]) -> dict[str, int]:
-    """All ids, without a gap: libraries give added tokens other ids than the file says, or refuse it, where one is.
+    """Fill the gaps between ids: with a gap, libraries give added tokens other ids, or reject the file.
 
-    What fills it holds a space, which no word of a byte-level vocabulary does, so no text has it.
+    The tokens that fill gaps contain a space, which no word of a byte-level vocabulary does, so no text becomes one.
     """
     unused = set(range(max(ids.values()))) - set(ids.values())
     return dict(sorted((ids | {f"unused {number}": number for number in unused}).items(), key=lambda item: item[1]))
@@ -245,22 +245,22 @@ def _added(token: str, number: int) -> dict[str, Any]:
 
 
 def byte_letters() -> list[str]:
-    """The printable character that stands for each byte in byte-level vocabularies (GPT-2's `bytes_to_unicode`)."""
+    """Return the printable character for each byte in byte-level vocabularies (GPT-2's `bytes_to_unicode`)."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = iter(range(256, 512))
     return [chr(byte if byte in plain else next(others)) for byte in range(256)]
 
 
 def _merges(ranks: dict[bytes, int], ordered: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """For each token the pairs of tokens that make it, in the order of ranks."""
+    """Yield, for each token in the order of ranks, the pairs of tokens that make it."""
     halves: dict[bytes, tuple[bytes, bytes]] = {}
     for token in ordered:
         cuts = [cut for cut in range(1, len(token)) if token[:cut] in ranks and token[cut:] in ranks]
         if len(cuts) > 1:
-            # All pieces of a token join in the order of their ranks, so that one pair is left at last.
+            # The pieces of a token join in the order of ranks, until one pair is left.
             last = [cut for cut in cuts if _stay_apart(token[:cut], token[cut:], ranks, halves, ranks[token])]
             if len(last) != 1:
-                # Where more are left, tokens of a higher rank can lie between, and any pair may be the last.
+                # If several pairs are possible, simulate the merges; if these do not end in one pair, keep all.
                 pieces = _joined(token, ranks, ranks[token])
                 last = [len(pieces[0])] if len(pieces) == 2 else cuts
             cuts = last
@@ -273,10 +273,10 @@ def _merges(ranks: dict[bytes, int], ordered: list[bytes]) -> Iterator[tuple[byt
 def _stay_apart(
     left: bytes, right: bytes, ranks: dict[bytes, int], halves: dict[bytes, tuple[bytes, bytes]], limit: int
 ) -> bool:
-    """Whether the pieces of two neighbours join to these two, and none across their border at a rank below `limit`.
+    """Return whether two tokens form from their pieces without a merge across their border at a rank below `limit`.
 
-    Goes back in time: the one of the two that was joined later is parted again, and what then lies at the border must
-    not be a token that would have been joined before. Of equal ranks the pair further left is joined first.
+    It undoes merges in reverse order: it splits the token that was joined later, and the two pieces that then meet at
+    the border must not be a token that would have been joined earlier. Of equal ranks, the leftmost pair joins first.
     """
     while True:
         if ranks.get(left + right, limit) < limit:
@@ -296,7 +296,7 @@ def _stay_apart(
 
 
 def _joined(token: bytes, ranks: dict[bytes, int], limit: int) -> list[bytes]:
-    """The pieces of a token when all merges of a rank below `limit` are done, the lowest first."""
+    """Return the pieces of a token after all merges of a rank below `limit`, lowest rank first."""
     pieces = [token[i : i + 1] for i in range(len(token))]
     while len(pieces) > 1:
         pairs = (ranks.get(left + right, limit) for left, right in pairwise(pieces))

@@ -1,4 +1,4 @@
-"""Text to token ids and back, with any `tokenizer.json` or what can be turned into one."""
+"""Text to token ids and back, with any `tokenizer.json` or file that can be converted into one."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ BeginOfText = Literal["auto", "always", "never"]
 class Tokenizer:
     """A vocabulary, from `Tokenizer.load`.
 
-    The methods below are the reference: Hugging Face `tokenizers`. `encoders` beside this module give the same ids
-    faster.
+    The methods below are the reference: Hugging Face `tokenizers`. The module `encoders` gives identical ids faster.
 
     Attributes:
         vocab_size: Number of token ids: every id is below it.
-        end_of_text_id: The token that ends a document.
-        end_of_text: Its text.
+        end_of_text_id: The id of the token that ends a document.
+        end_of_text: The text of that token.
         fingerprint: Hex SHA-256 of `tokenizer.json`.
-        content: The bytes of `tokenizer.json`, with added tokens that only files beside it name.
+        content: The bytes of `tokenizer.json`, with added tokens that only files next to it name.
         where: The file it comes from, for messages.
-        special_tokens: Special tokens with their ids: those marked as such, the end of a text, and what the files
-            beside the tokenizer give another part to play.
-        unknown_id: The token that stands for what the vocabulary lacks; None when it lacks nothing.
-        added_tokens: Texts of these and of the other added tokens, which are found in any text.
-        settings: What the files beside it say.
-        unknown_roles: Tokens that these give a part to play and that it does not have, by that part.
-        was_cut_otherwise: Long texts were once cut where that may have changed their ids.
-        template_tokens: What its template (of a format that has none, `add_bos_token`) puts before a text, with ids.
-        special_in_text: By which ways a library would make special tokens of a text; `content_for` gives it none.
-        forbidden_ids: Special tokens that no text is to become unless it is asked for: all but the unknown token.
-        unavoidable: Those of them, by id, that some text becomes all the same, so that it cannot be used.
-        byte_names: Tokens that stand for single bytes of characters without a token, with their ids.
+        special_tokens: Special tokens with their ids: those marked as such, the end-of-text token, and those to which
+            the files next to the tokenizer give another role.
+        unknown_id: The id of the unknown token; None if there is none.
+        added_tokens: Texts of the added tokens, which are matched in any text.
+        settings: The settings in the files next to it.
+        unknown_roles: Tokens that have a role in these settings but are not in the vocabulary, by role.
+        was_cut_otherwise: Earlier versions cut long texts where that may have changed their ids.
+        template_tokens: The tokens, with ids, that its template puts before a text; in formats without templates, the
+            token that `add_bos_token` puts there.
+        special_in_text: The ways in which a library would make special tokens of text; `content_for` closes them.
+        forbidden_ids: Special tokens that no text may become unless that is asked for: all but the unknown token.
+        unavoidable: Special tokens, by id, that some text becomes nevertheless; such text cannot be used.
+        byte_names: Tokens for single bytes of characters that have no token, with their ids.
     """
 
     def __init__(
@@ -96,12 +96,12 @@ class Tokenizer:
             raise DataError(f"not a tokenizer: {reason}", where=where, fix="give a tokenizer.json") from None
 
     def _completed(self, spec: dict[str, Any], content: bytes) -> tuple[dict[str, Any], bytes]:
-        """The file, with what those beside it add to it."""
+        """Return the file, with the tokens that the files next to it add."""
         import orjson
 
         if not self.settings.complete({"model": spec["model"], "added_tokens": spec.get("added_tokens")}):
             return spec, content
-        spec = orjson.loads(content)  # which may be read only, and have merges in another form
+        spec = orjson.loads(content)  # the given one must not be changed, and may have merges in another form
         self.settings.complete(spec)
         return spec, orjson.dumps(spec)
 
@@ -109,17 +109,17 @@ class Tokenizer:
     def load(cls, path: Path | str, pattern: str | None = None) -> Tokenizer:
         """Load a `tokenizer.json`, a SentencePiece `.model`, a `.tiktoken` file or a `tekken.json`.
 
-        A folder (a Hugging Face checkpoint, a token store) stands for the first of these in it. What is not a
-        tokenizer.json becomes one, with the same ids; and tokens that only the files beside it name are added.
+        A folder (a Hugging Face checkpoint, a token store) stands for the first of these in it. Other formats are
+        converted into a tokenizer.json with identical ids. Tokens that only the files next to it name are added.
 
         Args:
             path: The file or folder.
-            pattern: For a `.tiktoken` file, which does not say how it splits text: a name in
-                `tokenizer_patterns.PATTERNS`, or a regular expression.
+            pattern: For a `.tiktoken` file, which does not contain the pattern that splits text: a name in
+                `patterns.PATTERNS`, or a regular expression.
 
         Raises:
-            DataError: there is none, it is no tokenizer, it has no token that ends a text, or what the files beside it
-                say cannot be.
+            DataError: There is no such file, it is not a tokenizer, it has no end-of-text token, or the files next to
+                it contradict it.
         """
         from headway.data.tokenizing.files import read_tokenizer
 
@@ -127,7 +127,7 @@ class Tokenizer:
         return cls(found.content, str(found.path), found.end_of_text, found.settings)
 
     def _named(self, numbers: Sequence[int], ids: Mapping[str, int]) -> dict[str, int]:
-        """The tokens with some ids."""
+        """Return the tokens with the given ids."""
         if not numbers:
             return {}
         token_of = {number: token for token, number in ids.items()}
@@ -141,13 +141,13 @@ class Tokenizer:
         return {token_of[number]: number for number in numbers}
 
     def begin_of_text(self, wanted: BeginOfText = "auto") -> dict[str, int]:
-        """What every document begins with, with ids: as a rule one token or none.
+        """Return the tokens that begin every document, with ids: usually one token or none.
 
         Args:
             wanted: `data.begin_of_text`.
 
         Raises:
-            ConfigError: there is always to be one, and nobody says which.
+            ConfigError: It is `always`, but no begin-of-text token is known.
         """
         if wanted == "never" or (wanted == "auto" and not self.template_tokens):
             return {}
@@ -157,17 +157,17 @@ class Tokenizer:
             raise ConfigError(
                 "the tokenizer has no begin-of-text token",
                 where=f"data.begin_of_text, {self.where}",
-                fix="name one of its tokens as bos_token in the tokenizer_config.json beside it",
+                fix="name one of its tokens as bos_token in the tokenizer_config.json next to it",
             )
         return self._begin
 
     def usual_begin(self) -> dict[str, int]:
-        """The one token that documents of others begin with, if they do: of the template, or `bos_token`; or none."""
+        """Return the one token that begins documents in other projects: of the template, or `bos_token`; or none."""
         found = self.template_tokens or self._begin
         return found if len(found) == 1 else {}
 
     def saved_begin_of_text(self) -> dict[str, int]:
-        """The same of the store that this is the tokenizer of, which the settings beside it say."""
+        """Return the tokens that begin every document of this tokenizer's store, by the settings next to it."""
         return self.begin_of_text("always" if self.settings.values.get(BEGINS) is True else "never")
 
     @cached_property
@@ -180,7 +180,7 @@ class Tokenizer:
         return self._open_backend(special_tokens_in_text=True)
 
     def content_for(self, special_tokens_in_text: bool) -> bytes:
-        """The tokenizer.json for a library: one from which it makes no special token of a text, unless it should."""
+        """Return the tokenizer.json for a library, which makes special tokens of text only if that is asked for."""
         return self._special_as_tokens if special_tokens_in_text else self._special_as_text
 
     @cached_property
@@ -192,7 +192,7 @@ class Tokenizer:
         return self.special_in_text.as_tokens(self.content)
 
     def _open_backend(self, special_tokens_in_text: bool) -> Any:
-        # Not before it is used: processes that encode with another library need no second copy.
+        # Opened on first use: processes that encode with another library need no second copy.
         try:
             backend = open_library(self.content_for(special_tokens_in_text), special_tokens_in_text)
         except Exception as error:  # the library raises bare Exception
@@ -202,49 +202,52 @@ class Tokenizer:
         return backend
 
     def names(self, special_tokens_in_text: bool) -> dict[str, str]:
-        """Special and added tokens, each with its name in `content_for`."""
+        """Return the special and added tokens, each with its name in `content_for`."""
         hidden = {} if special_tokens_in_text else self.special_in_text.hidden
         return {token: hidden.get(token, token) for token in (*self.special_tokens, *self.added_tokens)}
 
     def check_no_gaps(self, numbers: Mapping[str, int | None], names: Mapping[str, str]) -> None:
-        """See that the library has the ids for special and added tokens that the file has.
+        """Check that the library gives special and added tokens the ids in the file.
 
         Args:
-            numbers: The library's, by name.
-            names: Of the tokens, from `names`.
+            numbers: The library's ids, by name.
+            names: The names of the tokens, from `names`.
 
         Raises:
-            DataError: it has not.
+            DataError: An id differs.
         """
         for token, number in (self.special_tokens | self._added_ids).items():
             found = numbers[names[token]]
             if found != number:
                 raise DataError(
-                    f"the tokenizer's ids have a gap: {token} is {number} in the file, but the library makes it "
-                    f"{found}",
+                    f"the tokenizer's ids have a gap: {token} is {number} in the file, but {found} in the library",
                     where=self.where,
                     fix="give every id below it a token in model.vocab",
                 )
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of ids in the token store: little-endian uint16 when every id fits, else uint32."""
+        """The dtype of ids in the token store: little-endian uint16 if every id fits, else uint32."""
         return np.dtype("<u2" if self.vocab_size <= 2**16 else "<u4")
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text. Special tokens spelled out in a text are encoded as ordinary text; none is added."""
+        """Encode each text to ids; special tokens that it spells out are ordinary text, and no token is added."""
         return [ids.tolist() for ids in self.encode_arrays(texts)]
 
     def encode_arrays(self, texts: Sequence[str], *, special_tokens_in_text: bool = False) -> list[NDArray[Any]]:
-        """The same ids as `encode_batch` as arrays of `dtype`; or with special tokens that texts spell out as such.
+        """Encode each text to an array of `dtype`.
 
-        Texts of any length take bounded memory with the usual vocabularies (`tokenizer_spec.cutting`): a longer one is
-        encoded in parts, which gives the same ids, unless a single word has many ten thousand characters. Where the
-        vocabulary does not allow for that, memory has no bound.
+        Memory is bounded for texts of any length with the usual vocabularies (`spec.cutting`): a long text is encoded
+        in parts, which gives identical ids unless a single word has tens of thousands of characters. If the vocabulary
+        does not allow for that, memory has no bound.
+
+        Args:
+            texts: The texts.
+            special_tokens_in_text: Encode special tokens that a text spells out as those tokens.
 
         Raises:
-            UnencodableTextError: a text cannot be encoded; for example, it cannot be written as UTF-8 (it holds half of
-                a surrogate pair).
+            UnencodableTextError: A text cannot be encoded; for example, UTF-8 cannot represent it (it holds half of a
+                surrogate pair).
         """
         backend = self._special_backend if special_tokens_in_text else self._backend
         results: list[NDArray[Any]] = []
@@ -265,7 +268,7 @@ class Tokenizer:
         return results + self._encode(backend, batch)
 
     def parts(self, text: str) -> Iterator[str]:
-        """Cut a long text where it makes no difference, if the vocabulary has such places; short ones are one part."""
+        """Cut a long text where that does not change its tokens, if possible; a short text is one part."""
         return specs.parts(text, self._cutting)
 
     def _encode(self, backend: Any, texts: list[str]) -> list[NDArray[Any]]:
@@ -280,7 +283,7 @@ class Tokenizer:
             raise UnencodableTextError(f"the tokenizer cannot encode a text: {reason}", where=self.where) from None
 
     def decode(self, ids: Sequence[int] | NDArray[Any], *, skip_special_tokens: bool = True) -> str:
-        """The text of token ids."""
+        """Decode token ids to text."""
         backend = self._backend if self._special_as_text is self._special_as_tokens else self._special_backend
         try:
             with panics_as_errors():
@@ -294,9 +297,9 @@ class Tokenizer:
         """Write `tokenizer.json` and the `tokenizer_config.json` with which transformers' AutoTokenizer loads it.
 
         Args:
-            folder: To write to.
-            settings: More for the latter.
-            begin: What documents of the store begin with, for `saved_begin_of_text`.
+            folder: The folder to write to.
+            settings: Further settings for `tokenizer_config.json`.
+            begin: The tokens that begin every document of the store, for `saved_begin_of_text`.
         """
         begins: dict[str, Any] = {BEGINS: bool(begin)} if begin or self.template_tokens else {}
         if begin and not self.template_tokens:
@@ -314,15 +317,15 @@ class Tokenizer:
 
 
 def keep_copy(source: Path, folder: Path, fingerprint: str) -> None:
-    """Make `folder` a copy of the folder of the tokenizer with that fingerprint; it is whole or not there.
+    """Copy the folder of a tokenizer to `folder`, which is complete or absent at any moment.
 
-    Nothing is done where it is one already, nor where the source is another tokenizer or none.
+    Nothing happens if `folder` is such a copy already, or if `source` is not the tokenizer with that fingerprint.
     """
     files = _files_in(source)
     if sha256_bytes(files.get("tokenizer.json", b"")) != fingerprint or _files_in(folder) == files:
         return
     building = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(building, ignore_errors=True)  # of a process that was killed over it
+    shutil.rmtree(building, ignore_errors=True)  # a killed process may have left it
     try:
         for name, content in files.items():
             with atomic_write(building / name) as file:
@@ -336,14 +339,14 @@ def keep_copy(source: Path, folder: Path, fingerprint: str) -> None:
 
 
 def _files_in(folder: Path) -> dict[str, bytes]:
-    """What lies in a tokenizer's folder, but for what a killed process may have left of a file."""
+    """Read the files in a tokenizer's folder, except incomplete ones that a killed process may have left."""
     if not folder.is_dir():
         return {}
     return {file.name: read_bytes(file) for file in folder.iterdir() if file.is_file() and file.name[:1] != "."}
 
 
 def not_unicode(texts: Sequence[str]) -> UnencodableTextError:
-    """The error for the first of the texts that UTF-8 cannot write."""
+    """Return the error for the first text that UTF-8 cannot represent."""
     for text in texts:
         try:
             text.encode()

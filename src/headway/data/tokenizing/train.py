@@ -1,4 +1,4 @@
-"""Trains a vocabulary on the sources: byte-level BPE."""
+"""Training of a vocabulary on the sources: byte-level BPE."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from headway.data.tokenizing.spec import END_OF_TEXT, at_words_of, parts
 from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.data.tokenizing.waiting import waiting_for
 
-#: The pattern when none is given: GPT-2's words, but digits and line breaks alone.
+#: The default pattern: GPT-2's words, but with each digit and line break on its own.
 DEFAULT_PATTERN = "headway"
 # Formats in which no text takes more bytes than its record does.
 _PLAIN = ("text", "jsonl", "csv")
@@ -36,18 +36,18 @@ def train_tokenizer(
     """Train a vocabulary on a sample of the sources: `train_on` the texts of `sample_text`.
 
     Args:
-        sources: Where the text comes from; at most an equal share of `training_bytes` from each, and more from the
-            others when one has less. Nothing beyond a source's limit is read.
-        vocab_size: Number of tokens, `<|endoftext|>` and the 256 bytes included; fewer when the text is too short.
-        training_bytes: UTF-8 bytes of text to look at.
+        sources: The sources of the text. Each gives an equal share of `training_bytes`; if one has less, the others
+            give more. Nothing beyond a source's limit is read.
+        vocab_size: Number of tokens, including `<|endoftext|>` and the 256 bytes; fewer if the text is too short.
+        training_bytes: UTF-8 bytes of text to train on.
         pattern: See `train_on`.
 
     Returns:
         The tokenizer, and the UTF-8 bytes that it was trained on.
     """
-    open_tables(sources)  # or the time that it takes would be counted as reading's
+    open_tables(sources)  # here, so that its time does not count as reading
     total = None
-    if all(source.stream is None for source in sources):  # of those nobody knows
+    if all(source.stream is None for source in sources):  # the size of a stream is unknown
         total = min(training_bytes, sum(source.bytes for source in sources))
     bar = Progress("reading text for the tokenizer", total, "B")
     with ExitStack() as waiting:
@@ -56,7 +56,7 @@ def train_tokenizer(
         def texts() -> Iterator[str]:
             yield from _counted(sample_text(sources, training_bytes), bar)
             bar.finish()
-            # The trainer does not tell its merges; they begin when it has all of the text.
+            # The trainer does not report its progress; merging begins when it has all text.
             size = f"{format_bytes(bar.done)} of text"
             waiting.enter_context(waiting_for(f"merging {size} into a vocabulary of {vocab_size:,} tokens"))
 
@@ -66,19 +66,19 @@ def train_tokenizer(
 def train_on(texts: Iterable[str], vocab_size: int, pattern: str | None = None) -> Tokenizer:
     """Train a byte-level BPE (Sennrich et al. 2016; on bytes as in Radford et al. 2019, section 2.2).
 
-    The result depends on the texts and the arguments only, not on the number of threads. It round-trips any text
-    exactly: nothing is normalised, and all 256 bytes are in the alphabet.
+    The result depends only on the texts and the arguments, not on the number of threads. It round-trips any text
+    exactly: nothing is normalized, and all 256 bytes are in the alphabet.
 
-    The default pattern is GPT-2's with two changes. As in Llama's vocabulary (Touvron et al. 2023, section 2.1) numbers
-    are split into digits, so that all are spelled alike, and a line break stands alone, so that indentation is one
-    thing wherever it occurs. Both hold because no merge crosses a digit or a line break: the finished tokenizer splits
-    by GPT-2's pattern alone, which every fast encoder knows, and merges do the rest. (Digits of other scripts take two
-    or more bytes, of which some may be joined with a neighbour's.)
+    The default pattern is GPT-2's with two changes. As in Llama's vocabulary (Touvron et al. 2023, section 2.1), each
+    digit stands alone, so that all numbers are encoded in one way. And a line break stands alone, so that indentation
+    is encoded in one way wherever it occurs. Training allows no merge across a digit or a line break. So the finished
+    tokenizer can split by GPT-2's pattern, which every fast encoder supports, and the merges ensure both properties.
+    (Digits of other scripts take two or more bytes, some of which may merge with those of a neighbour.)
 
     Args:
-        texts: What to learn from.
-        vocab_size: Number of tokens, `<|endoftext|>` and the 256 bytes included; fewer when the text is too short.
-        pattern: `headway` (the default), a name in `tokenizer_patterns.PATTERNS`, or a regular expression.
+        texts: The texts to train on.
+        vocab_size: Number of tokens, including `<|endoftext|>` and the 256 bytes; fewer if the text is too short.
+        pattern: `headway` (the default), a name in `patterns.PATTERNS`, or a regular expression.
     """
     import json
 
@@ -95,28 +95,28 @@ def train_on(texts: Iterable[str], vocab_size: int, pattern: str | None = None) 
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    # Merges that lead to the special token would make it of ordinary text.
-    spoken = (piece for text in texts for piece in text.split(END_OF_TEXT))
-    splits = pre_tokenizer_of(_shipped(pattern))
+    # Without this split, merges could lead to the special token, and ordinary text could become it.
+    pieces = (piece for text in texts for piece in text.split(END_OF_TEXT))
+    splits = pre_tokenizer_of(_final_pattern(pattern))
     how = at_words_of(splits)
-    # The trainer, too, needs a hundred times a text's length.
-    backend.train_from_iterator((part for text in spoken for part in parts(text, how)), trainer)
+    # Long texts are cut, since the trainer needs a hundred times their length in memory.
+    backend.train_from_iterator((part for text in pieces for part in parts(text, how)), trainer)
     spec = json.loads(backend.to_str())
     spec["pre_tokenizer"] = splits
     content = json.dumps(spec, indent=2, ensure_ascii=False).encode()
     return Tokenizer(content, "the trained tokenizer")
 
 
-def _shipped(pattern: str | None) -> str:
+def _final_pattern(pattern: str | None) -> str:
     return "gpt2" if pattern in (None, DEFAULT_PATTERN) else str(pattern)
 
 
 def _training_splits(pattern: str) -> Any:
-    """The pre-tokenizer to train with: for the default one that isolates more than the finished tokenizer's."""
+    """Make the pre-tokenizer for training; for the default pattern, it isolates more than the finished tokenizer's."""
     from tokenizers import Regex, pre_tokenizers
 
     try:
-        words = Regex(pattern_of(_shipped(pattern), [DEFAULT_PATTERN]))
+        words = Regex(pattern_of(_final_pattern(pattern), [DEFAULT_PATTERN]))
     except Exception as error:  # the library raises bare Exception
         raise ConfigError(
             f"data.tokenizer.pattern is neither a known name nor a regular expression: {error}",
@@ -138,13 +138,13 @@ def _counted(texts: Iterator[str], bar: Progress) -> Iterator[str]:
 
 
 def sample_text(sources: Sequence[Source], budget: int) -> Iterator[str]:
-    """Texts of at most `budget` UTF-8 bytes together, spread evenly over sources and within each; always the same.
+    """Yield texts of at most `budget` UTF-8 bytes in total, spread evenly over the sources and within each.
 
-    Malformed documents are passed over here: preparation reads everything and reports them.
+    The sample is deterministic. Malformed documents are ignored here, since preparation reports them.
     """
     smallest_first = sorted(sources, key=lambda source: source.bytes)
     for number, source in enumerate(smallest_first):
-        # A source that has less than its share leaves the rest to the larger ones after it.
+        # If a source has less than its share, the larger ones after it get the rest.
         used = 0
         for text, size in _sample_source(source, budget // (len(sources) - number)):
             used += size
@@ -153,21 +153,21 @@ def sample_text(sources: Sequence[Source], budget: int) -> Iterator[str]:
 
 
 def _sample_source(source: Source, budget: int) -> Iterator[tuple[str, int]]:
-    """Texts of a source within its limit, with their UTF-8 bytes, until the budget is spent."""
-    if source.stream is not None or (source.limit is not None and not _is_told_by_files(source, source.limit)):
-        # A stream may have no end, and only reading tells where the limit is.
+    """Yield texts of a source within its limit, with their UTF-8 bytes, until the budget is spent."""
+    if source.stream is not None or (source.limit is not None and not _limits_file_bytes(source, source.limit)):
+        # A stream may be endless, and without reading, the place of the limit is unknown.
         return _sample_beginning(source, budget)
     return _sample_evenly(source, budget)
 
 
-def _is_told_by_files(source: Source, limit: Amount) -> bool:
-    """Whether so many bytes of a source's files surely hold no more text than the limit."""
+def _limits_file_bytes(source: Source, limit: Amount) -> bool:
+    """Return whether a limit on a source's text is a limit on its file bytes, which hold no more text than that."""
     plain = all(file.format in _PLAIN and not file.compression for file in source.files)
     return plain and source.template is None and limit.unit == "bytes"
 
 
 def _sample_beginning(source: Source, budget: int) -> Iterator[tuple[str, int]]:
-    """The first texts of a source."""
+    """Yield the first texts of a source."""
     documents, limit = math.inf, source.limit
     if limit is not None and limit.unit == "documents":
         documents = limit.amount
@@ -184,11 +184,11 @@ def _sample_beginning(source: Source, budget: int) -> Iterator[tuple[str, int]]:
 
 
 def _sample_evenly(source: Source, budget: int) -> Iterator[tuple[str, int]]:
-    """The beginnings of a source's pieces, as much of each, in a fixed mixed order."""
+    """Yield the beginnings of a source's pieces, an equal amount of each, in a fixed shuffled order."""
     pieces = list(_within(pieces_of([source]), source.limit))
     if not pieces:
         return
-    # Small pieces use less than the quota; when all of the source fits, no piece is cut.
+    # Small pieces use less than the quota; if the whole source fits, no piece is cut.
     everything = sum(p.bytes for p, _ in pieces) <= budget and not any(p.file.compression for p, _ in pieces)
     quota = budget if everything else max(2**16, math.ceil(budget / len(pieces)))
     for number in permute(np.arange(len(pieces)), len(pieces), key=0):
@@ -201,7 +201,7 @@ def _sample_evenly(source: Source, budget: int) -> Iterator[tuple[str, int]]:
 
 
 def _within(pieces: Iterator[Piece], limit: Amount | None) -> Iterator[tuple[Piece, int]]:
-    """The first pieces, until they have as many bytes as the limit, each with what those before it leave of that."""
+    """Yield the first pieces until they reach the limit in bytes, each with the rest of the limit before it."""
     left = sys.maxsize if limit is None else limit.amount
     for piece in pieces:
         yield piece, left
@@ -211,7 +211,7 @@ def _within(pieces: Iterator[Piece], limit: Amount | None) -> Iterator[tuple[Pie
 
 
 def _beginning(piece: Piece, left: int) -> Iterator[tuple[str, int]]:
-    """The first texts of a piece with their UTF-8 bytes, the last one cut so that there are at most `left`."""
+    """Yield the first texts of a piece with their UTF-8 bytes; the last one is cut to keep the total within `left`."""
     for batch in read_batches(piece):
         for text in batch.texts:
             if left <= 0:

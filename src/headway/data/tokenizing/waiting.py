@@ -1,4 +1,4 @@
-"""A line for work that tells nothing while it is done."""
+"""A status line for work that does not report its progress."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from contextlib import contextmanager
 from headway.core.console import notice, show_live
 from headway.core.format import format_seconds
 
-# Seconds until the line is first shown, and from then on, on a terminal and elsewhere.
+# Seconds until the line is first shown; then between updates on a terminal, and elsewhere.
 _FIRST, _LIVE, _LOGGED = 0.5, 1.0, 10.0
 
 
 @contextmanager
 def waiting_for(what: str) -> Iterator[None]:
-    """Say what is being done, and for how long it has been, for the length of a block; nothing when it is short."""
+    """Show what is being done, and for how long, for the duration of a block; a short block shows nothing."""
     ended = threading.Event()
-    teller = threading.Thread(target=_tell, args=(what, ended), name="headway-waiting", daemon=True)
-    teller.start()
+    thread = threading.Thread(target=_show_elapsed, args=(what, ended), name="headway-waiting", daemon=True)
+    thread.start()
     try:
         yield
     finally:
         ended.set()
-        teller.join()
+        thread.join()
 
 
-def _tell(what: str, ended: threading.Event) -> None:
+def _show_elapsed(what: str, ended: threading.Event) -> None:
     started, pause = time.monotonic(), _FIRST
     while not ended.wait(pause):
         live = sys.stderr.isatty()
-        say, pause = (show_live, _LIVE) if live else (notice, _LOGGED)
-        say(f"{what}: {format_seconds(time.monotonic() - started)} so far")
+        show, pause = (show_live, _LIVE) if live else (notice, _LOGGED)
+        show(f"{what}: {format_seconds(time.monotonic() - started)} so far")
     show_live("")

@@ -1,10 +1,10 @@
-"""Behind which characters a pre-tokenizer surely ends a word, so that a long text may be cut there.
+"""The characters before which a pre-tokenizer certainly ends a word, so that a long text may be cut there.
 
-A regular expression is read into a tree, and what it may match is followed over classes of characters: the kinds of
-letters and digits, and each white space or mark before which a cut is wanted. A place between a letter or digit and one
-of these is shown to be a border where no match, and nothing that a match looks ahead at, can have the two side by side,
-and where the second, or any letter or digit, is matched wherever it stands. Then both sides are split as they are
-together. Whatever is not understood shows nothing.
+A regular expression is parsed into a tree, whose possible matches are tracked over classes of characters: the kinds of
+letters and digits, and each white space or mark before which a cut is wanted. A place between a letter or digit and
+such a character is proved to be a border of words under two conditions. First, no match and no lookahead can have the
+two next to each other. Second, a match finds the second character, or any letter or digit, wherever it occurs. Then the
+two sides are split separately as they are together. A pattern that the parser does not support proves nothing.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from headway.data.tokenizing.patterns import ENDS, ODD_ENDS, PATTERNS, SPACES
 _LETTERS = frozenset(("Lu", "Ll", "Lt", "Lm", "Lo"))
 _WORD = _LETTERS | {"Nd", "Nl", "No"}
 _ALL = _WORD | ENDS
-_END = "end"  # of the text: something looks whether it is there
+_END = "end"  # the end of the text, which a lookahead may test
 _CONTROLS = {"r": "\r", "n": "\n", "t": "\t", "f": "\f", "v": "\v", "a": "\a", "e": "\x1b", "0": "\0"}
 
 
 @dataclass(frozen=True)
 class _Set:
-    """A character of some classes: of those in `sure` it may be any, of others in `may` some."""
+    """A set of characters: all of the classes in `sure`, and some of the other classes in `may`."""
 
     may: frozenset[str]
     sure: frozenset[str] = frozenset()
@@ -44,7 +44,7 @@ class _Sequence:
 class _Choice:
     branches: tuple[Any, ...]
     keeps: bool = False
-    """What it has matched it does not give back."""
+    """It is possessive or atomic: it does not backtrack into its match."""
 
 
 @dataclass(frozen=True)
@@ -57,28 +57,28 @@ class _Repeated:
 
 @dataclass(frozen=True)
 class _Look:
-    """What stands behind, without being matched; None for the end of the text."""
+    """A lookahead; its part is None for the end of the text."""
 
     part: Any = None
 
 
-class _NotUnderstood(Exception):
+class _UnsupportedError(Exception):
     pass
 
 
 @dataclass
 class _Facts:
-    """What a part of an expression may match."""
+    """The possible matches of a part of an expression."""
 
     empty: bool
     first: frozenset[str]
     last: frozenset[str]
     joined: set[str] = field(default_factory=set)
-    """Of `ENDS`, those that it may have right behind a letter or digit."""
+    """Those of `ENDS` that a match may have directly after a letter or digit."""
 
 
 def word_ends(pre_tokenizer: dict[str, Any]) -> frozenset[str]:
-    """Of `ENDS`, those before which a pre-tokenizer of a tokenizer.json ends a word behind any letter or digit."""
+    """Return those of `ENDS` before which a tokenizer.json's pre-tokenizer ends a word after any letter or digit."""
     open_ends, found = ENDS, frozenset[str]()
     for step in pre_tokenizer.get("pretokenizers", [pre_tokenizer]):
         neutral, borders = _step(step)
@@ -89,25 +89,29 @@ def word_ends(pre_tokenizer: dict[str, Any]) -> frozenset[str]:
 
 
 def _step(step: dict[str, Any]) -> tuple[frozenset[str], frozenset[str]]:
-    """The ends at which it splits both sides of a border as they are together, and those at which it makes one."""
+    """Analyze one step of a pre-tokenizer.
+
+    Returns:
+        The ends at which the step splits the two sides separately as it does together; and those that it makes borders.
+    """
     kind, pattern, behavior = step.get("type"), step.get("pattern") or {}, step.get("behavior")
     if kind == "ByteLevel" and not step.get("add_prefix_space", True):
-        return _shown(PATTERNS["gpt2"]) if step.get("use_regex", True) else (ENDS, frozenset())
+        return _analyze(PATTERNS["gpt2"]) if step.get("use_regex", True) else (ENDS, frozenset())
     if kind == "Digits":
         return ENDS, frozenset()
     if kind == "Punctuation" and behavior in ("Isolated", "Contiguous"):
         return ENDS, frozenset(c for c in ENDS if unicodedata.category(c)[0] == "P")
     if kind == "Split" and behavior == "Isolated":
-        return _shown(pattern["Regex"] if "Regex" in pattern else re.escape(pattern["String"]))
+        return _analyze(pattern["Regex"] if "Regex" in pattern else re.escape(pattern["String"]))
     return frozenset(), frozenset()
 
 
 @lru_cache(maxsize=64)
-def _shown(pattern: str) -> tuple[frozenset[str], frozenset[str]]:
-    """The same of a regular expression, each match of which is a word, and what is between them."""
+def _analyze(pattern: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Analyze a regular expression as `_step` does; its matches, and the texts between them, are words."""
     try:
-        tree = _Parser(pattern).parsed()
-    except (_NotUnderstood, RecursionError, ValueError, OverflowError):
+        tree = _Parser(pattern).parse()
+    except (_UnsupportedError, RecursionError, ValueError, OverflowError):
         return frozenset(), frozenset()
     facts = _facts(tree)
     if facts.empty:
@@ -148,7 +152,7 @@ def _join(facts: _Facts, last: frozenset[str], first: frozenset[str]) -> None:
 
 
 def _finds(node: Any, kind: str) -> bool:
-    """Whether it matches any character of a class wherever that stands, by itself or with what follows."""
+    """Return whether a node matches any character of a class wherever it occurs, alone or with the text after it."""
     if isinstance(node, _Set):
         return kind in node.sure
     if isinstance(node, _Choice):
@@ -165,13 +169,13 @@ def _finds(node: Any, kind: str) -> bool:
 
 
 def _keeps(node: Any) -> bool:
-    """Whether something in it does not give back what it has matched."""
+    """Return whether some part of a node does not backtrack into its match."""
     inside = getattr(node, "branches", getattr(node, "parts", (node.part,) if isinstance(node, _Repeated) else ()))
     return getattr(node, "keeps", False) or any(map(_keeps, inside))
 
 
 def _is_free(node: Any) -> bool:
-    """Whether it matches nothing as well, wherever it stands."""
+    """Return whether a node can also match the empty string anywhere."""
     if isinstance(node, _Choice):
         return any(map(_is_free, node.branches))
     if isinstance(node, _Repeated):
@@ -180,20 +184,20 @@ def _is_free(node: Any) -> bool:
 
 
 class _Parser:
-    """Reads the part of Oniguruma's syntax that patterns in use are written in."""
+    """Parses the subset of Oniguruma's syntax that patterns in use need."""
 
     def __init__(self, pattern: str) -> None:
         self._text, self._at = pattern, 0
 
-    def parsed(self) -> Any:
-        """The tree.
+    def parse(self) -> Any:
+        """Parse the pattern into a tree.
 
         Raises:
-            _NotUnderstood: the pattern has something else.
+            _UnsupportedError: The pattern has other syntax.
         """
         tree = self._choice()
         if self._at < len(self._text):
-            raise _NotUnderstood
+            raise _UnsupportedError
         return tree
 
     def _take(self, text: str) -> bool:
@@ -204,7 +208,7 @@ class _Parser:
 
     def _next(self) -> str:
         if self._at >= len(self._text):
-            raise _NotUnderstood
+            raise _UnsupportedError
         self._at += 1
         return self._text[self._at - 1]
 
@@ -223,13 +227,13 @@ class _Parser:
     def _repeated(self, part: Any) -> Any:
         while found := re.compile(r"[*+?]|\{(\d*),?(\d*)\}").match(self._text, self._at):
             if isinstance(part, _Look) or found[0] in ("{}", "{,}"):
-                raise _NotUnderstood
+                raise _UnsupportedError
             self._at = found.end()
             least, most = {"*": (0, float("inf")), "+": (1, float("inf")), "?": (0, 1)}.get(found[0]) or (
                 int(found[1] or 0),
                 int(found[2]) if found[2] else float("inf") if "," in found[0] else int(found[1]),
             )
-            # Behind an interval a plus is another repetition.
+            # After an interval, a plus is another repetition, not a possessive mark.
             keeps = found[0] in "*+?" and self._take("+")
             part = _Repeated(part, least, most, keeps)
             if not keeps:
@@ -249,17 +253,17 @@ class _Parser:
         if character == "$":
             return _Look()
         if character in "^*+?{":
-            raise _NotUnderstood
+            raise _UnsupportedError
         return _literal(character)
 
     def _group(self) -> Any:
         is_look = self._take("?=") or self._take("?!")
         keeps = not is_look and self._take("?>")
         if not (is_look or keeps or self._take("?:") or self._take("?i:")) and self._text.startswith("?", self._at):
-            raise _NotUnderstood
+            raise _UnsupportedError
         inside = self._choice(keeps)
         if not self._take(")"):
-            raise _NotUnderstood
+            raise _UnsupportedError
         return _Look(inside) if is_look else inside
 
     def _class(self) -> _Set:
@@ -268,7 +272,7 @@ class _Parser:
             start = self._at
             character = self._next()
             if character == "[" or self._text.startswith("&&", start):
-                raise _NotUnderstood
+                raise _UnsupportedError
             item = self._escape(True) if character == "\\" else _literal(character)
             first = self._text[start : self._at]
             if self._text.startswith("-", self._at) and not self._text.startswith("-]", self._at):
@@ -279,7 +283,7 @@ class _Parser:
                 item = _range(first, self._text[start + len(first) + 1 : self._at])
             items.append(item)
         if not items:
-            raise _NotUnderstood
+            raise _UnsupportedError
         together = _Set(frozenset().union(*(i.may for i in items)), frozenset().union(*(i.sure for i in items)))
         return together.inverted() if is_inverted else together
 
@@ -300,20 +304,20 @@ class _Parser:
         if character in "zZ" and not in_class:
             return _Look()
         if character.isalnum():
-            raise _NotUnderstood
+            raise _UnsupportedError
         return _literal(character)
 
     def _property(self, is_inverted: bool) -> _Set:
         found = re.compile(r"\{(\^?)(\w+)\}|(\w)").match(self._text, self._at)
         if found is None:
-            raise _NotUnderstood
+            raise _UnsupportedError
         self._at = found.end()
         name = found[2] or found[3]
         if name[0] in "LMNPSZC" and len(name) <= 2:
             kinds = frozenset(kind for kind in _WORD if kind.startswith(name))
             ends = frozenset(end for end in ENDS if unicodedata.category(end).startswith(name))
             of_name = _Set(kinds | ends, kinds | ends)
-        else:  # a script, or the like
+        else:  # for example a script
             of_name = _Set(_ALL)
         return of_name.inverted() if is_inverted != bool(found[1]) else of_name
 
@@ -321,12 +325,12 @@ class _Parser:
 def _literal(character: str) -> _Set:
     if character in ENDS:
         return _Set(frozenset(character), frozenset(character))
-    # Which letters a letter stands for depends on whether case counts.
+    # Case may be ignored, so a letter may stand for other letters, too.
     return _Set(_LETTERS if character.isalpha() else _WORD if character.isalnum() else frozenset())
 
 
 def _range(first: str, last: str) -> _Set:
-    """From one character to another, each as it is written."""
+    """Return the set of characters from one to another, each as it is written in the pattern."""
     ends = [_character(text) for text in (first, last)]
     inside = frozenset(end for end in ENDS if ends[0] <= end <= ends[1])
     is_plain = max(ends) < "\x80" and not any(chr(n).isalnum() for n in range(ord(ends[0]), ord(ends[1]) + 1))
@@ -342,7 +346,7 @@ def _character(text: str) -> str:
     if text[1:] in _CONTROLS:
         return _CONTROLS[text[1:]]
     if len(text) != 2 or text[1].isalnum():
-        raise _NotUnderstood
+        raise _UnsupportedError
     return text[1]
 
 

@@ -283,8 +283,8 @@ def test_special_tokens_are_never_guessed(tmp_path: Path) -> None:
     ("decoder", "what"),
     [
         ({"66": {"content": "<|endoftext|>"}}, "two tokens have the id 66: 'B' and '<|endoftext|>'"),
-        ({"last": {"content": "<|endoftext|>"}}, "added_tokens_decoder is not a token for each id"),
-        ({"256": {"text": "<|endoftext|>"}}, "added_tokens_decoder is not a token for each id"),
+        ({"last": {"content": "<|endoftext|>"}}, "added_tokens_decoder does not map ids to tokens"),
+        ({"256": {"text": "<|endoftext|>"}}, "added_tokens_decoder does not map ids to tokens"),
     ],
 )
 def test_special_tokens_that_cannot_be(tmp_path: Path, decoder: dict[str, Any], what: str) -> None:
