@@ -8,7 +8,7 @@ import errno
 import gc
 import sys
 
-from headway.core.console import ResultLost, open_streams, say, settle_streams
+from headway.core.console import ResultLost, flush_streams, open_streams, say
 from headway.core.errors import INTERRUPTED, HeadwayError, explain_refusal, fix_for
 from headway.core.process_exit import end, exit_process
 
@@ -21,7 +21,7 @@ def main() -> None:
     gc.set_threshold(100_000, 20, 20)
     code = _run()
     gc.freeze()
-    lost = settle_streams()
+    lost = flush_streams()
     code = code if lost is None else code or _say_lost(lost)
     if isinstance(code, int):
         exit_process(code)
@@ -45,7 +45,7 @@ def _run() -> int | str | None:
         say(error.render())
         return error.exit_code
     except ResultLost as error:
-        settle_streams()  # what is left of the result is dropped
+        flush_streams()  # what is left of the result is dropped
         return _say_lost(error)
     except KeyboardInterrupt:
         say("interrupted")

@@ -1,4 +1,4 @@
-"""Telling a command of the user's choice what goes wrong, so that nobody has to watch a screen."""
+"""Alerts: run a command of the user's choice for every warning, so that a run needs no one at the screen."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from typing import IO
 from headway.core import console, secrets
 from headway.core.machine import host_name
 
-#: So many at a time; one that has not ended after this long is killed, and at the end of a run after this long.
+#: Commands that run at a time; seconds after which one is killed; seconds that `close` waits for all of them.
 _MOST, LIMIT_SECONDS, _END_SECONDS = 4, 30.0, 5.0
 #: Standard error of the command passes through a filter, since `curl -v` prints every header that it sends. The filter
-#: reports the exit code too: a supervisor reaps all children that have ended, whoever started them. It stops when the
-#: command ends, even if that left something running. If the filter cannot start, nothing is logged.
+#: also reports the exit code, because a supervisor reaps every child that ends, including this one. The filter stops
+#: when the command ends, even if the command left a process running. If the filter cannot start, nothing is logged.
 _SCRIPT = (
     'command=$1; shift; { sh -c "$command" 2>&1 >/dev/null; printf "\\n%s%s\\n" "$1" "$?"; }'
     ' | { shift; "$@" || cat >/dev/null; }'
@@ -31,17 +31,17 @@ _FILTER = [secrets.END_MARK, sys.executable, "-I", "-S", str(Path(secrets.__file
 
 
 def is_alert(arguments: Sequence[str]) -> bool:
-    """Whether this is the command line of a shell that runs the command; it leads a session of its own."""
+    """Return whether this is the command line of a shell that runs an alert command; such a shell leads a session."""
     return list(arguments[: len(_BEGINNING)]) == _BEGINNING
 
 
 class Alerts:
-    """Starts the command for every message and waits for none; without threads, since this process may be copied.
+    """Starts the command for every message without waiting for it. Uses no threads, since this process may fork.
 
     Args:
         command: For the shell. It gets a line of JSON on standard input: `run`, `what`, `host`, `time` (Unix seconds).
-        run: What to call the run.
-        errors: File for what it says on standard error, redacted, and for its exit code when that is not 0.
+        run: Name of the run in the messages.
+        errors: File that receives the command's standard error, redacted, and its exit code when that is not 0.
     """
 
     def __init__(self, command: str, run: str, errors: Path) -> None:
@@ -52,22 +52,24 @@ class Alerts:
         self._running: list[tuple[subprocess.Popen[bytes], float]] = []
 
     def open_file(self) -> None:
-        """Open the file while all is well, in a folder that was just made or is another one now: to open it on a disk
-        that hangs would wait for that, and it is to be told of."""
+        """Open the file for errors again, after its folder was made or replaced.
+
+        It is opened ahead of the first alert: an alert may report a hanging disk, and opening a file there would hang.
+        """
         if self._stream is not None:
             self._stream.close()
         self._stream = self._open()
 
     def tell(self, what: str) -> None:
-        """Start the command; what cannot be told, the log alone has."""
-        for item in list(self._running):  # in place, since several threads have something to tell
+        """Start the command with a message; if it cannot start, only the log has the message."""
+        for item in list(self._running):  # the list changes in place, since several threads send alerts
             if item[0].poll() is None and time.monotonic() - item[1] > LIMIT_SECONDS:
                 _kill(item[0])
             if item[0].poll() is not None:
                 with suppress(ValueError):
                     self._running.remove(item)
         if len(self._running) >= _MOST:
-            console.write_log(f"not told to telemetry.alert, which is busy: {what}")
+            console.write_log(f"telemetry.alert is busy; no alert was sent for: {what}")
             return
         message = {"run": self._run, "what": secrets.redact(what), "host": host_name(), "time": time.time()}
         try:
@@ -77,7 +79,7 @@ class Alerts:
             return
         self._running.append((process, time.monotonic()))
         assert process.stdin is not None
-        with suppress(BrokenPipeError), process.stdin as stream:  # a pipe takes a line whether or not it is read
+        with suppress(BrokenPipeError), process.stdin as stream:  # a pipe takes a line even if no process reads it
             stream.write(json.dumps(message).encode()[:60_000] + b"\n")
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -92,11 +94,11 @@ class Alerts:
     def _open(self) -> IO[bytes] | None:
         try:
             return self._errors.open("ab", buffering=0)
-        except OSError:  # the disk may be what there is to be told of
+        except OSError:  # the disk may be what the alert is about
             return None
 
     def close(self) -> None:
-        """Wait a little for those that are under way."""
+        """Wait a few seconds for the commands that still run, then kill them."""
         deadline = time.monotonic() + _END_SECONDS
         for process, _ in self._running:
             try:
@@ -108,7 +110,7 @@ class Alerts:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """With all that it has started: it leads a session of its own."""
+    """Kill a command and all processes that it started: it leads a session of its own."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -116,10 +118,11 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def alerting(command: str | None, run: Path) -> Iterator[Alerts | None]:
-    """Have warnings of this process told to a command, for the length of a block.
+    """Send the warnings of this process to a command, for the length of a block.
 
     Args:
-        run: The run directory; what goes wrong with the command is in `alerts.log` there.
+        command: For the shell; None sends nothing.
+        run: The run directory; errors of the command go to `alerts.log` there.
     """
     if command is None:
         yield None

@@ -1,4 +1,4 @@
-"""The C library's allocator, told to keep what a training step gives back."""
+"""Settings of the C library's allocator: keep the memory that a training step frees."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ def keep_freed_memory(*, of_all_sizes: bool) -> None:
     page and unmapped. Has no effect on other systems or allocators.
 
     Args:
-        of_all_sizes: Those above 32 MiB too, the most that glibc takes for a threshold: the gradient of a vocabulary is
-            one. Where steps compute elsewhere, they are copies of a state, which come once and should go for good.
+        of_all_sizes: Keep blocks above 32 MiB too, the largest threshold that glibc accepts; the gradient of a
+            vocabulary is such a block. On a GPU, blocks of that size are copies of a state: they are allocated once,
+            so the kernel should have them back.
     """
     if sys.platform != "linux":
         return
@@ -33,7 +34,7 @@ def keep_freed_memory(*, of_all_sizes: bool) -> None:
 
 
 def give_back_freed_memory() -> None:
-    """Let the kernel have what `keep_freed_memory` keeps: no step comes that would need it."""
+    """Return the memory that `keep_freed_memory` has kept to the kernel, when no further step needs it."""
     if sys.platform == "linux":
         with suppress(AttributeError):  # not glibc
             ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""What a container or scheduler allows this process: Linux control groups, version 2 and 1."""
+"""Limits that a container or scheduler sets for this process: Linux control groups, versions 2 and 1."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Limit:
 
 
 def cpu_limit(machine: Machine) -> Limit | None:
-    """Processors' worth of time that this process may use; None without a limit."""
+    """Return how many processors' worth of time this process may use; None without a limit."""
     return min((limit for limit in _cpu_limits(machine)), key=lambda limit: limit.value, default=None)
 
 
 def memory_limit(machine: Machine) -> Limit | None:
-    """Bytes of memory that this process may use; None without a limit."""
+    """Return how many bytes of memory this process may use; None without a limit."""
     return min((limit for limit in _memory_limits(machine)), key=lambda limit: limit.value, default=None)
 
 
 def memory_used_bytes(machine: Machine) -> int | None:
-    """What the group that sets the memory limit holds and cannot let go of at once; None without a limit."""
+    """Return the bytes in use, without reclaimable cache, of the group that sets the memory limit; None without one."""
     limit = memory_limit(machine)
     if limit is None:
         return None
@@ -39,7 +39,7 @@ def memory_used_bytes(machine: Machine) -> int | None:
     used = machine.number(f"{folder}/{'memory.current' if name == 'memory.max' else 'memory.usage_in_bytes'}")
     if used is None:
         return None
-    # Pages of files that were not used lately count as used, and are given up when memory is wanted.
+    # The kernel counts inactive pages of files as used, but reclaims them when a process needs memory.
     idle = "inactive_file" if name == "memory.max" else "total_inactive_file"
     cached = re.search(rf"^{idle} (\d+)$", machine.text(f"{folder}/memory.stat") or "", re.MULTILINE)
     return max(0, used - int(cached[1])) if cached else used
@@ -65,10 +65,10 @@ def _memory_limits(machine: Machine) -> Iterator[Limit]:
 
 
 def _folders(machine: Machine, controller: str) -> Iterator[str]:
-    """The group of this process and all those around it: every one of them may limit it.
+    """Yield the folders of this process's group and of all groups above it: each of them may set a limit.
 
     Args:
-        controller: Of version 1; empty for version 2's only hierarchy.
+        controller: A controller of version 1; empty for the single hierarchy of version 2.
     """
     for line in (machine.text("/proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)

@@ -1,4 +1,4 @@
-"""What people see: notices, warnings, and progress with an ETA.
+"""Output for people: notices, warnings, and progress with an ETA.
 
 Notices and warnings are records of the standard library's logger `headway`, with this console as its handler:
 `logging.getLogger("headway").addHandler(...)` lets any other handler listen, and its level and filters hold.
@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING
 
 from headway.core.format import format_bytes, format_count, format_seconds, printable
 from headway.core.secrets import redact
-from headway.core.timeout_writer import PatientLog
+from headway.core.timeout_writer import TimeoutLog
 
 if TYPE_CHECKING:
     import logging
@@ -36,7 +36,7 @@ _LINES = "\n\t"
 #: Invisible, and part of words in Persian and of pictures of several signs.
 _JOINERS = "\u200c\u200d"
 
-_log: IO[bytes] | PatientLog | None = None
+_log: IO[bytes] | TimeoutLog | None = None
 _receiver: Callable[[str, bool], None] | None = None
 _alert: Callable[[str], None] | None = None
 _live = ""
@@ -44,18 +44,19 @@ _exact = False
 
 
 @contextmanager
-def log_to(path: Path, patiently: bool = False) -> Iterator[None]:
-    """Also write notices and warnings to a file, for the length of a block; a full disk costs the log and no more.
+def log_to(path: Path, tolerate_hangs: bool = False) -> Iterator[None]:
+    """Also write notices and warnings to a file, for the length of a block. On a full disk only the log is lost.
 
     Args:
-        patiently: Nor does a disk that hangs. That takes a thread, which a process that is to be copied cannot have.
+        path: The log file.
+        tolerate_hangs: Continue when the disk hangs, too. This needs a thread, so the process must not fork.
     """
     global _log
     with ExitStack() as stack:
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = path.open("ab", buffering=0)  # nothing is left to be written when it is closed
-            _log = PatientLog(file) if patiently else file
+            file = path.open("ab", buffering=0)  # unbuffered: closing it has nothing left to write
+            _log = TimeoutLog(file) if tolerate_hangs else file
             stack.callback(_log.close)
         try:
             yield
@@ -64,10 +65,10 @@ def log_to(path: Path, patiently: bool = False) -> Iterator[None]:
 
 
 def hand_over(receiver: Callable[[str, bool], None]) -> None:
-    """Give lines to somebody else from now on: two processes on one terminal would spoil each other's live line.
+    """Pass lines to another process from now on: two writers on one terminal would garble each other's live line.
 
     Args:
-        receiver: Takes a line, and whether it is for the log file alone.
+        receiver: Called with a line and with whether it is for the log file only.
     """
     global _receiver
     _receiver = receiver
@@ -75,7 +76,7 @@ def hand_over(receiver: Callable[[str, bool], None]) -> None:
 
 @contextmanager
 def alert_with(tell: Callable[[str], None]) -> Iterator[None]:
-    """Tell warnings to somebody who does not look at the screen too, for the length of a block (`core.alerts`)."""
+    """Also pass warnings to an alert function, for the length of a block (`core.alerts`)."""
     global _alert
     before, _alert = _alert, tell
     try:
@@ -85,13 +86,13 @@ def alert_with(tell: Callable[[str], None]) -> Iterator[None]:
 
 
 def alert(text: str) -> None:
-    """Tell what nobody should learn by chance, besides where it is said."""
+    """Send a text as an alert; it is not printed here."""
     if _alert is not None:
         _alert(redact(text))
 
 
 def is_first_worker() -> bool:
-    """Whether this process speaks for the run (rank 0, or no distributed run at all: a rank is one among several)."""
+    """Return whether this process prints for the run: rank 0, or the only process of its run."""
     return os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE", "1") == "1"
 
 
@@ -113,35 +114,35 @@ def logger() -> logging.Logger:
 
 
 def notice(text: str) -> None:
-    """Log one line of information; the first worker speaks for all."""
+    """Log one line of information, on the first worker only."""
     if is_first_worker():
         logger().info("%s", redact(text))
 
 
 def warning(text: str) -> None:
-    """Log one line that a person should act on sooner or later; every worker may do so."""
+    """Log one line that a person should act on sooner or later; every worker logs its own."""
     logger().warning("%s", redact(text))
 
 
 def write_log(text: str) -> None:
-    """One line for the log file alone, if there is one (`log_to`)."""
+    """Write one line to the log file only, if there is one (`log_to`)."""
     text = _shown(text)
     if _receiver is not None:
         _receiver(text, True)
     if _log is not None:
-        with suppress(OSError):  # what is said must not end who says it
+        with suppress(OSError):  # a failed log line must not end the process
             _log.write(f"{text}\n".encode())
 
 
 class ResultLost(OSError):
-    """Standard output does not take what is printed."""
+    """Standard output cannot be written; results are lost."""
 
 
 class _Unbuffered(io.BufferedWriter):
-    """A stream that writes at once and all that it is given.
+    """A stream that writes immediately and completely.
 
-    Under PYTHONUNBUFFERED text goes straight to the file, and Python does not look how much of it a disk has taken that
-    becomes full meanwhile: the rest would be missing, and nobody would know.
+    Under PYTHONUNBUFFERED text goes straight to the file, and Python ignores how much of it was written. On a disk that
+    becomes full, the rest would be lost without an error.
     """
 
     def write(self, data: Buffer, /) -> int:
@@ -151,15 +152,15 @@ class _Unbuffered(io.BufferedWriter):
 
 
 class _Redacted(io.TextIOWrapper):
-    """A standard stream that redacts whatever Python code prints on it, a library's warning or a traceback too."""
+    """A standard stream that redacts everything Python code prints, also warnings of libraries and tracebacks."""
 
     def __init__(self, stream: io.TextIOWrapper) -> None:
-        # As standard error has it: what a locale cannot write is no reason to lose a result.
+        # As standard error does: a character that the locale cannot encode must not lose a result.
         errors = "backslashreplace" if stream.errors == "strict" else stream.errors
         by_line, through = stream.line_buffering, stream.write_through
         buffer = _Unbuffered(stream.buffer) if isinstance(stream.buffer, io.RawIOBase) else stream.buffer
         super().__init__(buffer, stream.encoding, errors, line_buffering=by_line, write_through=through)
-        self._stream = stream  # it closes what is below both when it goes
+        self._stream = stream  # keeps it alive: its finalizer would close the buffer that both share
 
     def write(self, text: str) -> int:
         super().write(redact(text))
@@ -167,7 +168,7 @@ class _Redacted(io.TextIOWrapper):
 
 
 class _Results(_Redacted):
-    """Standard output whose errors can be told from those of files, which have the same type and no name either."""
+    """Standard output that raises its own error type: a plain `OSError` could come from any file."""
 
     def write(self, text: str) -> int:
         try:
@@ -183,14 +184,14 @@ class _Results(_Redacted):
 
 
 def open_streams() -> None:
-    """Standard streams that can be written to.
+    """Make sure that all standard streams are open, and redact what is printed on them.
 
-    Gives a process that was started without some of its streams (`2>&-`, a daemon's) ones that lead nowhere: else the
-    next file that is opened would be taken for them, and get what is printed.
+    A process may be started without some of its streams (`2>&-`, a daemon). They are opened on the null device;
+    otherwise the next file to be opened would get their number, and receive what is printed.
     """
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
-            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: its own
+            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest free number: the missing stream's own
             os.set_inheritable(descriptor, True)
             stream = os.fdopen(descriptor, "r" if name == "stdin" else "w", encoding="utf-8", closefd=False)
             setattr(sys, name, stream)
@@ -200,7 +201,7 @@ def open_streams() -> None:
 
 
 def redact_streams() -> None:
-    """Redact what Python code of this process prints from now on, for processes whose output becomes a log."""
+    """Redact what Python code of this process prints from now on; for processes whose output goes to a log."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper) and not isinstance(stream, _Redacted):
@@ -209,7 +210,7 @@ def redact_streams() -> None:
 
 @contextmanager
 def exact_results() -> Iterator[None]:
-    """Print results as they are for the length of a block, for documents: their text is data, whatever it holds."""
+    """Print results without redaction for the length of a block; for documents, whose text is data."""
     global _exact
     before, _exact = _exact, True
     try:
@@ -218,12 +219,13 @@ def exact_results() -> Iterator[None]:
         _exact = before
 
 
-def settle_streams() -> OSError | None:
-    """Write what is left for standard output and error; what they do not take is dropped, since Python would try it
-    again at its exit and end with another exit code.
+def flush_streams() -> OSError | None:
+    """Flush standard output and error, and drop what cannot be written.
+
+    Python would try to write the rest again at its exit, fail, and change the exit code.
 
     Returns:
-        What is wrong with standard output, if results are lost.
+        The error of standard output, if results are lost.
     """
     lost = None
     for stream in (sys.stderr, sys.stdout):
@@ -236,13 +238,15 @@ def settle_streams() -> OSError | None:
 
 
 def print_line(text: str = "", end: str = "\n") -> None:
-    """Print a line of results on standard output. What would steer a terminal or begin another line is spelled out, for
-    much of it was written by others."""
+    """Print a line of results on standard output.
+
+    Control characters and line breaks are escaped, since much of the text comes from untrusted files.
+    """
     sys.stdout.write(printable(text) + end)
 
 
 def print_lines(text: str, end: str = "\n") -> None:
-    """Print several lines as `print_line` does one."""
+    """Print several lines of results; like `print_line`, but line breaks and tabs are kept."""
     sys.stdout.write(printable(text, keep=_LINES) + end)
 
 
@@ -254,7 +258,7 @@ def print_text(text: str) -> None:
 
 
 def show_live(text: str) -> None:
-    """Replace the live line at the bottom of the terminal; notices appear above it. An empty text takes it away.
+    """Replace the live line at the bottom of the terminal; notices appear above it. An empty text removes it.
 
     Without a terminal, and on workers other than the first, this does nothing.
     """
@@ -265,19 +269,19 @@ def show_live(text: str) -> None:
 
 
 def clear_line() -> None:
-    """Take away the live line of another process that cannot do it any more."""
+    """Clear the live line of a process that has ended without doing so."""
     if sys.stderr.isatty():
         _write(_CLEAR)
 
 
 def _fitted(text: str) -> str:
-    """Cut to the terminal's width: a live line that wraps could not be cleared again."""
+    """Cut a line to the terminal's width: a live line that wraps could not be cleared again."""
     width = shutil.get_terminal_size().columns - 1
     return text if len(text) <= width else text[: max(0, width - 1)] + "…"
 
 
 def say(text: str) -> None:
-    """One line, from whom it was handed over (`hand_over`). What would steer a terminal is spelled out."""
+    """Print one line, or pass it to the receiver of `hand_over`. Control characters are escaped."""
     text = _shown(text)
     if _receiver is not None:
         _receiver(text, False)
@@ -290,13 +294,13 @@ def say(text: str) -> None:
 
 
 def _shown(text: str) -> str:
-    """Lines without credentials, and without what would steer a terminal."""
+    """Redact credentials and escape control characters."""
     return printable(redact(text), keep=_LINES)
 
 
 def _write(text: str) -> None:
-    # A run does not end because its onlooker did: `headway train 2>&1 | head`, a terminal that was closed over a run in
-    # the background, a log on a full disk.
+    # A run must survive the loss of its output: `headway train 2>&1 | head`, the closed terminal of a run in the
+    # background, a log on a full disk.
     with suppress(OSError):
         sys.stderr.write(text)
         sys.stderr.flush()
@@ -327,7 +331,7 @@ class Progress:
             self._show(live)
 
     def skip(self, amount: float) -> None:
-        """Take `amount` units out of the total: there is nothing to do for them."""
+        """Subtract `amount` units from the total: they need no work."""
         if self.total is not None:
             self.total -= amount
 
@@ -339,7 +343,7 @@ class Progress:
             notice(text)
 
     def describe(self) -> str:
-        """The progress in words: done, total, rate, ETA."""
+        """Return the progress as text: done, total, rate, ETA."""
         seconds = max(time.monotonic() - self._start, 1e-9)
         rate = self.done / seconds
         amount, unit = (format_bytes, "") if self.unit == "B" else (format_count, f" {self.unit}".rstrip())
@@ -350,7 +354,7 @@ class Progress:
         return " · ".join(parts)
 
     def finish(self) -> float:
-        """Clear the live line; returns the seconds it took."""
+        """Clear the live line and return the seconds since the start."""
         if self._shown:
             show_live("")
         return time.monotonic() - self._start

@@ -1,4 +1,4 @@
-"""How many processors this process may use; in a container that is fewer than there are."""
+"""Processors: how many the machine has and how many this process may use, which is fewer in a container."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headway.core.machine import Machine, cpu_list
 
 
 def usable_cores() -> int:
-    """Threads of this process that can run at the same time, at least one."""
+    """Return how many threads of this process can run at the same time, at least one."""
     machine = Machine()
     if not machine.exists("/proc/self/status"):  # not Linux
         return os.cpu_count() or 1
@@ -21,12 +21,12 @@ def usable_cores() -> int:
 
 @dataclass(frozen=True)
 class Cores:
-    """How many processors there are, and how many are ours."""
+    """How many processors there are, and how many this process may use."""
 
     seen: int
     """Logical processors of the machine."""
     allowed: int
-    """Those that the scheduler may run this process on."""
+    """Processors on which the scheduler may run this process."""
     limit: Limit | None
 
     @property
@@ -36,7 +36,7 @@ class Cores:
 
 
 def read_cores(machine: Machine) -> Cores:
-    """Count processors."""
+    """Count the processors of a machine and those that this process may use."""
     seen = len(cpu_list(machine.text("/sys/devices/system/cpu/online"))) or len(read_processors(machine)) or 1
     status = dict(line.split(":", 1) for line in (machine.text("/proc/self/status") or "").splitlines() if ":" in line)
     allowed = len(cpu_list(status.get("Cpus_allowed_list", "").strip())) or seen
@@ -44,7 +44,7 @@ def read_cores(machine: Machine) -> Cores:
 
 
 def read_processors(machine: Machine) -> list[dict[str, str]]:
-    """Every processor's entry of /proc/cpuinfo."""
+    """Return each processor's entry in /proc/cpuinfo."""
     entries = (machine.text("/proc/cpuinfo") or "").split("\n\n")
     pairs = ([line.partition(":") for line in entry.splitlines()] for entry in entries if entry.strip())
     found = [{key.strip(): value.strip() for key, _, value in lines} for lines in pairs]
@@ -53,6 +53,6 @@ def read_processors(machine: Machine) -> list[dict[str, str]]:
 
 @functools.cache
 def has_bf16_tiles(machine: Machine | None = None) -> bool:
-    """Whether the processors multiply bf16 in tiles (AMX), many times as fast as fp32."""
+    """Return whether the processors multiply bf16 in tiles (AMX), many times as fast as fp32."""
     processors = read_processors(machine or Machine())
     return bool(processors) and "amx_bf16" in processors[0].get("flags", "").split()

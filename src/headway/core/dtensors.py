@@ -1,4 +1,4 @@
-"""Telling distributed tensors from others without loading what they are made of, which takes half a second."""
+"""A check for distributed tensors that does not import their module, which takes half a second."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ if TYPE_CHECKING:
 
 
 def is_dtensor(tensor: Any) -> TypeGuard[DTensor]:
-    """Whether it is a `DTensor`; as long as nobody has loaded them, there is none."""
+    """Return whether a tensor is a `DTensor`; there is none as long as their module is not imported."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)

@@ -37,9 +37,9 @@ class HeadwayError(Exception):
         super().__init__(self.render())
 
     def render(self) -> str:
-        """The three-line form shown to people; parts that are unknown are left out.
+        """Return the three-line form shown to people, without the parts that are unknown.
 
-        Names and texts of others that are in it cannot steer a terminal, nor begin a line as if it were another error.
+        Control characters and line breaks in foreign names are escaped, so that they cannot imitate another error.
         """
         first, *more = printable(self.what, keep="\n").split("\n")
         lines = [f"error: {first}", *(line if line[:1] == " " else f"    {line}" for line in more)]
@@ -83,18 +83,18 @@ class DivergedError(HeadwayError):
 
 
 class CorruptionError(HeadwayError):
-    """Hardware has computed or kept something wrongly; nothing of it was saved."""
+    """Hardware has computed or stored wrong values; none of them was saved."""
 
     exit_code = 1
 
 
 class Preempted(HeadwayError):
-    """The machine was taken away; the state is saved and the same command goes on from it."""
+    """The machine was taken away; the state is saved, and the same command continues from it."""
 
     exit_code = 75
 
 
-#: What the system answers where a disk takes no more, or nothing as large: in words, and what to do about it.
+#: Errors of the system that mean "this disk takes no more", each with its description and its fix.
 _REFUSALS = {
     errno.ENOSPC: ("there is no room left", "free space there"),
     errno.EDQUOT: ("the quota is used up", "free space there, or have the quota raised"),
@@ -107,13 +107,13 @@ _REFUSALS = {
         "mount it for writing, or use another place; where it has become so by itself, dmesg says why",
     ),
 }
-#: How Rust (safetensors, tokenizers) and Arrow put the number into their words.
+#: How the messages of Rust (safetensors, tokenizers) and Arrow contain the number.
 _NUMBER_IN_WORDS = re.compile(r"\((?:os error|errno) ([0-9]+)\)|\[errno ([0-9]+)\]", re.IGNORECASE)
 _NO_TEMPORARY_FILES = "No usable temporary directory"
 
 
 def refusal(error: BaseException) -> int | None:
-    """Return the number of the error where it, or what it was raised from, says that a disk takes no more."""
+    """Return the errno of an error, or of one of its causes, if it means that a disk takes no more."""
     seen: BaseException | None = error
     while seen is not None:
         found = _NUMBER_IN_WORDS.search(str(seen))
@@ -125,11 +125,11 @@ def refusal(error: BaseException) -> int | None:
 
 
 def fix_for(error: OSError, otherwise: str) -> str:
-    """Return what to do about an error that was met while writing.
+    """Return the fix for an error that occurred while writing.
 
     Args:
-        error: As the system told it.
-        otherwise: For errors that do not say that a disk takes no more, and for those that say that it is full.
+        error: As the system raised it.
+        otherwise: The fix for a disk that is full, and for all errors that do not mean that a disk takes no more.
     """
     number = refusal(error)
     return otherwise if number in (None, errno.ENOSPC) else _REFUSALS[number][1]
@@ -138,12 +138,12 @@ def fix_for(error: OSError, otherwise: str) -> str:
 def explain_refusal(
     error: BaseException, kind: type[HeadwayError] = HeadwayError, where: str | None = None
 ) -> HeadwayError | None:
-    """Return a deliberate error for one that says that a disk takes no more, or that none takes temporary files.
+    """Return a deliberate error for one that means that a disk takes no more, or that no folder takes temporary files.
 
     Args:
-        error: What was raised.
-        kind: Of what is returned, for its exit code.
-        where: Said when the error does not name a file.
+        error: The error that was raised.
+        kind: Type of the error to return, which sets the exit code.
+        where: Place to report when the error does not name a file.
 
     Returns:
         None for any other error.
@@ -160,7 +160,10 @@ def explain_refusal(
 
 
 def _explain_no_temporary_files(error: BaseException, kind: type[HeadwayError]) -> HeadwayError | None:
-    """Python tries several folders, and says nothing of why each takes no file. Libraries ask it while they load."""
+    """Explain that Python found no folder for temporary files; it does not say why it rejected each folder.
+
+    Libraries ask for such a folder while they are imported, so the error may come from any import.
+    """
     seen: BaseException | None = error
     while seen is not None and not (isinstance(seen, FileNotFoundError) and _NO_TEMPORARY_FILES in str(seen)):
         seen = seen.__cause__
@@ -172,10 +175,10 @@ def _explain_no_temporary_files(error: BaseException, kind: type[HeadwayError]) 
 
 @contextmanager
 def explaining_refusals(kind: type[HeadwayError], where: str | None = None) -> Iterator[None]:
-    """Turn errors in a block that say that a disk takes no more into deliberate ones.
+    """Turn errors in a block that mean that a disk takes no more into deliberate ones.
 
     Raises:
-        HeadwayError: of this kind.
+        HeadwayError: of the given kind.
     """
     try:
         yield
@@ -187,7 +190,7 @@ def explaining_refusals(kind: type[HeadwayError], where: str | None = None) -> I
 
 
 def missing_extra(package: str, extra: str, purpose: str) -> ConfigError:
-    """The error for an optional dependency that is not installed."""
+    """Return the error for an optional dependency that is not installed."""
     return ConfigError(
         f"{purpose} needs the package '{package}', which is not installed.",
         fix=f"pip install 'headway[{extra}]'",
@@ -195,6 +198,6 @@ def missing_extra(package: str, extra: str, purpose: str) -> ConfigError:
 
 
 def error_with(exit_code: int) -> type[HeadwayError] | None:
-    """The kind of error that ends a process with this code, if there is one for it alone."""
+    """Return the type of error that ends a process with this exit code, if exactly one type does."""
     kinds = {kind.exit_code: kind for kind in (ConfigError, DataError, CheckpointError, DivergedError, Preempted)}
     return kinds.get(exit_code)

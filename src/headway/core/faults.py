@@ -1,26 +1,26 @@
-"""Faults on request, so that tests can prove what survives them.
+"""Fault injection, so that tests can prove what a run survives.
 
 `HEADWAY_FAULTS` holds comma-separated orders of the form `ACTION@POINT[:COUNT][#START][%RANK]`: at the COUNT-th time
-(from 1, default 1) that this process passes the named point, do the action. Points that belong to a step are passed
-with the step number and are addressed as `POINT=STEP`. For example
-`HEADWAY_FAULTS=kill@step=17,enospc@checkpoint.shard:2`. A command that starts its workers again carries out an order at
-the START-th start only (from 1, default 1; `*` is every one), and on all workers or on one. Actions:
+(from 1, default 1) that this process passes the named point, it carries out the action. Points that belong to a step
+are passed with the step number and are addressed as `POINT=STEP`. For example
+`HEADWAY_FAULTS=kill@step=17,enospc@checkpoint.shard:2`. If a command restarts its workers, it carries out an order only
+at the START-th start (from 1, default 1; `*` means every start), on all workers or on one rank. Actions:
 
 - `kill`: SIGKILL to itself, as the kernel's out-of-memory killer does;
-- `kill-group`: SIGKILL to all processes of its group, as when a machine goes;
+- `kill-group`: SIGKILL to all processes of its group, as when a machine fails;
 - `stop`: SIGTERM to itself, as a scheduler does;
 - `freeze`: SIGSTOP to itself;
 - `hang`: sleep without end, holding the interpreter's lock (Linux and macOS);
 - `crash`: raise a `RuntimeError`;
-- `slow`: sleep for a tenth of a second, here and whenever the point is passed later, with whatever step;
-- `enospc`, `edquot`, `efbig`, `erofs`, `eio`: a disk that is full, at the end of a quota, at its limit for one file,
-  read-only, broken;
-- `nan`, `spike`: reported to the caller, who poisons the value or makes it very large;
-- `flip`: reported to the caller, who flips a bit.
+- `slow`: sleep for a tenth of a second, now and at each later pass of the point, whatever the step;
+- `enospc`, `edquot`, `efbig`, `erofs`, `eio`: raise the error of a disk that is full, out of quota, at its limit for
+  one file, read-only, or broken;
+- `nan`, `spike`: returned to the caller, which poisons the value or makes it very large;
+- `flip`: returned to the caller, which flips a bit.
 
-With `HEADWAY_FAULTS_LOG`, each order that is carried out is first noted in that file, as a JSON line.
+With `HEADWAY_FAULTS_LOG`, each order is logged in that file as a JSON line before it is carried out.
 
-Without the variable a fault point costs a look for it in the environment, about a microsecond.
+Without `HEADWAY_FAULTS` a fault point costs one look-up in the environment, about a microsecond.
 """
 
 from __future__ import annotations
@@ -45,54 +45,60 @@ _ORDER = re.compile(
     r"(?::([1-9][0-9]*))?(?:#([1-9][0-9]*|\*))?(?:%([0-9]+))?"
 )
 
-#: What processes pass: the phases of a worker (`heartbeat.Phase`), and moments after which something is left half done.
+#: Points with a step: the phases of a worker (`heartbeat.Phase`), and parts of a step.
 _OF_STEPS = """
     start data compute backward reduce update record evaluation checkpoint end
     step gradient rollback replay weights
 """
+#: Points without a step: moments at which a kill leaves something half done.
 _OTHERS = """
     checkpoint.stage checkpoint.hold checkpoint.shard checkpoint.manifest checkpoint.rename checkpoint.replace
     checkpoint.prune checkpoint.discard upload.file upload.manifest upload.discard bring.part bring.rename
     data.encode data.piece data.unit data.shard data.publish data.aside data.published dedup.prints packing.block
     import.file remote.block remote.keep remote.rename communication
 """
-#: The former are passed with the number of the step, the others without one.
+#: Every point, and whether it is passed with the number of a step.
 POINTS = {**dict.fromkeys(_OF_STEPS.split(), True), **dict.fromkeys(_OTHERS.split(), False)}
 
 #: Errors of the operating system.
 _OF_THE_DISK = ("enospc", "edquot", "efbig", "erofs", "eio")
-#: Faults that the caller has to carry out, and where one does. Elsewhere they would pass without a trace.
+#: Faults that the caller carries out, and the points whose caller does so. At other points they would have no effect.
 _ASKED = {"nan": ("gradient",), "spike": ("gradient",), "flip": ("replay.0", "replay", "weights")}
 
 FAULTS_VARIABLE, FAULTS_LOG_VARIABLE = "HEADWAY_FAULTS", "HEADWAY_FAULTS_LOG"
-#: How often the command that this worker belongs to has started its workers again.
+#: How often the command of this worker has restarted its workers.
 RESTARTS_VARIABLE = "HEADWAY_RESTARTS"
 _SLOW_SECONDS = 0.1
 
-#: Points that each worker has for itself.
+#: Suffixes that address one worker, or one tensor, of a point.
 _OF_A_WORKER = re.compile(r"(?<=^replay)\.[0-9]+|(?<=^weights)\.[0-9]+|(?<=^communication)\.worker-[0-9]+")
 
 _passed: Counter[str] = Counter()
-_slow: set[_Order] = set()
+_slow: set[_Fault] = set()
 
 
 @dataclass(frozen=True)
-class _Order:
+class _Fault:
+    """One parsed order of `HEADWAY_FAULTS`."""
+
     action: str
     point: str
     count: int
     start: int | None
-    """Of the command's workers, from 1; None for every one."""
+    """Number of the start of the workers, from 1; None for every start."""
     rank: int | None
 
 
 def fault_point(point: str, step: int | None = None) -> str | None:
-    """Carry out the fault ordered for this point, if any; returns the action's name when the caller has to act.
+    """Carry out the fault that is ordered for this point, if any.
+
+    Returns:
+        The name of the action when the caller has to carry it out, else None.
 
     Raises:
-        OSError: (ENOSPC, EDQUOT, EFBIG, EROFS, EIO) when such a disk was ordered.
+        OSError: an error of the disk was ordered (ENOSPC, EDQUOT, EFBIG, EROFS, EIO).
         RuntimeError: a crash was ordered.
-        ConfigError: `HEADWAY_FAULTS` holds something that is no order.
+        ConfigError: `HEADWAY_FAULTS` holds an invalid order.
     """
     try:
         orders = os.environ[FAULTS_VARIABLE]
@@ -118,7 +124,7 @@ def fault_point(point: str, step: int | None = None) -> str | None:
             _slow.add(order)
         if action == "freeze":
             os.kill(os.getpid(), signal.SIGSTOP)
-        while action == "hang":  # a signal, as one that asks for a stack, ends a sleep
+        while action == "hang":  # a signal, such as the request for a stack, interrupts a sleep
             ctypes.PyDLL(None).sleep(1_000_000)
         if action == "crash":
             raise RuntimeError(f"ordered by HEADWAY_FAULTS at {name}")
@@ -136,11 +142,11 @@ def fault_point(point: str, step: int | None = None) -> str | None:
 
 
 @cache
-def parse_orders(orders: str) -> list[_Order]:
-    """The orders; a mistyped one must not pass for a fault that was survived.
+def parse_orders(orders: str) -> list[_Fault]:
+    """Parse orders strictly: a test must not pass because its order was mistyped and had no effect.
 
     Raises:
-        ConfigError: one of them is no order.
+        ConfigError: one of them is invalid.
     """
     parsed = []
     for order in orders.split(","):
@@ -155,12 +161,12 @@ def parse_orders(orders: str) -> list[_Order]:
         _check_requirements(order.strip(), match[1], match[2])
         start = None if match[4] == "*" else int(match[4] or 1)
         rank = None if match[5] is None else int(match[5])
-        parsed.append(_Order(match[1], match[2], int(match[3] or 1), start, rank))
+        parsed.append(_Fault(match[1], match[2], int(match[3] or 1), start, rank))
     return parsed
 
 
 def _check_requirements(order: str, action: str, place: str) -> None:
-    """Refuse an order whose point nothing passes, or with no such action.
+    """Check that an order's point exists and that its action has an effect there.
 
     Args:
         place: The point, with its step if it has one.
@@ -177,7 +183,7 @@ def _check_requirements(order: str, action: str, place: str) -> None:
         fix = f"{action}@{point}=5, at step 5" if POINTS[point] else f"{action}@{name}"
     elif action in _ASKED and name.split(".")[0] not in _ASKED[action]:
         asked = _ASKED[action][0]
-        what += ", which nothing there would answer to"
+        what += ", which has no effect there"
         fix = f"{action}@{asked}, for example at step 5: {action}@{asked}=5"
     if fix:
         raise ConfigError(what, where="HEADWAY_FAULTS", fix=fix)

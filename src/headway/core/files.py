@@ -1,4 +1,4 @@
-"""Files that are either whole or absent, and hashes of what is in them."""
+"""Atomic writes, and hashes of files and JSON values."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ from headway.core.secrets import redact_values
 _HERE, _EXCHANGE = -100, 2
 # Linux: SYNC_FILE_RANGE_WRITE.
 _BEGIN_WRITING = 2
-#: What `atomic_write` calls a file until it is whole.
+#: Name that `atomic_write` gives a file until it is complete.
 _UNFINISHED = re.compile(r"\..+\.([0-9]+)\.tmp")
 
 
 def sha256_bytes(data: bytes | memoryview) -> str:
-    """Hex SHA-256 of a buffer."""
+    """Return the SHA-256 of a buffer in hex."""
     return hashlib.sha256(data).hexdigest()
 
 
 def sha256_file(path: Path, most: int | None = None) -> str:
-    """Hex SHA-256 of a file of at most so many bytes, read in blocks."""
+    """Return the SHA-256 of a file in hex, read in blocks; `most` limits its size in bytes."""
     with open_regular(path, most=most) as file:
         return hashlib.file_digest(cast(BufferedReader, file), "sha256").hexdigest()
 
 
 def canonical_json(value: Any) -> bytes:
-    """The one byte form of a JSON value, for fingerprints: sorted keys, no spaces, UTF-8."""
+    """Encode a JSON value in its canonical form, for fingerprints: sorted keys, no spaces, UTF-8."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    # A file's name may be no UTF-8; what of it is not is written as JSON's own escape.
+    # A file name may not be valid UTF-8; the invalid bytes are written as JSON escapes.
     return text.encode("utf-8", "backslashreplace")
 
 
 def fingerprint(value: Any) -> str:
-    """Hex SHA-256 of a JSON value's canonical form."""
+    """Return the SHA-256 of a JSON value's canonical form in hex."""
     return sha256_bytes(canonical_json(value))
 
 
 def user_cache() -> Path:
-    """Where to keep, for this user on this machine, what can be found out again."""
+    """Return this user's cache folder on this machine, for files that can be computed again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headway"
 
 
@@ -64,9 +64,9 @@ def sync_folder(path: Path) -> None:
 
 
 def begin_flush(descriptor: int, start: int, size: int) -> None:
-    """Have the system begin to write a part of a file to disk, so that an fsync later on has little left to wait for.
+    """Ask the kernel to start writing a part of a file to disk, so that a later fsync returns sooner.
 
-    Only Linux can (sync_file_range(2)), and nothing is promised: the fsync has to come all the same.
+    Linux only (sync_file_range(2)). The call guarantees nothing, so the fsync is still needed.
     """
     begin = getattr(ctypes.CDLL(None), "sync_file_range", None)
     if begin is not None:
@@ -74,9 +74,9 @@ def begin_flush(descriptor: int, start: int, size: int) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Give two files or folders each other's names in one step; whether that was done.
+    """Swap the names of two files or folders atomically, and return whether that was possible.
 
-    Only Linux can (renameat2(2)), and not on every file system.
+    Linux only (renameat2(2)), and not on every file system.
     """
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
     names = (_HERE, os.fsencode(one), _HERE, os.fsencode(other))
@@ -84,10 +84,10 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def is_there(path: Path, folders: int = 1) -> bool:
-    """Whether a file that another machine may just have made is there.
+    """Return whether a file exists that another machine may just have created.
 
-    A client of NFS remembers for up to a minute that a name was not there. To open a folder has it ask whether that has
-    changed (nfs(5), close-to-open consistency).
+    An NFS client caches for up to a minute that a name is absent. Opening the folder makes it ask the server again
+    (nfs(5), close-to-open consistency).
 
     Args:
         folders: How many of the folders above the file may be new too.
@@ -99,7 +99,7 @@ def is_there(path: Path, folders: int = 1) -> bool:
 
 
 def is_at(path: Path, descriptor: int) -> bool:
-    """Whether what is open has this path, still."""
+    """Return whether the path still names the file that is open at a descriptor."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
@@ -107,11 +107,11 @@ def is_at(path: Path, descriptor: int) -> bool:
 
 
 def file_in_memory(name: str) -> tuple[int, Path] | None:
-    """Make a file that no disk has, and that is gone with the last process that has it open.
+    """Create a file in memory that disappears with the last process that has it open.
 
     Returns:
-        What is open, and the path by which this user's processes on this machine find it while this process has it
-        open; None where there is no such file or path.
+        The open descriptor, and a path by which other processes of this user on this machine can open the file while
+        this process has it open. None where the system offers no such file or path.
     """
     if not hasattr(os, "memfd_create"):
         return None
@@ -121,7 +121,7 @@ def file_in_memory(name: str) -> tuple[int, Path] | None:
         return None
     path = Path(f"/proc/{os.getpid()}/fd/{file}")
     with suppress(OSError):
-        # Only root could follow it (PR_SET_DUMPABLE), or /proc is of another process namespace.
+        # The path fails where only root may follow it (PR_SET_DUMPABLE), or /proc belongs to another process namespace.
         if path.parent.stat().st_uid == os.geteuid() and is_at(path, file):
             return file, path
     os.close(file)
@@ -129,8 +129,11 @@ def file_in_memory(name: str) -> tuple[int, Path] | None:
 
 
 def _opened_in_place(path: Path) -> int | None:
-    """A device or a pipe, opened to be written to; None for what is to be replaced: a file, and a FIFO that nobody
-    reads, for which one would have to wait."""
+    """Open a device or a pipe for writing in place.
+
+    Returns:
+        None for a path to be replaced: a regular file, or a FIFO without a reader, where opening would block.
+    """
     if not path.exists() or path.is_dir() or (path.is_file() and not path.is_relative_to("/dev")):
         return None
     try:
@@ -145,16 +148,16 @@ def _opened_in_place(path: Path) -> int | None:
 
 @contextmanager
 def atomic_write(path: Path, mode: str = "wb", *, private: bool = False) -> Iterator[IO[Any]]:
-    """Open a temporary file beside `path` and rename it over `path` when the block ends without an error.
+    """Open a temporary file next to `path` and rename it over `path` when the block ends without an error.
 
     The file and its name are flushed to disk before the block returns, so a reader sees the old content or the whole
-    new one. On an error the temporary file is removed and `path` is left as it was. A link stays one, and a device
-    or a pipe (`/dev/null`, `/dev/stdout`) is written to: a file in its place would be missed by all others.
+    new one. On an error the temporary file is removed and `path` stays unchanged. A link stays a link. A device or a
+    pipe (`/dev/null`, `/dev/stdout`) is written in place: other processes need it to stay what it is.
 
     Args:
         path: The file.
-        mode: As `open` has it.
-        private: Only the file's owner may read it, from before there is anything in it.
+        mode: As for `open`.
+        private: Restrict access to the owner before any content is written.
     """
     if (descriptor := _opened_in_place(path)) is not None:
         with os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8") as file:
@@ -182,7 +185,7 @@ def atomic_write(path: Path, mode: str = "wb", *, private: bool = False) -> Iter
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what `atomic_write` has left in a folder where the process that wrote was killed."""
+    """Remove the temporary files of `atomic_write` whose process was killed."""
     for path in folder.glob(".*.tmp"):
         match = _UNFINISHED.fullmatch(path.name)
         if match and not _is_running(int(match[1])):
@@ -202,7 +205,7 @@ def _is_running(pid: int) -> bool:
 
 @contextmanager
 def _named(path: Path, temporary: Path | None = None) -> Iterator[None]:
-    """Have an error of the system name the file that was to be written, where it names none or the temporary one."""
+    """Make an `OSError` of the block name the target file, if it names none or the temporary one."""
     try:
         yield
     except OSError as error:
@@ -212,11 +215,12 @@ def _named(path: Path, temporary: Path | None = None) -> Iterator[None]:
 
 
 def write_json(path: Path, value: Any, *, exact: bool = False) -> None:
-    """Write a JSON file atomically, indented for people. Names of files that are no UTF-8 are spelled out.
+    """Write a JSON file atomically, indented for people. Invalid UTF-8 in file names is escaped.
 
     Args:
-        exact: Write what was given, character for character, for what others check against it or compute with.
-            Otherwise credentials in it are redacted.
+        path: The file.
+        value: JSON value.
+        exact: Do not redact credentials, since the content is compared or computed with later.
     """
     value = value if exact else redact_values(value)
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
@@ -228,23 +232,23 @@ def append_json_line(path: Path, value: Any) -> None:
     """Append one record to a JSON-lines file with a single write, so a kill never leaves two records mixed."""
     line = json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n"
     with _named(path), open_regular(path, "ab") as file:
-        # A kill in mid-write may have left a line without its end: start a fresh one rather than corrupt this record.
+        # A kill during a write may have left a line without its end. A new line keeps this record intact.
         if file.tell() and not ends_with_newline(path):
             line = "\n" + line
         rest = memoryview(line.encode("utf-8", "backslashreplace"))
-        while rest:  # a disk that becomes full takes a part, and says so when it is given the rest
+        while rest:  # a disk that becomes full accepts a part and raises for the rest
             rest = rest[file.write(rest) :]
 
 
 def ends_with_newline(path: Path) -> bool:
-    """Whether the last byte of a file that is not empty ends a line."""
+    """Return whether a file that is not empty ends with a newline."""
     with open_regular(path) as file:
         file.seek(-1, os.SEEK_END)
         return file.read(1) == b"\n"
 
 
 def expanded(path: str | Path, where: str | None = None) -> Path:
-    """A path with `~` and `~user` as the shell has them.
+    """Expand `~` and `~user` in a path as the shell does.
 
     Raises:
         ConfigError: there is no such user.

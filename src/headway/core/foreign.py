@@ -1,11 +1,11 @@
-"""Reads what others may have written: run directories, checkpoints, stores, configs, vocabularies.
+"""Safe readers of untrusted files: run directories, checkpoints, stores, configs, vocabularies.
 
-A file is read where it is a regular one and no larger than its kind can be; a FIFO or a device, which may give nothing
-for ever or never end, is refused before it is opened. JSON is read where no key is given twice, and where it nests no
-deeper than code that walks through it can follow. Text for people goes through `core.format.printable`.
+Only regular files are read, up to a size limit for their kind. A FIFO or a device could block or never end, so it is
+refused before it is opened. JSON with duplicate keys is refused, and so is JSON that is nested too deeply for recursive
+code. Text for people goes through `core.format.printable`.
 
-What is wrong with a file is an `OSError` whose `strerror` says it, and what is wrong with its content a `ValueError`;
-both complete a sentence that begins with the file's name ("is not a regular file").
+A problem with a file is an `OSError` whose `strerror` describes it; a problem with its content is a `ValueError`.
+Both messages complete a sentence that begins with the file's name ("is not a regular file").
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from typing import IO, Any, BinaryIO, Literal
 
 from headway.core.format import format_bytes, printable
 
-#: What is read at most of a file of settings: a config, `run.json`, `tokenizer_config.json`.
+#: Largest file of settings that is read: a config, `run.json`, `tokenizer_config.json`.
 SETTINGS_BYTES = 16 * 2**20
-#: Of one that grows with a model, a store or a vocabulary: manifests, `tokenizer.json`, an index of safetensors files.
+#: Largest file that grows with a model, a store or a vocabulary: a manifest, `tokenizer.json`, a safetensors index.
 LISTING_BYTES = 256 * 2**20
-#: Of one line of a file that a run appends to.
+#: Longest line of a file to which a run appends.
 LINE_BYTES = 4 * 2**20
-#: How deep values may lie in each other.
+#: Deepest nesting of JSON values.
 DEPTH = 100
 
-#: Python takes up to 24 bytes of memory for a byte of JSON, so only so many values are read of a long text.
+#: Most values in a long JSON text: Python needs up to 24 bytes of memory for a byte of JSON.
 _VALUES = 8_000_000
 _SHORT_BYTES = 2 * _VALUES
 _BLOCK_BYTES = 256 * 1024
 _FLAGS = {"rb": os.O_RDONLY, "r+b": os.O_RDWR, "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT}
-#: What a shell or another process has opened for this one: `headway train <(generate)`.
+#: Paths of files that a shell or another process has opened for this one: `headway train <(generate)`.
 _HANDED_OVER = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 
 
 class ForeignFileError(OSError):
-    """A file that is not read, whatever is in it: it is no regular one, or it is too large."""
+    """A file that is refused whatever it contains: it is not a regular file, or it is too large."""
 
     def __init__(self, problem: str, path: Path) -> None:
         super().__init__(errno.EINVAL, problem, str(path))
@@ -55,18 +55,18 @@ def open_regular(
 
     Args:
         path: The file.
-        mode: As of `open`.
-        most: Bytes that it may have.
-        buffering: As of `open`; what is written is not buffered when it is not given.
+        mode: As for `open`.
+        most: Largest size in bytes.
+        buffering: As for `open`. The default buffers reads only.
 
     Raises:
-        OSError: it cannot be opened; `ForeignFileError` where it is not what may be opened.
+        OSError: it cannot be opened; `ForeignFileError` if it is not regular or too large.
     """
     if buffering is None:
         buffering = -1 if mode == "rb" else 0
     with suppress(FileNotFoundError):
         _check(path, path.stat(), most)
-    # Somebody may have put a FIFO in its place since, and to open one may wait for ever.
+    # Another process may have put a FIFO in its place since, and opening a FIFO may block forever.
     descriptor = os.open(path, _FLAGS[mode] | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
     try:
         _check(path, os.fstat(descriptor), most)
@@ -91,7 +91,7 @@ def _too_large(path: Path, most: int, size: int | None = None) -> ForeignFileErr
 
 
 def read_bytes(path: Path, most: int = LISTING_BYTES) -> bytes:
-    """Return what is in a regular file.
+    """Return the content of a regular file.
 
     Raises:
         OSError: as `open_regular`.
@@ -111,8 +111,9 @@ def read_text(path: Path, most: int = SETTINGS_BYTES) -> str:
 
 
 def read_given_bytes(path: Path, most: int = SETTINGS_BYTES) -> bytes:
-    """Return what is in a file that a person has named on the command line: a regular one, or what the shell has opened
-    for this process, up to its end.
+    """Return the content of a file that a person has named on the command line.
+
+    It may be a regular file, or a pipe that the shell has opened for this process, which is read to its end.
 
     Raises:
         OSError: as `open_regular`.
@@ -125,7 +126,7 @@ def read_given_bytes(path: Path, most: int = SETTINGS_BYTES) -> bytes:
 
 def _all_of(file: IO[bytes], path: Path, most: int) -> bytes:
     content = file.read(min(os.fstat(file.fileno()).st_size, most) + 1)
-    # There may be more: of a pipe, of a file of `/proc`, which has no size, of one that grows.
+    # There may be more: a pipe and a file of `/proc` have no size, and a file may grow.
     while len(content) <= most and (more := file.read(_BLOCK_BYTES)):
         content += more
     if len(content) > most:
@@ -148,7 +149,7 @@ def read_json_object(path: Path, most: int = SETTINGS_BYTES) -> dict[str, Any]:
 
     Raises:
         OSError: as `open_regular`.
-        ValueError: as `parse_json`; it is another value.
+        ValueError: as `parse_json`; it is not an object.
     """
     value = read_json(path, most)
     if not isinstance(value, dict):
@@ -157,7 +158,7 @@ def read_json_object(path: Path, most: int = SETTINGS_BYTES) -> dict[str, Any]:
 
 
 def parse_json(text: bytes | str) -> Any:
-    """Return a JSON value, as the standard library reads it.
+    """Parse a JSON value as the standard library does, with limits.
 
     Raises:
         ValueError: it is not JSON, gives a key twice, is nested deeper than `DEPTH`, or has too many values.
@@ -190,7 +191,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def as_number(value: Any) -> float | None:
-    """Return a number of JSON; None for what is none, or too large for one."""
+    """Return a JSON number as a float; None if the value is not a number or is out of range."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -200,24 +201,24 @@ def as_number(value: Any) -> float | None:
 
 
 def check_number_of_values(text: bytes | str) -> None:
-    """Refuse JSON of which the values would fill memory; text of up to 16 MB cannot hold so many.
+    """Check that the values of a JSON text would not fill memory; 16 MB of text cannot hold enough of them.
 
     Raises:
-        ValueError: it has too many.
+        ValueError: it has too many values.
     """
     if len(text) > _SHORT_BYTES and _count(text, ",", "[", "{") > _VALUES:
         raise ValueError(f"has more than {_VALUES:,} values")
 
 
 def check_depth(value: Any, text: bytes | str | None = None) -> None:
-    """Refuse a value that is nested deeper than `DEPTH`: code that walks through it calls itself at every level.
+    """Check that a value is not nested deeper than `DEPTH`, since code that walks through it recurses at every level.
 
     Args:
-        value: Of JSON.
-        text: The JSON itself, which shows at once that most values are not.
+        value: The parsed JSON value.
+        text: The JSON text. Counting its brackets clears most values without a walk.
 
     Raises:
-        ValueError: it is.
+        ValueError: it is nested deeper.
     """
     if text is not None and _count(text, "[", "{") <= DEPTH:
         return
@@ -245,7 +246,7 @@ def _count(text: bytes | str, *signs: str) -> int:
 
 
 def read_lines(file: IO[bytes], most: int = LINE_BYTES) -> Iterator[bytes]:
-    """Yield the lines of a file from where it stands, without their ends; those that are longer are passed over."""
+    """Yield the lines of a file from its position, without line ends; lines longer than `most` are skipped."""
     rest, too_long = b"", False
     while block := file.read(_BLOCK_BYTES):
         may_be_too_long = len(rest) + len(block) > most
@@ -263,7 +264,7 @@ def read_lines(file: IO[bytes], most: int = LINE_BYTES) -> Iterator[bytes]:
 
 
 def _pass_over_hole(file: IO[bytes]) -> None:
-    """Go on where a file has data again: it may have been made a terabyte long in one call."""
+    """Seek past a hole of a sparse file: one call can make a file a terabyte long."""
     seek_data = getattr(os, "SEEK_DATA", None)
     if seek_data is None:
         return
@@ -277,12 +278,12 @@ def _pass_over_hole(file: IO[bytes]) -> None:
 
 
 def parse_json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the objects in lines of JSON; a line that holds none, or one that `parse_json` refuses, is passed over."""
+    """Yield the objects in lines of JSON; a line without an object, or one that `parse_json` refuses, is skipped."""
     from orjson import loads
 
     for line in lines:
-        # In several times less time than `parse_json`. One colon for each key and no more shows that no key is given
-        # twice, and few brackets that nothing lies deep.
+        # orjson is several times faster than `parse_json` but allows duplicate keys and deep nesting. As many colons as
+        # keys rule out a duplicate, and few brackets rule out deep nesting.
         try:
             record = loads(line)
         except ValueError:
@@ -297,10 +298,10 @@ def parse_json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects in a file of JSON lines; a line cut off by a kill is passed over. A missing file has none.
+    """Yield the objects in a file of JSON lines; a line cut off by a kill is skipped. A missing file has none.
 
     Raises:
-        OSError: as `open_regular`, but that it is missing.
+        OSError: as `open_regular`, except for a missing file.
     """
     try:
         file = open_regular(path)

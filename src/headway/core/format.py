@@ -1,4 +1,4 @@
-"""Numbers as people read them. Unknown is "n/a"."""
+"""Numbers and texts formatted for people. An unknown number is "n/a"."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ UNKNOWN = "n/a"
 
 _NOT_PLAIN = re.compile(r"[^ -~]")
 
-#: Spaces of other widths, such as the one between Chinese sentences: `str.isprintable` does not count them.
+#: Spaces of other widths, such as the ideographic space: `str.isprintable` is false for them.
 _BLANKS = "\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
 
 
 def format_count(value: float | None) -> str:
-    """1234 -> "1,234"; 41_200 -> "41.2k"; 2_000_000_000 -> "2.0B"."""
+    """Format a number with a suffix: 1234 -> "1,234"; 41_200 -> "41.2k"; 2_000_000_000 -> "2.0B"."""
     if value is None:
         return UNKNOWN
     for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
-        # What would be rounded to "1000.0k" is "1.0M".
+        # A value that would be rounded to "1000.0k" is "1.0M".
         if abs(value) >= (limit if suffix == "k" else limit * 0.99995):
             scale = 1e3 if suffix == "k" else limit
             return f"{value / scale:.1f}{suffix}"
@@ -25,22 +25,23 @@ def format_count(value: float | None) -> str:
 
 
 def counted(number: int, word: str) -> str:
-    """1 -> "1 row"; 1234 -> "1,234 rows"; 2 -> "2 micro-batches"."""
+    """Format a number of things: 1 -> "1 row"; 1234 -> "1,234 rows"; 2 -> "2 micro-batches"."""
     return f"{number:,} {plural(number, word)}"
 
 
 def plural(number: int, word: str) -> str:
-    """The word for one thing, or for another number of them: what `counted` puts behind the number."""
+    """Return a word in the singular or plural form that fits a number."""
     return word + ("" if number == 1 else "es" if word.endswith("ch") else "s")
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Return text of others for a terminal. What would move its cursor, change its colours, break a line or turn the
-    direction of writing around is spelled out, as `\\x1b`.
+    """Escape untrusted text for a terminal, as in `\\x1b`.
+
+    Characters that would move the cursor, change colours, break a line or reverse the writing direction are escaped.
 
     Args:
         text: Names, messages, documents.
-        keep: Characters to leave as they are, for example line ends.
+        keep: Characters that stay unchanged, for example line ends.
     """
     if text.isprintable():
         return text
@@ -56,7 +57,7 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def format_bytes(value: float | None) -> str:
-    """Bytes with a binary unit: 1536 -> "1.5 KiB"."""
+    """Format bytes with a binary unit: 1536 -> "1.5 KiB"."""
     if value is None:
         return UNKNOWN
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -67,7 +68,7 @@ def format_bytes(value: float | None) -> str:
 
 
 def format_seconds(value: float | None) -> str:
-    """Durations in the two largest units: 75 -> "1 m 15 s"; 8040 -> "2 h 14 m"."""
+    """Format a duration in its two largest units: 75 -> "1 m 15 s"; 8040 -> "2 h 14 m"."""
     if value is None:
         return UNKNOWN
     if value < 10:

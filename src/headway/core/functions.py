@@ -1,4 +1,4 @@
-"""Functions of the user, named in a config."""
+"""Functions of the user that a config names."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ from headway.core.errors import ConfigError
 
 
 def load_function(name: str, where: str, kind: str = "function") -> tuple[Any, Callable[..., Any]]:
-    """Import the module and the function of `package.module:function`; modules in the working directory are found too,
-    then and later, when a function from there imports others.
+    """Import the module and the function of `package.module:function`.
+
+    Modules in the working directory are found too. If the function comes from there, the directory stays on `sys.path`,
+    so that the function can import other modules later.
 
     Args:
+        name: The module and the function.
+        where: Place in the config, for error messages.
         kind: What the name stands for, for error messages: a function or a class.
 
     Raises:

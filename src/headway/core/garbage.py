@@ -1,5 +1,7 @@
-"""No search for garbage while modules are loaded: they stay, and looking through all of PyTorch takes a tenth of a
-second of a start."""
+"""Garbage collection is paused while modules are imported.
+
+Modules stay in memory, and scanning all of PyTorch's objects takes a tenth of a second of the start.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,14 @@ _paused = False
 
 
 def pause_collection() -> None:
-    """From here on nothing is looked for; for a process of our own only."""
+    """Pause garbage collection; only in a process that belongs to Headway."""
     global _paused
     _paused = True
     gc.disable()
 
 
 def resume_collection() -> None:
-    """The end of it, if it was begun: what is there by now is never looked through again."""
+    """Resume garbage collection if it was paused, and never scan the objects that exist by now."""
     global _paused
     if _paused:
         _paused = False

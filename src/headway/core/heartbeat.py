@@ -1,12 +1,12 @@
-"""What a worker is doing, told to its supervisor through a small file that both have in memory.
+"""Heartbeats: a worker reports to its supervisor what it is doing, through a small page of shared memory.
 
-A beat is a few stores to memory: no system call, no lock, nothing that waits. The supervisor reads the same page
-whatever the worker is stuck in. A beat takes about 2 microseconds (CPython 3.11), and 1 without a file
-(`open_heartbeat`): that is the look for an ordered fault.
+A beat is a few stores to memory: no system call, no lock, nothing that blocks. The supervisor can read the page
+whatever the worker is stuck in. A beat takes about 2 microseconds (CPython 3.11). Without a file (`open_heartbeat`) it
+takes 1, for the fault point.
 
-On Linux the page is in no file system: at its path is a link to a file in the worker's memory. A disk that hangs would
-have a store wait for it, and one that breaks would end the worker by SIGBUS. Elsewhere it is a file there, and where
-files cannot be shared in memory (some FUSE and 9p mounts), a beat is a write.
+On Linux the page lies in no file system: its path is a link to a file in the worker's memory. On a disk that hangs a
+store could block, and on a disk that breaks SIGBUS would end the worker. On other systems the page is a mapped file.
+Where files cannot be mapped (some FUSE and 9p mounts), a beat is a write.
 
 Times are of the monotonic clock, which all processes of a machine share.
 """
@@ -34,7 +34,7 @@ _FILE_BYTES = 4096
 
 
 class Phase(IntEnum):
-    """What a worker does."""
+    """The phase that a worker is in."""
 
     START = 0
     DATA = 1
@@ -46,7 +46,7 @@ class Phase(IntEnum):
     CHECKPOINT = 7
     END = 8
     BACKWARD = 9
-    """Only where it can be told from the forward pass: stages of a pipeline go to and fro between the two."""
+    """Only where it is separate from the forward pass: stages of a pipeline alternate between the two."""
 
     def __str__(self) -> str:
         return _WORDS[self]
@@ -55,19 +55,19 @@ class Phase(IntEnum):
 _WORDS = ("starting", "waiting for data", "forward and backward", "summing gradients", "update", "recording",
           "evaluation", "checkpoint", "ending", "backward")  # fmt: skip
 
-#: The phases as fault points; a member's name is worked out at every look, for half a microsecond.
+#: The phases as fault points, computed once: reading an enum member's name costs half a microsecond.
 _POINTS = tuple(phase.name.lower() for phase in Phase)
 
-#: Phases whose time is the worker's own, less what it waits for others. On a GPU the sum of gradients is waited for by
-#: whatever comes after it, so that phase is nobody's own.
+#: Phases whose time counts as the worker's own, apart from its waits for other workers. REDUCE is not among them: on a
+#: GPU the wait for the sum of gradients falls into whatever phase follows.
 _OF_A_STEP = frozenset((Phase.DATA, Phase.COMPUTE, Phase.BACKWARD, Phase.UPDATE, Phase.RECORD))
 
 
 class Exchange(NamedTuple):
-    """One of those that a worker has marked by `exchanging`."""
+    """An exchange with other workers, as marked by `exchanging`."""
 
     number: int
-    """From 1, as this worker counts them in this attempt; 0 for none."""
+    """Count of this worker in this attempt, from 1; 0 for none."""
     name: str
 
     def __str__(self) -> str:
@@ -79,54 +79,57 @@ _NO_EXCHANGE = Exchange(0, "")
 
 @dataclass(frozen=True)
 class Reading:
-    """A worker's page as it was at one moment."""
+    """A snapshot of a worker's page."""
 
     pid: int
     phase: Phase
     step: int
     """Finished steps."""
     beat_seconds: float
-    """When the last beat was."""
+    """Time of the last beat."""
     phase_seconds: float
-    """When the phase began."""
+    """Time at which the phase began."""
     collectives: int
-    """Exchanges of all workers that were begun; equal numbers are the same exchange."""
+    """Number of begun exchanges among all workers; workers with equal numbers are in the same exchange."""
     waits_for: str
-    """The exchange that goes on; empty between exchanges."""
+    """Name of the exchange in progress; empty between exchanges."""
     own_seconds: float
-    """Spent so far in steps without waiting for others."""
+    """Time spent in steps so far, without waits for other workers."""
     data_seconds: float
-    """The part of `own_seconds` in which it waited for data."""
+    """Part of `own_seconds` that was spent waiting for data."""
     first_step: int
-    """Finished steps when this worker began; -1 before it knows."""
+    """Finished steps when this worker started; -1 until it reports them."""
     steps_seconds: float
-    """When the newest step was finished; 0 before the first."""
+    """Time at which the newest step finished; 0 before the first."""
     begun: Exchange = _NO_EXCHANGE
-    """The last exchange that it began, with all workers or some."""
+    """The last exchange that it began, with all or some workers."""
     finished: Exchange = _NO_EXCHANGE
-    """The last one that it finished; one that an error has ended is not."""
+    """The last exchange that it finished; one that ended in an error does not count."""
 
     @property
     def has_finished_a_step(self) -> bool:
-        """In this attempt. Not told from the step's number, which a rollback may take to before the attempt's first."""
+        """Whether the worker has finished a step in this attempt.
+
+        The step's number does not show it: a rollback may go back to before the first step of the attempt.
+        """
         return self.steps_seconds > 0
 
 
 class Heartbeat:
-    """The worker's side.
+    """The worker's side of the page.
 
     Args:
-        path: Where it is found; made anew.
+        path: Path of the page; an old one is replaced.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
 
     def __init__(self, path: Path) -> None:
         path.unlink(missing_ok=True)
         self._page = _page_in_memory(path) or _page_on_disk(path)
         now = time.monotonic_ns()
-        self._pid = os.getpid()  # a system call, and a beat makes none
+        self._pid = os.getpid()  # kept, since a beat makes no system call
         self._phase, self._step, self._first_step = Phase.START, 0, -1
         self._phase_ns = self._mark_ns = now
         self._collectives = self._begun = self._finished = 0
@@ -135,7 +138,7 @@ class Heartbeat:
         self._write(now)
 
     def beat(self, phase: Phase, step: int | None = None) -> None:
-        """Still alive, in a phase; with the number of finished steps where that is news."""
+        """Report the phase, and the number of finished steps if it changed."""
         now = time.monotonic_ns()
         self._count(now)
         if phase != self._phase:
@@ -149,7 +152,7 @@ class Heartbeat:
         self._write(now)
 
     def begin(self, exchange: str, everyone: bool) -> None:
-        """About to wait for other workers, or for all of them."""
+        """Report that this worker begins an exchange, with all workers or with some."""
         now = time.monotonic_ns()
         self._count(now)
         self._collectives += everyone
@@ -158,7 +161,7 @@ class Heartbeat:
         self._write(now)
 
     def end(self, finished: bool = True) -> None:
-        """They have come, or the exchange has ended in an error."""
+        """Report that the exchange has finished, or has ended in an error."""
         self._mark_ns = now = time.monotonic_ns()
         self._waits = False
         if finished:
@@ -172,7 +175,7 @@ class Heartbeat:
 
     @property
     def phase(self) -> Phase:
-        """As last told."""
+        """The phase that was reported last."""
         return self._phase
 
     def _count(self, now: int) -> None:
@@ -183,8 +186,8 @@ class Heartbeat:
         self._mark_ns = now
 
     def _write(self, now: int) -> None:
-        # Not `pack_into`, which fills the place with zeros first: a supervisor that reads them takes the worker for one
-        # that has been silent since the machine started. So a reader finds every number as it was or as it is.
+        # Not `pack_into`, which zeroes the target first: to a supervisor that reads zeros, the worker would look silent
+        # since the start of the machine. This way a reader finds either the old or the new numbers.
         self._page[: _LAYOUT.size] = _LAYOUT.pack(
             _MAGIC, self._pid, self._phase, self._step, now, self._phase_ns, self._collectives,
             self._own_ns, self._data_ns, self._first_step, self._steps_ns,
@@ -193,8 +196,11 @@ class Heartbeat:
 
 
 def _page_in_memory(path: Path) -> mmap.mmap | None:
-    """A page that no disk has, and a link to it, which leads nowhere once this process is gone; None where such a page
-    or such a link cannot be made."""
+    """Create a page in memory and a link to it, which dangles once this process has ended.
+
+    Returns:
+        None where such a page or such a link cannot be created.
+    """
     made = file_in_memory("headway-heartbeat")
     if made is None:
         return None
@@ -213,7 +219,7 @@ def _page_in_memory(path: Path) -> mmap.mmap | None:
 
 
 def _page_on_disk(path: Path) -> mmap.mmap | _WrittenPage:
-    """Its bytes are really written, since a page without a place on a full disk would end the process at a store."""
+    """Map a file as the page. Its bytes are written first: without space on the disk, a store would raise SIGBUS."""
     path.write_bytes(bytes(_FILE_BYTES))
     with path.open("r+b") as file:
         try:
@@ -223,21 +229,21 @@ def _page_on_disk(path: Path) -> mmap.mmap | _WrittenPage:
 
 
 class _WrittenPage:
-    """Stands for a page that cannot be shared in memory."""
+    """A substitute for a page that cannot be mapped: every beat is a write."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
 
     def __setitem__(self, place: slice, content: bytes) -> None:
-        with suppress(OSError):  # one that is lost does no harm; the supervisor judges a worker's silence
+        with suppress(OSError):  # a lost beat does no harm: the supervisor reacts to long silence only
             os.pwrite(self._file, content, place.start or 0)
 
 
 def read_heartbeat(page: Path | int) -> Reading | None:
-    """The supervisor's side; None when there is no page, or no beat in it yet.
+    """Read a worker's page, on the supervisor's side; None when there is no page, or no beat in it yet.
 
     Args:
-        page: Its path, or a descriptor, which can be read when the worker is gone, too.
+        page: Its path, or a descriptor, which stays readable after the worker has ended.
     """
     try:
         content = os.pread(page, _LAYOUT.size, 0) if isinstance(page, int) else read_bytes(page)[: _LAYOUT.size]
@@ -266,7 +272,7 @@ def read_heartbeat(page: Path | int) -> Reading | None:
 
 
 def why_unreadable(page: Path) -> str:
-    """What keeps who asks from a page that is there, as the end of a sentence; empty where nothing does."""
+    """Return why an existing page cannot be opened, as the end of a sentence; empty if it can."""
     try:
         if os.path.lexists(page):
             open_regular(page).close()
@@ -280,18 +286,18 @@ def _text(name: bytes) -> str:
 
 
 class Observer(Protocol):
-    """Hears in the worker itself what it does, as a profile wants to know."""
+    """Receives the beats within the worker itself, for profiles."""
 
     def phase(self, phase: Phase) -> None:
-        """A phase begins, and the one before has ended; the same one again is a new one."""
+        """Handle the begin of a phase, which ends the previous one; an equal phase counts as a new one."""
         ...
 
     def waits(self, exchange: str) -> None:
-        """It waits for other workers from now on."""
+        """Handle the begin of a wait for other workers."""
         ...
 
     def goes_on(self) -> None:
-        """They have come."""
+        """Handle the end of a wait for other workers."""
         ...
 
 
@@ -301,25 +307,25 @@ _step = 0
 
 
 def open_heartbeat(path: Path) -> None:
-    """Tell from now on what this process does, in this file.
+    """Write the beats of this process to a page at this path from now on.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     global _heartbeat
     _heartbeat = Heartbeat(path)
 
 
 def observe(observer: Observer | None) -> None:
-    """Tell an observer from now on, or nobody. Without one that costs a comparison per beat."""
+    """Set the observer of this process's beats; None removes it. Without one a beat costs one comparison more."""
     global _observer
     _observer = observer
 
 
 def beat(phase: Phase, step: int | None = None) -> None:
-    """Still alive, in a phase; `step` is the number of finished steps.
+    """Report that this process is alive and in a phase; `step` is the number of finished steps.
 
-    A phase is a fault point too, addressed by its name and that number: `kill@backward=7:2` is the second micro-batch
+    A phase is also a fault point, addressed by its name and that number: `kill@backward=7:2` is the second micro-batch
     of the step after the seventh.
     """
     global _step
@@ -332,13 +338,13 @@ def beat(phase: Phase, step: int | None = None) -> None:
 
 
 def keep_beating() -> None:
-    """Still alive, in the phase that was told last, and waiting for something that gets on."""
+    """Report that this process is alive, in the last phase, and waits for something that makes progress."""
     if _heartbeat is not None:
         _heartbeat.beat(_heartbeat.phase)
 
 
 def current_step() -> int | None:
-    """Finished steps, as last told; None when nobody is told."""
+    """Return the number of finished steps as last reported; None when this process has no heartbeat."""
     return None if _heartbeat is None else _heartbeat.step
 
 
@@ -346,9 +352,9 @@ class exchanging:
     """Marks a block in which this worker waits for others. A class, since a generator would cost five times as much.
 
     Args:
-        name: Of the exchange, in words.
+        name: Name of the exchange.
         everyone: All workers take part, each as often as the others.
-        observed: An observer is told. Not where the worker waits for its own device too, which is at work meanwhile.
+        observed: Report the wait to the observer. False where the worker also waits for its own device, which computes.
     """
 
     __slots__ = ("_everyone", "_name", "_observed")

@@ -1,4 +1,4 @@
-"""Secret keys: from the environment, or from a file that it names; never from a config."""
+"""Secret keys: read from the environment, or from a file that it names; never from a config."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from headway.core.errors import ConfigError
 from headway.core.foreign import read_given_bytes
 from headway.core.secrets import remember
 
-#: Keys are much shorter.
+#: Largest file that is read; keys are much shorter.
 _MOST_BYTES = 64 * 1024
 
 
 def key_text(variable: str) -> str | None:
-    """The content of an environment variable, or of the file that `<variable>_FILE` names; None when neither is set.
+    """Read a key from an environment variable, or from the file that `<variable>_FILE` names.
 
-    A file of one's own that others may use is refused, as ssh refuses such a key (ssh(1), FILES); not where it holds a
-    public key, which is no secret.
+    A file of this user that others may access is refused, as ssh does (ssh(1), FILES). A public key is no secret, so
+    its file may have any permissions.
+
+    Returns:
+        None when neither variable is set.
 
     Raises:
-        ConfigError: the file cannot be read, or is there for others too, or what is there is empty.
+        ConfigError: the file cannot be read or others may access it, or the key is empty.
     """
     text, where = os.environ.get(variable), variable
     path = os.environ.get(f"{variable}_FILE")

@@ -1,4 +1,4 @@
-"""Whether an agent has started this process as one of several workers."""
+"""Detection of a launcher that has started this process as one of several workers."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from headway.core.errors import ConfigError
 
 _FIX = "start workers with torchrun, or unset RANK WORLD_SIZE"
 
-#: The file in which workers meet that Headway starts itself, all on one machine (`launch.local_workers`).
+#: Path of the rendezvous file of workers that Headway itself starts on one machine.
 RENDEZVOUS_VARIABLE = "HEADWAY_RENDEZVOUS_FILE"
 
 
 def world_size_from_environment() -> int | None:
-    """Number of workers when an agent (torchrun, or Ray with its variables) started this process, else None.
+    """Return the number of workers if a launcher (torchrun, or Ray with its variables) started this process, else None.
 
     Raises:
-        ConfigError: the variables are there, but hold no number.
+        ConfigError: the variables are set but hold no number.
     """
     if not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         return None
@@ -27,13 +27,13 @@ def world_size_from_environment() -> int | None:
 
 
 def workers_of_this_machine(size: int) -> int:
-    """How many of the workers are on this machine: as their agent says (torchrun does), else all of them.
+    """Return how many workers run on this machine, as the launcher says (torchrun does); otherwise all of them.
 
     Args:
         size: Number of workers.
 
     Raises:
-        ConfigError: the variable is there, but holds no number.
+        ConfigError: the variable is set but holds no number.
     """
     text = os.environ.get("LOCAL_WORLD_SIZE")
     if text is None or size == 1:
@@ -44,7 +44,7 @@ def workers_of_this_machine(size: int) -> int:
 
 
 def are_all_on_this_machine(size: int) -> bool:
-    """Return whether all workers are known to be on this machine: whoever started them says so.
+    """Return whether all workers are known to run on this machine, as their launcher says.
 
     Args:
         size: Number of workers.
@@ -53,13 +53,13 @@ def are_all_on_this_machine(size: int) -> bool:
 
 
 def place_from_environment(size: int) -> tuple[int, int]:
-    """Number of this worker among all of them, and among those of its machine.
+    """Return the rank of this worker among all workers, and among those of its machine.
 
     Args:
         size: Number of workers, more than one.
 
     Raises:
-        ConfigError: one of them is missing or no such number, or it is not said where the workers meet.
+        ConfigError: a rank is missing or invalid, or no rendezvous address is set.
     """
     variables = {"RANK": size, "LOCAL_RANK": size}
     given = {"LOCAL_RANK": "0", **os.environ}
@@ -67,7 +67,7 @@ def place_from_environment(size: int) -> tuple[int, int]:
         variables["MASTER_PORT"] = 2**16
         if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not given.get(name)]:
             name = missing[0]
-            raise ConfigError(f"{size} workers were started that do not know where to meet", where=name, fix=_FIX)
+            raise ConfigError(f"{size} workers were started without an address to meet at", where=name, fix=_FIX)
     for name, limit in variables.items():
         if not given[name].isdecimal() or int(given[name]) >= limit:
             raise ConfigError(f"'{given[name]}' is no number from 0 to {limit - 1}", where=name, fix=_FIX)

@@ -1,7 +1,7 @@
-"""What the operating system tells about a machine: files below a root, outputs of commands, the environment.
+"""Facts of the operating system about a machine: files below a root, outputs of commands, the environment.
 
-Everything that looks at a machine takes one of these, so that a recorded machine (a folder of small text files and a
-table of outputs) can stand in for it.
+All code that inspects a machine takes a `Machine`, so that a recorded one (a folder of small text files and a table of
+outputs) can replace it in tests.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-#: A tool that takes longer than this does not answer any more.
+#: Time limit of a command.
 _COMMAND_SECONDS = 20.0
 
 
 def host_name() -> str:
-    """What records call this machine: at most 64 characters, for they are of bounded size."""
+    """Return the name of this machine for records, at most 64 characters, since records have a limited size."""
     return socket.gethostname()[:64]
 
 
 def kernel_name() -> str:
-    """The same for processes that share a kernel, and so its page cache, whatever containers they are in."""
+    """Return a name that all processes on this kernel share, and with it its page cache, in whatever container."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -33,12 +33,12 @@ def kernel_name() -> str:
 
 @dataclass(frozen=True)
 class Output:
-    """How a command went."""
+    """Result of a command."""
 
     state: Literal["ok", "failed", "missing", "silent"]
     """`missing`: there is no such program here; `silent`: it did not answer in time."""
     text: str = ""
-    """Standard output when all went well, else everything it said."""
+    """Standard output on success, otherwise standard output and error."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class Space:
 
     total_bytes: int
     free_bytes: int
-    """What this user may still write."""
+    """Bytes that this user may still write."""
 
 
 def run_command(arguments: Sequence[str]) -> Output:
-    """Run a program and wait for what it says, in the language of programs (C) and without input."""
+    """Run a program without input in the C locale, and wait for its output."""
     try:
         done = subprocess.run(
             arguments,
@@ -70,10 +70,10 @@ def run_command(arguments: Sequence[str]) -> Output:
 
 
 def space_of(path: Path) -> Space:
-    """Size of the file system that holds a path.
+    """Return the size of the file system that holds a path.
 
     Raises:
-        OSError: the path is not there, or may not be looked at.
+        OSError: the path does not exist or is not accessible.
     """
     found = os.statvfs(path)
     return Space(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
@@ -81,7 +81,7 @@ def space_of(path: Path) -> Space:
 
 @dataclass(frozen=True)
 class Machine:
-    """One machine, or the recording of one. Paths are absolute and looked up below `root`."""
+    """A machine, or the recording of one. Paths are absolute and are looked up below `root`."""
 
     root: Path = Path("/")
     run: Callable[[Sequence[str]], Output] = run_command
@@ -89,32 +89,32 @@ class Machine:
     space: Callable[[Path], Space] = space_of
 
     def path(self, path: str | Path) -> Path:
-        """Where a path of the machine is found."""
+        """Return the real path of a path of the machine."""
         return self.root / str(path).lstrip("/")
 
     def text(self, path: str | Path) -> str | None:
-        """Contents of a file without the white space around them; None when it cannot be read."""
+        """Return the content of a file without surrounding white space; None when it cannot be read."""
         try:
             return self.path(path).read_text(encoding="utf-8", errors="replace").strip()
-        except OSError:  # also what some files of /sys answer for "unknown"
+        except OSError:  # some files of /sys also answer so for "unknown"
             return None
 
     def number(self, path: str | Path) -> int | None:
-        """A file that holds one whole number; None when it cannot be read or holds something else."""
+        """Return the integer in a file; None when the file cannot be read or holds something else."""
         try:
             return int(self.text(path) or "")
         except ValueError:
             return None
 
     def names(self, path: str | Path) -> list[str]:
-        """Sorted names in a folder; empty when there is none."""
+        """Return the sorted names in a folder; empty when there is no such folder."""
         try:
             return sorted(entry.name for entry in self.path(path).iterdir())
         except OSError:
             return []
 
     def exists(self, path: str | Path) -> bool:
-        """Whether a file or folder is there."""
+        """Return whether a file or folder exists."""
         try:
             return self.path(path).exists()
         except OSError:
@@ -122,7 +122,7 @@ class Machine:
 
 
 def cpu_list(text: str | None) -> list[int]:
-    """The processors in the kernel's list format: "0-3,8" -> [0, 1, 2, 3, 8]."""
+    """Parse the kernel's list format of processors: "0-3,8" -> [0, 1, 2, 3, 8]."""
     found: list[int] = []
     for part in filter(None, (text or "").split(",")):
         first, _, last = part.strip().partition("-")

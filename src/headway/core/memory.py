@@ -1,4 +1,4 @@
-"""Main memory: how much a process may have, and how much of it is left."""
+"""Main memory: how much a process may use, and how much is left."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ class HostMemory:
     """Bytes of main memory."""
 
     total_bytes: int
-    """The machine's."""
+    """Memory of the machine."""
     allowed_bytes: int
-    """What this process may have: less in a container or a job with a limit."""
+    """Memory that this process may use: less in a container or a job with a limit."""
     available_bytes: int | None
-    """What is left of that; None when nobody tells."""
+    """What is left of that; None when unknown."""
     where: str
     """The file that sets the limit."""
 
 
 def meminfo(machine: Machine) -> dict[str, int]:
-    """Bytes by the names of /proc/meminfo; empty where there is none."""
+    """Return the bytes of each entry of /proc/meminfo; empty where there is no such file."""
     found = re.findall(r"^(\w+):\s+(\d+) kB$", machine.text("/proc/meminfo") or "", re.MULTILINE)
     return {name: int(kib) * 1024 for name, kib in found}
 
 
 def host_memory(machine: Machine) -> HostMemory | None:
-    """Memory within the limits of control groups; None where the system does not tell."""
+    """Return main memory within the limits of control groups; None where the system does not report it."""
     facts = meminfo(machine)
     total, available = facts.get("MemTotal"), facts.get("MemAvailable")
     if total is None:
@@ -45,10 +45,10 @@ def host_memory(machine: Machine) -> HostMemory | None:
 
 
 def allowed_bytes(machine: Machine) -> int:
-    """Main memory that this machine, container or job allows."""
+    """Return the bytes of main memory that this machine, container or job allows."""
     found = host_memory(machine)
     if found is not None:
         return found.allowed_bytes
-    import psutil  # for what is no Linux
+    import psutil  # only needed outside Linux
 
     return int(psutil.virtual_memory().total)

@@ -1,4 +1,4 @@
-"""What reading and writing behind URLs share: file systems by scheme (`fsspec`), and what their errors mean."""
+"""Access to storage behind URLs: file systems by scheme (`fsspec`), and the meaning of their errors."""
 
 from __future__ import annotations
 
@@ -45,26 +45,26 @@ _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "DefaultCred
 _BLOCK_BYTES = 256 * 1024
 _NETWORK = ("aiohttp", "botocore", "urllib3", "requests", "httpx", "httpx2", "azure", "google", "gcsfs")
 
-# gcsfs logs a failed request with a traceback, and Python prints that where no log was asked for. The error is raised
-# too, and told by whoever uses the store. Its warnings stay.
+# gcsfs logs a failed request with a traceback, which Python prints when logging is not configured. The error is raised
+# as well, and the caller reports it. Warnings of gcsfs stay.
 logging.getLogger("gcsfs").addFilter(lambda record: not record.exc_info)
 
 
 def scheme_of(path: str) -> str | None:
-    """`s3` of `s3://bucket/key`; None when the path is no URL."""
+    """Return the scheme of a URL, `s3` for `s3://bucket/key`; None when the path is not a URL."""
     match = _SCHEME.match(path)
     return match[1].lower() if match else None
 
 
 def filesystem(url: str, options: Mapping[str, Any], purpose: str) -> tuple[Any, str]:
-    """The `fsspec` file system for a URL, and the path on it.
+    """Return the `fsspec` file system for a URL, and the path on it.
 
     `${NAME}` in options, and in the URL of a web server, stands for the value of an environment variable. It is
     expanded here and nowhere else, so that no config, manifest or record holds the value.
 
     Raises:
-        ConfigError: the scheme is unknown, or needs a package that is not installed (`purpose` says what for); the URL
-            or the options contain a credential; or such a variable is not set.
+        ConfigError: the scheme is unknown or needs a package that is not installed (the error names the `purpose`); the
+            URL or the options contain a credential; or a variable is not set.
     """
     check_credentials(url, options)
     options = expand(options, partial(_not_set, url))
@@ -113,11 +113,11 @@ def read_whole(files: Any, path: str, most: int) -> bytes:
 
     Args:
         files: The `fsspec` file system.
-        path: Of the object.
-        most: Bytes that it may have.
+        path: Path of the object.
+        most: Largest size in bytes.
 
     Raises:
-        TooLargeError: it has more.
+        TooLargeError: it is larger.
         OSError: as the file system reports it.
     """
     protocol = {files.protocol} if isinstance(files.protocol, str) else {*files.protocol}
@@ -126,11 +126,11 @@ def read_whole(files: Any, path: str, most: int) -> bytes:
     if "s3" in protocol:
         return _read_s3(files, path, most)
     if files.async_impl:
-        # Opened as a file, it would be asked for its size first. These services send no more than they are asked for.
+        # `open` would request the size first. These services send no more than the requested range.
         try:
             content = bytes(files.cat_file(path, start=0, end=most + 1))
         except Exception as error:
-            if _status(error) != 416:  # there is not even a first byte
+            if _status(error) != 416:  # the object is empty
                 raise
             content = b""
     else:
@@ -157,7 +157,7 @@ def _read_mounted(path: str, most: int) -> bytes:
 
 
 def _read_s3(files: Any, path: str, most: int) -> bytes:
-    """Read block by block: `cat_file` would take in all that comes, also from a server that ignores ranges."""
+    """Read an object of S3 block by block: `cat_file` would read everything from a server that ignores ranges."""
     from fsspec.asyn import sync
 
     bucket, key, version = files.split_path(path)
@@ -179,7 +179,7 @@ def _read_s3(files: Any, path: str, most: int) -> bytes:
 
 
 def load_filesystem(url: str) -> None:
-    """Load what a URL's file system needs, half a second for most, without using it; what is missing is said later."""
+    """Import the file system of a URL ahead of its use, which takes half a second for most; errors surface later."""
     with suppress(Exception):
         import fsspec
 
@@ -187,7 +187,7 @@ def load_filesystem(url: str) -> None:
 
 
 def credentials_fix(url: str) -> str:
-    """What to do when a store does not let us in."""
+    """Return the fix for a store that denies access."""
     scheme = str(scheme_of(url))
     if scheme in WEB:
         return _WEB_CREDENTIALS
@@ -195,16 +195,16 @@ def credentials_fix(url: str) -> str:
 
 
 def missing_fix(url: str) -> str:
-    """What to do when there is nothing at a URL."""
+    """Return the fix for a URL at which nothing exists."""
     return _MISSING.get(str(scheme_of(url)), "check the URL, and the bucket's name")
 
 
 def kind_of(error: BaseException) -> tuple[Kind, str]:
-    """Whether a file is missing, access is denied, a server cannot be reached, or else; and what was said."""
+    """Classify an error: a missing file, denied access, an unreachable server, or another; with its text."""
     cause = error.__cause__
     status = _status(error)
     if isinstance(error, FileNotFoundError) and cause is not None and _library(cause) == "aiohttp":
-        # On the web `fsspec` calls every file missing that it gets no answer about.
+        # For web servers, `fsspec` reports every file as missing when there is no answer.
         return kind_of(cause)
     if isinstance(error, FileNotFoundError) or status == 404:
         return "missing", str(error)
@@ -217,12 +217,12 @@ def kind_of(error: BaseException) -> tuple[Kind, str]:
 
 
 def in_words(error: BaseException) -> str:
-    """What an error says, in one line."""
+    """Return the text of an error in one line."""
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def _status(error: BaseException) -> int | None:
-    """Of the answer that an error tells of, by the names that libraries have for it."""
+    """Return the HTTP status of an error, by the attribute names that libraries use for it."""
     if isinstance(error, OSError) and str(error).startswith("Forbidden: "):  # gcsfs
         return 403
     # Hugging Face's errors carry the answer itself.

@@ -1,8 +1,8 @@
-"""Notices that a machine will be taken away, and the board on which whoever hears one puts it up for the workers.
+"""Preemption notices, and the board on which they are posted for the workers.
 
-The board is `notices.jsonl` in an attempt's folder: one line per notice, only ever appended to. A file needs neither a
-process id nor a signal handler, so it does not matter who watches and who trains, and a worker that starts late still
-reads it.
+The board is `notices.jsonl` in an attempt's folder: one line per notice, only ever appended to. A file needs
+neither a process id nor a signal handler. So any process may watch for notices, and a worker that starts late still
+reads them.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from headway.core.machine import host_name
 
 BOARD_FILE = "notices.jsonl"
 SIGNAL_KEY = "signal"
-"""`Notice.key` of a signal that a worker was sent; its name is in `what`."""
+"""`Notice.key` of a signal that a worker received; its name is in `what`."""
 
 
 @dataclass(frozen=True)
 class Notice:
-    """What somebody has said about the time that is left to a machine."""
+    """A notice about the time that is left until a machine is taken away."""
 
     source: str
-    """Who says it: aws, gcp, azure, slurm, kubernetes, signal."""
+    """Where it comes from: aws, gcp, azure, slurm, kubernetes, signal."""
     what: str
-    """In words."""
+    """Description of the event."""
     wish: Literal["stop", "save"] = "stop"
-    """What is to be done: save and stop, or save only."""
+    """The action it asks for: save and stop, or save only."""
     deadline: float | None = None
-    """When the machine goes, in Unix seconds; None when that was not said."""
+    """When the machine is taken away, in Unix seconds; None when unknown."""
     key: str = ""
-    """What the source calls it, for its answer."""
+    """Identifier that the source gave it, needed to acknowledge it."""
     seen: float = field(default_factory=time.time, compare=False)
-    """When it was heard, in Unix seconds."""
+    """When it was received, in Unix seconds."""
     host: str = field(default_factory=host_name, compare=False)
 
     def __str__(self) -> str:
@@ -47,12 +47,12 @@ class Notice:
 
 
 def clock_time(unix_seconds: float) -> str:
-    """The time of day here."""
+    """Format the local time of day."""
     return datetime.fromtimestamp(unix_seconds).astimezone().strftime("%H:%M:%S")
 
 
 def post(attempt: Path, notice: Notice) -> None:
-    """Put a notice on the board of an attempt's folder.
+    """Post a notice on the board of an attempt.
 
     Raises:
         OSError: it cannot be written.
@@ -65,7 +65,7 @@ class Board:
 
     Args:
         attempt: The attempt's folder.
-        every_seconds: Look at the file at most so often; in between the answer is the last one.
+        every_seconds: Least time between two reads of the file; calls in between return the last result.
     """
 
     def __init__(self, attempt: Path, every_seconds: float = 1.0) -> None:
@@ -74,10 +74,10 @@ class Board:
         self._found: list[Notice] = []
 
     def notices(self, now: bool = False) -> Sequence[Notice]:
-        """All notices so far, by the time they were put up; `now` looks whether or not it is time."""
+        """Return all notices so far in the order in which they were posted; `now` forces a read."""
         if now or time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + self._every
-            with suppress(OSError):  # of a network file system that is away: the next look tells
+            with suppress(OSError):  # a network file system may be away; the next read will tell
                 self._look()
         return self._found
 
@@ -86,7 +86,7 @@ class Board:
             return
         with self._path.open("rb") as file:
             file.seek(self._read)
-            # What has no end yet is still being written.
+            # A line without its end is still being written.
             whole = file.read().rpartition(b"\n")[0]
         self._read += len(whole)
         for record in parse_json_lines(whole.splitlines()):
@@ -97,5 +97,5 @@ class Board:
 
 
 def posted(attempt: Path) -> list[dict[str, Any]]:
-    """The notices of an attempt as its record keeps them."""
+    """Return the notices of an attempt in the form of its record."""
     return [asdict(notice) for notice in Board(attempt).notices()]

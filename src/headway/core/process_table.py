@@ -1,4 +1,4 @@
-"""The processes of this machine, as far as this process can see them (Linux: `/proc`)."""
+"""The process table of this machine, as far as this process can see it (Linux: `/proc`)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-#: Part of the command line of a process that may finish what it writes when its worker is gone.
+#: Part of the command line of a process that may finish its write after its worker has ended.
 FINISHES_ITS_WORK = "headway.checkpoint.save.writer_process"
 
-#: How long it may do nothing that can be seen while it is not finished: it may wait for the disk.
+#: Seconds without visible work after which such a process counts as stuck; it may wait for the disk.
 IDLE_SECONDS = 60.0
-#: How often it must have been seen to do nothing.
+#: Least number of looks that found no work.
 _LOOKS = 50
 
 STOPPED, TRACED, DEAD, UNINTERRUPTIBLE = "T", "t", "Z", "D"
@@ -39,11 +39,11 @@ class ProcessState:
     parent: int
     session: int
     wait_status: int | None = None
-    """Of a dead one, where it can be known."""
+    """Wait status of a dead process, where known."""
 
 
 def process_state(pid: int) -> ProcessState | None:
-    """The state of a process; None when there is none. Elsewhere than on Linux all that can be told is that it is."""
+    """Return the state of a process; None when it does not exist. Outside Linux only its existence is known."""
     if not LINUX:
         try:
             os.kill(pid, 0)
@@ -61,18 +61,18 @@ def process_state(pid: int) -> ProcessState | None:
 
 
 def all_processes() -> list[ProcessState]:
-    """Those that this process can see; none where there is no /proc."""
+    """Return all processes that this one can see; none where there is no /proc."""
     pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()) if LINUX else ()
     return [found for pid in pids if (found := process_state(pid)) is not None]
 
 
 def children_of(pid: int) -> list[int]:
-    """The numbers of a process's children that live, as far as they can be seen."""
+    """Return the ids of a process's living children, as far as they are visible."""
     return [found.pid for found in all_processes() if found.parent == pid and found.state != DEAD]
 
 
 def what_it_does(pid: int) -> str:
-    """The state of a process in words, with the function of the kernel in which it waits where that may be read."""
+    """Describe the state of a process, with the kernel function in which it waits where that is readable."""
     state = process_state(pid)
     if state is None:
         return "is gone"
@@ -83,12 +83,15 @@ def what_it_does(pid: int) -> str:
 
 
 def has_one_thread() -> bool:
-    """Whether there are no others, native ones too: they would be missing in a copy, with locks in hand."""
+    """Return whether this process has one thread, native ones included.
+
+    A forked copy would lack the other threads, while the locks that they hold would stay locked.
+    """
     return LINUX and len(list(Path("/proc/self/task").iterdir())) == 1
 
 
 class Seen(NamedTuple):
-    """What a process had done when it was looked at, since when, and how often since."""
+    """The work a process had done at a look, since when it has done no more, and the number of looks since."""
 
     done: object
     since: float
@@ -96,12 +99,15 @@ class Seen(NamedTuple):
 
 
 def gets_on(pid: int, now: float, seen: dict[int, Seen]) -> bool:
-    """Whether a process has computed or written anything lately. One look says nothing, however late it is: a virtual
-    machine may have stood still, and the process with it.
+    """Return whether a process has computed or written anything lately.
+
+    Several looks are needed, however far apart they are: a virtual machine may have been paused, and the process with
+    it.
 
     Args:
-        now: Of the monotonic clock.
-        seen: What earlier looks have found, to be kept for the next one.
+        pid: The process.
+        now: Time of the monotonic clock.
+        seen: Results of earlier looks by process id; updated for the next look.
     """
     done: object = None
     with suppress(OSError):
@@ -114,25 +120,27 @@ def gets_on(pid: int, now: float, seen: dict[int, Seen]) -> bool:
 
 
 def writers_at(folder: Path) -> list[int]:
-    """The processes that may finish what they write (`FINISHES_ITS_WORK`) and have a file in a folder open, as far as
-    this process can see that."""
+    """Return the processes that may finish their writes (`FINISHES_ITS_WORK`) and have a file in a folder open.
+
+    Only processes that this one can see are found.
+    """
     folder = folder.resolve()
     return [p.pid for p in all_processes() if finishes_its_work(p.pid) and _has_open(p.pid, folder)]
 
 
 def _has_open(pid: int, folder: Path) -> bool:
-    with suppress(OSError):  # it has ended, or is somebody else's
+    with suppress(OSError):  # it has ended, or belongs to another user
         return any(file.readlink().is_relative_to(folder) for file in Path(f"/proc/{pid}/fd").iterdir())
     return False
 
 
 def finishes_its_work(pid: int) -> bool:
-    """Return whether a process is one that may finish what it writes (`FINISHES_ITS_WORK`)."""
+    """Return whether a process may finish its write after its worker has ended (`FINISHES_ITS_WORK`)."""
     return FINISHES_ITS_WORK in " ".join(arguments_of(pid))
 
 
 def arguments_of(pid: int) -> list[str]:
-    """The command line of a process; empty where there is none to be seen."""
+    """Return the command line of a process; empty where it is not visible."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").removesuffix("\0").split("\0")
     except OSError:

@@ -1,4 +1,4 @@
-"""Seeds as a pure function of what they are for."""
+"""Seeds as a pure function of their purpose."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 
 
 def derive_seed(seed: int, *purpose: int | str) -> int:
-    """A 63-bit seed for one purpose, e.g. ``derive_seed(seed, "dropout", step, lane, micro_batch)``.
+    """Derive a 63-bit seed for one purpose, e.g. ``derive_seed(seed, "dropout", step, lane, micro_batch)``.
 
     Hashing keeps streams of neighbouring steps unrelated, which adding small integers does not.
     """

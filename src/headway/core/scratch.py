@@ -1,4 +1,4 @@
-"""Temporary folders that are gone with what made them, also where that was killed."""
+"""Temporary folders that are removed with the process that made them, even if it was killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from headway.core.errors import ConfigError, fix_for
 from headway.core.files import is_at
 
-#: Locked for as long as anybody uses the folder.
+#: A file that stays locked as long as the folder is in use.
 _LOCK = ".in-use"
 
 
@@ -23,12 +23,12 @@ def scratch_folder(prefix: str, within: Path | None = None) -> Iterator[Path]:
     """Make a folder for the length of a block, and remove those with the same prefix whose processes were killed.
 
     Args:
-        prefix: Of its name.
-        within: Where; among the system's temporary files when not given.
+        prefix: Prefix of the folder's name.
+        within: Parent folder; the system's folder for temporary files when not given.
 
     Raises:
-        ConfigError: the system takes no temporary files.
-        OSError: `within` does not take it.
+        ConfigError: the system offers no folder for temporary files.
+        OSError: the folder cannot be made in `within`.
     """
     parent = _place_of_temporary_files() if within is None else within
     for folder in parent.glob(f"{glob.escape(prefix)}*"):
@@ -42,12 +42,12 @@ def scratch_folder(prefix: str, within: Path | None = None) -> Iterator[Path]:
         raise _no_place(error, parent) from error
     descriptor = -1
     try:
-        with suppress(OSError):  # where there are no locks, nobody can take it for one that was left either
+        with suppress(OSError):  # without locks on this file system, no other process removes the folder either
             descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield folder
     finally:
-        # What was killed last may still be writing there.
+        # Processes that were just killed may still be writing there.
         shutil.rmtree(folder, ignore_errors=True)
         if descriptor >= 0:
             os.close(descriptor)
@@ -56,7 +56,7 @@ def scratch_folder(prefix: str, within: Path | None = None) -> Iterator[Path]:
 def _place_of_temporary_files() -> Path:
     try:
         return Path(tempfile.gettempdir())
-    except FileNotFoundError as error:  # it tries several, and says nothing of why each was none
+    except FileNotFoundError as error:  # it tries several folders, and does not say why it rejected each
         raise _no_place(error, Path(os.environ.get("TMPDIR", "/tmp"))) from error
 
 
@@ -69,7 +69,7 @@ def _no_place(error: OSError, where: Path) -> ConfigError:
 
 
 def _remove_if_left(folder: Path) -> None:
-    """Remove a folder of this user that nobody uses any more; one without the file to lock is not known to be one."""
+    """Remove a folder of this user that is no longer in use; one without the lock file may be something else."""
     lock = folder / _LOCK
     if folder.is_symlink() or folder.lstat().st_uid != os.geteuid():
         return

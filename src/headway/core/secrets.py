@@ -79,7 +79,7 @@ def redact(text: str) -> str:
 
 
 def redact_values(value: Any) -> Any:
-    """Replace the credentials in a tree of mappings and lists, where a value's name tells whether it is one."""
+    """Replace the credentials in a tree of mappings and lists, judging each value by its name too."""
     return _tree(value, _known(), options=False)
 
 
@@ -95,13 +95,13 @@ def redact_argument(text: str) -> str:
             return text if _is_placeholder(value) else f"{key}={HIDDEN}"
         if "{" in value and (options or any(name in value for name in _OPTIONS)):
             return f"{key}={_inline(value, options, parts[-1])}"
-        if parts[-1] == "alert":  # words that look random are refused there
+        if parts[-1] == "alert":  # the config refuses words there that look random
             return redact(_without_random(text))
     return redact(text)
 
 
 def redact_arguments(words: Iterable[str]) -> list[str]:
-    """Replace the credentials in a command line, where the word after `--token` is one too."""
+    """Replace the credentials in a command line, including the word after `--token`."""
     found: list[str] = []
     before = ""
     for word in words:
@@ -141,7 +141,7 @@ def remember(value: str, name: str) -> None:
 
     Args:
         value: The credential.
-        name: How to call it in an error.
+        name: Its name in errors.
     """
     for part in {value, *value.splitlines()}:
         if len(part.strip()) >= 6 and not part.startswith("-----"):
@@ -225,7 +225,7 @@ def _is_placeholder(value: str, shell: bool = False) -> bool:
 
 
 def _known() -> dict[str, str]:
-    """Return the credentials that this process has, the longest first, each with its name."""
+    """Return the credentials known to this process, the longest first, each with its name."""
     found = dict(_remembered)
     for name in os.environ:
         if _names_credential(name):
@@ -425,7 +425,7 @@ def _shape(text: str) -> str:
     return _pattern("shape").sub(HIDDEN, text) if any(shape in text for shape in _SHAPES) else text
 
 
-#: Each with a description of what it replaces, the most specific first.
+#: Rules, the most specific first, each with a description of what it replaces.
 _RULES: tuple[tuple[str, Callable[[str], str]], ...] = (
     ("a user or password before the @ of a URL", _userinfo),
     ("the address of a webhook, which is a secret itself", _webhook),

@@ -1,4 +1,4 @@
-"""Signals, taken for a while and handed back."""
+"""Signal handlers that are installed for a block and then restored."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-#: What asks a command to stop, besides Ctrl-C, which raises an error of its own: a scheduler's notices, and a terminal
-#: that is closed.
+#: Signals that ask a command to stop: notices of a scheduler, and a terminal that is closed. Ctrl-C is not among them,
+#: since it raises an error of its own.
 TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-#: What asks a run to stop.
+#: Signals that ask a run to stop.
 STOP_SIGNALS = (*TERMINATION_SIGNALS, signal.SIGINT)
 
-#: Signals whose handler has raised an error that nobody has told of yet. Where errors are ignored (by Python in a
-#: finalizer and in the callback of a weak reference, of which every import has one; by pydantic while it serialises)
-#: that would be the last of them.
+#: Signals whose handler has raised an error that is not reported yet. The error may get lost: Python ignores errors in
+#: finalizers and in callbacks of weak references (every import has one), and pydantic ignores them while it serialises.
 pending_signals: list[int] = []
 
 
 @contextmanager
 def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]) -> Iterator[dict[int, Any]]:
-    """Handle signals in a block, and give what handled them before. SIGHUP that is ignored stays so, as `nohup` wants.
+    """Handle signals in a block; yield the previous handlers. An ignored SIGHUP stays ignored, as `nohup` requires.
 
-    Python runs handlers in the main thread only; in another thread signals keep their meaning, and nothing is given.
+    Python runs handlers in the main thread only. In another thread this changes nothing and yields an empty mapping.
     """
     if threading.current_thread() is not threading.main_thread():
         yield {}
@@ -39,21 +38,23 @@ def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], N
 
 
 def unignored(numbers: Iterable[int]) -> list[int]:
-    """The same without a SIGHUP that is ignored."""
+    """Return the signals without SIGHUP if that is ignored."""
     spared = signal.SIGHUP if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else None
     return [number for number in numbers if number != spared]
 
 
 def reset(numbers: Iterable[int]) -> None:
-    """Leave signals to a copy of this process as a program that is started finds them: without handlers, and SIGHUP
-    ignored if it is here."""
+    """Reset signals in a forked copy of this process to the state of a new program.
+
+    Handlers are removed; SIGHUP stays ignored if it is ignored here.
+    """
     for number in unignored(numbers):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Keep signals that ask to stop until the end of a block: for steps that must be taken together."""
+    """Defer signals that ask to stop until the end of a block, for steps that must not be interrupted."""
     came: list[int] = []
     try:
         with handled(STOP_SIGNALS, lambda number, frame: came.append(number)):

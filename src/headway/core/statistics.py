@@ -1,4 +1,4 @@
-"""Of measured values."""
+"""Statistics of measured values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """With linear interpolation between neighbours (type 7 of Hyndman & Fan 1996)."""
+    """Compute a quantile with linear interpolation between neighbours (type 7 of Hyndman & Fan 1996)."""
     ordered = sorted(values)
     position = share * (len(ordered) - 1)
     below = int(position)
@@ -16,5 +16,5 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def perplexity(loss: float) -> float:
-    """exp of a mean loss in nats: infinite where no float is as large, NaN for NaN."""
+    """Compute exp of a mean loss in nats: infinity on overflow, NaN for NaN."""
     return math.inf if loss > 700 else math.exp(loss)

@@ -1,4 +1,4 @@
-"""Writing to a disk that may hang, for who must not hang with it."""
+"""Writes with a timeout, so that a hanging disk does not block the process."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from contextlib import suppress
 from functools import partial
 from typing import IO
 
-#: So long a write is waited for. It takes microseconds, and a busy disk is not to be taken for one that hangs.
+#: Timeout of a write. A write takes microseconds, but a busy disk must not count as a hanging one.
 _SECONDS = 1.0
-#: The same at the end, when what is not written by then is lost.
+#: Timeout of the last write; what is not written by then is lost.
 _END_SECONDS = 10.0
 
 _Action = Callable[[], object]
 
 
 class TimeoutWriter:
-    """Has things done one after the other, in a thread of its own, and waits for each, but not for long.
+    """Runs actions one after the other in a thread, and waits a limited time for each.
 
-    A call of the kernel that waits for a disk can neither be given a time limit nor be given up. Errors of the disk are
-    passed over: who wants to know them catches them in what is done, which must not raise others.
+    A system call that waits for a disk has no timeout and cannot be cancelled. An `OSError` of an action is ignored; an
+    action that needs it must catch it itself. Actions must not raise other errors.
     """
 
     def __init__(self) -> None:
@@ -35,16 +35,21 @@ class TimeoutWriter:
         self._late_since = 0.0
         self._begun: threading.Lock | None = None
         self._asked: queue.SimpleQueue[tuple[_Action, threading.Lock] | None] = queue.SimpleQueue()
-        threading.Thread(target=_work, args=(self._asked,), name="headway-patience", daemon=True).start()
+        threading.Thread(target=_work, args=(self._asked,), name="headway-timeout-writer", daemon=True).start()
 
     def __call__(self, action: _Action) -> bool:
-        """Whether it has been done. Behind what hangs it is not waited for, and done when its turn comes."""
+        """Run an action and return whether it has finished in time.
+
+        Behind an action that hangs it is queued, and the call returns at once.
+        """
         return not self._ended and self._wait(self._ask(action))
 
     def begin(self, action: _Action) -> bool:
-        """Have it done, and wait for what was begun before instead; whether that has been done. To wake a thread and to
-        be woken by it takes as long as many a write."""
-        self._be_of_this_process()
+        """Queue an action, wait for the previous one begun here instead, and return whether that has finished.
+
+        Switching to the thread and back takes as long as many writes, so the wait overlaps with other work.
+        """
+        self._restart_after_fork()
         is_done = self._begun is None or self._wait(self._begun)
         self._begun = None if self._ended else self._ask(action)
         return is_done
@@ -60,24 +65,24 @@ class TimeoutWriter:
 
     @property
     def late_seconds(self) -> float:
-        """For how long something has been under way that is waited for no more; 0 when there is nothing."""
+        """Seconds since the start of an action that has exceeded its timeout and still runs; 0 when there is none."""
         return time.monotonic() - self._late_since if self._late is not None and self._late.locked() else 0.0
 
     def end(self, action: _Action) -> bool:
-        """Have one thing done as the last one, and wait longer for it; whether it has been done. To be called once."""
+        """Run a last action with a longer timeout, and return whether it has finished. Call this once."""
         done = self._ask(action)
         self._asked.put(None)
         self._ended = True
         return done.acquire(timeout=_END_SECONDS)
 
-    def _be_of_this_process(self) -> None:
-        """A copy of a process has no copy of its thread, which does what was asked before."""
+    def _restart_after_fork(self) -> None:
+        """Start a thread in a forked copy of the process: a fork copies no threads."""
         if self._pid != os.getpid():
             self._start()
 
     def _ask(self, action: _Action) -> threading.Lock:
-        """Returns what is unlocked when it has been done."""
-        self._be_of_this_process()
+        """Queue an action; return a lock that is released when it has finished."""
+        self._restart_after_fork()
         done = threading.Lock()
         done.acquire()
         self._asked.put((action, done))
@@ -91,21 +96,21 @@ def _work(asked: queue.SimpleQueue[tuple[_Action, threading.Lock] | None]) -> No
         done.release()
 
 
-class PatientLog:
-    """A log file whose lines wait in memory while its disk hangs, and are lost where that is full.
+class TimeoutLog:
+    """A log file whose lines wait in memory while its disk hangs, and are lost if the disk is full.
 
     Args:
-        file: Unbuffered.
+        file: The unbuffered file.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._patiently = TimeoutWriter()
+        self._writer = TimeoutWriter()
 
     def write(self, line: bytes) -> None:
         """Append a line."""
-        self._patiently(partial(self._file.write, line))
+        self._writer(partial(self._file.write, line))
 
     def close(self) -> None:
-        """Close the file, behind the lines that wait."""
-        self._patiently.end(self._file.close)
+        """Close the file after the lines that wait."""
+        self._writer.end(self._file.close)

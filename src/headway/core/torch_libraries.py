@@ -1,7 +1,7 @@
-"""PyTorch's libraries, brought into this process while it does something else.
+"""Loading of PyTorch's shared libraries in a thread, while the process does something else.
 
-A fifth of a second of `import torch`, more with CUDA, goes into what the linker and the libraries' own beginnings do
-without Python. A thread can do that while the command line and the config are read.
+The linker and the libraries' initialisers take a fifth of a second of `import torch`, more with CUDA, without holding
+Python's lock. A thread can run them while the command line and the config are read.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from pathlib import Path
 
 from headway.core.waiting import wait_until
 
-#: Modules with libraries of their own that a command loads next: the linker takes one at a time, so they go first.
+#: Extension modules that a command imports next. The linker loads one library at a time, so they go first.
 _BEFORE = ("yaml", "queue", "mmap", "ssl", "statistics", "sqlite3")
 
 _loading: threading.Thread | None = None
 
 
 def load_libraries_ahead() -> None:
-    """Begin to load them, where PyTorch is installed; `import torch` finds what is there by then."""
+    """Start to load the libraries if PyTorch is installed; `import torch` uses those that are loaded by then."""
     global _loading
     if _loading is None:
         for name in _BEFORE:
             import_module(name)
-        # No daemon: a process that ends while its libraries begin would crash, so its end waits for the thread.
+        # No daemon: a process that ends while libraries initialise would crash, so its end waits for the thread.
         _loading = threading.Thread(target=_load, name="torch-libraries", daemon=False)
         _loading.start()
 
 
 def wait_for_libraries() -> None:
-    """Until the thread has ended, if there is one: a process can be copied (`fork`) only without threads."""
+    """Wait until the thread has ended, if there is one: `fork` is safe only without threads."""
     if _loading is not None:
         _loading.join()
-        # The interpreter is done with a thread a moment before the kernel is.
+        # For the interpreter a thread ends a moment before it does for the kernel.
         task = Path(f"/proc/self/task/{_loading.native_id}")
         wait_until(lambda: not task.exists(), 1.0, 0.001)
 
@@ -48,10 +48,10 @@ def _load() -> None:
         return
     folder = Path(spec.origin).parent / "lib"
     # `ctypes.CDLL(path)` would hold the interpreter's lock; a call of a C function does not.
-    # What goes wrong here, `import torch` meets again, and either knows what to do about it or says so.
+    # `import torch` meets the same errors again, and handles or reports them.
     with suppress(OSError, AttributeError):
         dlopen = ctypes.CDLL(None).dlopen
         dlopen.restype, dlopen.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_int)
-        # As PyTorch does it: what others link to first, for all to see.
+        # As PyTorch does: first the library that the others link to, with global symbols.
         dlopen(os.fsencode(folder / "libtorch_global_deps.so"), os.RTLD_NOW | os.RTLD_GLOBAL)
         dlopen(os.fsencode(folder / "libtorch.so"), os.RTLD_NOW)

@@ -1,3 +1,3 @@
-"""Headway's version, apart from the package itself: what records it would close a circle by importing the door."""
+"""Headway's version, outside the package's `__init__`: modules that record it would import that in a circle."""
 
 __version__ = "0.1.0"

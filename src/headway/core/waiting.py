@@ -1,22 +1,22 @@
-"""Waiting for what nobody tells of."""
+"""Polling for conditions that send no notification."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-#: After so long all machines see what one of them has written: longer than a client of NFS goes by what it remembers
+#: Seconds after which all machines see what one of them has written: longer than an NFS client caches attributes
 #: (`acdirmax` is 60 s).
 VISIBILITY_TIMEOUT = 75.0
 
 
 def wait_until(condition: Callable[[], object], seconds: float, look_seconds: float = 0.02) -> bool:
-    """Look again and again until something holds, for at most so long; whether it did.
+    """Poll a condition until it holds or the time is over, and return whether it held.
 
     Args:
-        condition: Asked once at least.
-        seconds: 0 asks once.
-        look_seconds: Between two looks.
+        condition: The condition; it is checked at least once.
+        seconds: Time limit; 0 checks once.
+        look_seconds: Pause between two checks.
     """
     until = time.monotonic() + seconds
     while not condition():

@@ -128,7 +128,7 @@ def _is_finished(config: Config, task: Task, world: World, options: RunOptions) 
 
 def _log(attempt: Attempt, world: World) -> AbstractContextManager[None]:
     """The first worker's log; what others print goes to theirs whole (see `launch.worker`)."""
-    return log_to(attempt.worker_log(0), patiently=True) if world.is_first else nullcontext()
+    return log_to(attempt.worker_log(0), tolerate_hangs=True) if world.is_first else nullcontext()
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from headway.config import Config
-from headway.core.console import settle_streams
+from headway.core.console import flush_streams
 from headway.core.garbage import pause_collection, resume_collection
 from headway.core.module_command import module_command
 from headway.core.object_storage import load_filesystem
@@ -135,7 +135,7 @@ def _copied(config: Config, options: RunOptions, number: int | None) -> tuple[in
             die_with_parent()
             code = lead(Channel(theirs), config, options, number)
         finally:
-            settle_streams()
+            flush_streams()
             os._exit(code)  # the frames above belong to the supervisor
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     theirs.close()

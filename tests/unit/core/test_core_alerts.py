@@ -82,5 +82,5 @@ def test_a_command_that_fails_or_hangs_costs_nothing(tmp_path: Path, monkeypatch
                 console.warning(f"number {number}")
         with alerting(None, tmp_path):
             console.warning("nobody is told")
-    assert "which is busy: number 8" in (tmp_path / "log").read_text()
+    assert "telemetry.alert is busy; no alert was sent for: number 8" in (tmp_path / "log").read_text()
     assert (tmp_path / "alerts.log").read_text() == "so\ntelemetry.alert ended with exit code 3\n" * 2

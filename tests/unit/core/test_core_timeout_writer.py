@@ -12,7 +12,7 @@ import pytest
 
 from headway.core import console, timeout_writer
 from headway.core.errors import CheckpointError
-from headway.core.timeout_writer import PatientLog, TimeoutWriter
+from headway.core.timeout_writer import TimeoutLog, TimeoutWriter
 from headway.core.waiting import wait_until
 from headway.telemetry import metrics as metrics_module
 from headway.telemetry.metrics import MetricsLog, read_metrics
@@ -50,7 +50,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 def threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name == "headway-patience"}
+    return {thread for thread in threading.enumerate() if thread.name == "headway-timeout-writer"}
 
 
 def test_what_hangs_is_waited_for_once(hurried: Callable[[float], None]) -> None:
@@ -125,7 +125,7 @@ def test_lines_wait_for_the_disk(disk: Hanging, hurried: Callable[[float], None]
     """A line that comes while another one is being written needs no third one to be written too."""
     hurried(0.05)
     file: Any = disk
-    log = PatientLog(file)
+    log = TimeoutLog(file)
     log.write(b"a")
     log.write(b"b")
     disk.goes.set()

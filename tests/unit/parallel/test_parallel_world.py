@@ -25,8 +25,8 @@ PLACE = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.
         ("RANK", "first", "'first' is no number"),
         ("LOCAL_RANK", "", "'' is no number"),
         ("MASTER_PORT", "http", "'http' is no number"),
-        ("MASTER_PORT", None, "2 workers were started that do not know where to meet"),
-        ("MASTER_ADDR", None, "2 workers were started that do not know where to meet"),
+        ("MASTER_PORT", None, "2 workers were started without an address to meet at"),
+        ("MASTER_ADDR", None, "2 workers were started without an address to meet at"),
     ],
 )
 def test_variables_that_do_not_fit_are_named(
