@@ -93,11 +93,14 @@ def test_a_step_that_is_skipped_moves_no_bias(tiny: Callable[..., Path], tmp_pat
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["parallel.expert=2"], "experts cannot be dealt out to 2 of 1 workers"),
+        (["parallel.expert=2"], "experts cannot be sharded over 2 of 1 workers"),
         (["parallel.strategy=deepspeed_zero2"], "which DeepSpeed would scale"),
         (["model.experts_per_token=5"], "a token cannot have 5 experts of 4"),
         (["model.dense_layers=2"], "leaves none of 2 layers"),
-        (["model.experts=null"], "without experts there is no use for: expert_ffn_dim, shared_experts, dense_layers"),
+        (
+            ["model.experts=null"],
+            "without model.experts these keys have no effect: expert_ffn_dim, shared_experts, dense_layers",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_done(

@@ -74,7 +74,7 @@ def test_the_command_line_makes_a_campaign_and_tells_of_it(tiny: Callable[..., P
 def test_what_a_config_does_not_promise_is_not_tested(tiny: Callable[..., Path]) -> None:
     refused = headway("chaos", tiny(), "--workers", "1,2")
     assert refused.returncode == 2 and "determinism=elastic" in refused.stderr
-    for url, why in (("runs/there", "is no URL"), ("https://there", "nothing can be written to a web address")):
+    for url, why in (("runs/there", "is not a URL"), ("https://there", "a web address cannot be written to")):
         refused = headway("chaos", tiny(), "--remote", url)
         assert refused.returncode == 2 and why in refused.stderr and "without a disturbance" not in refused.stderr
     refused = headway("chaos", tiny(), "--output", tiny().parent)

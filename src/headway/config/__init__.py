@@ -1,4 +1,4 @@
-"""What a run is: the schema, how it is read, and what follows from it."""
+"""The config of a run: its schema, its loader, and the values that follow from it."""
 
 from headway.config.batches import Batches, BatchStage
 from headway.config.checkpoint import CheckpointConfig, RemoteConfig, RetentionConfig

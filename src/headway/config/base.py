@@ -1,4 +1,4 @@
-"""What every section of the config is made of."""
+"""The base of every section of the config."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from headway.core.files import expanded
 class Section(BaseModel):
     """A part of the config; unknown keys are errors, values do not change once set."""
 
-    # Inputs are not shown by pydantic's own errors, which pass no redaction.
+    # pydantic's own errors are not redacted, so they must not show inputs.
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False, hide_input_in_errors=True
     )
 
     @model_validator(mode="before")
     @classmethod
-    def _empty_sections_are_left_out(cls, values: Any) -> Any:
-        """`train:` or `clean:` with nothing under it (or only comments) reads as null in YAML."""
+    def _drop_empty_sections(cls, values: Any) -> Any:
+        """Drop empty sections: in YAML, `train:` or `clean:` without content (or with comments only) reads as null."""
         if not isinstance(values, dict):
             return values
         empty = cls.may_be_empty()
@@ -32,7 +32,7 @@ class Section(BaseModel):
 
     @classmethod
     def may_be_empty(cls) -> set[str]:
-        """Sections and lists below this one that can be left without anything."""
+        """Return the names of sections and lists of this section that may be empty."""
         return {
             key
             for key, info in cls.model_fields.items()
@@ -41,8 +41,8 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _numbers_are_no_switches(cls, values: Any) -> Any:
-        """To Python `true` is 1: `keep: true` would remove all checkpoints but one."""
+    def _reject_booleans_as_numbers(cls, values: Any) -> Any:
+        """Reject booleans as numbers: `true` would read as 1, so `keep: true` would keep one checkpoint."""
         for key, value in values.items() if isinstance(values, dict) else ():
             if isinstance(value, bool) and key in cls.model_fields and _is_number(cls.model_fields[key].annotation):
                 raise conflict(f"{key} is a number, not {str(value).lower()}", key)
@@ -55,7 +55,7 @@ def _is_number(annotation: Any) -> bool:
 
 
 def _kinds(annotation: Any) -> Iterator[Any]:
-    """The types that a field may have, by itself or as one of several."""
+    """Yield the types that a field may have, including the members of unions."""
     if arguments := get_args(annotation):
         for argument in arguments:
             yield from _kinds(argument)
@@ -64,7 +64,7 @@ def _kinds(annotation: Any) -> Iterator[Any]:
 
 
 def _expanded(path: Path) -> Path:
-    """A shell expands `~` only at the beginning of a word, and not at all in a file: there would be a folder `~`."""
+    """Expand `~`: a shell does so only at the beginning of a word, and never in a file."""
     try:
         return expanded(path)
     except ConfigError as error:
@@ -76,7 +76,7 @@ LocalPath = Annotated[Path, AfterValidator(_expanded)]
 
 
 def conflict(text: str, *keys: str) -> PydanticCustomError:
-    """A refusal that names the keys of its section that do not go together, so that the loader can tell their lines."""
+    """Make an error about keys of a section that contradict each other, so that the loader can report their lines."""
     return PydanticCustomError("conflict", "{text}", {"text": text, "keys": keys})
 
 

@@ -1,4 +1,4 @@
-"""When state is saved, where it goes, and how much of it is kept."""
+"""The section `checkpoint`: when state is saved, where, and how much of it is kept."""
 
 from __future__ import annotations
 
@@ -18,55 +18,55 @@ if TYPE_CHECKING:
 
 _URL = re.compile(r"^([a-z][a-z0-9+.-]*)://.", re.IGNORECASE)
 
-#: What an evaluation records.
+#: Metrics that an evaluation records.
 EVALUATED = ("evaluation/loss", "evaluation/perplexity")
-#: What is recorded when a checkpoint has been made, or once in an attempt.
+#: Prefixes of metrics that are recorded after a checkpoint is made, or once in an attempt.
 _NOT_AT_CHECKPOINTS = ("checkpoint/", "goodput/")
 
 
 class RetentionConfig(Section):
-    """What is kept of all checkpoints in one place: whatever any of the rules keeps."""
+    """Which checkpoints are kept in one place: all that any of the rules keeps."""
 
     keep: PositiveInt = 3
-    """Newest checkpoints that are kept."""
+    """Number of newest checkpoints that are kept."""
     keep_every: Interval | None = None
-    """Kept for ever besides: the first checkpoint at or after each multiple of `10k steps`, `1B tokens`, `6 h`."""
+    """Also keep, forever, the first checkpoint at or after each multiple of `10k steps`, `1B tokens` or `6 h`."""
     keep_best: Annotated[int, Field(ge=0)] = 0
-    """Kept besides: so many with the best `keep_metric`."""
+    """Also keep this many checkpoints with the best `keep_metric`."""
     keep_metric: str = "evaluation/loss"
-    """Name of a metric, recorded at the very step of a checkpoint: `evaluation/loss`, `evaluation/perplexity`, or one
-    that steps have."""
+    """Name of a metric that is recorded at the step of the checkpoint: `evaluation/loss`, `evaluation/perplexity`, or a
+    metric of steps."""
     keep_mode: Literal["min", "max"] = "min"
-    """Which `keep_metric` is best: the lowest (`min`), or the highest."""
+    """Which `keep_metric` is best: the lowest (`min`) or the highest (`max`)."""
     keep_for: Duration | None = None
-    """Kept besides: all that are younger than this, for example `2 days`."""
+    """Also keep all checkpoints that are younger than this, for example `2 days`."""
 
 
 class RemoteConfig(RetentionConfig):
-    """Copies of checkpoints in object storage or on a shared file system, from which a run goes on when its disk is
-    gone ([checkpoint-tiers.md](checkpoint-tiers.md))."""
+    """Copies of checkpoints in object storage or on a shared file system, from which a run continues after its disk is
+    lost ([checkpoint-tiers.md](checkpoint-tiers.md))."""
 
     url: str
-    """`s3://bucket/folder`, `gs://...`, `az://...` or `file:///mnt/shared/runs`, which has to be there; the run's
-    name is added to it."""
+    """`s3://bucket/folder`, `gs://...`, `az://...` or `file:///mnt/shared/runs`, which must exist; the run's name is
+    appended."""
     every: Interval | None = None
-    """How often a checkpoint is sent, by steps, tokens or time; each one that is saved when not given. The last one of
-    a run is always sent."""
+    """How often a checkpoint is uploaded, by steps, tokens or time; every saved checkpoint when not given. The last one
+    of a run is always uploaded."""
     encrypt: bool = False
-    """Encrypt all that is sent, manifests too (AES-256-GCM), with the key in HEADWAY_ENCRYPTION_KEY or in the file that
-    HEADWAY_ENCRYPTION_KEY_FILE names."""
+    """Encrypt everything that is uploaded, manifests too (AES-256-GCM), with the key in HEADWAY_ENCRYPTION_KEY or in
+    the file that HEADWAY_ENCRYPTION_KEY_FILE names."""
     options: dict[str, Any] = {}
-    """What `fsspec` needs to reach it: `endpoint_url`, `profile`, ... Credentials come from the environment; in a value
-    `${NAME}` stands for a variable's content."""
+    """Options of `fsspec` for the URL: `endpoint_url`, `profile`, ... Credentials come from the environment; in a
+    value, `${NAME}` stands for the content of a variable."""
 
     @field_validator("url")
     @classmethod
-    def _can_be_written(cls, value: str) -> str:
+    def _check_writable(cls, value: str) -> str:
         match = _URL.match(value)
         if match is None:
-            raise ValueError(f"'{value}' is no URL; write s3://bucket/folder, or file:///mnt/shared for a folder")
+            raise ValueError(f"'{value}' is not a URL; write s3://bucket/folder, or file:///mnt/shared for a folder")
         if match[1].lower() in ("http", "https"):
-            raise ValueError("nothing can be written to a web address; s3://, gs://, az:// and file:// can be")
+            raise ValueError("a web address cannot be written to; use s3://, gs://, az:// or file://")
         scheme, _, path = value.partition("://")
         return f"{scheme}://{path.rstrip('/') or '/'}"
 
@@ -75,37 +75,38 @@ class CheckpointConfig(RetentionConfig):
     """When state is saved, and how much of it is kept."""
 
     every: Interval | Literal["auto"] = Interval(10 * 60, "seconds")
-    """How often: `500 steps`, `1B tokens`, `10 min`; `auto` weighs what a save costs against how often runs fail (Daly
-    2006). The last step is always saved."""
+    """How often: `500 steps`, `1B tokens`, `10 min`; `auto` weighs the cost of a save against the rate of failures
+    (Daly 2006). The last step is always saved."""
     memory_every: StepInterval | None = None
-    """How often state is copied into host memory besides, in steps or tokens, where it outlives the worker: when that
-    dies, its newest copy is written and the run goes on from there. Takes three times the memory of a worker's part of
+    """How often state is also copied to host memory, in steps or tokens. The copy outlives its worker: when the worker
+    dies, the newest copy is written and the run continues from it. Takes three times the memory of a worker's part of
     the state."""
     failures_per_day: Annotated[float, Field(gt=0.0)] | None = None
-    """For `every: auto`: unplanned ends to expect; estimated from the run's own attempts when not given."""
+    """For `every: auto`: expected failures per day; estimated from the run's own attempts when not given."""
     full_every: Interval | None = None
-    """How often a checkpoint also holds config, provenance and the latest evaluation; each one when not given."""
+    """How often a checkpoint also holds config, provenance and the latest evaluation; every checkpoint when not
+    given."""
     sign: bool = False
     """Sign manifests with the key in HEADWAY_SIGNING_KEY or in the file that HEADWAY_SIGNING_KEY_FILE names: an Ed25519
-    key in PEM, or a secret for HMAC-SHA256. Whoever has the variable set accepts no others."""
+    key in PEM, or a secret for HMAC-SHA256. Where the variable is set, other checkpoints are refused."""
     encrypt: bool = False
-    """Encrypt weights and moments, wherever they lie (AES-256-GCM), with the key in HEADWAY_ENCRYPTION_KEY or in the
-    file that HEADWAY_ENCRYPTION_KEY_FILE names; manifests can be read. It holds from the next save on."""
+    """Encrypt weights and moments in all places (AES-256-GCM), with the key in HEADWAY_ENCRYPTION_KEY or in the file
+    that HEADWAY_ENCRYPTION_KEY_FILE names; manifests stay readable. It takes effect from the next save on."""
     remote: RemoteConfig | None = None
     """A second place for checkpoints; none when not given."""
 
     @field_validator("every", mode="before")
     @classmethod
-    def _auto_or_interval(cls, value: Any) -> Any:
+    def _parse_auto_or_interval(cls, value: Any) -> Any:
         return value if value == "auto" else Interval.parse(value)
 
 
 def checkpoint_problems(config: Config) -> Iterator[ConfigError]:
-    """What cannot work of the section `checkpoint`, beside the others."""
+    """Yield the problems of the section `checkpoint` in the context of the whole config."""
     checkpoint = config.checkpoint
     if checkpoint.failures_per_day is not None and checkpoint.every != "auto":
         yield ConfigError(
-            "checkpoint.failures_per_day is for checkpoint.every=auto only",
+            "checkpoint.failures_per_day works only with checkpoint.every=auto",
             where="checkpoint.failures_per_day, checkpoint.every",
             fix="checkpoint.every=auto, or leave it out",
         )
@@ -115,28 +116,28 @@ def checkpoint_problems(config: Config) -> Iterator[ConfigError]:
         scheme, _, path = checkpoint.remote.url.partition("://")
         if scheme.lower() in ("file", "local") and path[0] not in "/~":
             yield ConfigError(
-                f"'{checkpoint.remote.url}' is a relative path, another folder wherever the command is given",
+                f"'{checkpoint.remote.url}' is a relative path, so its folder depends on the working directory",
                 where="checkpoint.remote.url",
-                fix=f"{scheme}:///{path}, with three slashes, begins at the root",
+                fix=f"{scheme}:///{path}, with three slashes, is an absolute path",
             )
 
 
 def _best_without_values(config: Config, rules: RetentionConfig, key: str) -> Iterator[ConfigError]:
-    """The best by an evaluation can only be told where checkpoints are made at steps that are evaluated."""
+    """Check that the metric of `keep_best` is known at the steps of checkpoints."""
     if not rules.keep_best:
         return
     if rules.keep_metric.startswith(_NOT_AT_CHECKPOINTS):
         yield ConfigError(
-            f"{key}.keep_best goes by {rules.keep_metric}, which is not known of a step when its checkpoint is made",
+            f"{key}.keep_best uses {rules.keep_metric}, which is not known when the checkpoint of a step is made",
             where=f"{key}.keep_metric",
-            fix=f"{key}.keep_metric={EVALUATED[0]}, or a metric that steps have",
+            fix=f"{key}.keep_metric={EVALUATED[0]}, or a metric of steps",
         )
     if not rules.keep_metric.startswith("evaluation/"):
-        return  # steps have others too: those of the model, and what callbacks add
+        return  # steps have more metrics than are known here: those of the model and of callbacks
     if rules.keep_metric not in EVALUATED:
         near = get_close_matches(rules.keep_metric, EVALUATED, n=1) or EVALUATED
         yield ConfigError(
-            f"{key}.keep_best goes by {rules.keep_metric}, but an evaluation gives {' and '.join(EVALUATED)}",
+            f"{key}.keep_best uses {rules.keep_metric}, but an evaluation gives {' and '.join(EVALUATED)}",
             where=f"{key}.keep_metric",
             fix=f"{key}.keep_metric={near[0]}",
         )

@@ -1,6 +1,6 @@
-"""What can be refused from the config alone, before any work, though every section by itself is fine.
+"""Checks across sections: contradictions that the config alone shows, before any work, in sections that are valid.
 
-A problem is a `ConfigError` whose `where` is the dotted key it is about, or a few of them joined by ", ".
+A problem is a `ConfigError` whose `where` is its dotted key, or several joined by ", ".
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ REFERENCE = "see docs/config-reference.md, or headway config schema --markdown"
 
 
 def find_problems(config: Config, trains: bool = True) -> list[ConfigError]:
-    """Everything that contradicts itself across sections; empty when all is well.
+    """Find all contradictions across sections; empty if there are none.
 
     Args:
         config: The config.
-        trains: It has to say how long to train.
+        trains: The config must give the length of training.
     """
     return [
         *(_training_length(config) if trains else ()),
@@ -42,7 +42,7 @@ def find_problems(config: Config, trains: bool = True) -> list[ConfigError]:
         *parallel_problems(config),
         *_workers(config),
         *_fewer_workers(config),
-        *_left_to_the_machine(config),
+        *_auto_choices(config),
         *_health(config),
         *checkpoint_problems(config),
         *credential_problems(config),
@@ -50,7 +50,7 @@ def find_problems(config: Config, trains: bool = True) -> list[ConfigError]:
 
 
 def combined(problems: Sequence[ConfigError], place_of: Callable[[str], str] | None = None) -> ConfigError:
-    """All problems as one error, one per line; `place_of` turns dotted keys into files and lines."""
+    """Combine all problems into one error, one per line; `place_of` turns dotted keys into files and lines."""
     problems = list({problem.what: problem for problem in problems}.values())
     places = [_places(problem, place_of) for problem in problems]
     if len(problems) == 1:
@@ -78,7 +78,7 @@ def _training_length(config: Config) -> Iterator[ConfigError]:
 
 def _sequence_length(config: Config) -> Iterator[ConfigError]:
     length, longest = config.train.sequence_length, config.model.max_sequence_length
-    # A pretrained checkpoint brings its own limit.
+    # A pretrained checkpoint has its own limit.
     if config.model.from_pretrained is None and length > longest:
         yield ConfigError(
             f"train.sequence_length is {length}, but the model is meant for {longest} (model.max_sequence_length)",
@@ -101,13 +101,13 @@ def _stages(config: Config) -> Iterator[ConfigError]:
     steps, batches = train.steps or train.batches.steps_for(train.tokens or 0), train.batches
     for number, stage in enumerate(config.data.mixture.stages):
         key = f"data.mixture.stages.{number}"
-        if steps:  # else nobody knows yet where stages begin
+        if steps:  # otherwise it is not known yet where stages begin
             first = stage.first_step(steps, batches)
             if first <= before:
                 yield ConfigError(
                     f"a stage that begins at step {first:,} comes after one that begins at step {before:,}",
                     where=f"{key}.start",
-                    fix="put the stages in the order of their starts, each at a step of its own",
+                    fix="put the stages in the order of their starts, each at a different step",
                 )
             before = first
         if stage.weights is not None:
@@ -136,7 +136,7 @@ def _stage_weights(config: Config, weights: dict[str, float], key: str) -> Itera
 
 
 def _workers(config: Config) -> Iterator[ConfigError]:
-    # An agent that has started this process (torchrun, Ray) says how many there are; else they will be started here.
+    # A launcher that has started this process (torchrun, Ray) gives the number; otherwise they will be started here.
     try:
         workers = world_size_from_environment() or config.parallel.workers
         mesh = resolve_mesh(config, workers)
@@ -153,13 +153,13 @@ def _workers(config: Config) -> Iterator[ConfigError]:
 
 
 def _fewer_workers(config: Config) -> Iterator[ConfigError]:
-    """A run that may go on with fewer workers."""
+    """Check that a run that may continue with fewer workers can do so."""
     parallel = config.parallel
     if parallel.min_workers is None or parallel.min_workers == parallel.workers:
         return
     if config.determinism == "run":
         yield ConfigError(
-            "determinism 'run' holds for one number of workers; the run could not go on with fewer, bit for bit",
+            "determinism 'run' holds for one number of workers, so the run could not continue bit for bit with fewer",
             where="parallel.min_workers, determinism",
             fix="determinism=elastic, or off",
         )
@@ -177,18 +177,18 @@ def _fewer_workers(config: Config) -> Iterator[ConfigError]:
     )
 
 
-def _left_to_the_machine(config: Config) -> Iterator[ConfigError]:
+def _auto_choices(config: Config) -> Iterator[ConfigError]:
     if config.train.compile == "auto" and config.determinism == "elastic":
         yield ConfigError(
-            "determinism 'elastic' holds for any number of workers, but what torch.compile gains depends on it",
+            "determinism 'elastic' holds for any number of workers, but the gain of torch.compile depends on it",
             where="train.compile, determinism",
-            fix="train.compile=true or false (a run with auto says which it chose), or determinism=run",
+            fix="train.compile=true or false (a run with auto reports its choice), or determinism=run",
         )
     if config.train.micro_batch == "auto" and config.determinism == "elastic":
         yield ConfigError(
-            "determinism 'elastic' holds for any number of workers, but what fits into memory depends on it",
+            "determinism 'elastic' holds for any number of workers, but the largest micro-batch depends on it",
             where="train.micro_batch, determinism",
-            fix="give train.micro_batch a number (a run with auto says which it chose), or determinism=run",
+            fix="give train.micro_batch a number (a run with auto reports its choice), or determinism=run",
         )
 
 
@@ -197,7 +197,7 @@ def _health(config: Config) -> Iterator[ConfigError]:
         return
     if config.determinism == "off":
         yield ConfigError(
-            "a step that is computed twice gives the same bits in a deterministic run only",
+            "a step that is computed twice gives equal bits only in a deterministic run",
             where="health.replay_every, determinism",
             fix="determinism=run, or health.replay_every=0",
         )

@@ -1,4 +1,4 @@
-"""Cleaning steps: what a document goes through before it is tokenized, in the order given, each counted."""
+"""Cleaning steps, which each document passes in the given order before it is tokenized; every step is counted."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, field_
 
 from headway.config.base import LocalPath, Section, Share, conflict
 
-#: A place in Python's modules.
+#: `module:function` in Python.
 FUNCTION_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 
 
 class UnicodeStep(Section):
-    """Normalise Unicode, repair mojibake, take out control characters."""
+    """Normalise Unicode, repair mojibake, remove control characters."""
 
     step: Literal["unicode"] = "unicode"
     form: Literal["NFC", "NFKC", "none"] = "NFC"
@@ -21,7 +21,7 @@ class UnicodeStep(Section):
     mojibake: bool = False
     """Repair text that was decoded with the wrong encoding (`cafÃ©`), with `ftfy`: `pip install 'headway[clean]'`."""
     control_characters: Literal["keep", "remove"] = "keep"
-    """`remove`: NUL and all other control characters (category Cc) but tab, line feed and carriage return."""
+    """`remove`: remove all control characters (category Cc) except tab, line feed and carriage return."""
 
 
 class LengthStep(Section):
@@ -38,7 +38,7 @@ class LengthStep(Section):
     """Most words."""
 
     @model_validator(mode="after")
-    def _limits_go_together(self) -> Self:
+    def _check_limits(self) -> Self:
         limits = ("min_characters", "max_characters", "min_words", "max_words")
         if all(getattr(self, name) is None for name in limits):
             raise conflict(f"give at least one of {', '.join(limits)}")
@@ -50,7 +50,7 @@ class LengthStep(Section):
 
 
 class GopherQualityStep(Section):
-    """Drop what does not look like English prose (Rae et al. 2021, appendix A.1.1, "Quality Filtering")."""
+    """Drop documents that do not look like English prose (Rae et al. 2021, appendix A.1.1, "Quality Filtering")."""
 
     step: Literal["gopher_quality"] = "gopher_quality"
     min_words: NonNegativeInt = 50
@@ -66,18 +66,18 @@ class GopherQualityStep(Section):
     max_bullet_lines: Share = 0.9
     """Largest share of lines that begin with a bullet point."""
     bullets: list[str] = ["•", "‣", "◦", "▪", "-", "*"]
-    """What counts as a bullet point; the paper names none."""
+    """Characters that count as bullet points; the paper names none."""
     max_ellipsis_lines: Share = 0.3
     """Largest share of lines that end with an ellipsis."""
     min_alphabetic_words: Share = 0.8
-    """Smallest share of words that hold an alphabetic character."""
+    """Smallest share of words that contain an alphabetic character."""
     stop_words: list[str] = ["the", "be", "to", "of", "and", "that", "have", "with"]
-    """English words, whatever their case, of which a document ..."""
+    """English words for `min_stop_words`; case is ignored."""
     min_stop_words: NonNegativeInt = 2
-    """... holds at least so many different ones; 0 for other languages."""
+    """Fewest different `stop_words` in a document; 0 for other languages."""
 
     @model_validator(mode="after")
-    def _limits_can_be_met(self) -> Self:
+    def _check_consistency(self) -> Self:
         if self.min_words > self.max_words:
             raise conflict("min_words is above max_words", "min_words", "max_words")
         if self.min_mean_word_length > self.max_mean_word_length:
@@ -91,7 +91,7 @@ class GopherQualityStep(Section):
 
 
 class GopherRepetitionStep(Section):
-    """Drop what repeats itself (Rae et al. 2021, appendix A.1.1, "Repetition Removal", table A1)."""
+    """Drop documents that repeat themselves (Rae et al. 2021, appendix A.1.1, "Repetition Removal", table A1)."""
 
     step: Literal["gopher_repetition"] = "gopher_repetition"
     max_duplicate_lines: Share = 0.30
@@ -116,7 +116,7 @@ class GopherRepetitionStep(Section):
 
 
 class C4Step(Section):
-    """Keep lines of prose, drop pages that are none (Raffel et al. 2020, section 2.2)."""
+    """Keep lines of prose, drop pages without prose (Raffel et al. 2020, section 2.2)."""
 
     step: Literal["c4"] = "c4"
     terminal_punctuation: bool = True
@@ -128,17 +128,17 @@ class C4Step(Section):
     javascript_lines: bool = True
     """Remove lines with the word Javascript."""
     policy_lines: bool = True
-    """Remove lines that speak of terms of use, privacy and cookie policies, or the use of cookies."""
+    """Remove lines that mention terms of use, privacy and cookie policies, or the use of cookies."""
     citations: bool = True
     """Remove citation markers: `[1]`, `[edit]`, `[citation needed]`."""
     min_sentences: NonNegativeInt = 3
-    """Drop pages with fewer sentences in the lines that are left."""
+    """Drop pages with fewer sentences in the remaining lines."""
     lorem_ipsum: bool = True
     """Drop pages with the phrase "lorem ipsum"."""
     curly_brackets: bool = True
     """Drop pages with a curly bracket."""
     blocked_words: LocalPath | None = None
-    """Drop pages with any word of this file: one a line, UTF-8, whatever the case."""
+    """Drop pages with any word of this file: one word a line, UTF-8; case is ignored."""
 
 
 class FinewebStep(Section):
@@ -157,17 +157,18 @@ class FinewebStep(Section):
 
 
 class LanguageStep(Section):
-    """Keep some languages, as told by fastText's `lid.176.ftz` (Joulin et al. 2017): `headway[language]`."""
+    """Keep documents in some languages, as detected by fastText's `lid.176.ftz` (Joulin et al. 2017):
+    `headway[language]`."""
 
     step: Literal["language"] = "language"
     languages: Annotated[list[str], Field(min_length=1)] = ["en"]
-    """ISO 639 codes as fastText has them: en, de, fr, zh, ..."""
+    """ISO 639 codes as fastText uses them: en, de, fr, zh, ..."""
     threshold: Share = 0.65
     """Smallest score of the likeliest language (Penedo et al. 2024, section 3.3)."""
 
 
 class PiiStep(Section):
-    """Put placeholders in the place of personal data."""
+    """Replace personal data by placeholders."""
 
     step: Literal["pii"] = "pii"
     email: str | None = "<EMAIL>"
@@ -177,21 +178,21 @@ class PiiStep(Section):
     phone: str | None = "<PHONE>"
     """Placeholder for telephone numbers; null leaves them as they are."""
     private_ips: bool = False
-    """Also those that are no public ones: 192.168.0.1, 127.0.0.1, fe80::1, ..."""
+    """Also replace private addresses: 192.168.0.1, 127.0.0.1, fe80::1, ..."""
 
     @model_validator(mode="after")
-    def _placeholders_stay(self) -> Self:
+    def _check_placeholders(self) -> Self:
         if self.email is None and self.ip is None and self.phone is None:
             raise conflict("nothing to replace: email, ip and phone are all null", "email", "ip", "phone")
         return self
 
 
 class PythonStep(Section):
-    """A function of yours, called with each document's text."""
+    """Your own function, called with the text of each document."""
 
     step: Literal["python"] = "python"
     function: Annotated[str, Field(pattern=FUNCTION_PATTERN)]
-    """`package.module:function`, importable from here. It returns the new text; or true to keep the text as it is, and
+    """`package.module:function`, importable from here. It returns the new text, true to keep the text unchanged, or
     false or null to drop the document. Equal texts must give equal results."""
 
 
@@ -199,15 +200,15 @@ class EvaluationSet(Section):
     """Texts that must not be trained on."""
 
     path: str
-    """File, folder or glob, as that of a source."""
+    """File, folder or glob, as for a source."""
     name: str | None = None
     """Name in reports; the last part of the path when not given."""
     format: Literal["auto", "text", "jsonl", "parquet", "csv", "arrow"] = "auto"
-    """As that of a source."""
+    """As for a source."""
     field: str = "text"
     """The field or column that holds an example's text."""
     template: str | None = None
-    """Renders several fields into one text, as that of a source."""
+    """Renders several fields into one text, as for a source."""
 
 
 def _set_list(value: Any) -> Any:
@@ -225,21 +226,21 @@ class DecontaminateStep(Section):
     ngram: Annotated[int, Field(ge=1, le=64)] = 13
     """Words in an n-gram; case, punctuation and white space do not count."""
     min_ngram: Annotated[int, Field(ge=1, le=64)] = 8
-    """Examples shorter than `ngram` are looked for whole, if they have at least so many words."""
+    """Examples shorter than `ngram` are searched for as a whole, if they have at least this many words."""
     min_matches: PositiveInt = 1
-    """A document overlaps with a set when it holds at least so many of its n-grams."""
+    """A document overlaps with a set if it contains at least this many of its n-grams."""
     action: Literal["report", "remove"] = "remove"
     """`report` counts such documents and keeps them."""
 
     @model_validator(mode="after")
-    def _shortest_is_not_longest(self) -> Self:
+    def _check_ngrams(self) -> Self:
         if self.min_ngram > self.ngram and "min_ngram" in self.model_fields_set:
             raise conflict("min_ngram is above ngram", "min_ngram", "ngram")
         return self
 
     @field_validator("sets", mode="after")
     @classmethod
-    def _names_differ(cls, sets: list[EvaluationSet]) -> list[EvaluationSet]:
+    def _check_unique_names(cls, sets: list[EvaluationSet]) -> list[EvaluationSet]:
         names = [item.name for item in sets if item.name is not None]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
@@ -262,12 +263,12 @@ CleanStep = Annotated[
 ]
 
 
-#: Where word lists and evaluation sets lie does not matter; the hashes of what is there stand for them.
+#: Paths of word lists and evaluation sets do not matter; the hashes of their content represent them.
 _PLACES: dict[str, set[str]] = {"c4": {"blocked_words"}, "decontaminate": {"sets"}}
 
 
 def step_settings(step: CleanStep) -> dict[str, Any]:
-    """A step's settings as plain JSON, but for places."""
+    """Return a step's settings as plain JSON, without paths."""
     return step.model_dump(mode="json", exclude=_PLACES.get(step.step))
 
 

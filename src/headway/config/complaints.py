@@ -1,4 +1,4 @@
-"""Pydantic's complaints in the words of the config: the key, what it should be, and the nearest known key."""
+"""Pydantic's validation errors in terms of the config: the key, the expected value, and the nearest known key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headway.config.reference import sections_of
 from headway.config.schema import CALLBACK_PATTERN, NAME_PATTERN, Config
 from headway.core.errors import ConfigError
 
-#: What other trainers call these keys.
+#: Names of these keys in other trainers.
 FOREIGN = {
     "train.steps": ("max_steps", "num_steps", "iterations", "max_iters", "epochs", "num_epochs", "num_train_epochs"),
     "train.sequence_length": ("seq_len", "seq_length", "max_seq_len", "block_size", "context_length"),
@@ -37,7 +37,7 @@ FOREIGN = {
 }
 OURS = {theirs: ours for ours, names in FOREIGN.items() for theirs in names}
 
-#: What a pattern asks for.
+#: Descriptions of patterns.
 _PATTERNS = {
     CALLBACK_PATTERN: "should be package.module:Class",
     NAME_PATTERN: "should be letters, digits, '.', '_' and '-', the first a letter or digit",
@@ -46,7 +46,7 @@ _PATTERNS = {
 
 
 def complaints(tree: Entry, error: ValidationError, model: type[BaseModel] = Config) -> list[ConfigError]:
-    """One problem for each key of a model that is wrong, in the order of its schema; `where` holds dotted keys."""
+    """Return one problem for each wrong key of a model, in the order of its schema; `where` holds dotted keys."""
     by_key: dict[str, list[Mapping[str, Any]]] = {}
     for detail in error.errors(include_url=False):
         by_key.setdefault(_key_of(tree, detail), []).append(detail)
@@ -54,22 +54,22 @@ def complaints(tree: Entry, error: ValidationError, model: type[BaseModel] = Con
 
 
 def quoted_override(key: str, text: str) -> str:
-    """An override whose value is this text, whatever YAML would take it for, to be typed in a shell."""
+    """Quote an override for a shell and for YAML, so that its value is read as this text."""
     return shlex.quote(f"{key}={json.dumps(text, ensure_ascii=False)}")
 
 
 def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
-    """Dotted names of all keys of the schema, sections included."""
+    """Yield the dotted names of all keys of the schema, sections included."""
     for name, info in model.model_fields.items():
         if (prefix, name) == ("", "segments"):
-            continue  # nobody writes them
+            continue  # written by Headway only
         yield prefix + name
         for kind in sections_of(info.annotation):
             yield from known_keys(kind, f"{prefix}{name}.")
 
 
 def _key_of(tree: Entry, detail: Mapping[str, Any]) -> str:
-    """The dotted key that a person wrote; pydantic adds the members of a union that it has tried."""
+    """Return the dotted key as a person wrote it; pydantic adds the members of a union that it has tried."""
     entry, key = tree, []
     for part in detail["loc"]:
         below = entry.child(part)
@@ -109,7 +109,7 @@ def _complaint(tree: Entry, key: str, details: list[Mapping[str, Any]], model: t
 
 
 def _as_text(key: str, given: Entry) -> str | None:
-    """How to say that a plain value is text, just as it was written; None where there is none."""
+    """Return the fix that makes YAML read a plain value as text; None if there is no plain value."""
     if not given.text:
         return None
     if given.place.startswith("override "):
@@ -125,22 +125,22 @@ def _wanted(detail: Mapping[str, Any]) -> str:
     if detail["type"] == "string_pattern_mismatch":
         return _PATTERNS[detail["ctx"]["pattern"]]
     message = re.sub(r"^(Value error|Assertion failed), ", "", detail["msg"])
-    # "Input should be a valid integer, unable to parse string as an integer": the first half says it all.
+    # "Input should be a valid integer, unable to parse string as an integer": the first half is enough.
     return re.sub(r"^Input should (.*?)(, (unable|got) .*)?$", r"should \1", message)
 
 
 def suggestion(key: str, model: type[BaseModel] = Config) -> str | None:
-    """What an unknown key was probably meant to be: the section it belongs to, or the key with the nearest name."""
+    """Suggest what an unknown key was meant to be: the section it belongs to, or the key with the nearest name."""
     known = list(dict.fromkeys(known_keys(model)))  # sections of several kinds share names
     *path, last = key.split(".")
     section = ".".join(part for part in path if not part.isdecimal())
-    if model is Config and key == "base":  # of a file it is taken before keys are looked at
+    if model is Config and key == "base":  # the loader removes it from a file before keys are checked
         return "overrides come on top of a config: give the preset in its place, or write `base:` in a file"
     if model is Config and last in OURS:
         return f"did you mean {OURS[last]}?"
     siblings = [other.rpartition(".")[2] for other in known if other.rpartition(".")[0] == section]
     elsewhere = [other for other in known if other.rpartition(".")[2] == last]
-    # `train.step` is a slip of the pen in the right section, though a cleaning step has a key of that name.
+    # `train.step` is a typing error in the right section, though a cleaning step has a key of that name.
     near = difflib.get_close_matches(last, siblings, n=1, cutoff=0.85 if elsewhere else 0.6)
     if near:
         return f"did you mean {'.'.join(filter(None, (section, near[0])))}?"

@@ -1,4 +1,4 @@
-"""Refuses credentials in a config, which is kept in the run directory and in checkpoints."""
+"""A check that a config holds no credentials, since it is kept in the run directory and in checkpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ALERT_FIX = (
 
 
 def credential_problems(config: Config) -> Iterator[ConfigError]:
-    """Yield a problem for each value that redaction would change: what is kept has to be the config itself."""
+    """Yield a problem for each value that redaction would change: the stored config must equal the given one."""
     values = config.model_dump(mode="json")
     alert = config.telemetry.alert
     found = dict(credentials_in(values))
@@ -39,7 +39,7 @@ def _fix(config: Config, key: str) -> str:
     if url is None or scheme_of(url) is None:
         if "options" in key:
             return "remove it; ${NAME} in its place stands for the value of an environment variable"
-        return "remove it, and let the program that needs it read an environment variable"
+        return "remove it, and let the program read it from an environment variable"
     return f"remove it; {credentials_fix(url)}"
 
 

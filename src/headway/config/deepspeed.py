@@ -1,7 +1,7 @@
-"""What DeepSpeed is told: ours, which follows from the config, and what a user's own DeepSpeed JSON adds to it.
+"""DeepSpeed's settings: those that follow from the config, and those that a user's own DeepSpeed JSON adds.
 
-A key there may repeat what the config says, or leave it open with "auto". One that says something else is refused, with
-the key of the config that it should have been.
+A key of the JSON may repeat a value of the config, or leave it open with "auto". A contradiction is refused, and the
+error names the key of the config to use instead.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from headway.config.mesh import MeshShape
     from headway.config.schema import Config
 
-#: Strategies of the library of that name; the last character is the stage of ZeRO.
+#: Strategies that run on the library DeepSpeed; the last character is the stage of ZeRO.
 DEEPSPEED = ("deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3")
 _FILE = "parallel.deepspeed_config"
-#: Optimizers that treat every element by itself: all that flat pieces of weights allow.
+#: Optimizers that update every element independently, as flat pieces of weights require.
 _ELEMENTWISE = ("adamw", "lion")
 
 
 def engine_settings(config: Config, workers: int) -> dict[str, Any]:
-    """DeepSpeed's own config of a run: the user's, with ours on top.
+    """Build DeepSpeed's own config of a run: the user's, with ours on top.
 
     Raises:
         ConfigError: the user's file cannot be read.
@@ -46,23 +46,23 @@ def engine_settings(config: Config, workers: int) -> dict[str, Any]:
         "train_batch_size": config.train.global_batch_rows,
         "train_micro_batch_size_per_gpu": grid.micro_batch,
         "gradient_accumulation_steps": grid.lanes // workers * grid.micro_batches,
-        "gradient_clipping": 0.0,  # clipping is part of the scale that it is given at each step
+        "gradient_clipping": 0.0,  # clipping is part of the scale that is passed to it at each step
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,  # PyTorch's fused kernel for the CPU needs no compiler
     }
     if config.train.precision == "bf16":
-        # Without a list of its own, DeepSpeed would also round the gradients of linear layers on their way.
+        # With its default list, DeepSpeed would also round the gradients of linear layers in transit.
         settings["torch_autocast"] = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
     return settings
 
 
 def deepspeed_problems(config: Config, mesh: MeshShape) -> Iterator[ConfigError]:
-    """What these strategies, or a DeepSpeed JSON, do not go together with."""
+    """Yield the settings that contradict these strategies or a DeepSpeed JSON."""
     strategy, train = config.parallel.strategy, config.train
     if strategy not in DEEPSPEED:
         if config.parallel.deepspeed_config is not None:
             yield ConfigError(
-                f"strategy '{strategy}' has no use for a DeepSpeed config",
+                f"strategy '{strategy}' does not use a DeepSpeed config",
                 where=f"{_FILE}, parallel.strategy",
                 fix=f"parallel.strategy={DEEPSPEED[1]}, or leave {_FILE} out",
             )
@@ -76,25 +76,25 @@ def deepspeed_problems(config: Config, mesh: MeshShape) -> Iterator[ConfigError]
         )
     if config.optimizer.name not in _ELEMENTWISE:
         yield ConfigError(
-            f"DeepSpeed updates flat pieces of weights, of which '{config.optimizer.name}' needs more than that",
+            f"DeepSpeed updates flat pieces of weights, but '{config.optimizer.name}' needs whole matrices",
             where="optimizer.name, parallel.strategy",
             fix=f"optimizer.name=adamw, or parallel.strategy={'zero2' if own == 'zero3' else own}",
         )
     if train.batch_ramp:
         yield ConfigError(
-            "DeepSpeed is told one global batch for the whole run, so it cannot begin with smaller ones",
+            "DeepSpeed has one global batch for the whole run, so it cannot begin with smaller ones",
             where="train.batch_ramp, parallel.strategy",
             fix=f"parallel.strategy={own}, or leave train.batch_ramp out",
         )
     if not mesh.is_data_parallel:
         yield ConfigError(
-            "with DeepSpeed all workers share the data; other kinds of parallelism go with our own strategies",
+            "with DeepSpeed all workers are data parallel; other kinds of parallelism need Headway's own strategies",
             where="parallel.strategy, parallel.tensor, parallel.context, parallel.pipeline",
             fix=f"parallel.strategy={own}",
         )
     if train.precision not in ("fp32", "bf16"):
         yield ConfigError(
-            f"with DeepSpeed models compute in fp32 or bf16, not in {train.precision}",
+            f"with DeepSpeed, models compute in fp32 or bf16, not in {train.precision}",
             where="train.precision, parallel.strategy",
             fix=f"train.precision=bf16, or parallel.strategy={own}",
         )
@@ -110,12 +110,12 @@ def deepspeed_problems(config: Config, mesh: MeshShape) -> Iterator[ConfigError]
 
 @dataclass(frozen=True)
 class _Owned:
-    """A key of DeepSpeed's that follows from ours."""
+    """A key of DeepSpeed that follows from a key of the config."""
 
     key: str
-    """Of the config."""
+    """Key of the config."""
     fix: str
-    """With `{theirs}`."""
+    """Fix, with a placeholder `{theirs}` for the value in the JSON."""
 
 
 _GRID = "train.micro_batch, train.lanes or parallel.workers until they agree"
@@ -124,11 +124,13 @@ _OWN = {
     "train_micro_batch_size_per_gpu": _Owned("train.micro_batch", "train.micro_batch={theirs}"),
     "gradient_accumulation_steps": _Owned("train.global_batch", f"change {_GRID}"),
     "gradient_clipping": _Owned("train.max_grad_norm", "train.max_grad_norm={theirs}"),
-    "zero_optimization.compute_grad_norm": _Owned("train.skip_limit", "leave steps that are not finite to that norm"),
+    "zero_optimization.compute_grad_norm": _Owned(
+        "train.skip_limit", "keep it true, since train.skip_limit uses that norm"
+    ),
     "zero_optimization.stage": _Owned("parallel.strategy", "parallel.strategy=deepspeed_zero{theirs}"),
 }
 
-#: Keys that have no place here, unless they are switched off, and what takes it.
+#: Keys that are refused unless they are switched off, and what to use instead.
 _REFUSED = {
     "optimizer": "set it by optimizer.name, optimizer.learning_rate, optimizer.betas and so on",
     "scheduler": "set it by schedule.name, schedule.warmup and so on",
@@ -138,24 +140,24 @@ _REFUSED = {
     "amp": "train.precision=bf16 computes in bf16",
     "torch_autocast": "train.precision=bf16 does this",
     "data_types": "weights, gradients and moments are kept in fp32",
-    "gradient_allreduce_op": "gradients are averaged over all items, whatever workers have of them",
-    "managed_gradient_accumulation": "when a step ends follows from train.global_batch",
-    "checkpoint": "checkpoints are ours: checkpoint.every, checkpoint.keep",
+    "gradient_allreduce_op": "gradients are averaged over all items, however workers share them",
+    "managed_gradient_accumulation": "the end of a step follows from train.global_batch",
+    "checkpoint": "Headway writes the checkpoints: checkpoint.every, checkpoint.keep",
     "elasticity": "batches do not depend on the number of workers here; run again with another number",
-    "data_efficiency": "data.mixture.stages changes rows while a run goes on",
-    "curriculum_learning": "data.mixture.stages changes rows while a run goes on",
-    "autotuning": "take DeepSpeed's own launcher for it, and its result for a run",
+    "data_efficiency": "data.mixture.stages changes rows during a run",
+    "curriculum_learning": "data.mixture.stages changes rows during a run",
+    "autotuning": "tune with DeepSpeed's own launcher, and use the result here",
     "compression_training": "it changes what is trained",
-    "hybrid_engine": "it serves generation while training, which does not happen here",
+    "hybrid_engine": "it generates text during training, which Headway does not do",
     "tensor_parallel": "parallel.tensor, with parallel.strategy=fsdp",
     "sequence_parallel_size": "parallel.context, with parallel.strategy=fsdp",
-    "expert_parallel": "experts are not divided by DeepSpeed here",
-    "compile": "train.compile, with one of our own strategies",
-    "zero_optimization.zenflow": "it updates some weights later than others, which a checkpoint could not tell",
-    "zero_optimization.super_offload": "it keeps moments where a checkpoint does not look for them",
+    "expert_parallel": "DeepSpeed does not shard experts here",
+    "compile": "train.compile, with one of Headway's own strategies",
+    "zero_optimization.zenflow": "it delays the update of some weights, which a checkpoint could not record",
+    "zero_optimization.super_offload": "it keeps moments where checkpoints do not find them",
     "zero_optimization.cpu_offload": "optimizer.offload=true",
     "zero_optimization.cpu_offload_param": "zero_optimization.offload_param with device cpu",
-    "zero_optimization.zero_hpz_partition_size": "its second copy of weights would not follow a checkpoint",
+    "zero_optimization.zero_hpz_partition_size": "a checkpoint could not restore its second copy of the weights",
     "zero_optimization.zero_quantized_nontrainable_weights": "weights are kept in fp32",
 }
 #: Values that switch such a key off.
@@ -172,12 +174,12 @@ def _contradictions(config: Config, workers: int) -> Iterator[ConfigError]:
         yield error
         return
     ours["gradient_clipping"] = config.train.max_grad_norm or 0.0
-    ours["zero_optimization"]["compute_grad_norm"] = True  # as it is when nobody says anything
+    ours["zero_optimization"]["compute_grad_norm"] = True  # the default
     for key, owned in _OWN.items():
         value = _get(theirs, key)
         if value is not None and value != _get(ours, key):
             yield ConfigError(
-                f"{path.name} says {key} is {json.dumps(value)}; this config makes it {json.dumps(_get(ours, key))}",
+                f"{path.name} sets {key} to {json.dumps(value)}; this config makes it {json.dumps(_get(ours, key))}",
                 where=f"{_FILE}, {owned.key}",
                 fix=f"remove it there, or {owned.fix.format(theirs=value)}",
             )
@@ -198,24 +200,24 @@ def _offloading(config: Config, path: Path, theirs: dict[str, Any]) -> Iterator[
             )
         elif key == "offload_optimizer" and device == "cpu" and not config.optimizer.offload:
             yield ConfigError(
-                f"{path.name} keeps moments in host memory, and this config does not",
+                f"{path.name} keeps moments in host memory, but this config does not",
                 where=f"{_FILE}, optimizer.offload",
                 fix="optimizer.offload=true, or remove zero_optimization.offload_optimizer there",
             )
 
 
 def _is_off(value: Any) -> bool:
-    """Whether a section or a value does nothing."""
+    """Return whether a section or a value has no effect."""
     if isinstance(value, dict) and "enabled" in value:
         return value["enabled"] is False
     return any(value is off or (type(value) is type(off) and value == off) for off in _OFF)
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A DeepSpeed JSON.
+    """Read a DeepSpeed JSON.
 
     Raises:
-        ConfigError: there is none that can be read.
+        ConfigError: it cannot be read.
     """
     try:
         return read_json_object(path)
@@ -227,7 +229,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _without_auto(value: Any) -> Any:
-    """What is left open for a program to fill in is as good as not given."""
+    """Drop values that are "auto": they count as not given."""
     if not isinstance(value, dict):
         return value
     return {key: _without_auto(child) for key, child in value.items() if child != "auto"}

@@ -1,4 +1,4 @@
-"""YAML as a tree in which every value knows the line, or the override, that it came from.
+"""YAML as a tree in which every value knows the line or the override that it came from.
 
 Scalars follow YAML 1.2, which reads `1e-4` as a number and `off`, `12:30` and `2024-01-01` as text, where PyYAML's
 YAML 1.1 sees text, false, 750 and a date.
@@ -16,9 +16,9 @@ from headway.core.errors import ConfigError
 from headway.core.foreign import DEPTH
 from headway.core.format import printable
 
-#: The sources of ten thousands of files; PyYAML takes 10 seconds and 200 MB for so many.
+#: Most values of a config. They suffice for tens of thousands of sources; PyYAML takes 10 seconds and 200 MB for them.
 _MOST_VALUES = 250_000
-#: As many as Python takes for a whole number.
+#: Most digits that Python accepts in an integer.
 _MOST_DIGITS = 4300
 
 
@@ -29,10 +29,10 @@ class Entry:
     value: Any
     place: str
     text: str | None = None
-    """Of a plain value, as it was written."""
+    """A plain value as it was written."""
 
     def plain(self) -> Any:
-        """The values alone."""
+        """Return the values without their places."""
         if isinstance(self.value, dict):
             return {key: child.plain() for key, child in self.value.items()}
         if isinstance(self.value, list):
@@ -40,14 +40,14 @@ class Entry:
         return self.value
 
     def child(self, part: str | int) -> Entry | None:
-        """The entry under a name or (from 0) at a list position, if there is one."""
+        """Return the entry under a name or at a list position (from 0), if there is one."""
         if isinstance(self.value, list) and str(part).isdecimal() and int(part) < len(self.value):
             item: Entry = self.value[int(part)]
             return item
         return self.value.get(part) if isinstance(self.value, dict) else None
 
     def nearest(self, key: str) -> Entry:
-        """The entry under a dotted key; for one that is not there, the nearest section above it that is."""
+        """Return the entry under a dotted key, or the nearest existing section above it."""
         entry = self
         for part in key.split("."):
             below = entry.child(part)
@@ -57,13 +57,15 @@ class Entry:
         return entry
 
     def place_of(self, key: str) -> str:
-        """Where a dotted key was given, or the nearest section above it."""
+        """Return where a dotted key, or the nearest existing section above it, was given."""
         return self.nearest(key).place
 
 
 def merged(below: Entry, above: Entry) -> Entry:
-    """Mappings merge key by key; anything else, lists too, is replaced. An empty section changes nothing, but a `null`
-    that is written out does."""
+    """Merge an entry over another: mappings key by key; other values, lists included, are replaced.
+
+    An empty section changes nothing, but an explicit `null` does.
+    """
     if isinstance(below.value, dict) and above.value is None and not above.text:
         return below
     if not (isinstance(below.value, dict) and isinstance(above.value, dict)):
@@ -75,7 +77,7 @@ def merged(below: Entry, above: Entry) -> Entry:
 
 
 def parse(text: str, name: str, *, lines: bool = True) -> Entry:
-    """The tree of one YAML document.
+    """Parse one YAML document into a tree.
 
     Args:
         text: The document.
@@ -83,7 +85,7 @@ def parse(text: str, name: str, *, lines: bool = True) -> Entry:
         lines: Whether places get a line number.
 
     Raises:
-        ConfigError: not YAML, a key given twice, a tag that would make more than plain data, or an alias to itself.
+        ConfigError: not YAML, a duplicate key, a tag for more than plain data, or an alias to itself.
     """
     try:
         return _Loader(text, name, lines).tree()
@@ -100,7 +102,7 @@ def parse(text: str, name: str, *, lines: bool = True) -> Entry:
 
 
 def to_yaml(values: Any) -> str:
-    """Plain values as YAML that `parse` and YAML 1.1 readers read alike. What would steer a terminal is spelled out."""
+    """Write plain values as YAML that `parse` and YAML 1.1 readers read alike; control characters are escaped."""
     text: str = yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
     if printable(text, keep="\n") != text:
         text = yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=120)
@@ -108,8 +110,10 @@ def to_yaml(values: Any) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain data only, with the scalars below in place of YAML 1.1's, and only so much of it: an alias stands for all
-    that it names, so that a few lines can stand for more than memory holds."""
+    """A loader of plain data with the scalars below in place of YAML 1.1's.
+
+    The number of values is limited: with nested aliases, a few lines can expand to more than fits into memory.
+    """
 
     def __init__(self, text: str, name: str, lines: bool) -> None:
         super().__init__(text)
@@ -117,12 +121,12 @@ class _Loader(yaml.SafeLoader):
         self._nodes = self._values = 0
 
     def tree(self) -> Entry:
-        """The one document."""
+        """Return the tree of the only document."""
         node = self.get_single_node()
         return Entry(None, self._name) if node is None else self._entry(node, 0)
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Read the next node, if there may be one more."""
+        """Compose the next node, within the limit on values."""
         self._nodes += 1
         if self._nodes > _MOST_VALUES:
             raise self._too_many(self._place(parent) if parent is not None else self._name)
@@ -130,14 +134,16 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def fetch_flow_collection_start(self, TokenClass: type[yaml.Token]) -> None:
-        """Begin a `[` or `{`; PyYAML looks through all that are open at every token."""
+        """Limit the depth of `[` and `{`: at every token, PyYAML scans all that are open."""
         if self.flow_level >= DEPTH:
             raise RecursionError
         super().fetch_flow_collection_start(TokenClass)
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Put what `<<` names before a mapping's own keys, which win. Every key is there once then, since what is named
-        may name something itself."""
+        """Merge the mappings that `<<` names below a mapping's own keys, which win.
+
+        Each key is then kept once, since merged mappings may merge others themselves.
+        """
         self._check_keys(node)
         for key, value in node.value:
             if key.tag == "tag:yaml.org,2002:merge":
@@ -164,7 +170,7 @@ class _Loader(yaml.SafeLoader):
         self._count(node, 1)
         place = self._place(node)
         if depth > DEPTH:
-            raise RecursionError  # before Python does: others walk through this tree too
+            raise RecursionError  # before Python does: other code recurses through this tree too
         if isinstance(node, yaml.MappingNode) and node.tag == "tag:yaml.org,2002:map":
             self.flatten_mapping(node)
             values = {
@@ -183,7 +189,7 @@ class _Loader(yaml.SafeLoader):
                 raise ValueError("too long")
             return self.construct_object(node)
         except (ValueError, KeyError, OverflowError):  # `!!int abc`, or a number with thousands of digits
-            what = f"'{node.value:.40}' is no {node.tag.removeprefix('tag:yaml.org,2002:')}"
+            what = f"'{node.value:.40}' is not a valid {node.tag.removeprefix('tag:yaml.org,2002:')}"
             raise ConfigError(what, where=place, fix="correct it, or quote it if it is text") from None
 
     def _count(self, node: yaml.Node, values: int) -> None:
@@ -192,7 +198,7 @@ class _Loader(yaml.SafeLoader):
             raise self._too_many(self._place(node))
 
     def _too_many(self, place: str) -> ConfigError:
-        what = f"more than {_MOST_VALUES:,} values, those that aliases (*name) stand for included"
+        what = f"more than {_MOST_VALUES:,} values, including those that aliases (*name) expand to"
         return ConfigError(what, where=place, fix="name folders and patterns instead of single files")
 
     def _place(self, node: yaml.Node) -> str:
@@ -202,13 +208,13 @@ class _Loader(yaml.SafeLoader):
 _Loader.yaml_implicit_resolvers = {}
 
 
-# In C where PyYAML was built so: it writes the same, ten times as fast. Its loader would not do for what people write:
-# it ends the program where lists are nested too deeply.
+# The C implementation, if PyYAML has it, gives equal output ten times as fast. The C loader is not used, since deeply
+# nested lists crash it.
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """Quotes text that either version of YAML would take for something else."""
+    """A dumper that quotes text which either version of YAML would read as another type."""
 
 
-#: YAML 1.2.2, section 10.3.2, but that leading zeros stay text and `1_000` is a number.
+#: YAML 1.2.2, section 10.3.2, except that numbers with leading zeros stay text and `1_000` is a number.
 _SCALARS = {
     "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),

@@ -1,4 +1,4 @@
-"""What the keys of a mixture of experts must be to each other, and to the way the work is spread."""
+"""Checks of a mixture of experts: its keys among each other, and together with parallelism."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BIAS_RATE, _BALANCE_LOSS = 0.001, 0.01
 
 
 def resolved_balance(model: ModelConfig) -> dict[str, float | None]:
-    """`balance_bias_rate` and `balance_loss` as they are used, where they follow from `router_score`.
+    """Resolve `balance_bias_rate` and `balance_loss`, whose defaults follow from `router_score`.
 
     Softmax scores are balanced by the loss, since no softmax router of transformers has a bias.
     """
@@ -31,12 +31,14 @@ def resolved_balance(model: ModelConfig) -> dict[str, float | None]:
 
 
 def shape_problem(model: ModelConfig) -> tuple[str, tuple[str, ...]] | None:
-    """What is wrong with the experts of a shape, and the keys that it is about; None if they are sound."""
+    """Return the problem with the experts of a shape and its keys; None if they are valid."""
     if model.experts is None:
         open_keys = {"expert_ffn_dim": model.expert_ffn_dim, "shared_experts": model.shared_experts}
         given = [key for key, value in {**open_keys, "dense_layers": model.dense_layers}.items() if value]
         if given:
-            return f"without experts there is no use for: {', '.join(given)}; set model.experts too", tuple(given)
+            return f"without model.experts these keys have no effect: {', '.join(given)}; set model.experts too", tuple(
+                given
+            )
         return None
     if model.experts_per_token > model.experts:
         text = f"a token cannot have {model.experts_per_token} experts of {model.experts}"
@@ -49,46 +51,47 @@ def shape_problem(model: ModelConfig) -> tuple[str, tuple[str, ...]] | None:
     return None
 
 
-def dealing_problems(config: Config, neighbours: int) -> Iterator[ConfigError]:
-    """Why experts cannot be dealt out to so many workers, whatever the model.
+def sharding_problems(config: Config, neighbours: int) -> Iterator[ConfigError]:
+    """Yield why experts cannot be sharded over so many workers, whatever the model.
 
     Args:
-        neighbours: Workers with tokens of their own in one stage and one copy of the model: those that share the data,
-            times those that share rows, by context or tensor parallelism.
+        config: The config.
+        neighbours: Workers with different tokens in one stage and one copy of the model: the data-parallel ones, times
+            those that share rows by context or tensor parallelism.
     """
     workers = config.parallel.expert
     if workers == 1:
         return
     if neighbours % workers:
         yield ConfigError(
-            f"experts cannot be dealt out to {workers} of {neighbours} workers that have tokens of their own",
+            f"experts cannot be sharded over {workers} of {neighbours} workers that have different tokens",
             where="parallel.expert, parallel.workers",
             fix=f"parallel.expert={nearest(workers, divisors(neighbours))}",
         )
     if config.determinism == "elastic":
         yield ConfigError(
-            "determinism 'elastic' sums gradients lane by lane, but an expert multiplies the tokens of all workers that"
-            " share it at once, so its sums depend on their number",
+            "determinism 'elastic' sums gradients lane by lane, but an expert multiplies the tokens of all its workers"
+            " at once, so its sums depend on their number",
             where="determinism, parallel.expert",
             fix="determinism=run, or parallel.expert=1",
         )
     if config.optimizer.offload:
         yield ConfigError(
-            "moments in host memory are those of whole parameters; expert-parallel workers have parts of some",
+            "moments in host memory belong to whole parameters, but expert-parallel workers have parts of some",
             where="optimizer.offload, parallel.expert",
             fix="optimizer.offload=false, or parallel.expert=1 with parallel.strategy=zero3",
         )
     if config.train.micro_batch == "auto":
         yield ConfigError(
-            "what fits into memory cannot be tried where experts are dealt out: routers decide anew in every step how"
-            " many tokens a worker gets",
+            "the largest micro-batch cannot be tried with sharded experts: in every step the routers decide how many"
+            " tokens a worker gets",
             where="train.micro_batch, parallel.expert",
             fix="train.micro_batch=1, or parallel.expert=1",
         )
 
 
 def decoder_problems(config: Config) -> Iterator[ConfigError]:
-    """As `parallel_problems`, where the model is the native decoder and its shape is complete."""
+    """Yield the problems of `parallel_problems`, for the native decoder with a complete shape."""
     if config.model.experts is None and config.parallel.expert > 1:
         yield ConfigError(
             f"the model has no experts that {config.parallel.expert} workers could share",
@@ -99,7 +102,7 @@ def decoder_problems(config: Config) -> Iterator[ConfigError]:
 
 
 def parallel_problems(config: Config) -> Iterator[ConfigError]:
-    """Ways to spread the work that experts cannot go."""
+    """Yield the kinds of parallelism that a model with experts does not allow."""
     parallel, experts = config.parallel, config.model.experts
     if experts is not None and experts % parallel.expert:
         yield ConfigError(
@@ -110,13 +113,13 @@ def parallel_problems(config: Config) -> Iterator[ConfigError]:
     if experts is not None and parallel.strategy in DEEPSPEED:
         own = f"zero{parallel.strategy[-1]}"
         yield ConfigError(
-            "the losses of routers enter the backward pass beside the loss, which DeepSpeed would scale",
+            "the losses of routers enter the backward pass separately from the loss, which DeepSpeed would scale",
             where="model.experts, parallel.strategy",
             fix=f"parallel.strategy={own}",
         )
     if experts is not None and parallel.strategy == "single" and parallel.tensor > parallel.expert:
         yield ConfigError(
-            "strategy 'single' sums no gradients; tensor-parallel workers with the same experts compute other tokens",
+            "strategy 'single' sums no gradients, but tensor-parallel workers have other tokens for the same experts",
             where="parallel.strategy, parallel.tensor, parallel.expert",
             fix=f"parallel.strategy=auto, or parallel.expert={parallel.tensor}",
         )

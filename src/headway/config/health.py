@@ -1,4 +1,4 @@
-"""The section `health`: what is done when a run, its data or its machines are not well."""
+"""The section `health`: reactions to problems of a run, its data or its machines."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from headway.config.base import Section
 
 
 class HealthConfig(Section):
-    """What is done when a run, its data or its machines are not well ([health.md](health.md))."""
+    """Reactions to problems of a run, its data or its machines ([health.md](health.md))."""
 
     on_nonfinite: Literal["skip", "rollback", "stop"] = "skip"
-    """A step whose loss or gradient is not finite. `skip`: leave its update out, at most `train.skip_limit` times in a
-    row. `rollback`: go back to a checkpoint from before it and leave its rows out. `stop`: end with exit code 5."""
+    """A step whose loss or gradient is not finite. `skip`: skip its update, at most `train.skip_limit` times in a row.
+    `rollback`: return to an earlier checkpoint and skip the rows of the step. `stop`: end with exit code 5."""
     on_spike: Literal["off", "warn", "skip", "rollback", "stop"] = "warn"
-    """A step whose loss or gradient norm is far above that of the steps before: the same choices, or only a warning."""
+    """A step whose loss or gradient norm is far above that of earlier steps: the same choices, or only a warning."""
     spike_window: PositiveInt = 64
-    """Accepted steps that say what is usual; before there are as many, nothing is a spike."""
+    """Number of accepted steps that define the usual range; until there are as many, no step counts as a spike."""
     spike_deviations: Annotated[float, Field(gt=0.0)] = 8.0
-    """How far above the usual a spike is, in standard deviations."""
+    """Distance of a spike above the mean, in standard deviations."""
     leave_out_steps: PositiveInt = 1
-    """Steps whose rows a rollback leaves out: the one with the trouble, and those right before it."""
+    """Number of steps whose rows a rollback skips: the failed step and those right before it."""
     rollback_limit: PositiveInt = 10
-    """Rollbacks in the life of a run; the next one ends it with exit code 5."""
+    """Most rollbacks of a run; one more ends it with exit code 5."""
     replay_every: Annotated[int, Field(ge=0)] = 0
-    """Compute a step's gradients twice each so many steps and compare their bits, and compare the weights of workers
-    that have the same ones (0: never). Finds hardware that computes or stores wrongly now and then."""
+    """Every so many steps, compute the gradients twice and compare their bits, and compare weights that several workers
+    hold (0: never). Finds hardware that sometimes computes or stores wrong values."""
 
     watch_seconds: Annotated[float, Field(gt=0.0)] | None = 60.0
-    """How often disk space, main memory, the clock and GPUs are looked at, on a thread; null: never."""
+    """How often a thread checks disk space, main memory, the clock and GPUs; null: never."""
 
     @property
     def rolls_back(self) -> bool:
-        """Whether a rollback may come."""
+        """Whether any reaction is a rollback."""
         return "rollback" in (self.on_nonfinite, self.on_spike)

@@ -1,4 +1,4 @@
-"""Which part of a config determines the mathematics of a run, and what changed in it."""
+"""The identity of a run: the keys of its config that determine its mathematics, and their changes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from headway.config.schema import Config
 from headway.core.secrets import redact_values
 
-#: Keys that decide where, how fast and how visibly a run goes, or when it gives up, but not what it computes: a model's
-#: preset is a name for its shape, and tokens are counted as steps. `parallel.threads` is kept by the checkpoint, since
-#: its resolved value matters and not what the config says.
+#: Keys that decide where, how fast and how visibly a run proceeds, or when it stops, but not what it computes. A preset
+#: of a model is a name for its shape, and tokens are counted as steps. The checkpoint keeps `parallel.threads`, since
+#: its resolved value matters, not the value in the config.
 _INCIDENTAL = (
     "name",
     "runs",
@@ -42,12 +42,12 @@ _INCIDENTAL = (
 )
 
 
-#: Of `parallel`, what rounds gradients on their way; unless it does not.
+#: Keys of `parallel` that round gradients in transit, with their values that do not.
 _ROUNDING = {"parallel.reduce_precision": "fp32", "parallel.compression": "none"}
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """Dotted keys and values that determine the mathematics of a run. The data itself has its own fingerprint."""
+    """Return the dotted keys and values that determine the mathematics of a run. The data has its own fingerprint."""
     flat = dict(_flatten(config.model_dump(mode="json"), ""))
     rounding = {key: flat[key] for key, exact in _ROUNDING.items() if flat[key] != exact}
     if "parallel.compression" in rounding:
@@ -56,7 +56,7 @@ def identity(config: Config) -> dict[str, Any]:
 
 
 def changes(old: Config, new: Config) -> list[str]:
-    """What differs in the identities of two configs, in words."""
+    """Describe the differences between the identities of two configs."""
     before, after = identity(old), identity(new)
     return [
         text
@@ -67,7 +67,7 @@ def changes(old: Config, new: Config) -> list[str]:
 
 
 def _change(key: str, before: Any, after: Any) -> Iterator[str]:
-    """What differs in one value; of lists of sections, such as sources, item by item."""
+    """Yield the differences of one value; for lists of sections, such as sources, item by item."""
     lists = [before or [], after or []]
     if not all(isinstance(value, list) and all(isinstance(item, dict) for item in value) for value in lists):
         yield f"{key} was {_shown(key, before)} and is now {_shown(key, after)}"
@@ -83,7 +83,7 @@ def _change(key: str, before: Any, after: Any) -> Iterator[str]:
 
 
 def _named(item: dict[str, Any]) -> str:
-    """A section of a list in a few words."""
+    """Name a section of a list by its first identifying key."""
     return str(next((item[name] for name in ("name", "path", "step", "start") if item.get(name) is not None), "..."))
 
 

@@ -1,4 +1,4 @@
-"""The grid of a global batch: lanes, micro-batches and rows; and the threads that compute it."""
+"""The grid of a global batch (lanes, micro-batches and rows) and the number of CPU threads."""
 
 from __future__ import annotations
 
@@ -11,39 +11,40 @@ from headway.core.errors import ConfigError
 if TYPE_CHECKING:
     from headway.config.schema import Config
 
-#: Lanes of an elastic run, and rows of a micro-batch, when the config leaves them open: at most this many.
+#: Largest default of the lanes of an elastic run, and of the rows of a micro-batch.
 _AT_MOST = 8
 
 
 @dataclass(frozen=True)
 class LaneGrid:
-    """How the rows of one step are cut: `lanes` x `micro_batches` x `micro_batch` rows."""
+    """The division of a step's rows: `lanes` x `micro_batches` x `micro_batch` rows."""
 
     lanes: int
     micro_batches: int
-    """In a lane of the largest batch; while `train.batch_ramp` has smaller ones, `micro_batches_of` them."""
+    """Micro-batches in a lane of the largest batch; for the smaller ones of `train.batch_ramp`, see
+    `micro_batches_of`."""
     micro_batch: int
 
     def micro_batches_of(self, rows: int) -> int:
-        """Micro-batches in a lane of a global batch of so many rows."""
+        """Return the number of micro-batches in a lane of a global batch of so many rows."""
         return rows // (self.lanes * self.micro_batch)
 
     def of_worker(self, rank: int, workers: int) -> range:
-        """The contiguous lanes that a worker computes."""
+        """Return the contiguous lanes that a worker computes."""
         share = self.lanes // workers
         return range(rank * share, (rank + 1) * share)
 
 
 def resolve_lanes(config: Config, workers: int) -> LaneGrid:
-    """The grid for a number of workers. With `train.micro_batch=auto` its cut into micro-batches is one to begin with.
+    """Resolve the grid for a number of workers. With `train.micro_batch=auto`, its micro-batch is only a first choice.
 
     Raises:
-        ConfigError: the rows cannot be cut that way; the message has the nearest number that works.
+        ConfigError: the rows cannot be divided that way; the fix has the nearest number that works.
     """
     train, elastic = config.train, config.determinism == "elastic"
     rows = train.batches.common_rows
     lanes = _lanes(config, workers, rows)
-    # With a power of two as lanes, as elastic runs have, this also makes the workers one.
+    # Elastic runs have a power of two as lanes, so this makes their number of workers a power of two as well.
     if lanes % workers:
         raise ConfigError(
             f"{lanes} lanes cannot be shared evenly by {workers} workers",
@@ -64,7 +65,7 @@ def resolve_lanes(config: Config, workers: int) -> LaneGrid:
 
 
 def resolve_threads(config: Config, workers: int, lanes: int, cores: int) -> int:
-    """CPU threads per worker, at least 1.
+    """Return the number of CPU threads per worker, at least 1.
 
     In `elastic` runs the number must not depend on the number of workers, because some kernels' bits depend on it.
     """
@@ -74,7 +75,7 @@ def resolve_threads(config: Config, workers: int, lanes: int, cores: int) -> int
 
 
 def _lanes(config: Config, workers: int, rows: int) -> int:
-    """The number of lanes given or chosen, which divides the rows."""
+    """Return the given or default number of lanes, which divides the rows."""
     elastic = config.determinism == "elastic"
     if config.train.lanes == "auto":
         if elastic:
@@ -104,7 +105,7 @@ def _lanes(config: Config, workers: int, rows: int) -> int:
 
 
 def _common(config: Config) -> str:
-    """What the number of rows in a message is, where a ramp has several."""
+    """Explain the number of rows in a message if a ramp has several."""
     sizes, common = config.train.batches.sizes, config.train.batches.common_rows
     return f" (batches of {', '.join(map(str, sizes))} rows have {common} in common)" if len(sizes) > 1 else ""
 
@@ -120,7 +121,7 @@ def _other_batch(config: Config, rows: int, of: int) -> str:
 
 
 def _lane_choices(rows: int, workers: int, elastic: bool, near: int) -> list[int]:
-    """The nearest number of lanes that would do; none if there is no such number."""
+    """Return the nearest valid number of lanes in a list; empty if there is none."""
     choices = [n for n in divisors(rows) if n % workers == 0 and (not elastic or _is_power_of_two(n))]
     return [nearest(near, choices)] if choices else []
 
@@ -130,12 +131,12 @@ def _is_power_of_two(number: int) -> bool:
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors, rising."""
+    """Return all divisors in ascending order."""
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def nearest(wanted: int, choices: Iterable[int]) -> int:
-    """The choice that is closest to what was wanted; the smaller of two."""
+    """Return the choice that is closest to a wanted number; the smaller one of two."""
     return min(choices, key=lambda n: (abs(n - wanted), n))
 
 

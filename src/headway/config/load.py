@@ -1,4 +1,4 @@
-"""From YAML files and overrides to a checked, complete config; every complaint has a file and a line."""
+"""The loader: from YAML files and overrides to a checked, complete config; every error has a file and a line."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from headway.core.secrets import redact_argument, redact_values
 
 PRESETS = Path(__file__).parent / "presets"
 
-#: So much of a config is read, at most.
+#: Largest config file that is read.
 CONFIG_BYTES = 4 * 2**20
 _MOST_BASES = 50
 
 _SHAPE_KEYS = sorted({"head_dim", *(key for shape in SHAPES.values() for key in shape)})
 
-#: Two ways to say the same: a key given later, in a file above or an override, takes the place of these given earlier.
+#: Alternative keys: a key that is given later, in an upper file or an override, replaces these if given earlier.
 _REPLACES = {
     "train.steps": ["train.tokens"],
     "train.tokens": ["train.steps"],
@@ -35,26 +35,25 @@ _REPLACES = {
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = (), *, trains: bool = True) -> Config:
-    """Read a config, merge what it is based on, apply overrides, check everything, and fill in what follows.
+    """Read a config, merge its bases, apply overrides, check everything, and fill in derived values.
 
     Args:
         path: A YAML file, or the name of a built-in preset.
         overrides: `key.path=value` strings with YAML values; later ones win.
-        trains: It has to say how long to train; without that, `train.steps` may stay open.
+        trains: The config must give the length of training; otherwise `train.steps` may stay open.
 
     Raises:
-        ConfigError: with every problem found, the places, and the nearest known keys.
+        ConfigError: it has problems; the error lists all of them, with places and the nearest known keys.
     """
     tree = _with_overrides(_read(_find(str(path), None), ()), overrides)
     return _validated(tree, trains)
 
 
 def load_resolved(path: Path) -> Config:
-    """The config that a run has left in its directory, as it is. Whether it could run here, and on as many workers as
-    there are now, is not asked.
+    """Load the config in a run directory as it is, without checks that depend on this machine and its workers.
 
     Raises:
-        ConfigError: it is no config.
+        ConfigError: it is not a valid config.
     """
     tree = _read(_find(str(path), None), ())
     try:
@@ -64,7 +63,7 @@ def load_resolved(path: Path) -> Config:
 
 
 def override(config: Config, overrides: Sequence[str]) -> Config:
-    """A config with overrides applied, checked and completed again.
+    """Apply overrides to a config, then check and complete it again.
 
     Raises:
         ConfigError: an override is wrong.
@@ -74,7 +73,7 @@ def override(config: Config, overrides: Sequence[str]) -> Config:
 
 
 def dump_config(config: Config) -> str:
-    """The config as YAML; loading it gives an equal one, if it is resolved (and so has no credentials in it)."""
+    """Write a config as YAML. Loading it gives an equal config, if it is resolved and so holds no credentials."""
     return to_yaml(redact_values(config.model_dump(mode="json")))
 
 
@@ -92,9 +91,9 @@ def _validated(tree: Entry, trains: bool = True) -> Config:
 # Files ----------------------------------------------------------------------------------------------------------------
 
 
-def _find(name: str, beside: Path | None) -> Path:
-    """A file, or a built-in preset by name; a `base:` is looked up beside the file that names it."""
-    path = (beside.parent / name) if beside else Path(name)
+def _find(name: str, named_in: Path | None) -> Path:
+    """Find a file, or a built-in preset by name; a `base:` is relative to the file that names it."""
+    path = (named_in.parent / name) if named_in else Path(name)
     if path.exists() and not path.is_dir():  # also a pipe: `headway train <(generate)`
         return path
     preset = PRESETS / f"{name}.yaml"
@@ -107,13 +106,13 @@ def _find(name: str, beside: Path | None) -> Path:
         raise ConfigError("a folder, not a config file", where=str(path), fix=fix)
     raise ConfigError(
         "there is no such config file",
-        where=f"base of {beside}: {path}" if beside else str(path),
+        where=f"base of {named_in}: {path}" if named_in else str(path),
         fix=f"give a YAML file, or a built-in preset: {', '.join(known)}",
     )
 
 
 def _read(path: Path, above: tuple[Path, ...]) -> Entry:
-    """One file on top of what it is based on."""
+    """Read one file and merge it over its bases."""
     if path.resolve() in above:
         chain = " -> ".join(p.name for p in (*above, path))
         raise ConfigError(f"a config is based on itself: {chain}", where=str(path), fix="remove one `base:`")
@@ -126,7 +125,7 @@ def _read(path: Path, above: tuple[Path, ...]) -> Entry:
     if not isinstance(base.value, str):
         raise ConfigError("`base` must be one file or preset name", where=base.place, fix="base: quickstart")
     below = _read(_find(base.value, path), (*above, path.resolve()))
-    _make_room(below, (key for key in _REPLACES if _has(tree, key)))
+    _drop_replaced(below, (key for key in _REPLACES if _has(tree, key)))
     return merged(below, tree)
 
 
@@ -148,7 +147,7 @@ def _parse_file(path: Path, read: Callable[[Path, int], bytes]) -> Entry:
 
 def _with_overrides(tree: Entry, overrides: Sequence[str]) -> Entry:
     parsed = [parse_override(text) for text in overrides]
-    _make_room(tree, (key for key, value in parsed if key in _REPLACES and value.value is not None))
+    _drop_replaced(tree, (key for key, value in parsed if key in _REPLACES and value.value is not None))
     for key, value in parsed:
         _expand(tree, "sources", "path")
         _expand(tree, "clean", "step")
@@ -157,10 +156,10 @@ def _with_overrides(tree: Entry, overrides: Sequence[str]) -> Entry:
 
 
 def parse_override(text: str) -> tuple[str, Entry]:
-    """Dotted key and value of `key.path=value`.
+    """Parse `key.path=value` into a dotted key and a value.
 
     Raises:
-        ConfigError: it has another form, or the value is no YAML.
+        ConfigError: it has another form, or the value is not YAML.
     """
     place = f"override '{redact_argument(text)}'"
     key, equals, value = text.partition("=")
@@ -175,7 +174,7 @@ def parse_override(text: str) -> tuple[str, Entry]:
 
 
 def set_entry(tree: Entry, key: str, value: Entry) -> None:
-    """Put a value in its place; sections that are not there yet are made, list items are not."""
+    """Set a value under a dotted key; missing sections are created, missing list items are not."""
     *sections, last = key.split(".")
     entry = tree
     for depth, part in enumerate(sections, 1):
@@ -201,7 +200,7 @@ def _put(entry: Entry, part: str, value: Entry, key: str) -> None:
 
 
 def _expand(tree: Entry, name: str, key: str) -> None:
-    """Write `sources: a.jsonl` out as `sources: [{path: a.jsonl}]`, so that overrides can reach into it."""
+    """Expand `sources: a.jsonl` to `sources: [{path: a.jsonl}]`, so that overrides can address its keys."""
     data = tree.child("data")
     given = data.child(name) if data else None
     if given is None or given.value is None:
@@ -210,8 +209,8 @@ def _expand(tree: Entry, name: str, key: str) -> None:
     given.value = [Entry({key: item}, item.place) if isinstance(item.value, str) else item for item in items]
 
 
-def _make_room(tree: Entry, keys: Iterable[str]) -> None:
-    """Forget what the given keys, set above this tree, take the place of."""
+def _drop_replaced(tree: Entry, keys: Iterable[str]) -> None:
+    """Drop the keys of a tree that the given keys replace."""
     for key in keys:
         for replaced in _REPLACES[key]:
             section, _, name = replaced.partition(".")

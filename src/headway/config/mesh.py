@@ -1,4 +1,4 @@
-"""How workers are arranged: the degrees of every kind of parallelism, and who has which part."""
+"""The arrangement of workers: the degree of every kind of parallelism, and the place of each worker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headway.config.deepspeed import DEEPSPEED
-from headway.config.experts import dealing_problems
+from headway.config.experts import sharding_problems
 from headway.config.lanes import LaneGrid, divisors, nearest, resolve_lanes
 from headway.config.pipeline import split_problems
 from headway.core.errors import ConfigError
@@ -16,7 +16,7 @@ from headway.core.errors import ConfigError
 if TYPE_CHECKING:
     from headway.config.schema import Config, OptimizerConfig
 
-#: Strategies that cut each weight between workers.
+#: Strategies that shard each weight between workers.
 FULLY_SHARDED = ("zero3", "fsdp", "hsdp")
 #: Most groups of rows in the first matrix of a feed-forward layer, and so the most parts it can be cut into.
 _FFN_GROUPS = 16
@@ -24,10 +24,10 @@ _FFN_GROUPS = 16
 
 @dataclass(frozen=True)
 class MeshShape:
-    """Degrees of parallelism, from the outermost dimension, whose workers talk least, to the innermost.
+    """Degrees of parallelism, from the outermost dimension, which communicates least, to the innermost.
 
-    Worker numbers count through the innermost dimension first, so that tensor-parallel workers are neighbours, and so
-    on one machine.
+    Ranks count through the innermost dimension first, so that tensor-parallel workers are neighbours and share a
+    machine.
     """
 
     pp: int = 1
@@ -35,14 +35,14 @@ class MeshShape:
     dp_replicate: int = 1
     """Copies of what `dp_shard` workers hold together."""
     dp_shard: int = 1
-    """Workers that share the data and, where the strategy cuts them, weights and moments."""
+    """Workers that share the data and, if the strategy shards them, weights and moments."""
     cp: int = 1
     """Workers that share the positions of a row."""
     tp: int = 1
     """Workers that share each matrix."""
     ep: int = 1
-    """Workers that share the experts of a mixture. No dimension of its own: neighbours of one stage and one copy, among
-    which all others have tokens of their own too (see `headway.parallel.experts`)."""
+    """Workers that share the experts of a mixture. This is not a separate dimension: they are neighbours within one
+    stage and one copy that have different tokens (see `headway.parallel.experts`)."""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -57,22 +57,22 @@ class MeshShape:
 
     @property
     def arrangement(self) -> dict[str, int]:
-        """All that makes a mesh: `MeshShape(**arrangement)` is this one."""
+        """All fields that define the mesh: `MeshShape(**arrangement)` is equal to it."""
         return {**self.sizes, **({"ep": self.ep} if self.ep > 1 else {})}
 
     @property
     def size(self) -> int:
-        """Workers in all."""
+        """Total number of workers."""
         return math.prod(self.sizes.values())
 
     @property
     def data(self) -> int:
-        """Workers, or groups of them, that compute lanes of their own."""
+        """Number of workers, or groups of workers, that compute different lanes."""
         return self.dp_replicate * self.dp_shard
 
     @property
     def is_data_parallel(self) -> bool:
-        """Whether every worker computes lanes of its own."""
+        """Whether every worker computes different lanes."""
         return self.data == self.size
 
     @property
@@ -82,27 +82,27 @@ class MeshShape:
 
     @property
     def expert_replicas(self) -> int:
-        """Workers of a stage that have the same experts, and compute gradients of them from other tokens."""
+        """Workers of a stage that have the same experts and compute their gradients from different tokens."""
         return self.data * self.cp * self.tp // self.ep
 
     def replica_rank(self, rank: int) -> int:
-        """Which of the `replicas` a worker is."""
+        """Return the index of a worker among the `replicas`."""
         return self.data_rank(rank) * self.cp + self.coordinates(rank)["cp"]
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Place of a worker in every dimension."""
+        """Return the position of a worker in every dimension."""
         places: dict[str, int] = {}
         for name, degree in reversed(self.sizes.items()):
             rank, places[name] = divmod(rank, degree)
         return places
 
     def data_rank(self, rank: int) -> int:
-        """Which of the `data` parts of a global batch a worker computes, alone or with others."""
+        """Return which of the `data` parts of a global batch a worker computes, alone or with others."""
         places = self.coordinates(rank)
         return places["dp_replicate"] * self.dp_shard + places["dp_shard"]
 
     def ranks_along(self, rank: int, *dimensions: str) -> list[int]:
-        """The workers whose place differs from that of `rank`, if at all, in these dimensions only; in order."""
+        """Return the ranks, in order, whose position may differ from that of `rank` in these dimensions only."""
         mine = self.coordinates(rank)
         fixed = [name for name in mine if name not in dimensions]
         return [
@@ -116,10 +116,10 @@ class MeshShape:
 
 
 def resolve_mesh(config: Config, workers: int) -> MeshShape:
-    """The arrangement of a number of workers.
+    """Resolve the arrangement of a number of workers.
 
     Raises:
-        ConfigError: the degrees do not fit the workers, each other, or the model; the message has the nearest that do.
+        ConfigError: the degrees do not fit the workers, each other, or the model; the fix has the nearest that do.
     """
     for problem in _problems(config, workers):
         raise problem
@@ -130,8 +130,10 @@ def resolve_mesh(config: Config, workers: int) -> MeshShape:
 
 
 def effective_strategy(name: str, mesh: MeshShape) -> str:
-    """The strategy behind a name; without others that compute gradients of the same weights there is nobody to divide
-    anything with."""
+    """Return the strategy that a name stands for on a mesh.
+
+    A worker without replicas has no other worker to share state with, so its strategy is `single`.
+    """
     if name in DEEPSPEED:
         return name
     if mesh.replicas == 1:
@@ -140,7 +142,7 @@ def effective_strategy(name: str, mesh: MeshShape) -> str:
 
 
 def resolve_grid(config: Config, workers: int) -> LaneGrid:
-    """How the rows of a step are cut for a number of workers, of which several may compute a lane together.
+    """Resolve the grid of a step's rows for a number of workers, of which several may compute a lane together.
 
     Raises:
         ConfigError: as `resolve_mesh` and `resolve_lanes`.
@@ -149,14 +151,14 @@ def resolve_grid(config: Config, workers: int) -> LaneGrid:
 
 
 def _split(config: Config) -> int:
-    """Workers that compute one lane together."""
+    """Return the number of workers that compute one lane together."""
     return config.parallel.pipeline * config.parallel.context * config.parallel.tensor
 
 
 def _copies(config: Config, data: int) -> int:
     if config.parallel.replicate is not None:
         return config.parallel.replicate
-    # Two levels need two of each; without a word about machines, the smallest number of copies is taken.
+    # Two levels need at least two of each. The machines are unknown here, so take the smallest number of copies.
     return min((n for n in divisors(data) if n > 1), default=1) if config.parallel.strategy == "hsdp" else 1
 
 
@@ -174,23 +176,23 @@ def _problems(config: Config, workers: int) -> Iterator[ConfigError]:
     data = workers // split
     if parallel.strategy == "single" and data > 1:
         yield ConfigError(
-            f"strategy 'single' cannot use {data} workers for the data",
+            f"strategy 'single' cannot use {data} data-parallel workers",
             where="parallel.strategy, parallel.workers",
             fix=f"parallel.strategy=auto, or parallel.workers={split}",
         )
     elif parallel.strategy == "single" and parallel.context > 1:
         yield ConfigError(
-            "strategy 'single' sums no gradients, of which workers that share the positions of a row each have a part",
+            "strategy 'single' sums no gradients, but workers that share a row's positions each have a part of them",
             where="parallel.strategy, parallel.context",
             fix="parallel.strategy=auto",
         )
     yield from _replication(config, data)
     neighbours = data // _copies(config, data) * parallel.context * parallel.tensor
-    yield from dealing_problems(config, neighbours)
+    yield from sharding_problems(config, neighbours)
     if config.determinism == "elastic" and split > 1:
         yield ConfigError(
-            "determinism 'elastic' holds for workers that share the data; tensor, context and pipeline parallelism"
-            " change the order of sums with their degree",
+            "determinism 'elastic' holds for data parallelism only; the degrees of tensor, context and pipeline"
+            " parallelism change the order of sums",
             where="determinism, parallel.tensor, parallel.context, parallel.pipeline",
             fix="determinism=run, or leave those degrees at 1",
         )
@@ -200,26 +202,26 @@ def _problems(config: Config, workers: int) -> Iterator[ConfigError]:
 
 
 def _communication(config: Config) -> Iterator[ConfigError]:
-    """Ways of summing gradients that the strategy or the promise does not allow."""
+    """Check that the strategy and the determinism allow the way in which gradients are summed."""
     parallel, exact = config.parallel, config.determinism
     ways = {"compression": parallel.compression != "none", "reduce_precision": parallel.reduce_precision != "fp32"}
     for key in (key for key, wanted in ways.items() if wanted):
         where = f"parallel.{key}"
         if parallel.strategy not in ("auto", "ddp", "zero1"):
             yield ConfigError(
-                f"{key} is for gradients that every worker has whole, which '{parallel.strategy}' does not have",
+                f"{key} needs whole gradients on every worker, which '{parallel.strategy}' does not have",
                 where=f"{where}, parallel.strategy",
                 fix=f"parallel.strategy=ddp, or leave {where} out",
             )
         if exact == "elastic":
             yield ConfigError(
-                "determinism 'elastic' sums in fp32, whole; anything else would depend on the number of workers",
+                "determinism 'elastic' sums whole gradients in fp32; other sums would depend on the number of workers",
                 where=f"{where}, determinism",
                 fix=f"leave {where} out, or determinism={'off' if key == 'compression' else 'run'}",
             )
         elif key == "compression" and exact == "run":
             yield ConfigError(
-                "powersgd keeps what it has not sent yet outside of checkpoints, so a resumed run would differ",
+                "powersgd keeps unsent parts of gradients outside of checkpoints, so a resumed run would differ",
                 where=f"{where}, determinism",
                 fix=f"determinism=off, or leave {where} out",
             )
@@ -229,37 +231,37 @@ def _communication(config: Config) -> Iterator[ConfigError]:
     ):
         if parallel.compression != "none" and degree > 1:
             yield ConfigError(
-                f"powersgd takes whole matrices apart, of which {parts} workers have parts",
+                f"powersgd factorises whole matrices, but {parts} workers have parts of them",
                 where=f"parallel.compression, parallel.{key}",
                 fix=f"parallel.compression=none, or parallel.{key}=1",
             )
     others = [*(key for key, wanted in ways.items() if wanted), *(["replicate"] if parallel.replicate else [])]
     if len(others) > 1:
         yield ConfigError(
-            f"gradients can be summed in one special way at a time, not by {' and '.join(others)}",
+            f"these settings of how gradients are summed exclude each other: {', '.join(others)}",
             where=", ".join(f"parallel.{key}" for key in others),
             fix="keep one of them",
         )
 
 
 def needs_whole_rows(optimizer: OptimizerConfig) -> str | None:
-    """Why an optimizer cannot update parts of a matrix that are not whole rows of it; None when it can."""
+    """Return why an optimizer cannot update parts of a matrix that are not whole rows; None if it can."""
     if optimizer.name == "adafactor":
         return "adafactor keeps means of whole rows, which a part of a matrix does not have"
     if optimizer.name == "adamw8bit":
-        return "adamw8bit quantises blocks of up to 256 neighbours in a row, which are others when rows are cut"
+        return "adamw8bit quantises blocks of up to 256 neighbours in a row, and these blocks change when rows are cut"
     return None
 
 
-#: Optimizers of shards that stay where the workers meet.
+#: Optimizers of shards that communicate, so their state must stay on the device, with the reason.
 _NEEDS_THE_DEVICE = {
-    "adafactor": "adafactor adds up what workers have of a matrix",
-    "adamw8bit": "adamw8bit keeps its moments in parts where the workers meet",
+    "adafactor": "adafactor sums over the parts of a matrix on all workers",
+    "adamw8bit": "adamw8bit keeps its moments in shards on the device",
 }
 
 
 def _optimizer(config: Config, data: int) -> Iterator[ConfigError]:
-    """Optimizers and precisions that want whole matrices, where those are cut."""
+    """Check optimizers and precisions that need whole matrices where matrices are cut."""
     parallel, reason = config.parallel, needs_whole_rows(config.optimizer)
     shards = parallel.strategy in FULLY_SHARDED and data > 1
     parts = "tensor" if parallel.tensor > 1 else "expert" if parallel.expert > 1 else None
@@ -267,25 +269,25 @@ def _optimizer(config: Config, data: int) -> Iterator[ConfigError]:
         yield ConfigError(reason, where=f"optimizer.name, parallel.{parts}", fix="optimizer.name=lion")
     if config.optimizer.name == "adafactor" and shards and config.determinism == "elastic":
         yield ConfigError(
-            "adafactor adds up the rows of a matrix, and sums over workers round otherwise than sums on one",
+            "adafactor sums over the rows of a matrix, and sums over workers round differently from sums on one",
             where="optimizer.name, parallel.strategy, determinism",
             fix="parallel.strategy=zero2, or determinism=run",
         )
     if shards and config.optimizer.offload and config.optimizer.name in _NEEDS_THE_DEVICE:
         yield ConfigError(
-            f"{_NEEDS_THE_DEVICE[config.optimizer.name]}, which does not go from host memory",
+            f"{_NEEDS_THE_DEVICE[config.optimizer.name]}, so it cannot compute in host memory",
             where="optimizer.name, optimizer.offload",
             fix="optimizer.offload=false, or parallel.strategy=zero2",
         )
     if config.optimizer.offload and parallel.tensor > 1 and not shards:
         yield ConfigError(
-            "moments in host memory are those of whole parameters; tensor-parallel workers have none of those",
+            "moments in host memory belong to whole parameters, but tensor-parallel workers have parts of them",
             where="optimizer.offload, parallel.tensor",
             fix="optimizer.offload=false, or parallel.strategy=zero3",
         )
     if config.train.precision == "fp8" and parallel.tensor > 1:
         yield ConfigError(
-            "fp8 scales an operand by its largest value, which tensor-parallel workers see in parts",
+            "fp8 scales an operand by its largest value, but each tensor-parallel worker has only a part of it",
             where="train.precision, parallel.tensor",
             fix="train.precision=bf16, or parallel.tensor=1",
         )
@@ -295,28 +297,28 @@ def _replication(config: Config, data: int) -> Iterator[ConfigError]:
     strategy, copies = config.parallel.strategy, config.parallel.replicate
     if strategy == "hsdp" and (data < 4 or len(divisors(data)) < 3):
         yield ConfigError(
-            f"hsdp arranges workers in two levels, copies and shards, which {data} workers for the data cannot fill",
+            f"hsdp arranges workers in two levels, copies and shards; {data} data-parallel workers cannot fill both",
             where="parallel.strategy, parallel.workers",
             fix="parallel.strategy=fsdp, or four workers or more",
         )
     elif copies is not None and (data % copies or (strategy == "hsdp" and copies in (1, data))):
         inner = [n for n in divisors(data) if n not in (1, data)] if strategy == "hsdp" else divisors(data)
         yield ConfigError(
-            f"{data} workers for the data cannot be arranged as {copies} copies"
+            f"{data} data-parallel workers cannot be arranged as {copies} copies"
             + (" of at least two shards" if strategy == "hsdp" else ""),
             where="parallel.replicate",
             fix=f"parallel.replicate={nearest(copies, inner)}",
         )
     elif copies not in (None, 1) and strategy not in ("auto", "ddp", "hsdp"):
         yield ConfigError(
-            f"strategy '{strategy}' has one level; copies are for 'hsdp' and 'ddp'",
+            f"strategy '{strategy}' has one level; only 'hsdp' and 'ddp' have copies",
             where="parallel.replicate, parallel.strategy",
             fix="leave parallel.replicate out, or parallel.strategy=hsdp",
         )
 
 
 def _model(config: Config) -> Iterator[ConfigError]:
-    """What the shape of the model must allow; a pretrained one is known only when it is read."""
+    """Check that the shape of the model can be divided; that of a pretrained model is known only after it is read."""
     model, parallel = config.model, config.parallel
     heads, layers = model.kv_heads or model.heads, model.layers
     if heads and heads % parallel.tensor:
@@ -328,7 +330,7 @@ def _model(config: Config) -> Iterator[ConfigError]:
     groups = ffn_groups(model.ffn_dim) if model.ffn_dim else 0
     if groups % parallel.tensor:
         yield ConfigError(
-            f"the feed-forward width of {model.ffn_dim} comes in {groups} groups, which {parallel.tensor}"
+            f"the feed-forward width of {model.ffn_dim} has {groups} groups, which {parallel.tensor}"
             " tensor-parallel workers cannot share evenly",
             where="parallel.tensor, model.ffn_dim",
             fix=f"parallel.tensor={nearest(parallel.tensor, divisors(math.gcd(groups, heads or groups)))}",
@@ -346,19 +348,19 @@ def _model(config: Config) -> Iterator[ConfigError]:
 
 
 def _compiled(config: Config) -> Iterator[ConfigError]:
-    """Where torch.compile (tried: 2.13) fails on matrices that are cut between workers."""
+    """Check for cases in which torch.compile (tested: 2.13) fails on matrices that are cut between workers."""
     if not config.train.compile or config.parallel.tensor == 1:
         return
     if config.train.activation_checkpointing == "full":
         yield ConfigError(
-            "torch.compile cannot compute whole layers again where workers share their matrices: it takes the mesh of"
-            " the workers for a tensor to be kept",
+            "torch.compile cannot recompute whole layers under tensor parallelism: it treats the mesh of the workers as"
+            " a tensor to keep",
             where="train.compile, train.activation_checkpointing, parallel.tensor",
             fix="train.activation_checkpointing=selective, or train.compile=false",
         )
     if config.parallel.strategy in FULLY_SHARDED:
         yield ConfigError(
-            f"torch.compile computes something else where tensor parallelism and '{config.parallel.strategy}' both cut"
+            f"torch.compile computes wrong values if tensor parallelism and '{config.parallel.strategy}' both cut"
             " matrices",
             where="train.compile, parallel.strategy, parallel.tensor",
             fix="parallel.strategy=zero2, or train.compile=false",
@@ -366,14 +368,14 @@ def _compiled(config: Config) -> Iterator[ConfigError]:
 
 
 def row_parts(config: Config) -> int:
-    """Equal parts that the positions of every row are cut into."""
+    """Return the number of equal parts into which the positions of every row are cut."""
     parallel = config.parallel
-    # Each of several context-parallel workers has a part from the front of a row and one from its end.
+    # Each of several context-parallel workers has one part from the front of a row and one from its end.
     return parallel.context * parallel.tensor * (2 if parallel.context > 1 else 1)
 
 
 def _positions(config: Config) -> Iterator[ConfigError]:
-    """Rows of every length that will come must be cut into equal parts."""
+    """Check that rows of all lengths can be cut into equal parts."""
     parallel, parts = config.parallel, row_parts(config)
     lengths = {"train.sequence_length": config.train.sequence_length}
     for number, stage in enumerate(config.data.mixture.stages):
@@ -382,20 +384,23 @@ def _positions(config: Config) -> Iterator[ConfigError]:
     for key, length in lengths.items():
         if length % parts:
             yield ConfigError(
-                f"rows of {length} tokens cannot be cut into {parts} equal parts, which context {parallel.context}"
-                f" x tensor {parallel.tensor} takes",
+                f"rows of {length} tokens cannot be cut into {parts} equal parts, as context {parallel.context}"
+                f" x tensor {parallel.tensor} requires",
                 where=f"{key}, parallel.context, parallel.tensor",
                 fix=f"a length of {-(-length // parts) * parts}, or smaller degrees",
             )
 
 
 def ffn_groups(ffn_dim: int) -> int:
-    """Groups of rows in the first matrix of a feed-forward layer: the largest power of two that divides its width, up
-    to 16. A function of the shape alone, since it fixes the order of rows in checkpoints."""
+    """Return the groups of rows in the first matrix of a feed-forward layer.
+
+    It is the largest power of two up to 16 that divides the width. It depends on the shape alone, since it fixes the
+    order of rows in checkpoints.
+    """
     return math.gcd(ffn_dim, _FFN_GROUPS)
 
 
 def padded_rows(vocab_size: int, tensor: int) -> int:
-    """The least number of rows for a vocabulary that is a multiple of 64 and of the tensor-parallel degree."""
+    """Round a vocabulary up to a number of rows that is a multiple of 64 and of the tensor-parallel degree."""
     multiple = math.lcm(64, tensor)
     return -(-vocab_size // multiple) * multiple

@@ -1,4 +1,4 @@
-"""What pipeline parallelism asks of a config."""
+"""Checks of a config with pipeline parallelism."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def stages_per_worker(parallel: ParallelConfig) -> int:
-    """Stages that a worker of a pipeline has: one, or several when they are interleaved."""
+    """Return the number of stages per worker of a pipeline: one, or several if they are interleaved."""
     return (parallel.virtual_stages or 2) if parallel.pipeline_schedule == "interleaved" else 1
 
 
 def idle_share(parallel: ParallelConfig, micro_batches: int) -> float:
-    """Share of a step in which a worker waits for the others, when stages take equally long and sending no time.
+    """Return the share of a step in which a worker is idle, if stages take equally long and sending takes no time.
 
     With p workers, v stages on each and m micro-batches it is (p - 1) / (v m + p - 1): the bubble of Narayanan et al.
     2021, section 2.2, which they give as a share of the time without it, (p - 1) / (v m).
@@ -29,7 +29,7 @@ def idle_share(parallel: ParallelConfig, micro_batches: int) -> float:
 
 
 def split_problems(config: Config, layers: int | None) -> Iterator[ConfigError]:
-    """Why that many layers cannot be cut into the stages asked for; what depends on their number waits for it."""
+    """Yield why so many layers cannot be cut into the given stages; None for `layers` skips the checks that need it."""
     parallel = config.parallel
     if parallel.pipeline == 1:
         return
@@ -74,7 +74,7 @@ def split_problems(config: Config, layers: int | None) -> Iterator[ConfigError]:
 
 
 def _trial_problems(config: Config) -> Iterator[ConfigError]:
-    """What tries or scales a micro-batch by itself, where a schedule computes all of a lane."""
+    """Check for settings that handle micro-batches one by one; a pipeline computes all micro-batches of a lane."""
     train = config.train
     for key, yes, instead in (
         ("train.precision", train.precision == "fp16", "bf16"),
@@ -83,14 +83,14 @@ def _trial_problems(config: Config) -> Iterator[ConfigError]:
     ):
         if yes:
             yield ConfigError(
-                f"a pipeline's schedule computes the micro-batches of a lane together, which '{key}' wants one by one",
+                f"a pipeline's schedule computes the micro-batches of a lane together; '{key}' needs them one by one",
                 where=f"{key}, parallel.pipeline",
                 fix=f"{key}={instead}, or parallel.pipeline=1",
             )
 
 
 def micro_batch_problem(config: Config, grid: LaneGrid, micro_batches: int) -> ConfigError | None:
-    """Why the schedule cannot do with so many micro-batches in each lane, if it cannot."""
+    """Return why the schedule cannot run so many micro-batches in each lane; None if it can."""
     parallel = config.parallel
     stages, schedule = parallel.pipeline, parallel.pipeline_schedule
     if stages == 1 or schedule == "gpipe":
@@ -114,7 +114,7 @@ def micro_batch_problem(config: Config, grid: LaneGrid, micro_batches: int) -> C
 
 
 def _fewer_stages(layers: int, parallel: ParallelConfig) -> str:
-    """The nearest cut that the layers allow."""
+    """Return a fix with the largest number of stages that the layers allow."""
     each = stages_per_worker(parallel)
     if each > 1 and parallel.pipeline <= layers:
         fewer = layers // parallel.pipeline

@@ -1,4 +1,4 @@
-"""The section `preemption`: who is asked whether this machine will be taken away, and what is done then."""
+"""The section `preemption`: sources of preemption notices, and the reaction to them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ NoticeSource = Literal["aws", "gcp", "azure", "slurm"]
 
 
 class PreemptionConfig(Section):
-    """What is done when a machine is to be taken away ([preemption.md](preemption.md)). SIGTERM and SIGUSR1, as sent by
-    Kubernetes, Slurm and a shutdown, are always heeded."""
+    """The reaction to a notice that a machine will be taken away ([preemption.md](preemption.md)). SIGTERM and SIGUSR1,
+    as sent by Kubernetes, Slurm and a shutdown, are always handled."""
 
     watch: Literal["auto", "none"] | list[NoticeSource] = "auto"
-    """Whose notices are listened for, e.g. `[aws]`. `auto`: those of the cloud that this machine's firmware names, and
-    of Slurm inside one of its jobs."""
+    """Sources of notices to watch, e.g. `[aws]`. `auto`: the cloud that this machine's firmware names, and Slurm inside
+    a Slurm job."""
     grace_seconds: Annotated[float, Field(gt=0.0)] = 120.0
-    """How long before an announced end training saves and stops; what ends sooner stops it at once."""
+    """Training saves and stops this long before an announced end, or at once if the end is sooner."""
     on_rebalance: Literal["save", "stop", "ignore"] = "save"
-    """What AWS's rebalance recommendation alone does: it says that an interruption has become likely."""
+    """Reaction to AWS's rebalance recommendation, which only says that an interruption has become likely."""
     acknowledge: bool = True
-    """Tell Azure, when everything is saved, that its event may begin; else the machine idles until the announced
-    time."""
+    """Approve Azure's event once everything is saved; otherwise the machine idles until the announced time."""
     endpoints: dict[NoticeSource, str] = {}
-    """Addresses of metadata services in place of the clouds' own, e.g. `{aws: http://127.0.0.1:1338}`."""
+    """Addresses that replace the metadata services of the clouds, e.g. `{aws: http://127.0.0.1:1338}`."""

@@ -1,4 +1,4 @@
-"""The reference in Markdown and the JSON Schema, generated from the schema so that they cannot be out of date."""
+"""The reference in Markdown and the JSON Schema, both generated from the schema, so that they are never out of date."""
 
 from __future__ import annotations
 
@@ -30,19 +30,22 @@ values this config starts from.
 
 
 def reference() -> str:
-    """All keys as Markdown tables, a section each, with a final line break."""
+    """Write all keys as Markdown tables, one for each section, with a final line break."""
     parts = [_HEAD, _table("Top level", Config, "")]
     for name, info in Config.model_fields.items():
         if name == "segments":
-            continue  # nobody writes them
+            continue  # written by Headway only
         parts += [_table(title, model, prefix) for title, model, prefix in _sections(info, name)]
     return "\n".join(parts) + "\n"
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema of a config file, for editors: with `base`, and with sources and steps given by their names alone."""
+    """Build the JSON Schema of a config file, for editors: with `base`, and with short forms of sources and steps."""
     schema = Config.model_json_schema(schema_generator=_SchemaGenerator)
-    base = {"type": "string", "description": "File beside this one, or built-in preset, that this config starts from."}
+    base = {
+        "type": "string",
+        "description": "File relative to this one, or built-in preset, that this config starts from.",
+    }
     schema["properties"] = {"base": base, **schema["properties"]}
     for model in _models(Config):
         described = schema if model is Config else schema["$defs"][model.__name__]
@@ -64,7 +67,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _accept_names(field: dict[str, Any], name: dict[str, Any]) -> None:
-    """Let a list of sections be given as one section, and each section by its name alone."""
+    """Allow one section in place of a list of sections, and a name in place of a section."""
     item = {"anyOf": [name, field.pop("items")]}
     array = {"type": field.pop("type"), "items": item}
     if "minItems" in field:
@@ -73,7 +76,7 @@ def _accept_names(field: dict[str, Any], name: dict[str, Any]) -> None:
 
 
 class _SchemaGenerator(GenerateJsonSchema):
-    """Shows the defaults of intervals as people write them."""
+    """A generator that shows the defaults of intervals as people write them."""
 
     def encode_default(self, dft: Any) -> Any:
         return str(dft) if isinstance(dft, Interval) else super().encode_default(dft)
@@ -81,7 +84,7 @@ class _SchemaGenerator(GenerateJsonSchema):
 
 def _sections(info: FieldInfo, path: str) -> Iterator[tuple[str, type[BaseModel], str]]:
     for model in sections_of(info.annotation):
-        # One of several kinds of section is told by a key of its own: `step: length`.
+        # The key `step` distinguishes several kinds of a section: `step: length`.
         kind = model.model_fields.get("step")
         yield f"`{path}`" + (f", `step: {kind.default}`" if kind else ""), model, f"{path}."
         for name, child in model.model_fields.items():
@@ -89,15 +92,15 @@ def _sections(info: FieldInfo, path: str) -> Iterator[tuple[str, type[BaseModel]
 
 
 def _models(model: type[BaseModel]) -> set[type[BaseModel]]:
-    """A section and all sections below it."""
+    """Return a section and all sections below it."""
     children = {child for info in model.model_fields.values() for child in sections_of(info.annotation)}
     return {model}.union(*(_models(child) for child in children))
 
 
 def descriptions(model: type[BaseModel]) -> dict[str, str]:
-    """What the texts under the fields of a section say, by field.
+    """Return the docstrings of a section's fields, by field.
 
-    Read from the source when somebody asks: pydantic would do so in every command, for a twentieth of a second.
+    They are read from the source on demand: pydantic would read them in every command, at a twentieth of a second.
     """
     found: dict[str, str] = {}
     for owner in reversed(model.__mro__):
@@ -118,7 +121,7 @@ def _classes(module: str) -> dict[str, ast.ClassDef]:
 
 
 def sections_of(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The sections that a field may hold, by itself, in lists or as one of several."""
+    """Yield the sections that a field may hold, including those in lists and unions."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in typing.get_args(annotation):
@@ -175,7 +178,7 @@ def _default(info: FieldInfo) -> str:
         return "none"
     if isinstance(value, list) and all(isinstance(item, BaseModel) for item in value):
         return "`" + ", ".join(str(getattr(item, "path", item)) for item in value) + "`"
-    # As a config or an override has it: `false`, `[0.9, 0.95]`.
+    # As written in a config or an override: `false`, `[0.9, 0.95]`.
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     return f"`{list(value) if isinstance(value, tuple) else value}`"

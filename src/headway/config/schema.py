@@ -1,7 +1,7 @@
-"""What a run is: one schema, whose descriptions are the reference documentation.
+"""The schema of a config. Its descriptions are the reference documentation.
 
-Everything here is plain data. Values that follow from others (a model's shape from its preset, steps from tokens) are
-filled in by `Config.resolved`, so that a resolved config is complete: running it again gives the same run.
+Everything here is plain data. `Config.resolved` fills in values that follow from others (a model's shape from its
+preset, steps from tokens). A resolved config is complete: running it again gives an identical run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from headway.config.shapes import SHAPES
 from headway.config.supervise import SuperviseConfig
 from headway.config.units import SHARE_OR_INTERVAL, Interval, StepInterval, Tokens, share_or_interval, written
 
-#: Of a run, which is the name of its folder too.
+#: Name of a run, and so of its folder.
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 CALLBACK_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 
@@ -44,12 +44,12 @@ class ModelConfig(Section):
     """The native decoder of the Llama family, or a Hugging Face checkpoint of that family to start from."""
 
     preset: str | None = None
-    """A named shape (`headway models` lists them); keys given beside it win."""
+    """A named shape (`headway models` lists them); other keys of this section override it."""
     from_pretrained: LocalPath | None = None
-    """Folder of a Hugging Face checkpoint (Llama, Mistral, Qwen3, Mixtral, Qwen3-MoE, GLM-4-MoE): shape and first
-    weights come from it. A run that goes on needs it too, though its weights are those of its checkpoint."""
+    """Folder of a Hugging Face checkpoint (Llama, Mistral, Qwen3, Mixtral, Qwen3-MoE, GLM-4-MoE): shape and
+    initial weights come from it. A resumed run needs it too, though its weights come from its own checkpoint."""
     vocab_size: PositiveInt | None = None
-    """Rows of the embedding; the token store's vocabulary, rounded up to a multiple of 64, when not given."""
+    """Rows of the embedding; the token store's vocabulary rounded up to a multiple of 64 when not given."""
     dim: PositiveInt | None = None
     """Width of the residual stream."""
     layers: PositiveInt | None = None
@@ -63,27 +63,28 @@ class ModelConfig(Section):
     ffn_dim: PositiveInt | None = None
     """Inner width of the SwiGLU feed-forward layer."""
     experts: PositiveInt | None = None
-    """Routed experts of a layer, in place of one feed-forward layer (docs/mixture-of-experts.md)."""
+    """Routed experts of a layer, which replace its feed-forward layer
+    ([mixture-of-experts.md](mixture-of-experts.md))."""
     experts_per_token: PositiveInt = 2
     """Routed experts that compute each token (top-k); their weights add up to 1."""
     shared_experts: Annotated[int, Field(ge=0)] = 0
-    """Experts that compute every token besides (Dai et al. 2024, section 3.2)."""
+    """Additional experts that compute every token (Dai et al. 2024, section 3.2)."""
     expert_ffn_dim: PositiveInt | None = None
     """Inner width of an expert; `ffn_dim` when not given."""
     dense_layers: Annotated[int, Field(ge=0)] = 0
     """First layers that keep a feed-forward layer of width `ffn_dim`."""
     router_score: Literal["softmax", "sigmoid"] = "softmax"
-    """How logits of the router become scores: over all experts, or each by itself (DeepSeek-V3, section 2.1.2)."""
+    """How logits of the router become scores: over all experts, or for each alone (DeepSeek-V3, section 2.1.2)."""
     router_z_loss: Annotated[float, Field(ge=0.0)] = 0.001
     """Weight of the router z-loss, a token's squared log-sum-exp (Zoph et al. 2022, equation 5), in each layer."""
     balance_bias_rate: Annotated[float, Field(ge=0.0)] | None = None
-    """Balances loads by a bias of each expert that moves by this much per step and counts in the choice of experts only
-    (Wang et al. 2024). When not given 0.001 with sigmoid scores, 0 with softmax."""
+    """Balances loads by a bias of each expert that moves by this much per step and affects only the choice of experts
+    (Wang et al. 2024). When not given, 0.001 with sigmoid scores and 0 with softmax."""
     balance_loss: Annotated[float, Field(ge=0.0)] | None = None
-    """Weight of the load-balancing loss (Fedus et al. 2021, equation 4) in each layer. When not given 0.01 with softmax
-    scores, 0 with sigmoid."""
+    """Weight of the load-balancing loss (Fedus et al. 2021, equation 4) in each layer. When not given, 0.01 with
+    softmax scores and 0 with sigmoid."""
     max_sequence_length: PositiveInt = 2048
-    """Longest sequence the model is meant for."""
+    """Longest sequence that the model is meant for."""
     rope_theta: Annotated[float, Field(gt=0.0)] = 10_000.0
     """Base of the rotary embedding (Su et al. 2021, section 3.2.2)."""
     norm_eps: Annotated[float, Field(ge=0.0)] = 1e-5
@@ -93,11 +94,11 @@ class ModelConfig(Section):
     tie_embeddings: bool = False
     """Use the embedding matrix as the output projection too."""
     sliding_window: PositiveInt | None = None
-    """Attend to this many last positions only (Mistral); full causal attention when not given."""
+    """Attend only to this many last positions (Mistral); full causal attention when not given."""
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Dropout on the outputs of attention and feed-forward layers."""
     init_std: Annotated[float, Field(gt=0.0)] = 0.02
-    """Standard deviation of the first weights; output projections of a layer get 1/sqrt(2 * layers) of it."""
+    """Standard deviation of the initial weights; output projections of a layer get 1/sqrt(2 * layers) of it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -114,7 +115,7 @@ class ModelConfig(Section):
         }
 
     @model_validator(mode="after")
-    def _shape_is_whole(self) -> Self:
+    def _check_shape(self) -> Self:
         if self.from_pretrained is not None:
             return self
         missing = [key for key in ("dim", "layers", "heads", "ffn_dim") if getattr(self, key) is None]
@@ -135,19 +136,19 @@ class ModelConfig(Section):
 
 @dataclass(frozen=True)
 class _Asked:
-    """What was given in tokens before it became steps. No part of what a config is equal by."""
+    """Values that were given in tokens before they became steps. Equality of configs ignores them."""
 
     is_known: bool = field(default=False, compare=False)
     tokens: int | None = field(default=None, compare=False)
     batch_ramp: tuple[BatchStage, ...] = field(default=(), compare=False)
     steps: int | None = field(default=None, compare=False)
-    """The steps that these have become ..."""
+    """The steps that `tokens` became."""
     made: list[BatchStage] | None = field(default=None, compare=False)
-    """... and the ramp. Where a config has others by now, somebody has given those."""
+    """The ramp in steps that `batch_ramp` became. If a config now has another ramp, it was given since."""
 
 
 class TrainConfig(Section):
-    """How much is trained, on how much at a time, in which arithmetic."""
+    """Length of training, batch sizes and arithmetic."""
 
     steps: PositiveInt | None = None
     """Optimizer steps. Give this or `tokens`."""
@@ -158,21 +159,22 @@ class TrainConfig(Section):
     global_batch: Annotated[int | str, WithJsonSchema(written("rows", "tokens"))] = 32
     """Rows in one optimizer step, over all workers; or tokens: `64Ki tokens`."""
     batch_ramp: list[BatchStage] = []
-    """Smaller batches to begin with, e.g. `[{global_batch: 64, until: 1B tokens}]` ([batch-ramp.md](batch-ramp.md))."""
+    """Smaller batches at the beginning, e.g. `[{global_batch: 64, until: 1B tokens}]`
+    ([batch-ramp.md](batch-ramp.md))."""
     micro_batch: PositiveInt | Literal["auto"] | None = None
     """Rows in one forward pass; the largest divisor of a lane up to 8 when not given. `auto`: the largest that fits
-    into memory, tried at the start and kept by the checkpoint."""
+    into memory, found by trial at the start and kept in the checkpoint."""
     trial_step: bool | None = None
-    """Compute one gradient of the largest shape before the first step, so that memory runs out at once if at all; on
-    GPUs when not given."""
+    """Compute one gradient of the largest shape before the first step, so that a lack of memory shows at once; on GPUs
+    when not given."""
     lanes: PositiveInt | Literal["auto"] = "auto"
     """Data-parallel units of a step: workers share lanes. `auto`: the number of workers, or up to 8 when `elastic`."""
     precision: Literal["fp32", "tf32", "bf16", "fp16", "fp8"] = "fp32"
-    """Arithmetic of matrix products; weights and moments are kept in fp32 in every case. `tf32`: GPUs from Ampere on;
-    `fp16` with dynamic loss scaling; `fp8` through torchao: GPUs from Ada and Hopper on."""
+    """Arithmetic of matrix products; weights and moments are always kept in fp32. `tf32`: GPUs from Ampere on; `fp16`:
+    with dynamic loss scaling; `fp8`: through torchao, on GPUs from Ada and Hopper on."""
     compile: bool | Literal["auto"] = False
     """Run the model through torch.compile. `auto`: if that saves more time than it takes, measured once on one layer
-    and kept by the checkpoint ([performance.md](performance.md))."""
+    and kept in the checkpoint ([performance.md](performance.md))."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """`full` recomputes each layer in the backward pass: least memory, about a third more compute. `selective` keeps
     the outputs of attention and of every second matrix product, and recomputes the rest."""
@@ -181,16 +183,16 @@ class TrainConfig(Section):
     skip_limit: PositiveInt = 10
     """Steps with a non-finite loss or gradient are skipped; this many in a row end the run."""
     device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
-    """`auto` takes the first of cuda, mps, cpu that is there."""
+    """`auto` takes the first available one of cuda, mps, cpu."""
 
     @field_validator("global_batch", mode="before")
     @classmethod
-    def _batch_is_a_quantity(cls, value: Any) -> Any:
+    def _check_quantity(cls, value: Any) -> Any:
         return batch_quantity(value)
 
     @property
     def global_batch_rows(self) -> int:
-        """Rows in one optimizer step, after the ramp if there is one: the most that a step has."""
+        """Rows in one optimizer step, after the ramp if there is one; no step has more."""
         return batch_rows(self.global_batch, self.sequence_length)
 
     @property
@@ -199,7 +201,7 @@ class TrainConfig(Section):
         return self.global_batch_rows * self.sequence_length
 
     _before: tuple[Batches, int] | None = PrivateAttr(default=None)
-    # The batches of the steps that were done with another config, and the step where they end: `Config.segments`.
+    # The batches of earlier segments and the step where they end: `Config.segments`.
     _asked: _Asked = PrivateAttr(default_factory=lambda: _Asked())
 
     @property
@@ -208,32 +210,32 @@ class TrainConfig(Section):
         return self._batches_of(self.batch_ramp)
 
     def in_whole_steps(self) -> TrainConfig:
-        """Return the same with steps for whatever is given in tokens, which is not forgotten: see `after`."""
+        """Convert everything that is given in tokens to steps. The tokens are remembered for `after`."""
         return self._in_whole_steps(self.tokens, self.batch_ramp)
 
     def after(self, before: tuple[Batches, int] | None) -> TrainConfig:
-        """Return the same for a run that has done its first steps with other batches.
+        """Adapt this section to a run whose first steps had other batches.
 
-        What was asked for in tokens counts those of all steps, so it comes to other steps than in a run of its own.
+        An amount in tokens counts the tokens of all steps, so it becomes a different number of steps than in a new run.
 
         Args:
-            before: The batches of these steps, and where they end; None if there are none.
+            before: The batches of the first steps, and the step where they end; None if there are none.
         """
         train, asked = self.model_copy(), self._asked
         train._before = before
         if not asked.is_known or (asked.steps, asked.made) != (self.steps, self.batch_ramp):
-            return train  # given in steps, here or since
+            return train  # given in steps, originally or since
         return train._in_whole_steps(asked.tokens, asked.batch_ramp)
 
     def asked(self) -> dict[str, Any] | None:
-        """Return what was given in tokens, as JSON values for `asking`; None where nothing was."""
+        """Return the values that were given in tokens, as JSON for `asking`; None if there are none."""
         asked = self._asked
         if not asked.is_known:
             return None
         return {"tokens": asked.tokens, "batch_ramp": [stage.model_dump(mode="json") for stage in asked.batch_ramp]}
 
     def asking(self, asked: Mapping[str, Any] | None) -> TrainConfig:
-        """Return the same, which came as JSON, with what `asked` said of it; with None as if it was given in steps."""
+        """Restore the values that `asked` returned, after a round trip through JSON; None means given in steps."""
         train = self.model_copy()
         train._asked = _Asked()
         if asked is not None:
@@ -261,7 +263,7 @@ class TrainConfig(Section):
         return train
 
     @model_validator(mode="after")
-    def _length_is_given_once(self) -> Self:
+    def _check_length(self) -> Self:
         sizes = self.batches.sizes
         if self.steps is not None and self.tokens is not None:
             raise conflict("give steps or tokens, not both", "steps", "tokens")
@@ -273,23 +275,24 @@ class TrainConfig(Section):
         return self
 
 
-#: How much of a moment is kept from step to step; with all of it nothing would ever be learnt.
+#: Share of a moment that is kept from step to step; with 1, nothing would be learnt.
 DecayRate = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class OptimizerConfig(Section):
-    """How weights follow from gradients ([optimizers.md](optimizers.md)); decoupled weight decay on matrices only."""
+    """The update of weights from gradients ([optimizers.md](optimizers.md)); decoupled weight decay on matrices
+    only."""
 
     name: Literal["adamw", "muon", "lion", "adafactor", "adamw8bit"] = "adamw"
     """`adamw` (Loshchilov & Hutter 2019). `muon` (Jordan et al. 2024): orthogonalised momentum for matrices between
-    layers, AdamW for the rest. `lion` (Chen et al. 2023): signs of momentum; a learning rate 3 to 10 times smaller and
-    as much more decay. `adafactor` (Shazeer & Stern 2018): second moments by row and column. `adamw8bit`: moments in 8
-    bits, through torchao."""
+    layers, AdamW for the rest. `lion` (Chen et al. 2023): signs of momentum; use a learning rate 3 to 10 times smaller
+    and as much more decay. `adafactor` (Shazeer & Stern 2018): second moments by row and column. `adamw8bit`: moments
+    in 8 bits, through torchao."""
     learning_rate: Annotated[float, Field(gt=0.0)] = 3e-4
     """Peak learning rate; for `adafactor` relative to the root mean square of each parameter."""
     betas: tuple[DecayRate, DecayRate] = (0.9, 0.95)
-    """Decay rates of AdamW's first and second moments; of Lion's moment for the direction and over steps, (0.9, 0.99)
-    when not given."""
+    """Decay rates of AdamW's first and second moments. For Lion, of its moment in the direction and over steps; then
+    (0.9, 0.99) when not given."""
     momentum: DecayRate = 0.95
     """Decay rate of Muon's momentum."""
     eps: Annotated[float, Field(gt=0.0)] = 1e-8
@@ -302,7 +305,7 @@ class OptimizerConfig(Section):
     @model_validator(mode="after")
     def _fill_betas(self) -> Self:
         if self.name == "lion" and "betas" not in self.model_fields_set:
-            self.__dict__["betas"] = (0.9, 0.99)  # not as if it were given: under another name it is not wanted
+            self.__dict__["betas"] = (0.9, 0.99)  # stays unset, since another optimizer must not inherit it
         return self
 
 
@@ -321,16 +324,16 @@ class ScheduleConfig(Section):
     decay: ShareOrInterval = 0.2
     """Length of the final decay of `wsd`: a share of all steps, or an amount."""
     min_ratio: Share = 0.1
-    """Final learning rate as a share of the peak; of `rsqrt` the least there is."""
+    """Final learning rate as a share of the peak; for `rsqrt`, the least one."""
     unit: Literal["steps", "tokens"] = "steps"
-    """What progress, and shares of it, are measured in; with `train.batch_ramp` the two differ."""
+    """Unit of progress and of shares of it; with `train.batch_ramp` the two differ."""
     batch_scaling: Literal["none", "sqrt"] = "none"
     """`sqrt`: while `train.batch_ramp` has smaller batches, the rate is smaller by the square root of their share of
     `train.global_batch` (the rule for adaptive optimizers of Malladi et al. 2022)."""
 
     @field_validator("warmup", "decay", mode="before")
     @classmethod
-    def _share_or_interval(cls, value: Any) -> Any:
+    def _parse_lengths(cls, value: Any) -> Any:
         return share_or_interval(value)
 
 
@@ -338,30 +341,30 @@ class EvaluationConfig(Section):
     """Loss on the validation split."""
 
     every: StepInterval | None = None
-    """How often while training, in steps or tokens; the end of training is always evaluated."""
+    """How often during training, in steps or tokens; the end of training is always evaluated."""
     rows: PositiveInt | None = 256
     """Validation rows per evaluation, at most; all when null."""
 
 
 class TelemetryConfig(Section):
-    """What is recorded, and how often."""
+    """Records and reports."""
 
     log_every: PositiveInt = 10
     """Steps between lines on the screen; `metrics.jsonl` has every step."""
     state_hash_every: Annotated[int, Field(ge=0)] = 0
-    """Write the SHA-256 of every state tensor each so many steps (0: never); `headway verify` compares them."""
+    """Record the SHA-256 of every state tensor every so many steps (0: never); `headway verify` compares them."""
     report: bool = True
-    """Leave `report.html` in the run directory when training has finished."""
+    """Write `report.html` to the run directory when training has finished."""
     usd_per_hour: Annotated[float, Field(ge=0.0)] | None = None
-    """Price of all machines together; cost is shown only when this is known."""
+    """Price of all machines together; cost is shown only if this is given."""
     alert: Annotated[str, Field(min_length=1)] | None = None
-    """Command for the shell that is told of every warning while a run trains, and of attempts that end in trouble: a
-    line of JSON on its standard input (`run`, `what`, `host`, `time`), say for `curl -s -d @- https://...`. A token
-    comes from the environment: `$NAME`."""
+    """Shell command that is run for every warning during training and for every failed attempt. It gets a line of JSON
+    on standard input (`run`, `what`, `host`, `time`), for example for `curl -s -d @- https://...`. A token comes from
+    the environment: `$NAME`."""
     git_diff: Literal["local", "none", "full"] = "local"
     """Where uncommitted changes of the code are kept. `local`: in a file of the attempt; records, reports and
-    checkpoints have its hash and the names of changed files. `full`: in those too, without what looks like a
-    credential. `none`: nowhere."""
+    checkpoints have its hash and the names of changed files. `full`: also in records, reports and checkpoints, without
+    text that looks like a credential. `none`: nowhere."""
 
 
 class Config(Section):
@@ -372,9 +375,9 @@ class Config(Section):
     runs: LocalPath = Path("runs")
     """Folder that holds run directories."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Seed of everything random: first weights, order of the data, dropout."""
+    """Seed of everything random: initial weights, order of the data, dropout."""
     determinism: Literal["off", "run", "elastic"] = "run"
-    """`off`: fastest. `run`: same bits on the same layout, across kills. `elastic`: on any number of workers."""
+    """`off`: fastest. `run`: equal bits on an equal layout, even after kills. `elastic`: on any number of workers."""
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig(preset="4m")
     train: TrainConfig = TrainConfig()
@@ -388,27 +391,27 @@ class Config(Section):
     preemption: PreemptionConfig = PreemptionConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     callbacks: list[Annotated[str, Field(pattern=CALLBACK_PATTERN)]] = []
-    """Callbacks of your own, as `package.module:Class`, importable from the working directory: made without arguments
-    and called between steps, on every worker ([extending/callback.md](extending/callback.md))."""
+    """Your own callbacks, as `package.module:Class`, importable from the working directory. They are created without
+    arguments and called between steps, on every worker ([extending/callback.md](extending/callback.md))."""
     segments: list[Segment] = []
-    """What the rows of the run's steps follow from, where it was changed on the way (`--accept-changes`); the last one
-    holds now. Written by Headway, never by hand ([changing-a-run.md](changing-a-run.md))."""
+    """The parts of a run that was changed (`--accept-changes`), each with what determines its rows; the last one is
+    current. Written by Headway, never by hand ([changing-a-run.md](changing-a-run.md))."""
 
     @model_validator(mode="after")
-    def _batches_know_earlier_segments(self) -> Self:
+    def _pass_segments_to_batches(self) -> Self:
         self.train._before = batches_before(self.segments)
         return self
 
     def with_segments(self, segments: Sequence[Segment]) -> Config:
-        """The same config as the last of these segments of a run; without segments, as one that was never changed.
+        """Return this config as the last of these segments of a run; without segments, as that of an unchanged run.
 
-        What it asks for in tokens is counted over all of them.
+        Amounts in tokens count over all segments.
         """
         train = self.train.after(batches_before(segments))
         return self.model_copy(update={"segments": list(segments), "train": train})
 
     def of_segment(self, number: int) -> Config:
-        """A config that says of rows what one of the segments does; of all else, what this one does."""
+        """Return this config with the settings of one of its segments for everything that determines rows."""
         segment = self.segments[number]
         length = {
             "steps": segment.steps,
@@ -420,20 +423,20 @@ class Config(Section):
         sources = [SourceConfig(path=source.name, **dict(source)) for source in segment.sources]
         rows = {"packing": segment.packing, "document_mask": segment.document_mask, "mixture": segment.mixture}
         data = self.data.model_copy(update={"sources": sources, **rows})
-        # In steps already, by the batches of its own time.
+        # A segment is in steps already, by its own batches.
         changed = {"seed": segment.seed, "train": self.train.asking(None).model_copy(update=length), "data": data}
         return self.model_copy(update=changed).with_segments(self.segments[: number + 1])
 
     @property
     def run_directory(self) -> Path:
-        """Where the run lives."""
+        """Folder of the run."""
         return self.runs / self.name
 
     def resolved(self, trains: bool = True) -> Config:
-        """The complete config: steps take the place of tokens, the store gets its place from the name, and so on.
+        """Complete the config: tokens become steps, the store gets its path from the name, and so on.
 
         Args:
-            trains: It has to say how long to train; without that, `train.steps` may stay open.
+            trains: The config must give the length of training; otherwise `train.steps` may stay open.
 
         Raises:
             ConfigError: parts of the config contradict each other, or neither steps nor tokens is given.
@@ -450,7 +453,7 @@ class Config(Section):
                 "head_dim": model.head_dim or model.dim // model.heads,
                 **resolved_balance(model),
             }
-            # Not as if they were given: when `override` changes the shape, others follow from it.
+            # These keys stay unset: if `override` changes the shape, other values follow from it.
             model = ModelConfig.model_construct(set(model.model_fields_set), **{**dict(model), **follows})
         store = Path(str(self.data.store).replace("{name}", self.name))
         data = self.data.model_copy(update={"sources": named_sources(self.data.sources), "store": store})

@@ -1,8 +1,8 @@
-"""The segments of a run: what its rows follow from, where it was changed on the way.
+"""The segments of a run: what determines its rows, before and after each change of the run.
 
 A run whose config and data never change has none. An accepted change begins a segment at the step from which the run
-goes on. Each segment keeps all that the rows of its steps follow from, so that they stay a pure function of (segments,
-step), whatever the config and the store say by then.
+continues. Each segment keeps everything that determines the rows of its steps. So they stay a pure function of
+(segments, step), whatever the config and the store contain later.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 #: Rows of every part of the data, by source and row length.
 PartRows = Mapping[str, Mapping[int, Sequence[int]]]
 
-#: Key of a checkpoint's context.
+#: Key in the context of a checkpoint.
 SEGMENTS = "segments"
 
 Count = Annotated[int, Field(ge=0)]
 
 
 class SegmentSource(Section):
-    """What a mixture asks of one source."""
+    """Settings of a mixture for one source."""
 
     name: str
-    """As the token store calls it."""
+    """Name in the token store."""
     weight: float | None = None
     max_epochs: float | None = None
 
 
 class Segment(Section):
-    """Steps from `first_step` on, up to the next segment."""
+    """Steps from `first_step` to the next segment."""
 
     first_step: Count
     seed: Count
     steps: PositiveInt
-    """`train.steps`, of which stages may begin at a share."""
+    """`train.steps`, since stages may begin at a share of it."""
     sequence_length: PositiveInt
     row_tokens: PositiveInt | None = None
     """Tokens that a row counts as, where rows are samples of a dataset and `sequence_length` is 1."""
@@ -59,13 +59,13 @@ class Segment(Section):
     data: str
     """Fingerprint of the data."""
     rows: dict[str, dict[PositiveInt, list[Count]]]
-    """Rows of each source, by their length: of the data that the run began with, and of each part that has joined."""
+    """Rows of each source by row length: of the data that the run began with, and of each part added since."""
     shards: list[dict[str, list[str]]] = []
-    """Names of the shards of every part but the last, by source; the last part is all that is in no other one."""
+    """Names of the shards of every part but the last, by source; the last part holds all other shards."""
     new_epoch: bool = False
-    """The segment begins an epoch of all data anew (`--start-epoch`) instead of going on with the one under way."""
+    """The segment begins a new epoch of all data (`--start-epoch`) instead of continuing the current one."""
     changes: list[str] = []
-    """What was accepted, in words."""
+    """Descriptions of the accepted changes."""
 
     @classmethod
     def of(
@@ -74,20 +74,21 @@ class Segment(Section):
         first_step: int,
         data: str,
         rows: PartRows,
+        *,
         shards: Sequence[Mapping[str, Sequence[str]]] = (),
         new_epoch: bool = False,
         changes: Sequence[str] = (),
     ) -> Segment:
-        """The segment that a resolved config begins.
+        """Make the segment that a resolved config begins.
 
         Args:
             config: The config.
-            first_step: The segment's.
+            first_step: First step of the segment.
             data: Fingerprint of the data.
             rows: Rows of each part of the data, by source and row length.
             shards: Names of the shards of every part but the last.
-            new_epoch: It goes through all data anew.
-            changes: What was accepted, in words.
+            new_epoch: The segment begins a new epoch of all data.
+            changes: Descriptions of the accepted changes.
         """
         train, data_config = config.train, config.data
         assert train.steps is not None, "the config is resolved"
@@ -122,17 +123,17 @@ class Segment(Section):
         )
 
     def plans_as(self, other: Segment) -> bool:
-        """Whether the rows of the steps follow from the same in two segments, wherever they begin."""
-        beside = {"first_step", "new_epoch", "changes", "shards", "rows"}
+        """Return whether two segments determine the rows of steps alike, wherever they begin."""
+        ignored = {"first_step", "new_epoch", "changes", "shards", "rows"}
         if not any(isinstance(stage.start, float) or stage.change == "linear" for stage in self.mixture.stages):
-            beside.add("steps")
-        return self.model_dump(exclude=beside) == other.model_dump(exclude=beside)
+            ignored.add("steps")
+        return self.model_dump(exclude=ignored) == other.model_dump(exclude=ignored)
 
 
 def batches_of(segments: Sequence[Segment]) -> Batches:
-    """Return the rows and tokens of every step of a run with these segments, at least one.
+    """Return the batches of a run with these segments, at least one.
 
-    Whatever counts rows or tokens as a function of the step, or steps for an amount of tokens, asks these.
+    All conversions between steps, rows and tokens of the run use them.
     """
     batches: Batches | None = None
     for segment in segments:
@@ -143,14 +144,14 @@ def batches_of(segments: Sequence[Segment]) -> Batches:
 
 
 def batches_before(segments: Sequence[Segment]) -> tuple[Batches, int] | None:
-    """The batches of all segments but the last, and the step where that begins; None where there are no others."""
+    """Return the batches of all segments but the last, and the step where it begins; None for a single segment."""
     return (batches_of(segments[:-1]), segments[-1].first_step) if len(segments) > 1 else None
 
 
 def first_difference(before: Sequence[Segment], after: Sequence[Segment]) -> int | None:
-    """Return the first step whose rows may be others by `after` than by `before`; None if there is none.
+    """Return the first step whose rows may differ between two lists of segments; None if there is none.
 
-    Where there were none before, the run had not been changed yet: they differ where the second segment begins.
+    An empty `before` means that the run was not changed yet: the rows differ from the second segment on.
     """
     if not after:
         return None
@@ -163,19 +164,19 @@ def first_difference(before: Sequence[Segment], after: Sequence[Segment]) -> int
 
 
 def begin(segments: Sequence[Segment], start: Segment) -> tuple[list[Segment], int | None]:
-    """Begin a segment, which takes the place of all from its first step on.
+    """Begin a segment, which replaces all others from its first step on.
 
     Returns:
-        The segments from now on, and the first step whose rows may be others by that.
+        The new list of segments, and the first step whose rows may differ from before.
     """
     after = [*(segment for segment in segments if segment.first_step < start.first_step), start]
     return after, first_difference(segments, after)
 
 
 def up_to(ranges: Sequence[tuple[int, int]], step: int | None) -> list[tuple[int, int]]:
-    """Return ranges of steps (the first, and the one after the last) without what lies behind a step, if there is one.
+    """Cut ranges of skipped steps (first, end) at a step; None keeps them.
 
-    Steps that were to be left out are meant by their rows: where they have others since, nothing was decided of them.
+    A skipped step stands for its rows. Steps that have other rows since a change are no longer skipped.
     """
     if step is None:
         return list(ranges)

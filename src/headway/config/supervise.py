@@ -1,4 +1,4 @@
-"""The section `supervise`: what happens when a worker dies, hangs or is slow."""
+"""The section `supervise`: reactions to a worker that dies, hangs or is slow."""
 
 from __future__ import annotations
 
@@ -13,49 +13,49 @@ Seconds = Annotated[float, Field(gt=0.0)]
 
 
 class SuperviseConfig(Section):
-    """What happens when a worker dies, hangs or is slow ([supervision.md](supervision.md))."""
+    """Reactions to a worker that dies, hangs or is slow ([supervision.md](supervision.md))."""
 
     enabled: bool = True
-    """Train in processes of their own, watched and started again. `false`: one worker trains in the command's process,
-    as a debugger wants it, and whatever ends it ends the command."""
+    """Train in separate processes that are supervised and restarted. `false`: one worker trains in the command's
+    process, as a debugger needs it, and a failure ends the command."""
     max_failures: Annotated[int, Field(ge=0)] = 3
-    """So many failures within `failure_window` are answered with a new attempt; one more ends the run. Preemptions do
-    not count, and the same fault twice at the same step ends it at once."""
+    """Most failures within `failure_window` that lead to a new attempt; one more ends the run. Preemptions do not
+    count. A fault that repeats at the same step ends the run at once."""
     failure_window: Duration = Interval(3600, "seconds")
     """How long a failure counts."""
     restart_preempted: bool = False
-    """Go on, too, when workers were told to stop and the command itself was not (exit code 75). When not, the command
-    ends with 75 as well, for whoever started it to start it again."""
+    """Continue when workers, but not the command itself, were asked to stop (exit code 75). Otherwise the command ends
+    with 75 as well, so that its scheduler can start it again."""
     max_delay_seconds: Seconds = 60.0
-    """The first new attempt begins at once, each further one without progress twice as late as the one before, up to
-    this."""
+    """Longest delay before a new attempt. The first one begins at once; the delay doubles with each further one that
+    makes no progress."""
     hang_seconds: Seconds = 30.0
-    """A worker without a sign of life for this long, or for `hang_steps` steps if that is longer, is hung. Less than
-    `parallel.timeout_seconds`, or those that wait for it give up first."""
+    """A worker without a sign of life for this long, or for `hang_steps` steps if that is longer, counts as hung. Must
+    be less than `parallel.timeout_seconds`, or the workers that wait for it give up first."""
     hang_steps: Seconds = 10.0
-    """In median steps of this attempt. It is named after `hang_seconds`, or three times the longest silence of recent
-    steps, with a warning."""
+    """In median steps of this attempt. A warning names the worker after `hang_seconds`, or after three times the
+    longest silence of recent steps."""
     start_seconds: Seconds = 900.0
-    """The same until the first step is done: loading, compiling, warming up."""
+    """Like `hang_seconds`, until the first step is done: loading, compiling, warming up."""
     save_seconds: Seconds = 900.0
-    """The same while a state is handed over to be saved, which may have to wait for the write of an earlier one, and at
-    the end of an attempt."""
+    """Like `hang_seconds`, at the end of an attempt and while a state is handed over to be saved, which may wait for
+    the write of an earlier one."""
     data_seconds: Seconds = 300.0
-    """The same while a worker waits for data; after `hang_seconds` that is said."""
+    """Like `hang_seconds`, while a worker waits for data; after `hang_seconds` there is a warning."""
     slow_worker: Literal["warn", "restart"] = "warn"
-    """What to do about a worker that takes `slow_factor` times as long as the others."""
+    """Reaction to a worker that takes `slow_factor` times as long as the others."""
     slow_factor: Annotated[float, Field(gt=1.0)] = 3.0
-    """Of the median of the other workers' own time in a step."""
+    """Multiple of the median of the other workers' own time in a step."""
 
     load_ahead: bool = True
-    """Load what workers need into the supervisor, of which they are copies: after a failure the next ones start a
-    second or two faster, and what was loaded lies in memory once."""
+    """Import the libraries of workers in a process from which workers are forked. After a failure the next ones start a
+    second or two faster, and the libraries are in memory once."""
     grow_after: Duration = Interval(600, "seconds")
-    """With `parallel.min_workers`: how long a run with fewer workers waits before it tries all of them again; each time
-    in vain twice as long as the time before."""
+    """With `parallel.min_workers`: how long a run with fewer workers waits before it tries all of them again; doubled
+    after each failed try."""
 
     @model_validator(mode="after")
-    def _allowances_are_longer(self) -> Self:
+    def _check_timeouts(self) -> Self:
         for key in ("start_seconds", "save_seconds", "data_seconds"):
             if getattr(self, key) < self.hang_seconds:
                 raise conflict(f"{key} is shorter than hang_seconds", key, "hang_seconds")

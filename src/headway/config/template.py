@@ -11,14 +11,14 @@ class Part(NamedTuple):
 
     literal: str
     field: str | None
-    """A field's name, dots between the levels of a nested one; None at the template's end."""
+    """A field's name, with dots between the levels of a nested one; None at the end of the template."""
 
 
 def parse_template(template: str) -> tuple[Part, ...]:
-    """The parts of a template, in order. `{{` and `}}` stand for braces.
+    """Parse a template into its parts, in order. `{{` and `}}` stand for braces.
 
     Raises:
-        ValueError: its braces do not match, it names no field, or asks for a conversion or format.
+        ValueError: its braces do not match, it names no field, or has a conversion or format.
     """
     parts = []
     try:
@@ -32,7 +32,7 @@ def parse_template(template: str) -> tuple[Part, ...]:
             parts.append(Part(literal, name))
     except ValueError as error:
         text = str(error)
-        # The standard library's own words for unbalanced braces.
+        # The standard library's message for unbalanced braces.
         text = f"{text}; literal braces are written {{{{ and }}}}" if not text.startswith("'") else text
         raise ValueError(f"not a template: {text}") from None
     if not any(part.field for part in parts):
@@ -41,7 +41,7 @@ def parse_template(template: str) -> tuple[Part, ...]:
 
 
 def template_fields(template: str) -> list[str]:
-    """The fields that a template names, each once, in order.
+    """Return the distinct fields that a template names, in order.
 
     Raises:
         ValueError: see `parse_template`.

@@ -35,13 +35,13 @@ _SECONDS = {
     "d": 86400,
     "day": 86400,
 }
-# Commas only between thousands: "1,5B" is 1.5 billion to half of the world. Exponents of what there can be.
+# Commas only between thousands: in half of the world "1,5B" means 1.5 billion. Exponents have at most two digits.
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*)(?:\.[0-9]+)?(?:e[0-9]{1,2})?"
 _NUMBER = re.compile(rf"^\s*({_DIGITS})\s*([a-z]*)\s*([a-z]*)\s*$", re.IGNORECASE)
 
 
 def _split(text: str) -> tuple[Decimal, str, str]:
-    """Number (exact, so that 2.3B is a whole number) and up to two words."""
+    """Split a quantity into a number (exact, so that 2.3B is a whole number) and up to two words."""
     match = _NUMBER.match(text)
     if not match:
         point = "; the decimal sign is a point" if re.match(r"\s*[0-9]+,[0-9]", text) else ""
@@ -51,10 +51,10 @@ def _split(text: str) -> tuple[Decimal, str, str]:
 
 
 def parse_count(value: Any, unit: str) -> int:
-    """A whole number of `unit` ("tokens", "bytes", ...) from 64000, "64k", "64Ki" or "2B tokens".
+    """Parse a whole number of `unit` ("tokens", "bytes", ...) from 64000, "64k", "64Ki" or "2B tokens".
 
     Raises:
-        ValueError: the text is no quantity, has another unit, or is not a whole number.
+        ValueError: the text is not a quantity, has another unit, or is not a whole number.
     """
     if isinstance(value, bool) or value is None:
         raise ValueError(f"expected a number of {unit}, got {value!r}")
@@ -67,7 +67,7 @@ def parse_count(value: Any, unit: str) -> int:
     if not tail and scale.lower().rstrip("s") == unit.rstrip("s"):
         scale = ""
     if unit == "bytes" and scale.lower() == "b":
-        # Nobody who writes 100 B means a hundred billion bytes, and not everybody who writes 2B two.
+        # "100 B" never means a hundred billion bytes, and "2B" does not always mean two bytes.
         raise ValueError(f"'{value}' could be bytes or billions; write '{number} bytes' or '{number} GB'")
     if unit == "bytes" and scale.lower() not in _SCALES and scale.lower().endswith("b"):
         scale = scale[:-1]
@@ -80,11 +80,11 @@ def parse_count(value: Any, unit: str) -> int:
 
 
 def _either_case(text: str) -> str:
-    """A pattern of JSON Schema, which knows no flags, for a text in capitals or not."""
+    """Make a pattern ignore case; patterns of JSON Schema have no flags."""
     return re.sub(r"(?<!\\)[a-z]", lambda letter: f"[{letter[0]}{letter[0].upper()}]", text)
 
 
-#: The same, as patterns for editors. Something above zero is asked for everywhere.
+#: Quantities as patterns for editors; all must be above zero.
 _SCALE = "(k|m|b|g|t|ki|mi|gi|ti)?"
 _BYTES = "(k|m|g|t|ki|mi|gi|ti)"  # 2 B could be bytes or billions
 _ABOVE_ZERO = rf"(?=.*[1-9])\s*{_DIGITS.replace('(?:', '(')}\s*"
@@ -93,12 +93,12 @@ _PERCENT = r"\s*(100(\.0+)?|[0-9]{1,2}(\.[0-9]+)?)\s*%"
 
 
 def written(*units: str, number: bool = True, others: Sequence[str] = ()) -> dict[str, Any]:
-    """JSON Schema of a quantity above zero: a number, if it may be one, or a text in one of these units.
+    """Return the JSON Schema of a quantity above zero: a number, if allowed, or a text in one of these units.
 
     Args:
-        units: Of "tokens", "rows", "steps", "documents", "bytes" and "seconds".
-        number: Whether a unit can be left out, and then a scale be given alone.
-        others: Patterns, in small letters, of other texts that will do.
+        units: Some of "tokens", "rows", "steps", "documents", "bytes" and "seconds".
+        number: Allow a number, or a number with a scale, without a unit.
+        others: Lower-case patterns of further texts that are valid.
     """
     words = {"seconds": _TIME, "bytes": rf"({_BYTES}b?|{_BYTES}?\s*bytes?)"}
     patterns = [_ABOVE_ZERO + words.get(unit, rf"{_SCALE}\s*{unit}?") for unit in units]
@@ -108,7 +108,7 @@ def written(*units: str, number: bool = True, others: Sequence[str] = ()) -> dic
     return {"anyOf": [{"type": "integer", "minimum": 1}, text]} if number else text
 
 
-#: Mark whole numbers that may be given with a unit.
+#: JSON Schemas of whole numbers that may have a unit.
 TOKENS, BYTES = WithJsonSchema(written("tokens")), WithJsonSchema(written("bytes"))
 Tokens = Annotated[int, BeforeValidator(lambda v: parse_count(v, "tokens")), Field(ge=1), TOKENS]
 Bytes = Annotated[int, BeforeValidator(lambda v: parse_count(v, "bytes")), Field(ge=1), BYTES]
@@ -116,14 +116,14 @@ Bytes = Annotated[int, BeforeValidator(lambda v: parse_count(v, "bytes")), Field
 
 @dataclass(frozen=True)
 class Interval:
-    """How often something happens: every so many steps, tokens or seconds."""
+    """An interval between events, in steps, tokens or seconds."""
 
     amount: int
     unit: Literal["steps", "tokens", "seconds"]
 
     @classmethod
     def parse(cls, value: Any) -> Interval:
-        """From 500, "500 steps", "1B tokens", "10 min" or an Interval.
+        """Parse 500, "500 steps", "1B tokens", "10 min" or an Interval.
 
         Raises:
             ValueError: not an interval, or not positive.
@@ -138,7 +138,7 @@ class Interval:
             if (tail or first).lower().rstrip("s") == "token":
                 return cls._positive(parse_count(value, "tokens"), "tokens", value)
             if first == "m" and not tail:
-                # Ten million steps between checkpoints is never what "10m" was meant to say.
+                # "10m" between checkpoints was never meant as ten million steps.
                 raise ValueError(f"'{value}' could be minutes or millions; write '{number} min' or '{number}M steps'")
         return cls._positive(parse_count(value, "steps"), "steps", value)
 
@@ -173,31 +173,31 @@ class Interval:
         return {**written("steps", "tokens", "seconds"), "examples": [500, "1B tokens", "10 min"]}
 
 
-def _is_a_time(interval: Interval) -> Interval:
+def _check_is_time(interval: Interval) -> Interval:
     if interval.unit != "seconds":
         raise ValueError("this is a time; write for example '12 h' or '2 days'")
     return interval
 
 
 def parse_seconds(text: str) -> int:
-    """Whole seconds from "10 s", "2 min" or "1 h".
+    """Parse "10 s", "2 min" or "1 h" into whole seconds.
 
     Raises:
-        ValueError: that is no time, or less than a second.
+        ValueError: it is not a time, or is less than a second.
     """
-    return _is_a_time(Interval.parse(text)).amount
+    return _check_is_time(Interval.parse(text)).amount
 
 
-def _is_no_time(interval: Interval) -> Interval:
+def _check_is_not_time(interval: Interval) -> Interval:
     if interval.unit == "seconds":
         raise ValueError("this is a function of the step; give steps or tokens, not a time")
     return interval
 
 
 #: An interval in seconds only, and one in steps or tokens only.
-Duration = Annotated[Interval, AfterValidator(_is_a_time), WithJsonSchema(written("seconds", number=False))]
-StepInterval = Annotated[Interval, AfterValidator(_is_no_time), WithJsonSchema(written("steps", "tokens"))]
-#: A share from 0 to 1, a percentage, or so many steps or tokens.
+Duration = Annotated[Interval, AfterValidator(_check_is_time), WithJsonSchema(written("seconds", number=False))]
+StepInterval = Annotated[Interval, AfterValidator(_check_is_not_time), WithJsonSchema(written("steps", "tokens"))]
+#: JSON Schema of a share from 0 to 1, a percentage, or an amount of steps or tokens.
 SHARE_OR_INTERVAL = WithJsonSchema(
     {"anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, *written("steps", "tokens", others=[_PERCENT])["anyOf"]]}
 )
@@ -205,17 +205,17 @@ SHARE_OR_INTERVAL = WithJsonSchema(
 
 @dataclass(frozen=True)
 class Amount:
-    """So much of a source: a number of documents, or of bytes of text."""
+    """An amount of a source: a number of documents, or of bytes of text."""
 
     amount: int
     unit: Literal["documents", "bytes"]
 
     @classmethod
     def parse(cls, value: Any) -> Amount:
-        """From "10k documents", "2 GB" or an Amount.
+        """Parse "10k documents", "2 GB" or an Amount.
 
         Raises:
-            ValueError: not such an amount, or not positive.
+            ValueError: not an amount, or not positive.
         """
         if isinstance(value, Amount):
             return value
@@ -243,7 +243,9 @@ class Amount:
 
 
 def share_or_interval(value: Any) -> float | Interval:
-    """A number up to 1 with a point is a share; whole numbers are steps ('1' is one step, '1.0' is all).
+    """Parse a share or an interval: a number up to 1 with a point is a share, a whole number is steps.
+
+    So 1 is one step, and 1.0 is all steps.
 
     Raises:
         ValueError: not an amount of steps or tokens, or more than all of them.
@@ -251,8 +253,8 @@ def share_or_interval(value: Any) -> float | Interval:
     if isinstance(value, str) and value.strip().endswith("%"):
         percent, *words = _split(value.strip()[:-1])
         if any(words) or percent > 100:
-            raise ValueError(f"'{value}' is no share; write for example '2 %'")
+            raise ValueError(f"'{value}' is not a share; write for example '2 %'")
         return float(percent / 100)
     if isinstance(value, float) or value == 0:
         return float(value)
-    return _is_no_time(Interval.parse(value))
+    return _check_is_not_time(Interval.parse(value))

@@ -251,7 +251,7 @@ def _wanted(
     """The segment that the config would begin at a step."""
     if not joins:
         rows = _again(config, last, data)
-        segment = Segment.of(config, step, last.data, rows, last.shards)
+        segment = Segment.of(config, step, last.data, rows, shards=last.shards)
         return _as_dataset(segment, config) if is_dataset else segment
     try:
         joined = data.grown(config, last)
@@ -263,7 +263,7 @@ def _wanted(
     words = f"data was {last.data[:12]} and is now {data.fingerprint[:12]}" + (
         f": {joined.words}" if joined.words else ""
     )
-    segment = Segment.of(config, step, data.fingerprint, joined.rows, joined.shards, changes=[words])
+    segment = Segment.of(config, step, data.fingerprint, joined.rows, shards=joined.shards, changes=[words])
     return _as_dataset(segment, config) if is_dataset else segment
 
 

@@ -90,7 +90,7 @@ def test_lanes_and_micro_batches_divide_every_batch() -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"train": {"batch_ramp": [{"global_batch": 32, "until": "5 steps"}]}}, "followed by no more"),
+        ({"train": {"batch_ramp": [{"global_batch": 32, "until": "5 steps"}]}}, "not followed by more"),
         ({"train": {"batch_ramp": [{"global_batch": 8, "until": "10 min"}]}}, "not a time"),
         ({"train": {"batch_ramp": [*RAMP, {"global_batch": 24, "until": "3 steps"}]}}, "order"),
         ({"train": {"batch_ramp": RAMP, "micro_batch": 16}}, "not divisible by micro_batch"),

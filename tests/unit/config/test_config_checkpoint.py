@@ -40,21 +40,21 @@ def test_all_keys_survive_a_dump(tmp_path: Path) -> None:
     [
         ({"every": "often"}, "'often' is not"),
         ({"keep_for": "100 steps"}, "this is a time"),
-        ({"remote": {"url": "/mnt/x"}}, "is no URL; write s3://bucket/folder, or file:///mnt/shared"),
-        ({"remote": {"url": "https://x/y"}}, "nothing can be written to a web address"),
+        ({"remote": {"url": "/mnt/x"}}, "is not a URL; write s3://bucket/folder, or file:///mnt/shared"),
+        ({"remote": {"url": "https://x/y"}}, "a web address cannot be written to"),
         (
             {"remote": {"url": "s3://b", "options": {"secret": "x"}}},
             "checkpoint.remote.options.secret has a credential in it",
         ),
         ({"remote": {"every": "1 h"}}, "checkpoint.remote.url is missing"),
-        ({"failures_per_day": 1}, "is for checkpoint.every=auto only"),
+        ({"failures_per_day": 1}, "works only with checkpoint.every=auto"),
         ({"keep_best": 1}, "only the last step is evaluated"),
         ({"keep_best": 1, "keep_mode": "highest"}, "checkpoint.keep_mode"),
         (
             {"keep_best": 1, "keep_metric": "checkpoint/write_seconds"},
-            "not known of a step when its checkpoint is made",
+            "not known when the checkpoint of a step is made",
         ),
-        ({"keep_best": 1, "keep_metric": "goodput/ratio"}, "not known of a step when its checkpoint is made"),
+        ({"keep_best": 1, "keep_metric": "goodput/ratio"}, "not known when the checkpoint of a step is made"),
         ({"keep_best": 1, "keep_metric": "evaluation/los"}, "an evaluation gives evaluation/loss and evaluation/perp"),
     ],
 )

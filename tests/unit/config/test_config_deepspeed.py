@@ -137,8 +137,8 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, content: str | No
         ),
         ({"optimizer": {"name": "muon"}}, ["flat pieces", "muon"]),
         ({"train": {"compile": True}}, ["train.compile=false"]),
-        ({"parallel": {"strategy": "ddp", "deepspeed_config": "x.json"}}, ["no use for a DeepSpeed config"]),
-        ({"parallel": {"context": 2}}, ["all workers share the data"]),
+        ({"parallel": {"strategy": "ddp", "deepspeed_config": "x.json"}}, ["does not use a DeepSpeed config"]),
+        ({"parallel": {"context": 2}}, ["all workers are data parallel"]),
     ],
 )
 def test_what_does_not_go_together_is_refused(sections: dict[str, Any], words: list[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headway.config import Config, MeshShape, resolve_mesh
-from headway.config.experts import dealing_problems, decoder_problems, parallel_problems
+from headway.config.experts import decoder_problems, parallel_problems, sharding_problems
 from headway.core.errors import ConfigError
 
 MODEL = {"dim": 32, "layers": 2, "heads": 4, "ffn_dim": 64, "experts": 8}
@@ -36,13 +36,13 @@ def test_who_shares_experts_and_who_has_the_same() -> None:
         ({"parallel": {"expert": 3}}, 4, "to 3 of 4 workers", "parallel.expert=2"),
         ({"determinism": "elastic"}, 2, "lane by lane", "determinism=run"),
         ({"optimizer": {"offload": True}}, 2, "parts of some", "optimizer.offload=false"),
-        ({"train": {"micro_batch": "auto"}}, 2, "decide anew in every step", "train.micro_batch=1"),
+        ({"train": {"micro_batch": "auto"}}, 2, "in every step the routers decide", "train.micro_batch=1"),
     ],
 )
 def test_what_they_cannot_be_dealt_out_with(sections: dict[str, Any], neighbours: int, message: str, fix: str) -> None:
-    (problem,) = dealing_problems(config(**sections), neighbours)
+    (problem,) = sharding_problems(config(**sections), neighbours)
     assert message in problem.what and fix in str(problem.fix)
-    assert not list(dealing_problems(config(**{**sections, "parallel": {"expert": 1}}), neighbours))
+    assert not list(sharding_problems(config(**{**sections, "parallel": {"expert": 1}}), neighbours))
 
 
 @pytest.mark.parametrize(

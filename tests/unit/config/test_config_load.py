@@ -276,7 +276,7 @@ def test_sections_that_contradict_each_other_are_both_told(write: Any) -> None:
         ("train: {steps: 1}\nparallel: {workers: 3}", "32 rows cannot be shared evenly by 3 workers"),
         ("train: {steps: 1, lanes: 8}\nparallel: {workers: 3}", "8 lanes cannot be shared evenly by 3 workers"),
         ("train: {steps: 1}\ndata: {sources: [{path: a, name: x}, {path: b, name: x}]}", "2 sources are named 'x'"),
-        ("train: {steps: 1, sequence_length: 100, global_batch: 250 tokens}", "no whole number of rows"),
+        ("train: {steps: 1, sequence_length: 100, global_batch: 250 tokens}", "not a whole number of rows"),
         ("train: {steps: 1}\nmodel: {preset: 5m}", "unknown model preset '5m'"),
         ("train: {steps: 1}\nmodel: {dim: 64}", "set a preset"),
         ("train: {steps: 1}\nmodel: {preset: 4m, heads: 5}", "not divisible"),
@@ -299,9 +299,9 @@ def test_sections_that_contradict_each_other_are_both_told(write: Any) -> None:
         ("train: {steps: 1}\ncheckpoint: {keep: true}", "keep is a number, not true"),
         ("train: {steps: 1}\ntelemetry: {usd_per_hour: false}", "usd_per_hour is a number, not false"),
         ("train: {steps: 1}\nschedule: {warmup: x%}", "'x' is not a quantity"),
-        ("train: {steps: 1}\nschedule: {warmup: 500 %}", "'500 %' is no share"),
+        ("train: {steps: 1}\nschedule: {warmup: 500 %}", "'500 %' is not a share"),
         ("train: {steps: 1}\ncheckpoint: {every: 1.5 s}", "not a whole number of seconds"),
-        ("train: {steps: 1}\nparallel: {workers: ':2'}", "':2' is no range of workers"),
+        ("train: {steps: 1}\nparallel: {workers: ':2'}", "':2' is not a range of workers"),
         ("train: {steps: 1}\ndata: {sources: }", "at least 1 item"),
         ("train: {steps: 1}\nruns: ~nobody.here/runs", "'~nobody.here/runs' has no meaning here"),
     ],
@@ -381,8 +381,8 @@ def test_a_world_without_a_size_is_refused(write: Any, workers: str, monkeypatch
         ("name: !!python/name:os.system", "not YAML", ":1:7"),
         ("name: !!python/object/apply:os.system ['true']", "plain data only", ":1"),
         ("name: !!set {a, b}", "plain data only", ":1"),
-        ("seed: !!int abc", "'abc' is no int", ":1"),
-        ("seed: " + "9" * 5000, "is no int", ":1"),
+        ("seed: !!int abc", "'abc' is not a valid int", ":1"),
+        ("seed: " + "9" * 5000, "is not a valid int", ":1"),
         ("name: x\n---\nname: y", "not YAML", ":2:1"),
         ("? [a]\n: b", "a key must be a word", ":1"),
         ("a: &a [*a]", "alias", ""),
@@ -525,7 +525,7 @@ def test_keys_of_what_is_merged_are_looked_at_too(write: Any) -> None:
 
 def test_a_number_that_would_take_for_ever_to_read_is_none(write: Any) -> None:
     """Of base 60, in YAML 1.1."""
-    assert "is no int" in refusal(write("seed: !!int 1" + ":1" * 100_000)).what
+    assert "is not a valid int" in refusal(write("seed: !!int 1" + ":1" * 100_000)).what
 
 
 @pytest.mark.parametrize("text", ["a\x1b[31mb", "a\u202eb", "größer, 文字", "a\x7fb\n\tc", "\u2028"])

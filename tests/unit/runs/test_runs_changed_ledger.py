@@ -108,7 +108,7 @@ def check_runs(tokens: dict[str, int], attempts: list[dict[str, Any]]) -> None:
         try:
             go_through(Path(folder), tokens, attempts)
         except (ConfigError, DataError) as error:  # what cannot be asked for at all
-            known = ("would end at step", "followed by no more", "has the weight")
+            known = ("would end at step", "not followed by more", "has the weight")
             assert any(words in error.what for words in known), error
 
 

@@ -308,7 +308,7 @@ def test_adafactor_on_shards_is_pytorchs(shape: tuple[int, ...]) -> None:
 def test_moments_in_host_memory_are_of_whole_parameters_or_of_shards_but_not_of_parts() -> None:
     config = {"train": {"steps": 2}, "optimizer": {"offload": True}, "model": {"preset": "4m"}}
     Config.model_validate({**config, "parallel": {"strategy": "zero3", "workers": 2}}).resolved()
-    with pytest.raises(ConfigError, match="tensor-parallel workers have none"):
+    with pytest.raises(ConfigError, match="tensor-parallel workers have parts of them"):
         Config.model_validate({**config, "parallel": {"tensor": 2, "workers": 2}}).resolved()
 
 
