@@ -1,12 +1,12 @@
-"""Shards are checked against the manifest's SHA-256 when they are first opened, while training goes on.
+"""Background verification of shards against the manifest's SHA-256, when they are first opened.
 
-A thread reads each of them once, at the speed of the disk. What it has found right is marked in a file of the store, by
-what the system tells of a file (length, times, inode), so that other workers and later attempts need not read it again;
-a shard that another process is reading right now waits until that one is done. Where the store cannot be written or has
-no locks, every process checks for itself.
+A thread reads each shard once, at the speed of the disk, while training continues. It marks a verified shard in a file
+of the store, keyed by the file's metadata (length, times, inode), so that other workers and later attempts skip it. A
+shard that another process is reading waits for that process. If the store cannot be written or has no locks, every
+process verifies for itself.
 
-Rows of a shard may be used before it has been read through. So who saves a state asks first (`settle`), and what is
-found wrong ends the run.
+Training may use rows of a shard before its verification is done. So a checkpoint save first waits for pending
+verifications (`wait_verified`), and a damaged shard ends the run.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ import numpy as np
 from headway.core.errors import DataError
 from headway.core.foreign import open_regular
 
-#: File of a store with the marks.
+#: File of the store with the marks of verified shards.
 VERIFIED = ".verified"
 _BLOCK = 2**22
-# The file of marks is a table of so many places, most of which are a hole in it.
+# The mark file is a sparse hash table with this many entries.
 _PLACES, _MARK_BYTES = 2**20, 16
-# Seconds between two looks for what another process is at, and while somebody waits.
-_LOOK_SECONDS = 0.05
-# Bytes a second that are expected while none have been read.
+# Seconds between polls of a shard that another process verifies, and of the queue in `wait_verified`.
+_POLL_SECONDS = 0.05
+# Assumed bytes per second before the first measurement.
 _EXPECTED = 2e8
-# The thread is to leave the processor to training.
+# Low priority: training needs the processor.
 _NICE = 10
 
 
 class WrongShardError(DataError):
-    """A shard that training has opened is not what the manifest says."""
+    """A shard that training has opened does not match the manifest."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class ShardChecker:
 
     Args:
         store: Folder of the store.
-        dtype: Of its ids.
-        vocab_size: Every id is below it.
+        dtype: Data type of the token ids.
+        vocab_size: Upper limit (exclusive) of the ids.
     """
 
     def __init__(self, store: Path, dtype: np.dtype[Any], vocab_size: int) -> None:
@@ -69,11 +69,11 @@ class ShardChecker:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._read_bytes, self._read_seconds = 0, 0.0
-        self._doubtful: int | None = None
+        self._unverified_since: int | None = None
         self._wrong: tuple[Path, str] | None = None
 
     def opened(self, path: Path, size: int, sha256: str) -> None:
-        """Have a shard checked, unless it has been or is going to be."""
+        """Queue a shard for verification, unless it was queued before."""
         with self._changed:
             if path in self._seen:
                 return
@@ -85,19 +85,19 @@ class ShardChecker:
             self._changed.notify_all()
 
     def check_verified(self) -> None:
-        """Raise what has been found, if anything.
+        """Raise an error if a damaged shard has been found.
 
         Raises:
-            WrongShardError: a shard is not what the manifest says.
+            WrongShardError: a shard does not match the manifest.
         """
         if self._wrong is None:
             return
         path, problem = self._wrong
         back = (
             ""
-            if self._doubtful is None
-            else f", and go back behind step {self._doubtful} first (headway checkpoints restore): from there on"
-            " checkpoints may have been trained on it"
+            if self._unverified_since is None
+            else f", and first roll back to a checkpoint before step {self._unverified_since} (headway checkpoints"
+            " restore): later ones may have been trained on it"
         )
         raise WrongShardError(
             f"a shard of the token store is damaged: {problem}",
@@ -105,40 +105,40 @@ class ShardChecker:
             fix=f"headway data prepare CONFIG --repair, or restore it{back}; then run the same command again",
         )
 
-    def settle(self, step: int, seconds: float, beat: Callable[[], None] = lambda: None) -> bool:
-        """Wait until all that was opened has been checked, if that can be expected within so many seconds.
+    def wait_verified(self, step: int, seconds: float, beat: Callable[[], None] = lambda: None) -> bool:
+        """Wait until every opened shard is verified, unless that is expected to take too long.
 
         Args:
-            step: Of the state that is about to be saved.
-            seconds: How long it may take.
-            beat: Called while it waits.
+            step: Step of the state that is about to be saved.
+            seconds: Longest time to wait.
+            beat: Called regularly during the wait.
 
         Returns:
-            Whether all of it has been.
+            Whether every opened shard is verified.
 
         Raises:
-            WrongShardError: a shard is not what the manifest says.
+            WrongShardError: a shard does not match the manifest.
         """
         until = time.monotonic() + seconds
         with self._changed:
             while self._waiting and self._wrong is None and self._seconds_left() <= until - time.monotonic():
-                self._changed.wait(_LOOK_SECONDS)
+                self._changed.wait(_POLL_SECONDS)
                 beat()
-            settled = not self._waiting
-            if settled:
-                self._doubtful = None
-            elif self._wrong is None and self._doubtful is None:
-                self._doubtful = step
+            verified = not self._waiting
+            if verified:
+                self._unverified_since = None
+            elif self._wrong is None and self._unverified_since is None:
+                self._unverified_since = step
         self.check_verified()
-        return settled
+        return verified
 
     def _seconds_left(self) -> float:
-        """How long what waits will take, by what has been read so far."""
+        """Estimate the seconds that the queue needs, from the read speed so far."""
         rate = self._read_bytes / self._read_seconds if self._read_seconds else _EXPECTED
         return sum(item.bytes for item in self._waiting) / max(1.0, rate)
 
     def _work(self) -> None:
-        with suppress(OSError, AttributeError):  # a thread has a priority of its own on Linux
+        with suppress(OSError, AttributeError):  # only Linux has priorities per thread
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         while self._wrong is None:
             with self._changed:
@@ -146,22 +146,22 @@ class ShardChecker:
                     self._changed.wait()
                 item = self._waiting[0]
             try:
-                problem, done = self._look(item)
-            except Exception as error:  # somebody waits for an answer
+                problem, done = self._verify(item)
+            except Exception as error:  # `wait_verified` must get an answer
                 problem, done = f"it cannot be checked: {error!r}", True
             with self._changed:
                 if problem is not None:
                     self._wrong = (item.path, problem)
                 elif done:
                     self._waiting.popleft()
-                else:  # another process is at it
+                else:  # another process is verifying it
                     self._waiting.rotate(-1)
                 self._changed.notify_all()
             if not done:
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(_POLL_SECONDS)
 
-    def _look(self, item: _Opened) -> tuple[str | None, bool]:
-        """What is wrong with a shard, and whether that is known now."""
+    def _verify(self, item: _Opened) -> tuple[str | None, bool]:
+        """Verify a shard; return its problem, if any, and whether the verification is done."""
         try:
             with open_regular(item.path) as file:
                 mark = _mark(item, os.fstat(file.fileno()))
@@ -175,7 +175,7 @@ class ShardChecker:
                         self._marks.put(mark)
                     return problem, True
         except FileNotFoundError:
-            return None, True  # a copy of a remote shard that nobody uses any more; the next one is checked as it comes
+            return None, True  # an evicted copy of a remote shard; a new copy is verified when it is opened
         except OSError as error:
             return f"it cannot be read: {error.strerror or error}", True
 
@@ -194,20 +194,20 @@ class ShardChecker:
         if hashed.hexdigest() != item.sha256:
             return "its SHA-256 is not the manifest's"
         if largest >= self._vocab_size:
-            return f"it has the id {largest:,}, and the vocabulary ends at {self._vocab_size - 1:,}"
+            return f"it has the id {largest:,}, but the vocabulary ends at {self._vocab_size - 1:,}"
         return None
 
 
 def _mark(item: _Opened, found: os.stat_result) -> bytes:
-    """What stands for a file that is as it is now."""
+    """Return the mark of a file in its present state."""
     facts = (item.path.name, item.sha256, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
     return hashlib.blake2b(repr(facts).encode(), digest_size=_MARK_BYTES).digest()
 
 
 class _Marks:
-    """Files that have been found right, for all processes that read a store.
+    """The verified files, shared by all processes that read a store.
 
-    A mark's place is a hash of it; of two with the same place the later one stays, and the other file is read again.
+    A hash of the mark gives its place. If two marks collide, the later one stays, and the other file is read again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -217,15 +217,17 @@ class _Marks:
 
     @contextmanager
     def claimed(self, mark: bytes) -> Iterator[str]:
-        """Keep other processes from the file that a mark stands for; gives `right` where it has been found right,
-        `busy` where another one is at it, else `unknown`."""
+        """Lock the file of a mark against verification by other processes.
+
+        Yields `right` if the file has been verified, `busy` if another process is verifying it, else `unknown`.
+        """
         if self._descriptor is None:
             yield "unknown"
             return
         place = _place(mark)
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, _MARK_BYTES, place)
-        except (BlockingIOError, PermissionError):  # systems say one or the other
+        except (BlockingIOError, PermissionError):  # depends on the system
             yield "busy"
             return
         except OSError:  # a file system without locks
@@ -238,9 +240,9 @@ class _Marks:
                 fcntl.lockf(self._descriptor, fcntl.LOCK_UN, _MARK_BYTES, place)
 
     def put(self, mark: bytes) -> None:
-        """Note that a file has been found right."""
+        """Record that a file has been verified."""
         if self._descriptor is not None:
-            with suppress(OSError):  # without it the file is read again
+            with suppress(OSError):  # without a mark the file is read again
                 os.pwrite(self._descriptor, mark, _place(mark))
 
 

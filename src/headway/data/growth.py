@@ -1,8 +1,7 @@
-"""Where text that a run knows lies in a store that has been prepared again with more text.
+"""Location of a run's documents in a store that has been prepared again with more text.
 
-A shard that has not changed has its name still. Where a unit of input grew, its shard is another one; then documents
-are looked for one by one, by their tokens. So data may have joined anywhere: in front of what was there, behind it, or
-in the middle of a file.
+An unchanged shard keeps its name. A shard changes when its unit of input grew; its documents are then found one by one,
+by a hash of their tokens. So new data may lie anywhere: before the old data, after it, or in the middle of a file.
 """
 
 from __future__ import annotations
@@ -16,27 +15,27 @@ import numpy as np
 from headway.core.console import progress
 from headway.data.store import TokenStore, documents_of, reference
 
-#: Stretches of documents into which a part may fall apart; a segment lists them all.
+#: Upper limit of the contiguous stretches of one part, since a segment lists them all.
 MOST_STRETCHES = 20_000
 
 
 class Lost(Exception):
-    """Documents that are not in the store any more."""
+    """Documents are no longer in the store."""
 
     def __init__(self, source: str, documents: int) -> None:
         super().__init__(f"{documents:,} documents of '{source}'")
 
 
 def locate(known: Sequence[TokenStore], store: TokenStore, split: str) -> list[dict[str, list[str]]]:
-    """References to shards of `store` (`headway.data.store.reference`) that hold what the run has, in its order.
+    """Return references to shards of `store` that hold the run's data, in its order (`headway.data.store.reference`).
 
     Args:
-        known: Data as the run knows it, part by part; its shards are still there.
-        store: Data as it is now.
+        known: Data as the run knows it, part by part. Its shards still exist.
+        store: Present data.
         split: The split.
 
     Raises:
-        Lost: some of it is not there any more.
+        Lost: some documents are no longer in the store.
     """
     finders: dict[str, _Finder] = {}
     parts = []
@@ -63,14 +62,14 @@ class _Finder:
         self._documents = _Documents(store, split, source, changed) if files - there else None
 
     def references(self, part: TokenStore) -> list[str]:
-        """Of the shards of a part, in order."""
+        """Return references to the shards of a part, in order."""
         stretches: list[str] = []
         lost = 0
         for number, shard in enumerate(part.shard_entries(self._split, self._source)):
             if shard["file"] in self._same:
                 stretches.append(reference(shard))
                 continue
-            assert self._documents is not None, "a shard is another one"
+            assert self._documents is not None, "a shard has changed"
             places = [self._documents.take(d) for d in _digests(part, self._split, self._source, number)]
             lost += places.count(None)
             stretches += _stretches([place for place in places if place is not None], self._there)
@@ -80,7 +79,7 @@ class _Finder:
 
 
 class _Documents:
-    """Documents of some shards by their tokens, each of which is found once."""
+    """Documents of some shards, indexed by their tokens. Each is found once."""
 
     def __init__(self, store: TokenStore, split: str, source: str, shards: Sequence[int]) -> None:
         self._places: dict[bytes, list[tuple[int, int]]] = {}
@@ -96,7 +95,10 @@ class _Documents:
                 bar.advance(entries[shard]["documents"])
 
     def take(self, digest: bytes) -> tuple[int, int] | None:
-        """Shard and document, best the one behind the last; None where there is none left."""
+        """Return an unused document with these tokens as (shard, document), or None if there is none left.
+
+        The document after the last one found comes first, so that stretches stay contiguous.
+        """
         place = self._next
         if place is None or place in self._taken or self._digests.get(place) != digest:
             place = next((p for p in self._places.get(digest, ()) if p not in self._taken), None)
@@ -108,7 +110,7 @@ class _Documents:
 
 
 def _digests(store: TokenStore, split: str, source: str, shard: int) -> Iterator[bytes]:
-    """Of each document of a shard, in order."""
+    """Yield the digest of each document of a shard, in order."""
     bounds = store.shard_documents(split, source, shard).astype(np.int64)
     first = int(bounds[0])
     tokens = np.asarray(store.read(split, source, first, int(bounds[-1]) - first))
@@ -117,7 +119,7 @@ def _digests(store: TokenStore, split: str, source: str, shard: int) -> Iterator
 
 
 def _stretches(places: Sequence[tuple[int, int]], shards: Sequence[Mapping[str, int]]) -> Iterator[str]:
-    """Documents that follow on each other in one shard, as one reference."""
+    """Yield one reference for each run of consecutive documents of a shard."""
     for _, group in groupby(enumerate(places), key=lambda item: (item[1][0], item[1][1] - item[0])):
         stretch = [place for _, place in group]
         yield documents_of(shards[stretch[0][0]], stretch[0][1], stretch[-1][1] + 1)

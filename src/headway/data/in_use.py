@@ -1,10 +1,9 @@
-"""Which stores a training reads, so that no preparation takes them away from under it.
+"""Locks on stores in use, so that a preparation does not replace a store that a training reads.
 
-A training maps shards as it comes to them, and can only be resumed with the very store that it has. So for as long as a
-run goes on, its supervisor (or its only process) shares a lock (`flock`) on the store's manifest, which the system
-releases with the last process that has it open, however that ends; who puts another store in its place needs that lock
-alone, or keeps what those who share it read (`headway.data.used_by`). Where the file system has no locks, nobody is
-kept out.
+A training maps shards lazily, and can only be resumed with the same store. So during a run, its supervisor (or its only
+process) holds a shared lock (`flock`) on the store's manifest. The system releases the lock with the last process that
+holds it, however that process ends. Replacing the store needs the exclusive lock, or must keep the files that the
+holders read (`headway.data.used_by`). A file system without locks gives no protection.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from pathlib import Path
 from headway.core.errors import DataError
 from headway.core.files import is_at
 
-# `store.MANIFEST`; but that module loads NumPy, whose threads would keep a supervisor from being copied.
+# A copy of `store.MANIFEST`: importing that module would load NumPy, whose threads make it unsafe to fork a supervisor.
 _MANIFEST = "manifest.json"
-# A store is hardly replaced twice in a row; but there are file systems whose inode numbers tell nothing.
+# A store is rarely replaced twice in a row, but some file systems have unreliable inode numbers.
 _TRIES = 5
 
 
 @contextmanager
 def in_use(store: Path) -> Iterator[None]:
-    """Keep the store in folder `store`, if there is one, in its place for the length of a block."""
+    """Prevent replacement of the store in folder `store`, if there is one, during a block."""
     descriptor = _share(store / _MANIFEST)
     try:
         yield
@@ -37,11 +36,11 @@ def in_use(store: Path) -> Iterator[None]:
 
 
 def _share(manifest: Path) -> int | None:
-    """Share the lock of the store that is here now; waits for the moment in which it is being replaced."""
+    """Take the shared lock of the present store; wait while the store is being replaced."""
     for _ in range(_TRIES):
         try:
-            descriptor = os.open(manifest, os.O_RDONLY | os.O_NONBLOCK)  # should it be a FIFO
-        except OSError:  # whoever reads it says so
+            descriptor = os.open(manifest, os.O_RDONLY | os.O_NONBLOCK)  # do not block on a FIFO
+        except OSError:  # the reader of the store reports it
             return None
         is_shared = False
         try:
@@ -51,17 +50,17 @@ def _share(manifest: Path) -> int | None:
         except OSError:
             return None
         finally:
-            if not is_shared:  # also when a signal comes while it waits
+            if not is_shared:  # also when a signal interrupts the wait
                 os.close(descriptor)
     return None
 
 
 def check_not_in_use(store: Path, keeps_for: Collection[int] = ()) -> None:
-    """Refuse to begin what would put another store in the place of one that a training reads.
+    """Check that no training reads a store that is to be replaced.
 
     Args:
         store: The folder.
-        keeps_for: Processes of trainings whose shards will still be there.
+        keeps_for: Processes of trainings whose shards will be kept.
 
     Raises:
         DataError: another training reads it.
@@ -72,11 +71,11 @@ def check_not_in_use(store: Path, keeps_for: Collection[int] = ()) -> None:
 
 @contextmanager
 def replacing(store: Path, keeps_for: Collection[int] = ()) -> Iterator[None]:
-    """Let no training begin to read the store in folder `store` for the length of a block, in which it is replaced.
+    """Hold the exclusive lock of the store in folder `store` during a block that replaces it.
 
     Args:
         store: The folder.
-        keeps_for: Processes of trainings whose shards will still be there; these may go on.
+        keeps_for: Processes of trainings whose shards will be kept; these may continue.
 
     Raises:
         DataError: another training reads it.
@@ -92,7 +91,7 @@ def replacing(store: Path, keeps_for: Collection[int] = ()) -> Iterator[None]:
 
 
 def _opened(manifest: Path) -> int | None:
-    # On NFS, whose locks are of another kind, nobody has a file for himself who has not opened it to write.
+    # On NFS, an exclusive lock needs a file that is open for writing.
     for mode in (os.O_RDWR, os.O_RDONLY):
         with suppress(OSError):
             return os.open(manifest, mode | os.O_NONBLOCK)
@@ -107,7 +106,7 @@ def _lock_alone(descriptor: int, store: Path, keeps_for: Collection[int]) -> Non
         if holders and holders <= set(keeps_for):
             return
         raise DataError(
-            "a training reads this token store, and goes on with no other",
+            "a training reads this token store and cannot continue with another",
             where=str(store),
             fix="wait until that run has ended, or set data.store to prepare another",
         ) from None
@@ -116,7 +115,7 @@ def _lock_alone(descriptor: int, store: Path, keeps_for: Collection[int]) -> Non
 
 
 def _lock_holders(inode: int) -> set[int] | None:
-    """Processes that hold a lock on a file, by the system's table; None where there is none to ask."""
+    """Return the processes that hold a lock on a file, from the system's lock table; None if there is no such table."""
     if sys.platform != "linux":
         return None
     try:

@@ -1,4 +1,4 @@
-"""What is in a token store, in numbers and in samples."""
+"""Statistics and samples of a token store."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from headway.data.tokenizing.tokenizer import Tokenizer
 
 PERCENTILES = (5, 25, 50, 75, 95, 100)
 _SAMPLE_TOKENS = 100
-# Documents shorter than this are counted by their exact length, the few longer ones one by one.
+# Documents shorter than this are counted in an array indexed by length; the few longer ones are listed.
 _COUNTED = 2**20
-# Tokens per source on which fertility is measured: from documents spread evenly over its shards.
+# Tokens per source for the fertility estimate, from documents spread evenly over its shards.
 _FERTILITY_TOKENS = 100_000
 
 
 def describe_store(store: TokenStore) -> dict[str, Any]:
-    """What a store holds, as plain data.
+    """Describe the contents of a store as plain data.
 
-    Per source: documents read, kept and left out, tokens, bytes per token, what the cleaning did. Per split and source:
-    documents, those without a token of their own, tokens, shards, percentiles of document length in tokens and a
-    histogram of it.
+    Per source: documents read, kept and skipped, tokens, bytes per token, effects of the cleaning steps. Per split and
+    source: documents, documents without text tokens, tokens, shards, percentiles and a histogram of document length in
+    tokens.
     """
     inputs = store.inputs()
     cleaned = {source["name"]: source.get("clean") for source in inputs.get("sources", [])}
@@ -68,7 +68,7 @@ def _split(store: TokenStore, split: str, source: str) -> dict[str, Any]:
 
 
 def _lengths(store: TokenStore, split: str, source: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """How many documents have each length below `_COUNTED`, and the lengths of the others."""
+    """Return the number of documents of each length below `_COUNTED`, and the lengths of the others."""
     counts = np.zeros(_COUNTED, dtype=np.int64)
     long = [np.empty(0, dtype=np.int64)]
     for number in range(len(store.shards(split, source))):
@@ -81,21 +81,21 @@ def _lengths(store: TokenStore, split: str, source: str) -> tuple[NDArray[np.int
 
 
 def _percentiles(values: NDArray[np.int64], times: NDArray[np.int64]) -> dict[str, int]:
-    """Document lengths in tokens, the end-of-text token included: the p-th percentile is one that occurs."""
+    """Return percentiles of document length in tokens, end-of-text included. Each is a length that occurs."""
     below = np.cumsum(times)
     ranks = [max(1, -(-int(below[-1]) * percentile // 100)) for percentile in PERCENTILES]
     return {str(p): int(values[np.searchsorted(below, rank)]) for p, rank in zip(PERCENTILES, ranks, strict=True)}
 
 
 def _histogram(values: NDArray[np.int64], times: NDArray[np.int64]) -> list[list[int]]:
-    """Documents by length: [lower end, upper end (exclusive), documents], in half octaves; empty bins left out."""
+    """Return a histogram of lengths in half octaves: [lower end, upper end (exclusive), documents]; no empty bins."""
     edges = np.unique(np.round(2.0 ** np.arange(0, int(values.max()).bit_length() + 1, 0.5)).astype(np.int64))
     found = np.bincount(np.searchsorted(edges, values, side="right") - 1, weights=times, minlength=len(edges))
     return [[int(edges[i]), int(edges[i + 1]), int(count)] for i, count in enumerate(found) if count]
 
 
 def fertility(store: TokenStore, split: str, source: str) -> float | None:
-    """Tokens per word on a sample of a source; None when it has no words."""
+    """Estimate the tokens per word on a sample of a source; None if it has no words."""
     tokenizer = Tokenizer.load(store.tokenizer_folder)
     tokens = words = 0
     for ids in _sample_documents(store, split, source):
@@ -105,7 +105,7 @@ def fertility(store: TokenStore, split: str, source: str) -> float | None:
 
 
 def _sample_documents(store: TokenStore, split: str, source: str) -> Iterator[NDArray[np.integer[Any]]]:
-    """The beginnings of documents, without what all begin and end with, spread evenly over the shards."""
+    """Yield the beginnings of documents spread evenly over the shards, without begin-of-text and end-of-text."""
     shards, begin = store.shards(split, source), len(store.begin_of_text)
     quota = max(1, _FERTILITY_TOKENS // min(len(shards), 50))
     for number in np.unique(np.linspace(0, len(shards) - 1, 50).astype(int)).tolist():
@@ -121,7 +121,7 @@ def _sample_documents(store: TokenStore, split: str, source: str) -> Iterator[ND
 
 
 def sample_text(store: TokenStore, number: int = 0) -> str:
-    """The beginning of document `number` of the first training source, with special tokens that are in it."""
+    """Return the beginning of document `number` of the first training source, special tokens included."""
     source = store.sources("train")[0]
     bounds = store.shard_documents("train", source, 0)
     start, end = (int(bounds[number]), int(bounds[number + 1]))

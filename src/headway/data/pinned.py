@@ -1,7 +1,7 @@
-"""The very data that a run began with, in a store that has been prepared again since.
+"""Access to the data that a run began with, in a store that has been prepared again since.
 
-A shard's name is a hash of all that it depends on, so a store that grew still has the shards that it had. A run keeps
-the manifest that it reads them by in its own directory.
+A shard's name is a hash of everything that the shard depends on, so a store that grew keeps its old shards. A run keeps
+a copy of its manifest in its own directory.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ FOLDER = "data"
 
 
 def manifest_path(run: Path, data: str) -> Path:
-    """Where a run keeps the manifest of the data with a fingerprint."""
+    """Return the path of a run's copy of the manifest with fingerprint `data`."""
     return run / FOLDER / f"manifest-{data[:16]}.json"
 
 
 def keep_manifest(run: Path, store: Path, data: str) -> None:
-    """Keep the manifest of a store in a run directory, if it is the one with the fingerprint `data`."""
+    """Copy the manifest of a store to a run directory, if its fingerprint is `data`."""
     kept = manifest_path(run, data)
     if kept.exists():
         return
@@ -40,7 +40,7 @@ def keep_manifest(run: Path, store: Path, data: str) -> None:
 
 
 def kept_manifest(run: Path, data: str) -> dict[str, Any] | None:
-    """The manifest that a run has kept of its data; None when it has not, or not whole."""
+    """Return the manifest with fingerprint `data` that a run has kept; None if it is missing or damaged."""
     path = manifest_path(run, data)
     if not path.is_file():
         return None
@@ -52,24 +52,24 @@ def kept_manifest(run: Path, data: str) -> dict[str, Any] | None:
 
 
 def pinned(store: TokenStore, run: Path, data: str, check: bool = True) -> TokenStore:
-    """A store as the run knows it, with the data of a fingerprint.
+    """Return a store as the run knows it, with the data of a fingerprint.
 
     Args:
-        store: The store, by the manifest that it has now.
+        store: The store with its present manifest.
         run: The run directory.
         data: The fingerprint.
-        check: Look whether all its shards are there.
+        check: Check that all shards exist.
 
     Raises:
-        DataError: the run has not kept the manifest, or the store lacks shards of it.
+        DataError: the run has not kept the manifest, or the store lacks some of its shards.
     """
     if store.fingerprint == data:
         return store
     manifest = kept_manifest(run, data)
     if manifest is None:
         raise DataError(
-            f"the data fingerprint is {store.fingerprint[:12]}, but the run's is {data[:12]}, of which it has no"
-            " manifest here",
+            f"the data fingerprint is {store.fingerprint[:12]}, but the run's is {data[:12]}, and the run has no copy"
+            " of that manifest",
             where=f"{store.path}, {manifest_path(run, data)}",
             fix="restore the token store that the run had, or choose another name=... for a new run",
         )
@@ -80,13 +80,14 @@ def pinned(store: TokenStore, run: Path, data: str, check: bool = True) -> Token
 
 
 def open_run_store(config: Config, **options: Any) -> TokenStore:
-    """The store of a run's config, with the data of its last segment.
+    """Open the store of a run's config, with the data of its last segment.
 
     Args:
-        options: For `open_store`.
+        config: The config.
+        options: Passed to `open_store`.
 
     Raises:
-        DataError: as `open_store` and `pinned` do.
+        DataError: as in `open_store` and `pinned`.
     """
     store = open_store(config.data, **options)
     return pinned(store, config.run_directory, config.segments[-1].data) if config.segments else store

@@ -1,13 +1,13 @@
-"""Copies of a remote store's files in a local folder of bounded size, which the processes of a machine share.
+"""Cache of a remote store's files in a local folder of bounded size, shared by the processes of a machine.
 
-- A file is written under a hidden name and gets its own by a rename, after its SHA-256 was found right. So whatever has
-  the right name is whole, and a download that was cut short never counts.
-- One process at a time brings a file; the others wait for it (`flock` on a file of its own under `.remote/locks`).
-- Room is made and reserved under one lock for the folder: what has not been used for the longest goes first.
-- A mapped file keeps a shared lock for as long as it is mapped, by whichever process, and is never removed. Each
-  process lets go of what it used longest ago before it maps more than its share, so that there is something to remove.
+- A file is written under a hidden name and renamed after its SHA-256 has been verified. So a file with its final name
+  is complete, and an interrupted download never counts.
+- One process downloads a file while the others wait for it (`flock` on a lock file per file under `.remote/locks`).
+- One lock for the folder guards eviction and reservation of space. The least recently used file is evicted first.
+- A mapped file holds a shared lock as long as any process maps it, and is never evicted. Each process unmaps its least
+  recently used files before it maps more than its share, so that something can be evicted.
 
-Locks end with the process that holds them, however it ends.
+The system releases a lock when the process that holds it ends, however it ends.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from headway.core.format import format_seconds
 from headway.core.object_storage import scheme_of
 from headway.data.reading import remote
 
-#: Folder of a store's copies for what belongs to keeping them.
+#: Folder for the cache's own files, inside the folder of the copies.
 KEEPING = ".remote"
-#: Seconds for which a download is tried again while the remote store cannot be reached, unless the caller says.
+#: Default seconds for which a download is retried while the remote store cannot be reached.
 PATIENCE_SECONDS = 240.0
 _LONGEST_WAIT_SECONDS = 30.0
-#: Files brought at a time.
+#: Parallel downloads.
 _AT_A_TIME = 8
-# Each mapped file holds a descriptor, of which a process has 1,024 by default.
+# Each mapped file holds a descriptor; the default limit is 1,024 per process.
 _MAPPED = 256
 _BLOCK = 2**20
 _PART = ".part"
-# Seconds before each look for something to remove; all of it is passed by only when it is in use for so long.
-_MAKING_ROOM = (0.0, 0.001, 0.01, 0.1)
+# Seconds before each attempt to evict files. The limit is exceeded only if all files stay in use that long.
+_EVICTION_WAITS = (0.0, 0.001, 0.01, 0.1)
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ class RemotePart:
     """A file of a remote store."""
 
     name: str
-    """Relative to the store, with forward slashes."""
+    """Path relative to the store, with forward slashes."""
     bytes: int
     sha256: str
 
 
 class WrongContentError(DataError):
-    """What came is not what the manifest says."""
+    """A downloaded file does not match the manifest."""
 
 
 class Copies:
@@ -70,11 +70,11 @@ class Copies:
 
     Args:
         url: The remote store.
-        options: What `fsspec` needs to reach it.
-        folder: Where copies lie, as in the store itself.
-        limit: Bytes that they take at most.
+        options: Storage options for `fsspec`.
+        folder: Folder of the copies, laid out as in the store.
+        limit: Upper limit of their bytes.
         processes: Processes of this machine that use the folder.
-        patience_seconds: For how long a download is tried again; `PATIENCE_SECONDS` when not given.
+        patience_seconds: Seconds for which a download is retried; `PATIENCE_SECONDS` by default.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class Copies:
         options: Mapping[str, Any],
         folder: Path,
         limit: int,
+        *,
         processes: int,
         patience_seconds: float | None = None,
     ) -> None:
@@ -92,25 +93,25 @@ class Copies:
         self._patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
         self._mapped: OrderedDict[str, NDArray[Any]] = OrderedDict()
         self._guard = threading.Lock()
-        self._warned = self._away = False
+        self._warned = self._unreachable = False
 
     def url_of(self, name: str) -> str:
-        """Where a file lies remotely; a web address may have a query, which every file gets."""
+        """Return the URL of a file; the query of a web address is kept for every file."""
         place, question, query = self.url.partition("?") if self.web else (self.url, "", "")
         return f"{place.rstrip('/')}/{name}{question}{query}"
 
     def has(self, part: RemotePart) -> bool:
-        """Whether there is a copy."""
+        """Return whether there is a copy of a file."""
         try:
             return (self.folder / part.name).stat().st_size == part.bytes
         except OSError:
             return False
 
     def map(self, part: RemotePart, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """A file as an array over a mapping, brought if need be. As long as the array lives, the copy stays.
+        """Map a file as an array, downloaded if need be. The copy stays as long as the array lives.
 
         Raises:
-            DataError: it cannot be brought.
+            DataError: the file cannot be downloaded.
         """
         with self._guard:
             array = self._mapped.get(part.name)
@@ -118,28 +119,28 @@ class Copies:
                 self._mapped.move_to_end(part.name)
                 return array
         with self._opened(part) as file:
-            # The mapping duplicates the descriptor, and with it keeps the lock. A plain array over it: slices of
-            # `np.memmap` itself cost microseconds each.
+            # The mapping duplicates the descriptor, which keeps the lock. Wrap it in a plain array: slicing `np.memmap`
+            # itself costs microseconds each time.
             array = np.asarray(np.memmap(file, dtype=dtype, mode="r", shape=(part.bytes // dtype.itemsize,)))
         with self._guard:
             self._mapped[part.name] = array
-        self._let_go(self._share)
+        self._release(self._share)
         return array
 
     def read(self, part: RemotePart) -> bytes:
-        """A file's content, brought if need be.
+        """Return a file's content, downloaded if need be.
 
         Raises:
-            DataError: it cannot be brought.
+            DataError: the file cannot be downloaded.
         """
         with self._opened(part) as file:
             return file.read()
 
     def bring(self, parts: Sequence[RemotePart]) -> None:
-        """Bring what is missing of some files, several at a time; as many as this process may keep.
+        """Download missing files in parallel, as many as this process may keep.
 
         Raises:
-            DataError: one cannot be brought.
+            DataError: a file cannot be downloaded.
         """
         missing, total = [], 0
         for part in parts:
@@ -148,17 +149,17 @@ class Copies:
                 if total > self._share:
                     break
                 missing.append(part)
-        if len(missing) < 2:  # is brought when it is read
+        if len(missing) < 2:  # a single file is downloaded when it is read
             return
-        self._let_go(self._share - sum(part.bytes for part in missing))
+        self._release(self._share - sum(part.bytes for part in missing))
         with ThreadPoolExecutor(_AT_A_TIME, "headway-bring") as pool:
             list(pool.map(self._bring, missing))
 
     @contextmanager
     def _opened(self, part: RemotePart) -> Iterator[IO[bytes]]:
-        """A whole copy, open and locked against removal."""
-        # Before, not after: what is held for a moment too long is what another process has no room for.
-        self._let_go(self._share - part.bytes)
+        """Open a complete copy during a block, locked against eviction; download the file if need be."""
+        # Release files before, not after: files held a moment too long take space that another process needs.
+        self._release(self._share - part.bytes)
         file = self._open(part)
         while file is None:
             self._bring(part)
@@ -167,7 +168,7 @@ class Copies:
             yield file
 
     def _open(self, part: RemotePart) -> IO[bytes] | None:
-        """A copy that is there and stays as long as it is open; None when there is none, or it is about to go."""
+        """Open an existing copy, which stays as long as it is open; None if there is none or it is being evicted."""
         path = self.folder / part.name
         try:
             file = path.open("rb")
@@ -187,17 +188,17 @@ class Copies:
         file.close()
         return None
 
-    def _let_go(self, most: int) -> None:
-        """Unmap what was used longest ago until no more than so many bytes are mapped, nor too many files."""
+    def _release(self, limit: int) -> None:
+        """Unmap the least recently used files until at most `limit` bytes are mapped, and not too many files."""
         with self._guard:
             mapped = sum(array.nbytes for array in self._mapped.values())
-            while self._mapped and (mapped > most or len(self._mapped) > _MAPPED):
+            while self._mapped and (mapped > limit or len(self._mapped) > _MAPPED):
                 name, array = self._mapped.popitem(last=False)
                 mapped -= array.nbytes
                 _touch(self.folder / name)
 
     def _bring(self, part: RemotePart) -> None:
-        """Download a file, unless another process has done so meanwhile."""
+        """Download a file, unless another process has done so in the meantime."""
         path = self.folder / part.name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -211,7 +212,7 @@ class Copies:
                     fault_point("remote.rename")
                     file.flush()
                     os.fsync(file.fileno())
-                with self._one_at_a_time():  # who counts meanwhile would find it under neither name
+                with self._folder_lock():  # during a scan for eviction the file must not vanish under both names
                     half.replace(path)
         except OSError as error:
             raise DataError(
@@ -220,24 +221,24 @@ class Copies:
                 fix=fix_for(error, "free space there, lower data.cache_bytes, or set data.store to another disk"),
             ) from error
 
-    def _one_at_a_time(self) -> AbstractContextManager[None]:
+    def _folder_lock(self) -> AbstractContextManager[None]:
         return locked(self.folder / KEEPING / "lock")
 
     def _lock_of(self, name: str) -> Path:
         return self.folder / KEEPING / "locks" / sha256_bytes(name.encode())[:32]
 
     def _reserve(self, part: RemotePart, file: IO[bytes]) -> None:
-        """Make room for a file, and take it by giving the file its length."""
-        with self._one_at_a_time():
-            # While it is looked through, others may let go of what was passed and take what comes next; so look again.
-            enough = any(self._make_room(part.bytes, wait) for wait in _MAKING_ROOM)
+        """Evict files to make room for a file, and reserve the space by giving the file its full length."""
+        with self._folder_lock():
+            # During a scan, other processes may release files already passed and open later ones. So scan again.
+            enough = any(self._evict(part.bytes, wait) for wait in _EVICTION_WAITS)
             if not enough and not self._warned:
                 self._warned = True
                 warning(f"{self.folder}: copies take more than data.cache_bytes, since all of them are in use")
             file.truncate(part.bytes)
 
-    def _make_room(self, size: int, wait_seconds: float) -> bool:
-        """Remove what was used longest ago until so many bytes fit; says whether they do."""
+    def _evict(self, size: int, wait_seconds: float) -> bool:
+        """Remove the least recently used copies until `size` more bytes fit; return whether they do."""
         time.sleep(wait_seconds)
         found = [(path, path.stat()) for path in self._files()]
         total = sum(stat.st_size for _, stat in found) + size
@@ -249,15 +250,15 @@ class Copies:
         return total <= self._limit
 
     def _files(self) -> Iterator[Path]:
-        """Copies of shards and indexes, and what is on the way: `<split>/<source>/<file>`."""
+        """Yield copies of shards and indexes, and partial downloads: `<split>/<source>/<file>`."""
         for folder in self.folder.glob("[!.]*/*/"):
             if folder.parent.name in ("train", "validation"):
                 yield from folder.iterdir()
 
     def _remove(self, path: Path) -> bool:
-        """Remove a copy that nobody uses; says whether it is gone."""
+        """Remove a copy that no process uses; return whether it is gone."""
         if path.name.endswith(_PART):
-            # Of a process that was killed, unless the lock says that someone is at it.
+            # A partial download of a killed process, unless the lock shows that the download is in progress.
             name = path.relative_to(self.folder).with_name(path.name.removesuffix(_PART)[1:])
             target = self._lock_of(name.as_posix())
             target.touch()
@@ -272,11 +273,11 @@ class Copies:
         return True
 
     def download(self, part: RemotePart, file: IO[bytes]) -> None:
-        """Write a remote file into a local one, checked; patient while the store cannot be reached.
+        """Download a remote file into a local one and verify it; retry while the store cannot be reached.
 
         Raises:
-            WrongContentError: what comes has, twice, another SHA-256.
-            DataError: it is gone, or could not be reached for as long as patience lasts.
+            WrongContentError: the content had a wrong SHA-256 twice.
+            DataError: the file is gone, or the store was unreachable for `patience_seconds`.
         """
         until, wait = time.monotonic() + self._patience_seconds, 1.0
         while True:
@@ -285,12 +286,12 @@ class Copies:
             except remote.UnreachableError as error:
                 if time.monotonic() + wait > until:
                     raise
-                if not self._away:  # said once, not by every thread
-                    self._away = True
+                if not self._unreachable:  # warn once, not from every thread
+                    self._unreachable = True
                     warning(f"{error.what}; trying again for {format_seconds(self._patience_seconds)}: {self.url}")
             else:
-                if self._away:
-                    self._away = False
+                if self._unreachable:
+                    self._unreachable = False
                     notice(f"the remote store can be reached again: {self.url}")
                 return
             time.sleep(wait)
@@ -303,20 +304,20 @@ class Copies:
             if self.digest(part, file.write) == part.sha256:
                 return
         raise WrongContentError(
-            "a remote file is not what the manifest says: its SHA-256 is another",
+            "a remote file does not match the manifest: its SHA-256 is wrong",
             where=url,
-            fix="upload it again: headway data verify tells which files are damaged",
+            fix="upload it again; headway data verify lists the damaged files",
         )
 
     def digest(self, part: RemotePart, write: Callable[[bytes], object] = lambda data: None) -> str:
-        """SHA-256 of a remote file in hexadecimal; its content goes to `write`.
+        """Return the SHA-256 of a remote file in hexadecimal, and pass its content to `write`.
 
         Raises:
-            DataError: it cannot be read, or is shorter than it should be.
+            DataError: the file cannot be read, or is too short.
         """
         url, hashed = self.url_of(part.name), hashlib.sha256()
-        # As a whole a file comes in one answer from the web; elsewhere it is read in parts that are tried again.
-        with remote.open_remote(url, self.options, part.bytes, not self.web) as stream:
+        # A web server sends the whole file in one response. Elsewhere the file is read in parts with retries.
+        with remote.open_remote(url, self.options, part.bytes, ranges=not self.web) as stream:
             while data := stream.read(_BLOCK):
                 fault_point("remote.block")
                 hashed.update(data)
@@ -325,14 +326,14 @@ class Copies:
 
 
 def _touch(path: Path) -> None:
-    """Note that a copy is in use."""
+    """Mark a copy as recently used."""
     with suppress(OSError):  # it may be gone
         os.utime(path)
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock that a file stands for."""
+    """Hold the lock of a lock file during a block."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

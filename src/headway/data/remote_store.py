@@ -1,6 +1,6 @@
-"""A token store behind a URL: its manifest and tokenizer are copied at the start, shards as rows need them.
+"""A token store behind a URL. Its manifest and tokenizer are copied at the start, its shards when rows need them.
 
-Rows come in the very order of a local store, since the order follows from the manifest alone.
+Rows come in the same order as from a local store, since the order depends only on the manifest.
 """
 
 from __future__ import annotations
@@ -35,27 +35,34 @@ T = TypeVar("T")
 def open_store(
     data: DataConfig, *, check: bool = True, processes: int | None = None, patience_seconds: float | None = None
 ) -> TokenStore:
-    """The store of a config, on this machine or behind `data.remote`.
+    """Open the store of a config, on this machine or behind `data.remote`.
 
     Args:
-        data: With `store`, `remote`, `cache_bytes`.
-        check: Look whether every shard is there in its full length; of a remote store by a listing.
-        processes: Processes of this machine that will read a remote one; as many as an agent started when not given.
-        patience_seconds: For how long a download of a remote one is tried again; see `remote_cache.Copies`.
+        data: Config section with `store`, `remote`, `cache_bytes`.
+        check: Check that every shard exists with its full length; for a remote store by a listing.
+        processes: Processes of this machine that will read a remote store; by default, as many as the launcher started.
+        patience_seconds: Seconds for which a download is retried; see `remote_cache.Copies`.
 
     Raises:
-        ConfigError: `data.store` is no place for copies, or `data.cache_bytes` is too small.
-        DataError: there is no store, it is damaged, or it is not the one that the copies were made of.
+        ConfigError: `data.store` holds something other than copies, or `data.cache_bytes` is too small.
+        DataError: there is no store, it is damaged, or it is not the store of the copies.
     """
     if data.remote is None:
         return TokenStore.open(data.store, check=check)
     count = processes or workers_of_this_machine(world_size_from_environment() or 1)
-    copies = Copies(data.remote, data.remote_options, data.store, data.cache_bytes, count, patience_seconds)
+    copies = Copies(
+        data.remote,
+        data.remote_options,
+        data.store,
+        data.cache_bytes,
+        processes=count,
+        patience_seconds=patience_seconds,
+    )
     return RemoteTokenStore.open_copies(copies, count, data.cache_bytes, check=check)
 
 
 def tokenizer_folder(data: DataConfig) -> Path:
-    """Folder with the tokenizer of a config's store; copied from a remote store when it is not here yet."""
+    """Return the folder with the tokenizer of a config's store; copy it from a remote store if it is missing."""
     folder = data.store / "tokenizer"
     if data.remote is not None and not (folder / "tokenizer.json").exists():
         return open_store(data, check=False).tokenizer_folder
@@ -66,9 +73,9 @@ class RemoteTokenStore(TokenStore):
     """A store whose shards are copied when they are first read.
 
     Args:
-        copies: Where from, and where to.
-        manifest: The store's.
-        reached: Whether the remote store could be reached when this was opened.
+        copies: The copies of the remote store.
+        manifest: Its manifest.
+        reached: Whether the remote store could be reached.
     """
 
     at_hand = False
@@ -79,14 +86,14 @@ class RemoteTokenStore(TokenStore):
 
     @classmethod
     def open_copies(cls, copies: Copies, processes: int, limit: int, *, check: bool = True) -> RemoteTokenStore:
-        """Open the store that copies are made of; see `open_store`."""
+        """Open the remote store of some copies; see `open_store`."""
         _check_same_store(copies.folder)
         try:
             content = _read_small(copies, MANIFEST)
         except remote.UnreachableError as error:
             if not (copies.folder / MANIFEST).exists():
                 raise
-            warning(f"{error.what}; going on with the copies in {copies.folder}")
+            warning(f"{error.what}; continuing with the copies in {copies.folder}")
             content = read_bytes(copies.folder / MANIFEST)
             store = cls(copies, parse_manifest(content, str(copies.folder / MANIFEST)), reached=False)
         except remote.MissingError:
@@ -100,7 +107,7 @@ class RemoteTokenStore(TokenStore):
         return store
 
     def _keep(self, content: bytes) -> None:
-        """Keep copies of manifest and tokenizer, the first time."""
+        """Copy manifest and tokenizer to the folder, unless they are there."""
         folder = self.path
         try:
             with locked(folder / KEEPING / "lock"):
@@ -108,7 +115,7 @@ class RemoteTokenStore(TokenStore):
                     self._check_change(read_json(folder / _SOURCE)["fingerprint"])
                 if (folder / MANIFEST).exists():
                     return
-                # First the mark that the folder is for copies, last what says that all of these are there.
+                # The mark of a folder for copies comes first. The manifest comes last: it shows that the rest is there.
                 write_json(folder / _SOURCE, {"url": self.copies.url, "fingerprint": self.fingerprint})
                 self._keep_tokenizer()
                 fault_point("remote.keep")
@@ -137,13 +144,16 @@ class RemoteTokenStore(TokenStore):
                 f"the remote store has changed: its fingerprint is {self.fingerprint[:12]}, that of the copies in"
                 f" {self.path} is {before[:12]}",
                 where=self.copies.url,
-                fix=f"restore the remote store; or take another data.store: a new run, and with --accept-changes the"
-                f" one under way, uses what is there now (or remove {self.path}, which no run needs then)",
+                fix=f"restore the remote store; or set another data.store to use the new data in a new run, or in this"
+                f" run with --accept-changes (or remove {self.path} if no run needs it)",
             )
 
     def _check_cache_size(self, processes: int, limit: int) -> None:
-        """A process may hold two shards at a time: the one it reads, where a row goes on from the one before it. Two of
-        each split, since rows of training are read ahead while an evaluation reads its own."""
+        """Check that the cache can hold the shards that processes use at a time.
+
+        A row may cross from one shard into the next, so a process needs two shards of a split. It needs two of each
+        split, since training rows are prefetched while an evaluation reads its own.
+        """
         largest: dict[str, int] = {}
         for part in self._parts_of_store():
             split = part.name.split("/")[0]
@@ -159,11 +169,12 @@ class RemoteTokenStore(TokenStore):
             )
 
     def check(self) -> None:
-        """Look whether the remote store has every file in its full length: one listing, or a question per file on the
-        web, where there are no listings. Nothing is downloaded.
+        """Check that the remote store has every file with its full length, without downloads.
+
+        This takes one listing, or a request per file on the web, which has no listings.
 
         Raises:
-            DataError: a file is missing or has another length, or the store cannot be reached.
+            DataError: a file is missing or its length is wrong, or the store cannot be reached.
         """
         parts = self._parts_of_store()
         if self.copies.web:
@@ -187,24 +198,24 @@ class RemoteTokenStore(TokenStore):
             return None
 
     def want(self, split: str, source: str, starts: NDArray[np.int64], count: int, index: bool = False) -> None:
-        """Bring the shards with these tokens, and their indexes, at once, several at a time."""
+        """Download the shards with these tokens in parallel; with `index`, their indexes too."""
         shards = self._part(split, source)["shards"]
         numbers = self._stream(split, source).shards_with(starts, count)
         parts = [_token_part(split, source, shards[number], self.dtype) for number in numbers]
         if index:
             found = [self.shards(split, source)[number] for number in numbers]
             parts += [_index_part(split, source, shard) for shard in found]
-        self._explained(lambda: self.copies.bring(parts))
+        self._explain_changes(lambda: self.copies.bring(parts))
 
     def documents(self, split: str, source: str) -> NDArray[np.uint64]:
-        """Where documents start; the indexes come several at a time."""
+        """Return the document offsets of a source; the indexes are downloaded in parallel."""
         shards = self.shards(split, source)
         parts = [_index_part(split, source, shard) for shard in shards]
-        self._explained(lambda: self.copies.bring(parts))
+        self._explain_changes(lambda: self.copies.bring(parts))
         return super().documents(split, source)
 
     def verify(self, progress: Callable[[int], None] | None = None) -> list[str]:
-        """Check every file against the manifest: copies where there are some, else the remote files, read through."""
+        """Check every file against the manifest: the copy if there is one, else the remote file."""
         problems = []
         for name, size, digest in self._files():
             if (self.path / name).exists():
@@ -229,7 +240,7 @@ class RemoteTokenStore(TokenStore):
 
     def _content(self, name: str, size: int | None, digest: str) -> bytes:
         if size is not None:
-            return self._explained(lambda: self.copies.read(RemotePart(name, size, digest)))
+            return self._explain_changes(lambda: self.copies.read(RemotePart(name, size, digest)))
         if file_problem(self.path / name, None, digest) is None:
             return read_bytes(self.path / name)
         content = _read_small(self.copies, name)
@@ -242,14 +253,14 @@ class RemoteTokenStore(TokenStore):
     def _make_stream(self, split: str, source: str) -> ShardStream:
         def map_shard(shard: dict[str, Any]) -> NDArray[np.integer[Any]]:
             part = _token_part(split, source, shard, self.dtype)
-            tokens = own_tokens(self._explained(lambda: self.copies.map(part, self.dtype)), shard)
+            tokens = own_tokens(self._explain_changes(lambda: self.copies.map(part, self.dtype)), shard)
             self._note(split, source, shard)
             return tokens
 
         return ShardStream(self._part(split, source), map_shard, keep=0)
 
-    def _explained(self, work: Callable[[], T]) -> T:
-        """Do something; when a file is gone or wrong since the store has changed, say so."""
+    def _explain_changes(self, work: Callable[[], T]) -> T:
+        """Call `work`; if a file is missing or wrong because the store has changed, raise an error that says so."""
         try:
             return work()
         except (remote.MissingError, WrongContentError) as error:
@@ -257,14 +268,14 @@ class RemoteTokenStore(TokenStore):
                 now = fingerprint(parse_manifest(_read_small(self.copies, MANIFEST), self.copies.url))
             except remote.MissingError:
                 raise DataError(
-                    "the remote store is gone", where=self.copies.url, fix="restore it; the run goes on from there"
+                    "the remote store is gone", where=self.copies.url, fix="restore it, then resume the run"
                 ) from error
             if now != self.fingerprint:
                 raise DataError(
-                    f"the remote store has changed under the run: its fingerprint is {now[:12]}, it was"
+                    f"the remote store has changed during the run: its fingerprint is {now[:12]}, it was"
                     f" {self.fingerprint[:12]}",
                     where=self.copies.url,
-                    fix="restore it, and the run goes on; or start a new one with data.store in another folder",
+                    fix="restore it, then resume the run; or start a new run with data.store in another folder",
                 ) from error
             raise
 
@@ -282,22 +293,22 @@ def _index_part(split: str, source: str, shard: Shard) -> RemotePart:
 
 
 def _read_small(copies: Copies, name: str) -> bytes:
-    """A small remote file as it is now."""
+    """Download the present content of a small remote file."""
     url = copies.url_of(name)
     size = remote.describe(url, copies.options).bytes
     if size > LISTING_BYTES:
-        raise _wrong(url, f"it has {format_bytes(size)}, and at most {format_bytes(LISTING_BYTES)} are read")
-    with remote.open_remote(url, copies.options, size, not copies.web) as stream:
+        raise _wrong(url, f"it has {format_bytes(size)}, but the limit is {format_bytes(LISTING_BYTES)}")
+    with remote.open_remote(url, copies.options, size, ranges=not copies.web) as stream:
         return stream.read() or b""
 
 
 def _check_same_store(folder: Path) -> None:
-    """Copies must not get mixed with a store that was made here: its shards would be removed to make room."""
+    """Check that a folder holds no store prepared on this machine, whose shards would be evicted."""
     if (folder / _SOURCE).exists() or not folder.exists():
         return
     if not folder.is_dir() or any(path.name not in (KEEPING, "tokenizer") for path in folder.iterdir()):
         raise ConfigError(
-            "copies of the remote store cannot be kept here: something else is in the place",
+            "copies of the remote store cannot be kept here: the folder holds something else",
             where=str(folder),
             fix="set data.store to another folder; or data.remote=null to train from what is there",
         )

@@ -1,9 +1,9 @@
-"""Scripts that put no spaces between words, so that each of their characters counts for one."""
+"""Scripts that put no spaces between words; each of their characters counts as a word."""
 
 from __future__ import annotations
 
-#: First and last code points: Thai and Lao, Burmese, Khmer, kana, ideographs, the last two's half-width forms and
-#: supplements.
+#: Ranges of code points (first, last): Thai and Lao, Burmese, Khmer, kana, ideographs, and the half-width forms and
+#: supplements of the last two.
 UNSPACED = (
     (0x0E00, 0x0EFF),
     (0x1000, 0x109F),
@@ -17,5 +17,5 @@ UNSPACED = (
     (0xFF66, 0xFF9F),
     (0x1AFF0, 0x1B16F),
 )
-#: The same of ideographs in the planes behind them.
+#: Range of the ideographs in the supplementary planes.
 IDEOGRAPHS = (0x20000, 0x3FFFF)

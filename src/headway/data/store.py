@@ -27,19 +27,19 @@ from headway.data.store_manifest import check_manifest
 FORMAT = "headway-token-store"
 VERSION = 2
 MANIFEST = "manifest.json"
-#: What went in: files with their hashes, counts, what was left out and why. The manifest has its hash.
+#: Record of the inputs: files with hashes, counts, what was skipped and why. The manifest holds its hash.
 INPUTS = "inputs.json"
-#: Malformed documents that were left out, when there were any.
+#: Malformed documents that were skipped; written only when there are some.
 SKIPPED = "skipped.jsonl"
-#: Where `headway data report` writes unless it is told otherwise.
+#: Default output file of `headway data report`.
 REPORT = "report.html"
-#: Folder of the plans of packing, which are made again where they are missing.
+#: Folder of packing plans. Missing plans are computed again.
 PACKING = "packing"
-#: Endings of a shard's two files: token ids, and where its documents start.
+#: Suffixes of a shard's two files: token ids, and document offsets.
 TOKENS, INDEX = ".bin", ".idx"
-# Tokens that are looked at at a time.
+# Tokens checked per step of `verify`.
 _BLOCK = 2**20
-# Shards that one source keeps mapped: each holds a file descriptor, of which a process has 1,024 by default.
+# Shards that one source keeps mapped. Each holds a file descriptor; the default limit is 1,024 per process.
 _MAPPED = 128
 
 Tokens = NDArray[np.integer[Any]]
@@ -47,49 +47,49 @@ Tokens = NDArray[np.integer[Any]]
 
 @dataclass(frozen=True)
 class Shard:
-    """A run of a source's tokens in one file."""
+    """A contiguous range of a source's tokens, stored in one file."""
 
     file: str
-    """Name of the file with the token ids, in `<split>/<source>/`."""
+    """Name of the token file in `<split>/<source>/`."""
     tokens: int
     documents: int
     first_token: int
-    """Tokens of the source in the shards before it."""
+    """Tokens of the source in the shards before this one."""
     first_document: int
     sha256: str
     index_sha256: str
     skip_tokens: int = 0
-    """Tokens of the file before these, of which the store knows nothing (`TokenStore.with_shards`)."""
+    """Leading tokens of the file that this store does not use (`TokenStore.with_shards`)."""
     skip_documents: int = 0
     file_tokens: int | None = None
-    """Tokens of the whole file, where these are some of them."""
+    """Tokens of the whole file, if the shard is a part of it."""
     file_documents: int | None = None
 
     @property
     def index(self) -> str:
-        """Name of the file that says where documents start."""
+        """Name of the file with the document offsets."""
         return self.file.removesuffix(TOKENS) + INDEX
 
     @property
     def index_bytes(self) -> int:
-        """Length of that file."""
+        """Length of the index file in bytes."""
         return ((self.documents if self.file_documents is None else self.file_documents) + 1) * 8
 
 
 PREPARE = "headway data prepare CONFIG"
-# Models that were trained on a store need its vocabulary, which nobody can train again once the input has changed.
+# Models trained on a store need its vocabulary, which cannot be trained again once the input has changed.
 _ANEW = f"{PREPARE} --force makes it anew, with data.tokenizer.path=STORE/tokenizer for its old vocabulary"
 
 
 class TokenStore:
-    """A prepared corpus, memory-mapped: opening it reads the manifest only.
+    """A prepared corpus, memory-mapped. Opening it reads only the manifest.
 
     Attributes:
         path: Folder of the store.
         manifest: The parsed `manifest.json`.
-        at_hand: Tokens are on this machine; where they are not, `want` brings those of many rows at once.
-        is_part: Some of another store's shards (`with_shards`).
-        checker: Checks shards when they are first opened (`check_on_first_use`).
+        at_hand: Whether tokens are on this machine. If not, `want` fetches those of many rows at once.
+        is_part: Whether the store is a selection of another store's shards (`with_shards`).
+        checker: Verifies shards when they are first opened (`check_on_first_use`).
     """
 
     at_hand, is_part = True, False
@@ -105,11 +105,11 @@ class TokenStore:
 
         Args:
             path: Folder of the store.
-            check: Look now whether every shard is there in its full length. `verify` also checks every hash.
+            check: Check now that every shard exists with its full length. `verify` also checks every hash.
 
         Raises:
-            DataError: there is no store, its manifest is unreadable, its format is another one, or a shard is missing
-                or has another length than the manifest says.
+            DataError: there is no store, its manifest is unreadable, its format is not supported, or a shard is missing
+                or its length differs from the manifest.
         """
         path = Path(path)
         store = cls(path, read_manifest(path))
@@ -118,27 +118,27 @@ class TokenStore:
         return store
 
     def check_on_first_use(self) -> ShardChecker:
-        """Have every shard checked in the background when it is first opened; `read` raises what is found."""
+        """Verify every shard in the background when it is first opened; `read` raises what the check finds."""
         self.checker = ShardChecker(self.path, self.dtype, self.vocab_size)
         return self.checker
 
     def _note(self, split: str, source: str, shard: Mapping[str, Any]) -> None:
-        """A shard has been opened."""
+        """Pass a shard that was just opened to the checker, if there is one."""
         if self.checker is not None:
             size = shard.get("file_tokens", shard["tokens"]) * self.dtype.itemsize
             self.checker.opened(self.path / split / source / shard["file"], size, shard["sha256"])
 
     def with_manifest(self, manifest: dict[str, Any]) -> Self:
-        """The store in the same place as another manifest describes it, for example that of an earlier preparation."""
+        """Return this store as another manifest describes it, for example that of an earlier preparation."""
         store = copy(self)
         store.manifest, store._streams = manifest, {}
         return store
 
     def with_shards(self, split: str, files: Mapping[str, Sequence[str]]) -> Self:
-        """Some of the shards as a store of their own, in the order in which they are named.
+        """Return a store of selected shards, in the given order.
 
         Args:
-            split: The split; the others are left out.
+            split: The only split of the new store.
             files: References to shards (`reference`), by source.
 
         Raises:
@@ -149,7 +149,7 @@ class TokenStore:
             numbers = {shard["file"]: number for number, shard in enumerate(self.shard_entries(split, source))}
             if missing := [name for name in names if name.split(":")[0] not in numbers]:
                 raise DataError(
-                    f"the store has no longer all shards of source '{source}': {missing[0]} is not in it",
+                    f"the store no longer has all shards of source '{source}': {missing[0]} is missing",
                     where=str(self.path),
                     fix="restore the token store",
                 )
@@ -161,14 +161,14 @@ class TokenStore:
         return store
 
     def _referred(self, split: str, source: str, number: int, name: str) -> dict[str, Any]:
-        """The entry of a shard, or of some documents of it."""
+        """Return the manifest entry for a reference to a shard or to a range of its documents."""
         entry: dict[str, Any] = self.shard_entries(split, source)[number]
         documents = name.split(":")[1:]
         if not documents:
             return entry
         first, last = map(int, documents)
         if not 0 <= first < last <= entry["documents"]:
-            what = f"there are no documents {first:,} to {last:,} in a shard of {entry['documents']:,}"
+            what = f"documents {first:,} to {last:,} do not exist in a shard of {entry['documents']:,}"
             raise _damaged(self.path / split / source / entry["file"], what)
         starts = self.shard_documents(split, source, number)
         begin, end = (int(starts[place] - starts[0]) for place in (first, last))
@@ -177,29 +177,29 @@ class TokenStore:
         return {**entry, "tokens": end - begin, "documents": last - first, **skipped, **whole}
 
     def shard_entries(self, split: str, source: str) -> list[dict[str, Any]]:
-        """The manifest's entries of a source's shards, in order; none where the source is not in the split."""
+        """Return the manifest entries of a source's shards, in order; empty if the split lacks the source."""
         entries: list[dict[str, Any]] = self.manifest["splits"].get(split, {}).get(source, {}).get("shards", [])
         return entries
 
     def check(self) -> None:
-        """Look whether every shard is there in its full length.
+        """Check that every shard exists with its full length.
 
         Raises:
-            DataError: one is not.
+            DataError: a shard is missing or its length is wrong.
         """
         width = self.dtype.itemsize
         for split, source in self._parts():
             folder = self.path / split / source
-            sizes = _sizes(folder)  # one look at the folder: asking for ten thousand files one by one takes a while
+            sizes = _sizes(folder)  # one directory scan: a stat call for each of ten thousand files is slow
             for shard in self._part(split, source)["shards"]:
                 size = shard.get("file_tokens", shard["tokens"]) * width
                 if sizes.get(shard["file"]) != size:
                     file = folder / shard["file"]
-                    raise _damaged(file, file_problem(file, size, None) or "it changes while it is looked at")
+                    raise _damaged(file, file_problem(file, size, None) or "it changed while it was checked")
 
     @property
     def fingerprint(self) -> str:
-        """Hex SHA-256 of the manifest's canonical JSON, and so of everything in the store."""
+        """Hex SHA-256 of the manifest's canonical JSON, which identifies everything in the store."""
         return fingerprint(self.manifest)
 
     @property
@@ -219,7 +219,7 @@ class TokenStore:
 
     @property
     def begin_of_text(self) -> dict[str, int]:
-        """The tokens that every document begins with, if there are any, with their ids."""
+        """Tokens that begin every document, with their ids; may be empty."""
         tokenizer = self.manifest["tokenizer"]
         return dict(zip(tokenizer.get("begin_of_text", []), tokenizer.get("begin_of_text_ids", []), strict=True))
 
@@ -234,27 +234,27 @@ class TokenStore:
         return [split for split in self.manifest["splits"] if self.sources(split)]
 
     def sources(self, split: str) -> list[str]:
-        """Names of the sources that have tokens in a split, in the order of the config."""
+        """Return the names of the sources with tokens in a split, in config order."""
         parts = self.manifest["splits"].get(split, {})
         names = [source["name"] for source in self.manifest["sources"]]
         return [name for name in names if parts.get(name, {}).get("tokens")]
 
     def tokens(self, split: str, source: str | None = None) -> int:
-        """Number of tokens of one source in a split, or of all."""
+        """Return the number of tokens of one source in a split, or of all its sources."""
         names = self.sources(split) if source is None else [source]
         return sum(int(self._part(split, name)["tokens"]) for name in names)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of token ids on disk: little-endian uint16 or uint32."""
+        """Data type of token ids on disk: little-endian uint16 or uint32."""
         kind: np.dtype[Any] = np.dtype(self.manifest["dtype"]).newbyteorder("<")
         return kind
 
     def inputs(self) -> dict[str, Any]:
-        """What the store was made from: files, counts, cleaning, duplicates. Empty when it was imported.
+        """Return the record of the inputs: files, counts, cleaning, duplicates. Empty for an imported store.
 
         Raises:
-            DataError: the file is damaged.
+            DataError: the record is damaged.
         """
         if "inputs_sha256" not in self.manifest:
             return {}
@@ -269,19 +269,19 @@ class TokenStore:
             raise _damaged(self.path / INPUTS, str(error)) from None
 
     def shards(self, split: str, source: str) -> list[Shard]:
-        """The shards of a source in a split, in order."""
+        """Return the shards of a source in a split, in order."""
         return self._stream(split, source).shards
 
     def documents(self, split: str, source: str) -> NDArray[np.uint64]:
-        """Where documents start in the source's tokens, and the end of the last: uint64 (documents + 1,)."""
+        """Return the document offsets in the source's tokens, with the end of the last: uint64 (documents + 1,)."""
         parts = [self.shard_documents(split, source, n)[:-1] for n in range(len(self.shards(split, source)))]
         return np.concatenate([*parts, np.array([self.tokens(split, source)], dtype="<u8")])
 
     def shard_documents(self, split: str, source: str, number: int) -> NDArray[np.uint64]:
-        """The same for the documents that lie in shard `number`: uint64 (documents of the shard + 1,).
+        """Return the document offsets of shard `number`, relative to the source: uint64 (documents of the shard + 1,).
 
         Raises:
-            DataError: the index is missing, or does not belong to the shard that the manifest tells of.
+            DataError: the index is missing or does not match its shard.
         """
         shard = self.shards(split, source)[number]
         file = self.path / split / source / shard.index
@@ -290,28 +290,35 @@ class TokenStore:
             self._content(f"{split}/{source}/{shard.index}", length, shard.index_sha256), dtype="<u8"
         )
         tokens = shard.tokens if shard.file_tokens is None else shard.file_tokens
-        # `verify` compares hashes; here damage must not become documents of a negative length.
+        # Only `verify` compares hashes, so check here that damage does not yield documents of negative length.
         rises = len(starts) > 0 and starts[0] == 0 and not (starts[1:] < starts[:-1]).any()
         if len(starts) != length // 8 or not rises or starts[-1] != tokens:
-            raise _damaged(file, "it does not belong to its shard")
+            raise _damaged(file, "the index does not match its shard")
         own = starts[shard.skip_documents : shard.skip_documents + shard.documents + 1]
         return np.asarray(own + np.uint64(shard.first_token) - np.uint64(shard.skip_tokens), dtype=np.uint64)
 
     def read(self, split: str, source: str, start: int, count: int) -> NDArray[np.integer[Any]]:
-        """Tokens [start, start + count) of a source: uint16 or uint32 (count,), across shards.
+        """Return tokens [start, start + count) of a source: uint16 or uint32 (count,), across shards.
 
         Raises:
             IndexError: the range is not inside the source.
-            DataError: a shard is missing or has another length than the manifest says, or one that was opened before
-                has been found to be damaged.
+            DataError: a shard is missing, its length differs from the manifest, or a shard opened earlier turned out to
+                be damaged.
         """
         if self.checker is not None:
             self.checker.check_verified()
         return self._stream(split, source).read(start, count)
 
     def want(self, split: str, source: str, starts: NDArray[np.int64], count: int, index: bool = False) -> None:
-        """Tokens [start, start + count) of a source are about to be read, for each start, int64 (n,); with `index` also
-        where documents start there."""
+        """Announce reads of tokens [start, start + count) of a source, so that a remote store can prefetch them.
+
+        Args:
+            split: The split.
+            source: Name of the source.
+            starts: First tokens of the reads, int64 (n,).
+            count: Tokens of each read.
+            index: Whether the document offsets will be read too.
+        """
 
     @property
     def size_bytes(self) -> int:
@@ -322,10 +329,10 @@ class TokenStore:
         """Check every file against the manifest (presence, length, SHA-256), and its counts against the files.
 
         Args:
-            progress: Called with the bytes of each shard or index that was checked.
+            progress: Called with the bytes of each shard or index after its check.
 
         Returns:
-            One line for each problem, naming the file; none when the store is sound.
+            One line per problem, which names the file; empty when the store is sound.
         """
         problems = []
         for name, size, digest in self._files():
@@ -337,13 +344,13 @@ class TokenStore:
         return (problems or self._problems_of_counts()) + self._problems_of_settings()
 
     def _problems_of_counts(self) -> list[str]:
-        """What of the manifest's counts is not so in files whose hashes are right, and which ids no vocabulary has."""
+        """Report counts of the manifest that the files contradict, and ids outside the vocabulary."""
         problems = []
         for source in self.manifest["sources"]:
             for key in ("documents", "tokens"):
                 parts = (parts.get(source["name"], {}).get(key, 0) for parts in self.manifest["splits"].values())
                 if source[key] != (total := sum(parts)):
-                    what = f"{key} of source '{source['name']}' are {source[key]:,}, and its splits have {total:,}"
+                    what = f"{key} of source '{source['name']}' are {source[key]:,}, but its splits have {total:,}"
                     problems.append(f"{MANIFEST}: {what}")
         for split, source in self._parts():
             for number, shard in enumerate(self.shards(split, source)):
@@ -355,18 +362,18 @@ class TokenStore:
         try:
             starts = self.shard_documents(split, source, number) - np.uint64(shard.first_token)
         except DataError:
-            return f"{shard.index}: its documents do not follow each other to the end of the shard"
+            return f"{shard.index}: its documents do not cover the shard contiguously"
         if not (starts[1:] > starts[:-1]).all():
             return f"{shard.index}: some of its documents have no tokens"
         tokens = _map(self.path / split / source, self.shard_entries(split, source)[number], self.dtype)
         largest = max(int(tokens[start : start + _BLOCK].max()) for start in range(0, len(tokens), _BLOCK))
         if largest >= self.vocab_size:
-            return f"{shard.file}: it has the id {largest:,}, and the vocabulary ends at {self.vocab_size - 1:,}"
+            return f"{shard.file}: it has the id {largest:,}, but the vocabulary ends at {self.vocab_size - 1:,}"
         unended = int(np.count_nonzero(tokens[starts[1:].astype(np.int64) - 1] != self.end_of_text_id))
         return f"{shard.file}: {unended:,} of its documents do not end with the end-of-text token" if unended else None
 
     def _problems_of_settings(self) -> list[str]:
-        """What is wrong with the tokenizer's settings, which have no hash, and which copies of a store do without."""
+        """Report problems of the tokenizer settings, which have no hash and may be missing from copies of a store."""
         name = "tokenizer/tokenizer_config.json"
         if not (self.path / name).exists():
             return []
@@ -378,18 +385,18 @@ class TokenStore:
         wanted = self.manifest["tokenizer"]["end_of_text"]
         return [] if end == wanted else [f"{name}: its eos_token is {end!r}, the store's is {wanted!r}"]
 
-    def problems_beside_shards(self) -> list[str]:
-        """The same for the files beside the shards alone: the tokenizer, and what went in."""
+    def problems_outside_shards(self) -> list[str]:
+        """Check only the small files, without the shards: the tokenizer and the record of the inputs."""
         found = ((name, file_problem(self.path / name, None, digest)) for name, digest in self._small_files())
         return [f"{name}: {problem}" for name, problem in found if problem]
 
     def _small_files(self) -> list[tuple[str, str]]:
-        """Name and SHA-256 of the files beside the shards."""
+        """Return name and SHA-256 of every file that is not a shard or an index."""
         inputs = [(INPUTS, str(self.manifest["inputs_sha256"]))] if "inputs_sha256" in self.manifest else []
         return [("tokenizer/tokenizer.json", self.tokenizer_fingerprint), *inputs]
 
     def _files(self) -> list[tuple[str, int | None, str]]:
-        """Name, length (of shards and indexes) and SHA-256 of every file."""
+        """Return name, length (None for small files) and SHA-256 of every file."""
         files: list[tuple[str, int | None, str]] = [(name, None, digest) for name, digest in self._small_files()]
         width = self.dtype.itemsize
         for split, source, shard in self._shards():
@@ -436,7 +443,7 @@ class TokenStore:
         return ShardStream(self._part(split, source), map_shard, _MAPPED)
 
     def _content(self, name: str, size: int | None, digest: str) -> bytes:
-        """The content of a file that is not mapped. Where the length is known, the hash is left to `verify`."""
+        """Return the content of a file that is not mapped. If the length is known, only `verify` checks the hash."""
         file = self.path / name
         problem = file_problem(file, size, digest if size is None else None)
         if problem:
@@ -449,18 +456,18 @@ def _map(folder: Path, shard: dict[str, Any], dtype: np.dtype[Any]) -> Tokens:
     problem = file_problem(file, tokens * dtype.itemsize, None)
     if problem:
         raise _damaged(file, problem)
-    # A plain array over the mapping: slices of `np.memmap` itself cost microseconds each.
+    # Wrap the mapping in a plain array: slicing `np.memmap` itself costs microseconds each time.
     return own_tokens(np.asarray(np.memmap(file, dtype=dtype, mode="r", shape=(tokens,))), shard)
 
 
 def own_tokens(tokens: Tokens, shard: Mapping[str, Any]) -> Tokens:
-    """Of the tokens of a file those that an entry of a shard speaks of."""
+    """Return the tokens of a file that belong to a shard entry."""
     first = shard.get("skip_tokens", 0)
     return tokens[first : first + shard["tokens"]]
 
 
 def reference(shard: Mapping[str, Any]) -> str:
-    """What names a shard: its file, and where it is a part of that the documents `FILE:FIRST:END`."""
+    """Return the reference that names a shard: its file, or `FILE:FIRST:END` for a range of its documents."""
     if "file_documents" not in shard:
         return str(shard["file"])
     first = shard["skip_documents"]
@@ -468,18 +475,18 @@ def reference(shard: Mapping[str, Any]) -> str:
 
 
 def documents_of(shard: Mapping[str, Any], first: int, end: int) -> str:
-    """A reference to documents `first` to `end` (exclusive) of a whole shard."""
+    """Return a reference to documents `first` to `end` (exclusive) of a whole shard."""
     whole = (first, end) == (0, shard["documents"])
     return str(shard["file"]) if whole else f"{shard['file']}:{first}:{end}"
 
 
 class ShardStream:
-    """The shards of one source in one split, read as one array; a shard is mapped when it is first read.
+    """The shards of one source in one split, read as one array. A shard is mapped when it is first read.
 
     Args:
         part: The source's entry in the manifest.
-        map_shard: Maps a shard, given its entry there.
-        keep: Shards that stay mapped here.
+        map_shard: Maps a shard, given its manifest entry.
+        keep: Shards that stay mapped.
     """
 
     def __init__(self, part: dict[str, Any], map_shard: Callable[[dict[str, Any]], Tokens], keep: int) -> None:
@@ -489,7 +496,7 @@ class ShardStream:
 
     @cached_property
     def shards(self) -> list[Shard]:
-        """Made when they are asked for: reading tokens does without."""
+        """All shards, created lazily, since reading tokens does not need them."""
         documents = accumulate((shard["documents"] for shard in self._part["shards"]), initial=0)
         return [
             Shard(**shard, first_token=token, first_document=document)
@@ -497,7 +504,7 @@ class ShardStream:
         ]
 
     def read(self, start: int, count: int) -> NDArray[np.integer[Any]]:
-        """Tokens [start, start + count), (count,)."""
+        """Return tokens [start, start + count), (count,)."""
         if start < 0 or count < 0 or start + count > self._starts[-1]:
             raise IndexError(f"tokens [{start}, {start + count}) are not inside [0, {self._starts[-1]})")
         number = min(bisect_right(self._starts, start), len(self._starts) - 1) - 1
@@ -523,7 +530,7 @@ class ShardStream:
         return array
 
     def shards_with(self, starts: NDArray[np.int64], count: int) -> list[int]:
-        """Numbers of the shards that have tokens of [start, start + count) for any of the starts, (n,)."""
+        """Return the numbers of the shards that overlap [start, start + count) for any of the starts, (n,)."""
         first = np.searchsorted(self._starts, starts, side="right") - 1
         last = np.searchsorted(self._starts, starts + max(0, count - 1), side="right") - 1
         numbers = {n for low, high in zip(first.tolist(), last.tolist(), strict=True) for n in range(low, high + 1)}
@@ -535,7 +542,7 @@ def _damaged(file: Path, problem: str) -> DataError:
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    """Bytes of every file in a folder; of none when there is no such folder."""
+    """Return the bytes of every file in a folder; empty if there is no such folder."""
     try:
         with os.scandir(folder) as entries:
             return {entry.name: entry.stat().st_size for entry in entries}
@@ -544,7 +551,7 @@ def _sizes(folder: Path) -> dict[str, int]:
 
 
 def file_problem(file: Path, size: int | None, digest: str | None) -> str | None:
-    """What is wrong with a file, if anything; a length or hash of None is not looked at."""
+    """Return what is wrong with a file, if anything; a length or hash of None is not checked."""
     try:
         found = file.stat()
         actual = found.st_size
@@ -562,10 +569,10 @@ def file_problem(file: Path, size: int | None, digest: str | None) -> str | None
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of the store in folder `path`.
+    """Read the manifest of the store in folder `path`.
 
     Raises:
-        DataError: it is missing, none, or of another format or version.
+        DataError: it is missing, invalid, or has another format or version.
     """
     file = path / MANIFEST
     try:
@@ -579,10 +586,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def parse_manifest(content: bytes, where: str) -> dict[str, Any]:
-    """The manifest from the bytes of its file, its names and counts checked.
+    """Parse a manifest and check its names and counts.
 
     Raises:
-        DataError: it is none, or of another format or version.
+        DataError: it is invalid, or has another format or version.
     """
     try:
         manifest = parse_json(content)

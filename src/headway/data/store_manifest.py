@@ -1,7 +1,7 @@
-"""What a token store's manifest must be before anything is done by it.
+"""Validation of a token store's manifest, before anything relies on it.
 
-Whoever copies a store, or trains from a URL, has a manifest that others may have written. Its names become paths, its
-counts become lengths of files and arrays: each is looked at once, where the manifest is read.
+A manifest may come from an untrusted party, when a store is copied or read from a URL. Its names become paths, and its
+counts become lengths of files and arrays. So each is checked once, when the manifest is read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from headway.core.format import printable
 
 SPLITS = ("train", "validation")
-#: More tokens than this have no store: 2^53 of them are 18 petabytes.
+#: Upper limit of a store's tokens: 2^53 of them take 18 petabytes.
 MOST_TOKENS = 2**53
 
 _SHARD = ("file", "tokens", "documents", "sha256", "index_sha256")
@@ -21,39 +21,39 @@ _WIDTHS = {"uint16": 2**16, "uint32": 2**32}
 _LONGEST_NAME = 255
 _hexadecimal: Callable[[str], Any] = re.compile(r"[0-9a-f]{64}").fullmatch
 _digits: Callable[[str], Any] = re.compile(r"[0-9]{1,20}").fullmatch
-# A name is one part of a path, no hidden file's, and ends as shards do.
+# The name is a single path component, not hidden, with the suffix of a shard.
 _shard_file: Callable[[str], Any] = re.compile(r"[^./\\\0][^/\\\0]*\.bin").fullmatch
 
 
 class ManifestError(ValueError):
-    """A manifest is none; the message says which part of it."""
+    """A manifest is invalid; the message names the part."""
 
 
 def check_manifest(manifest: Any) -> None:
-    """Check names, counts and totals of a manifest of version 2; the files are not looked at.
+    """Check names, counts and totals of a manifest of version 2. The files are not checked.
 
     Raises:
-        ManifestError: something is missing, has another type, or cannot be.
+        ManifestError: a value is missing, has the wrong type, or is out of range.
     """
     vocabulary = _vocabulary(manifest)
     names = _sources(manifest)
     parts, total = _object(manifest, "splits", ""), 0
     for split, sources in parts.items():
         if split not in SPLITS:
-            raise ManifestError(f"splits has '{_shown(split)}', and a store has {' and '.join(SPLITS)}")
+            raise ManifestError(f"splits has '{_shown(split)}', but only {' and '.join(SPLITS)} are allowed")
         for name in _object(parts, split, "splits."):
             if name not in names:
                 raise ManifestError(f"splits.{split} has '{_shown(name)}', which is not among its sources")
             total += _part(_object(sources, name, f"splits.{split}."), f"splits.{split}.{name}")
     if total > MOST_TOKENS:
-        raise ManifestError(f"it has {total:,} tokens, more than there can be")
+        raise ManifestError(f"it has {total:,} tokens, more than a store can have")
     _settings(manifest)
     if vocabulary > _WIDTHS[manifest["dtype"]]:
         raise ManifestError(f"{manifest['dtype']} cannot hold the {vocabulary:,} ids of its vocabulary")
 
 
 def _vocabulary(manifest: Any) -> int:
-    """Check what ids mean; returns how many there are."""
+    """Check the tokenizer and the data type, and return the size of the vocabulary."""
     if not isinstance(manifest, dict):
         raise ManifestError("it is not a JSON object")
     if manifest.get("dtype") not in _WIDTHS:
@@ -66,24 +66,24 @@ def _vocabulary(manifest: Any) -> int:
     begin, ids = tokenizer.get("begin_of_text", []), tokenizer.get("begin_of_text_ids", [])
     for name, values, kind in (("begin_of_text", begin, str), ("begin_of_text_ids", ids, int)):
         if not isinstance(values, list) or any(type(value) is not kind for value in values):
-            raise ManifestError(f"tokenizer.{name} is no list of {'names' if kind is str else 'ids'}")
+            raise ManifestError(f"tokenizer.{name} is not a list of {'names' if kind is str else 'ids'}")
     if len(begin) != len(ids) or any(not 0 <= number < size for number in ids):
         raise ManifestError("tokenizer.begin_of_text_ids are not ids of its begin_of_text")
     return size
 
 
 def _sources(manifest: dict[str, Any]) -> set[str]:
-    """Check the list of sources; returns their names."""
+    """Check the list of sources, and return their names."""
     sources, names = manifest.get("sources"), set()
     if not isinstance(sources, list) or not sources:
-        raise ManifestError("sources is no list of sources")
+        raise ManifestError("sources is not a list of sources")
     for number, source in enumerate(sources):
         where = f"sources[{number}]."
         if not isinstance(source, dict):
             raise ManifestError(f"sources[{number}] is not an object")
         name = _text(source, "name", where)
         if not is_folder_name(name):
-            raise ManifestError(f"{where}name is '{_shown(name)}', and no name of a folder in the store")
+            raise ManifestError(f"{where}name is '{_shown(name)}', which is not a valid folder name")
         if name in names:
             raise ManifestError(f"two sources have the name '{_shown(name)}'")
         names.add(name)
@@ -96,21 +96,21 @@ def _sources(manifest: dict[str, Any]) -> set[str]:
 
 
 def is_folder_name(name: str) -> bool:
-    """Whether a name is that of a folder right in the one it is looked for in, and of none that is hidden."""
+    """Return whether a name is a single path component that is not hidden."""
     is_one_part = not name.startswith(".") and not any(sign in name for sign in "/\\\0")
     return bool(name) and is_one_part and len(name.encode("utf-8", "surrogatepass")) <= _LONGEST_NAME
 
 
 def _part(part: dict[str, Any], where: str) -> int:
-    """Check a source in a split; returns its tokens."""
+    """Check the entry of a source in a split, and return its tokens."""
     shards = part.get("shards")
     if not isinstance(shards, list):
-        raise ManifestError(f"{where}.shards is no list of shards")
+        raise ManifestError(f"{where}.shards is not a list of shards")
     files, tokens, documents = set(), 0, 0
     for number, shard in enumerate(shards):
-        # One look for what is as it should be: a store may have tens of thousands of shards.
+        # A fast check for the common case: a store may have tens of thousands of shards.
         if not _is_shard(shard):
-            _complain_of(shard, f"{where}.shards[{number}]")
+            _raise_shard_error(shard, f"{where}.shards[{number}]")
         files.add(shard["file"])
         tokens += shard["tokens"]
         documents += shard["documents"]
@@ -118,7 +118,7 @@ def _part(part: dict[str, Any], where: str) -> int:
         raise ManifestError(f"{where}.shards names a file twice")
     for key, total in (("tokens", tokens), ("documents", documents)):
         if _count(part, key, f"{where}.") != total:
-            raise ManifestError(f"{where}.{key} is {part[key]:,}, and its shards have {total:,}")
+            raise ManifestError(f"{where}.{key} is {part[key]:,}, but its shards have {total:,}")
     return tokens
 
 
@@ -139,8 +139,8 @@ def _is_shard(shard: Any) -> bool:
         return False
 
 
-def _complain_of(shard: Any, where: str) -> None:
-    """Say what is wrong with a shard.
+def _raise_shard_error(shard: Any, where: str) -> None:
+    """Raise the error that says what is wrong with a shard entry.
 
     Raises:
         ManifestError: always.
@@ -149,21 +149,21 @@ def _complain_of(shard: Any, where: str) -> None:
         raise ManifestError(f"{where} is not an object")
     file = _text(shard, "file", f"{where}.")
     if not _shard_file(file) or len(file.encode("utf-8", "surrogatepass")) > _LONGEST_NAME:
-        raise ManifestError(f"{where}.file is '{_shown(file)}', and no name of a shard's file")
+        raise ManifestError(f"{where}.file is '{_shown(file)}', which is not a valid name of a shard file")
     tokens = _count(shard, "tokens", f"{where}.", least=1)
     _count(shard, "documents", f"{where}.", least=1, most=tokens)
     for key in ("sha256", "index_sha256"):
         _hash(shard, key, f"{where}.")
     other = next(key for key in shard if key not in _SHARD)
-    raise ManifestError(f"{where} has '{_shown(other)}', which no shard has")
+    raise ManifestError(f"{where} has the unknown key '{_shown(other)}'")
 
 
 def _settings(manifest: dict[str, Any]) -> None:
-    """Check what preparation and inspection read besides."""
+    """Check the remaining values that preparation and inspection read."""
     settings, split = _object(manifest, "settings", ""), _object(manifest, "split", "")
     bound = split.get("bound")
     if not isinstance(bound, str) or not _digits(bound):
-        raise ManifestError("split.bound is no number in digits")
+        raise ManifestError("split.bound is not a decimal number")
     clean = settings.get("clean")
     if clean is not None:
         steps = clean.get("steps") if isinstance(clean, dict) else None
@@ -191,7 +191,7 @@ def _text(values: Mapping[str, Any], key: str, where: str) -> str:
 
 def _hash(values: Mapping[str, Any], key: str, where: str) -> None:
     if not _hexadecimal(_text(values, key, where)):
-        raise ManifestError(f"{where}{key} is no SHA-256 in hexadecimal")
+        raise ManifestError(f"{where}{key} is not a SHA-256 in hexadecimal")
 
 
 def _count(values: Mapping[str, Any], key: str, where: str, *, least: int = 0, most: int = MOST_TOKENS) -> int:
@@ -199,7 +199,7 @@ def _count(values: Mapping[str, Any], key: str, where: str, *, least: int = 0, m
     if type(value) is not int:
         raise ManifestError(f"{where}{key} is {_what(values, key)}, not a whole number")
     if not least <= value <= most:
-        raise ManifestError(f"{where}{key} is {_shown(value)}, and can be {least:,} to {most:,}")
+        raise ManifestError(f"{where}{key} is {_shown(value)}, but must be {least:,} to {most:,}")
     return value
 
 
@@ -208,7 +208,7 @@ def _what(values: Mapping[str, Any], key: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value of somebody else's for a message."""
+    """Format an untrusted value for a message."""
     text = (
         value if isinstance(value, str) else repr(value) if isinstance(value, int | float | None) else "something else"
     )

@@ -1,8 +1,8 @@
-"""Which runs a token store belongs to, so that preparing it again keeps what they need.
+"""Records of the runs that use a token store, so that a new preparation keeps the files they need.
 
 A run leaves a mark in the store when an attempt begins: its directory, the fingerprint of its data, and the process
-that owns it. The manifest that it reads the data by lies in its directory (`headway.data.pinned`). A mark counts for as
-long as both are there.
+that owns it. The run directory holds a copy of the manifest (`headway.data.pinned`). A mark is valid as long as the run
+directory and that copy exist.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class Use:
     """One run's use of a store."""
 
     mark: str
-    """The mark, relative to the store."""
+    """Path of the mark, relative to the store."""
     run: Path
     pid: int
-    """Of the process that owns the run, or owned it last."""
+    """Process that owns the run, or owned it last."""
     manifest: dict[str, Any]
 
     @property
     def files(self) -> list[str]:
-        """All shards and indexes that the run reads, relative to the store."""
+        """Shards and indexes that the run reads, relative to the store."""
         return [
             f"{split}/{source}/{name}"
             for split, sources in self.manifest["splits"].items()
@@ -47,7 +47,7 @@ class Use:
 
 
 def mark_use(store: Path, run: Path, data: str, pid: int) -> None:
-    """Leave the mark of a run. In a store that cannot be written, nobody prepares anything either."""
+    """Leave the mark of a run. A store that cannot be written needs no mark, since no preparation can change it."""
     name = hashlib.sha256(str(run.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:16]
     with suppress(OSError):
         (store / MARKS).mkdir(exist_ok=True)
@@ -55,7 +55,7 @@ def mark_use(store: Path, run: Path, data: str, pid: int) -> None:
 
 
 def uses_of(store: Path) -> list[Use]:
-    """The runs that need what the store has or had."""
+    """Return the runs that need present or former files of the store."""
     return list(_uses(store))
 
 

@@ -179,7 +179,7 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
     flops = {length: flops_per_token(shape, over) for length, over in attended.items()}
     task.flops_at = lambda step: flops[plan.sequence_length(step)]
     task.evaluation, task.recut = evaluation, cut
-    task.settle_data = checker.settle if checker is not None else None
+    task.settle_data = checker.wait_verified if checker is not None else None
     task.fingerprints = {"data": store.fingerprint, "tokenizer": store.tokenizer_fingerprint}
     return task
 

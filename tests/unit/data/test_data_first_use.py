@@ -51,30 +51,30 @@ def damage(store: TokenStore, number: int) -> Path:
 def test_every_shard_is_read_once_by_whoever_comes_first(store: TokenStore, read: list[str]) -> None:
     checker = store.check_on_first_use()
     store.read("train", "first", 0, 1)
-    assert checker.settle(1, math.inf) and read == files(store)[:1]
+    assert checker.wait_verified(1, math.inf) and read == files(store)[:1]
     for _ in range(2):
         all_of(store)
-    assert checker.settle(2, math.inf) and read == files(store)
+    assert checker.wait_verified(2, math.inf) and read == files(store)
     again = TokenStore.open(store.path)  # another worker, or a later attempt
     checker = again.check_on_first_use()
     all_of(again)
-    assert checker.settle(1, math.inf) and read == files(store)
+    assert checker.wait_verified(1, math.inf) and read == files(store)
 
 
 def test_a_file_that_is_another_now_is_read_again(store: TokenStore, read: list[str]) -> None:
     all_of(store)
-    store.check_on_first_use().settle(1, math.inf)
+    store.check_on_first_use().wait_verified(1, math.inf)
     for _ in range(2):
         again = TokenStore.open(store.path)
         checker = again.check_on_first_use()
         all_of(again)
-        checker.settle(1, math.inf)
+        checker.wait_verified(1, math.inf)
     assert read == files(store)
     os.utime(store.path / "train" / "first" / files(store)[1])
     again = TokenStore.open(store.path)
     checker = again.check_on_first_use()
     all_of(again)
-    checker.settle(1, math.inf)
+    checker.wait_verified(1, math.inf)
     assert read == [*files(store), files(store)[1]]
 
 
@@ -83,7 +83,7 @@ def test_a_damaged_shard_is_named_by_a_save_and_by_the_next_rows(store: TokenSto
     checker = store.check_on_first_use()
     all_of(store)
     with pytest.raises(WrongShardError, match="a shard of the token store is damaged: its SHA-256 is not") as caught:
-        checker.settle(5, math.inf)
+        checker.wait_verified(5, math.inf)
     assert isinstance(caught.value, DataError) and caught.value.exit_code == 3
     assert caught.value.where == str(file) and "headway data prepare CONFIG --repair" in str(caught.value.fix)
     assert "step" not in str(caught.value.fix)
@@ -100,10 +100,10 @@ def test_checkpoints_that_may_be_of_it_are_named(store: TokenStore, monkeypatch:
     with held:  # the thread cannot say what it has found
         store.checker = checker
         store.read("train", "first", 0, 1)
-        assert not checker.settle(7, 0.0) and not checker.settle(8, 0.0)
+        assert not checker.wait_verified(7, 0.0) and not checker.wait_verified(8, 0.0)
     with pytest.raises(WrongShardError) as caught:
-        checker.settle(9, math.inf)
-    assert "go back behind step 7 first (headway checkpoints restore)" in str(caught.value.fix)
+        checker.wait_verified(9, math.inf)
+    assert "first roll back to a checkpoint before step 7 (headway checkpoints restore)" in str(caught.value.fix)
 
 
 def test_ids_that_no_vocabulary_has_are_found(store: TokenStore) -> None:
@@ -117,8 +117,8 @@ def test_ids_that_no_vocabulary_has_are_found(store: TokenStore) -> None:
     entry["sha256"] = sha256_file(file)
     checker = store.check_on_first_use()
     store.read("train", "first", 0, 1)
-    with pytest.raises(WrongShardError, match="it has the id 300, and the vocabulary ends at 299"):
-        checker.settle(1, math.inf)
+    with pytest.raises(WrongShardError, match="it has the id 300, but the vocabulary ends at 299"):
+        checker.wait_verified(1, math.inf)
 
 
 def test_a_shard_that_another_process_reads_is_waited_for(store: TokenStore, read: list[str]) -> None:
@@ -138,10 +138,10 @@ def test_a_shard_that_another_process_reads_is_waited_for(store: TokenStore, rea
         os._exit(0)
     os.read(ready[0], 1)
     store.read("train", "first", 0, 1)
-    assert not checker.settle(1, 0.3) and read == []
+    assert not checker.wait_verified(1, 0.3) and read == []
     os.write(done[1], b".")
     os.waitpid(child, 0)
-    assert checker.settle(2, math.inf) and read == []
+    assert checker.wait_verified(2, math.inf) and read == []
 
 
 def test_a_store_that_cannot_be_written_is_checked_all_the_same(
@@ -159,7 +159,7 @@ def test_a_store_that_cannot_be_written_is_checked_all_the_same(
         again = TokenStore.open(store.path)
         checker = again.check_on_first_use()
         all_of(again)
-        assert checker.settle(1, math.inf) and read == files(store) * times
+        assert checker.wait_verified(1, math.inf) and read == files(store) * times
 
 
 def test_what_goes_wrong_in_the_thread_is_told(store: TokenStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,4 +172,4 @@ def test_what_goes_wrong_in_the_thread_is_told(store: TokenStore, monkeypatch: p
     checker = store.check_on_first_use()
     store.read("train", "first", 0, 1)
     with pytest.raises(WrongShardError, match=r"it cannot be checked: RuntimeError\('oh'\)"):
-        checker.settle(1, math.inf)
+        checker.wait_verified(1, math.inf)

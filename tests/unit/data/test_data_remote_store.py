@@ -156,7 +156,7 @@ def test_the_copy_used_longest_ago_goes_first(tmp_path: Path, origin: TokenStore
 
     def opened(folder: str) -> TokenStore:
         limit = sum(2 * shard.tokens for shard in shards[:3])  # less room than a run would need
-        return RemoteTokenStore(Copies("memory://bucket/store", {}, tmp_path / folder, limit, 1), origin.manifest)
+        return RemoteTokenStore(Copies("memory://bucket/store", {}, tmp_path / folder, limit, processes=1), origin.manifest)
 
     def use(store: TokenStore, *numbers: int) -> set[str]:
         for number in numbers:
@@ -206,7 +206,7 @@ def test_the_lock_lasts_as_long_as_the_mapping(tmp_path: Path, origin: TokenStor
     with file.open("r+b") as opened:
         with pytest.raises(BlockingIOError):
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        store.copies._let_go(0)  # type: ignore[attr-defined]
+        store.copies._release(0)  # type: ignore[attr-defined]
         with pytest.raises(BlockingIOError):
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         del view
@@ -235,10 +235,10 @@ def test_a_shard_is_brought_once_for_all(
     asked: list[str] = []
     real = remote.open_remote
 
-    def counting(url: str, *arguments: Any) -> Any:
+    def counting(url: str, *arguments: Any, **options: Any) -> Any:
         asked.append(url)
         time.sleep(0.05)
-        return real(url, *arguments)
+        return real(url, *arguments, **options)
 
     monkeypatch.setattr(remote, "open_remote", counting)
     stores = [open_store(far(tmp_path)) for _ in range(6)]
@@ -261,14 +261,14 @@ def test_rows_in_many_shards_are_brought_together(
     under_way, most, guard = 0, 0, threading.Lock()
     real = remote.open_remote
 
-    def slow(*arguments: Any) -> Any:
+    def slow(*arguments: Any, **options: Any) -> Any:
         nonlocal under_way, most
         with guard:
             under_way += 1
             most = max(most, under_way)
         time.sleep(0.1)
         try:
-            return real(*arguments)
+            return real(*arguments, **options)
         finally:
             with guard:
                 under_way -= 1
@@ -291,7 +291,7 @@ class TestWhatComesWrong:
         content[len(content) // 2] ^= 1
         bucket.pipe(path, bytes(content))
         store = open_store(far(tmp_path))
-        with pytest.raises(DataError, match="SHA-256 is another") as caught:
+        with pytest.raises(DataError, match="SHA-256 is wrong") as caught:
             store.read("train", source, 0, 4)
         assert path in str(caught.value)
         assert copied(store) == [] or all(file.suffix == ".part" for file in copied(store))
@@ -304,10 +304,10 @@ class TestWhatComesWrong:
         store = open_store(far(tmp_path))
         real, bad = remote.open_remote, [True]
 
-        def flipping(*arguments: Any) -> Any:
+        def flipping(*arguments: Any, **options: Any) -> Any:
             import io
 
-            with real(*arguments) as stream:
+            with real(*arguments, **options) as stream:
                 content = bytearray(stream.read() or b"")
             if bad:
                 bad.pop()
@@ -339,7 +339,7 @@ class TestWhatComesWrong:
         bucket.rm("/bucket", recursive=True)
         bucket.put(str(data.store), "/bucket/store", recursive=True)
         source, _ = self.a_shard(origin)
-        with pytest.raises(DataError, match="has changed under the run"):
+        with pytest.raises(DataError, match="has changed during the run"):
             store.read("train", source, 0, 4)
         with pytest.raises(DataError, match="the remote store has changed: its fingerprint"):
             open_store(far(tmp_path))
@@ -392,7 +392,7 @@ class TestThePlaceOfCopies:
 
     def test_a_store_of_its_own_is_left_alone(self, tmp_path: Path, origin: TokenStore, bucket: Any) -> None:
         before = sorted(origin.path.rglob("*"))
-        with pytest.raises(ConfigError, match="something else is in the place"):
+        with pytest.raises(ConfigError, match="the folder holds something else"):
             open_store(far(tmp_path, name="origin"))
         assert sorted(origin.path.rglob("*")) == before
 
@@ -431,14 +431,14 @@ class TestThePlaceOfCopies:
         source = origin.sources("train")[0]
         open_store(far(tmp_path)).read("train", source, 0, 4)
 
-        def gone(*arguments: Any) -> Any:
+        def gone(*arguments: Any, **options: Any) -> Any:
             raise remote.UnreachableError("the remote store cannot be read: no route")
 
         monkeypatch.setattr(remote, "describe", gone)
         monkeypatch.setattr(remote, "open_remote", gone)
         store = open_store(far(tmp_path))
         assert isinstance(store, RemoteTokenStore)
-        assert "going on with the copies" in capsys.readouterr().err
+        assert "continuing with the copies" in capsys.readouterr().err
         assert np.array_equal(store.read("train", source, 0, 4), origin.read("train", source, 0, 4))
         with pytest.raises(DataError, match="no route"):
             store.read("train", source, origin.shards("train", source)[1].first_token, 4)
@@ -512,11 +512,11 @@ def test_patience_ends_when_the_store_is_back(
     store = open_store(far(tmp_path))
     real, failures = remote.open_remote, [1, 2, 3]
 
-    def failing(*arguments: Any) -> Any:
+    def failing(*arguments: Any, **options: Any) -> Any:
         if failures:
             failures.pop()
             raise remote.UnreachableError("the remote store cannot be read: refused")
-        return real(*arguments)
+        return real(*arguments, **options)
 
     monkeypatch.setattr(remote, "open_remote", failing)
     source = origin.sources("train")[0]
@@ -531,7 +531,7 @@ def test_patience_is_as_long_as_the_caller_says(
     clock = [0.0]
     store = open_store(far(tmp_path), patience_seconds=100.0)
 
-    def away(*_: Any) -> Any:
+    def away(*_: Any, **__: Any) -> Any:
         raise remote.UnreachableError("the remote store cannot be read: refused")
 
     def pass_by(seconds: float) -> None:

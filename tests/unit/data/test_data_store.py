@@ -53,7 +53,7 @@ def test_an_index_that_does_not_rise_is_refused_when_it_is_read(store: TokenStor
     starts = np.fromfile(index, "<u8")
     starts[place] ^= 2**40
     starts.tofile(index)
-    with pytest.raises(DataError, match="does not belong to its shard") as refused:
+    with pytest.raises(DataError, match="does not match its shard") as refused:
         store.shard_documents("train", "first", 0)
     assert refused.value.where == str(index)
     with pytest.raises(DataError):

@@ -52,42 +52,42 @@ PART = ("splits", "train", "first")
 SHARD = (*PART, "shards", 0)
 
 WRONG: list[tuple[Callable[[Manifest], None], str]] = [
-    (put(*SHARD, "tokens", value=-5), r"splits.train.first.shards\[0\].tokens is -5, and can be 1 to"),
-    (put(*SHARD, "tokens", value=0), "tokens is 0, and can be 1 to"),
-    (put(*SHARD, "tokens", value=2**60), "tokens is 1152921504606846976, and can be"),
+    (put(*SHARD, "tokens", value=-5), r"splits.train.first.shards\[0\].tokens is -5, but must be 1 to"),
+    (put(*SHARD, "tokens", value=0), "tokens is 0, but must be 1 to"),
+    (put(*SHARD, "tokens", value=2**60), "tokens is 1152921504606846976, but must be"),
     (put(*SHARD, "tokens", value=1.0), "tokens is 1.0, not a whole number"),
     (put(*SHARD, "tokens", value=True), "tokens is True, not a whole number"),
     (put(*SHARD, "tokens", value="7"), "tokens is 7, not a whole number"),
     (without(*SHARD, "tokens"), "tokens is missing, not a whole number"),
-    (put(*SHARD, "documents", value=10**9), "documents is 1000000000, and can be 1 to"),
+    (put(*SHARD, "documents", value=10**9), "documents is 1000000000, but must be 1 to"),
     (without(*SHARD, "documents"), "documents is missing"),
-    (put(*SHARD, "file", value="../../../escaped.bin"), "file is '../../../escaped.bin', and no name of a shard's"),
-    (put(*SHARD, "file", value="/etc/passwd"), "no name of a shard's file"),
-    (put(*SHARD, "file", value=".hidden.bin"), "no name of a shard's file"),
-    (put(*SHARD, "file", value="a\0.bin"), "no name of a shard's file"),
-    (put(*SHARD, "file", value="x" * 300 + ".bin"), "no name of a shard's file"),
+    (put(*SHARD, "file", value="../../../escaped.bin"), "file is '../../../escaped.bin', which is not a valid name of a shard"),
+    (put(*SHARD, "file", value="/etc/passwd"), "not a valid name of a shard file"),
+    (put(*SHARD, "file", value=".hidden.bin"), "not a valid name of a shard file"),
+    (put(*SHARD, "file", value="a\0.bin"), "not a valid name of a shard file"),
+    (put(*SHARD, "file", value="x" * 300 + ".bin"), "not a valid name of a shard file"),
     (put(*SHARD, "file", value=7), "file is 7, not text"),
-    (put(*SHARD, "sha256", value="0" * 63), "sha256 is no SHA-256 in hexadecimal"),
-    (put(*SHARD, "skip_tokens", value=10**12), "has 'skip_tokens', which no shard has"),
+    (put(*SHARD, "sha256", value="0" * 63), "sha256 is not a SHA-256 in hexadecimal"),
+    (put(*SHARD, "skip_tokens", value=10**12), "has the unknown key 'skip_tokens'"),
     (put(*SHARD, value=3), r"shards\[0\] is not an object"),
-    (put(*PART, "shards", value={}), "shards is no list of shards"),
-    (put(*PART, "tokens", value=7), "splits.train.first.tokens is 7, and its shards have"),
+    (put(*PART, "shards", value={}), "shards is not a list of shards"),
+    (put(*PART, "tokens", value=7), "splits.train.first.tokens is 7, but its shards have"),
     (without(*PART, "tokens"), "splits.train.first.tokens is missing"),
-    (put(*PART, "documents", value=7), "splits.train.first.documents is 7, and its shards have"),
+    (put(*PART, "documents", value=7), "splits.train.first.documents is 7, but its shards have"),
     (put("splits", "train", "../x", value={}), "'../x', which is not among its sources"),
-    (put("splits", "other", value={}), "splits has 'other', and a store has train and validation"),
+    (put("splits", "other", value={}), "splits has 'other', but only train and validation are allowed"),
     (put("splits", value=[]), "splits is something else, not an object"),
-    (put("sources", 0, "name", value="../first"), r"sources\[0\].name is '../first', and no name of a folder"),
+    (put("sources", 0, "name", value="../first"), r"sources\[0\].name is '../first', which is not a valid folder name"),
     (put("sources", 0, "tokens", value=-1), r"sources\[0\].tokens is -1"),
     (without("sources", 0, "documents"), r"sources\[0\].documents is missing"),
     (put("sources", 1, "name", value="first"), "two sources have the name 'first'"),
-    (put("sources", value=[]), "sources is no list of sources"),
+    (put("sources", value=[]), "sources is not a list of sources"),
     (put("dtype", value="float64"), "dtype is float64, neither uint16 nor uint32"),
     (put("tokenizer", "vocab_size", value=70_000), "uint16 cannot hold the 70,000 ids of its vocabulary"),
-    (put("tokenizer", "vocab_size", value=2**40), "tokenizer.vocab_size is 1099511627776, and can be"),
-    (put("tokenizer", "end_of_text_id", value=300), "tokenizer.end_of_text_id is 300, and can be 0 to 299"),
-    (put("tokenizer", "fingerprint", value="x"), "tokenizer.fingerprint is no SHA-256"),
-    (put("split", "bound", value=7), "split.bound is no number in digits"),
+    (put("tokenizer", "vocab_size", value=2**40), "tokenizer.vocab_size is 1099511627776, but must be"),
+    (put("tokenizer", "end_of_text_id", value=300), "tokenizer.end_of_text_id is 300, but must be 0 to 299"),
+    (put("tokenizer", "fingerprint", value="x"), "tokenizer.fingerprint is not a SHA-256"),
+    (put("split", "bound", value=7), "split.bound is not a decimal number"),
     (put("settings", value=None), "settings is None, not an object"),
     (put("settings", "clean", value=[]), "settings.clean has no list of steps"),
 ]
@@ -141,12 +141,12 @@ def test_files_with_the_right_hashes_are_looked_into(store: TokenStore) -> None:
 
     rewrite(store, ".idx", swap, "<u8")
     (problem,) = TokenStore.open(store.path).verify()
-    assert problem.endswith(".idx: its documents do not follow each other to the end of the shard")
+    assert problem.endswith(".idx: its documents do not cover the shard contiguously")
     rewrite(store, ".idx", swap, "<u8")
     assert TokenStore.open(store.path).verify() == []
     rewrite(store, ".bin", large, "<u2")
     (problem,) = TokenStore.open(store.path).verify()
-    assert problem.endswith(".bin: it has the id 60,000, and the vocabulary ends at 299")
+    assert problem.endswith(".bin: it has the id 60,000, but the vocabulary ends at 299")
 
 
 def test_documents_without_tokens_are_told(store: TokenStore) -> None:
@@ -170,5 +170,5 @@ def test_documents_without_an_end_are_counted(store: TokenStore) -> None:
 def test_a_reference_to_documents_that_are_not_there(store: TokenStore) -> None:
     file = store.shards("train", "first")[0].file
     for place in ("0:100000", "5:2", "3:3"):
-        with pytest.raises(DataError, match="there are no documents"):
+        with pytest.raises(DataError, match="do not exist in a shard"):
             store.with_shards("train", {"first": [f"{file}:{place}"]})

@@ -206,7 +206,7 @@ def prepare(
             present is not None
             and not builder.processed
             and present.manifest == manifest
-            and not present.problems_beside_shards()
+            and not present.problems_outside_shards()
         )
         hashes.save((path if up_to_date else folder) / _HASHES)
         if up_to_date:

@@ -1,1 +1,1 @@
-"""Where text comes from: sources, files here and behind URLs, formats, and how they are cut into pieces."""
+"""Reading of input text: sources, local and remote files, formats, and their division into pieces."""

@@ -1,4 +1,4 @@
-"""Arrow's IPC files and streams to texts: only the columns that are wanted, a batch at a time."""
+"""Reader of texts from Arrow IPC files and streams. It reads only the needed columns, a batch at a time."""
 
 from __future__ import annotations
 
@@ -35,12 +35,15 @@ from headway.data.reading.table_texts import (
 
 
 def arrow_spans(file: SourceFile, field: str, template: str | None, size: int) -> list[tuple[Span | None, int]]:
-    """Ranges of record batches of about `size` bytes, each with its bytes: numbers of batches in an IPC file, places in
-    the file for a stream; None for all of a stream whose batches need what came before them (dictionaries).
+    """Divide an Arrow file into ranges of record batches of about `size` bytes.
+
+    Returns:
+        Ranges with their bytes. A range holds batch numbers for an IPC file and byte offsets for a stream. It is None
+        for a whole stream whose batches depend on earlier messages (dictionaries).
 
     Raises:
         ConfigError: pyarrow is not installed.
-        DataError: the file is no readable Arrow file, or has no such column of text.
+        DataError: the file is not a readable Arrow file, or has no such text column.
     """
     with open_arrow(file) as (stream, reader):
         columns_for(reader.schema, field, template, file.location)
@@ -68,7 +71,7 @@ def arrow_spans(file: SourceFile, field: str, template: str | None, size: int) -
 def read_arrow(
     file: SourceFile, span: Span | None, field: str, template: str | None, most: int = MAX_DOCUMENT_BYTES
 ) -> Iterator[Batch]:
-    """The texts of some record batches. A row whose text has more than `most` bytes is malformed."""
+    """Yield the texts of some record batches. A row whose text has more than `most` bytes is malformed."""
     with open_arrow(file) as (stream, reader):
         names = reader.schema.names
         wanted = [name if name in names else name.split(".")[0] for name in wanted_fields(field, template)]
@@ -89,7 +92,7 @@ def read_arrow(
 
 
 def _file_parts(file: SourceFile, span: Span, stream: Any, columns: Sequence[int]) -> Iterator[Part]:
-    """Record batches of an IPC file."""
+    """Yield record batches of an IPC file."""
     import pyarrow as arrow
 
     stream.seek(0)
@@ -112,7 +115,7 @@ def _message(stream: Any, offset: int, file: SourceFile) -> Message:
 
 
 def _stream_parts(file: SourceFile, span: Span, stream: Any, schema: Any, columns: Sequence[int]) -> Iterator[Part]:
-    """Record batches of an IPC stream without dictionaries, between two places in it."""
+    """Yield record batches of an IPC stream without dictionaries, between two byte offsets."""
     import pyarrow as arrow
 
     def read(start: int) -> Any:
@@ -126,11 +129,11 @@ def _stream_parts(file: SourceFile, span: Span, stream: Any, schema: Any, column
 
 
 def _whole_stream(file: SourceFile, stream: Any, reader: Any, columns: Sequence[int]) -> Iterator[Part]:
-    """Record batches of an IPC stream that is read from its beginning to its end."""
+    """Yield all record batches of an IPC stream, in order."""
     import pyarrow as arrow
 
     if file.ranges:
-        # Before it is read, for dictionaries come before the batches that need them.
+        # Check sizes before the stream is read: dictionaries are unpacked before the batches that need them.
         for message in stream_messages(stream, 0, file.bytes, file.bytes):
             yield Part(None, f"the message at byte {message.start:,}", 0, unpacked_bytes(stream, message))
         stream.seek(0)
@@ -140,7 +143,7 @@ def _whole_stream(file: SourceFile, stream: Any, reader: Any, columns: Sequence[
 
 
 def _only(batch: Any, columns: Sequence[int]) -> Any:
-    """A batch without the columns that nobody wants: they may hold what Python cannot."""
+    """Return a batch with only the needed columns; the others may hold values that Python cannot represent."""
     import pyarrow as arrow
 
     return arrow.RecordBatch.from_arrays(
@@ -150,7 +153,7 @@ def _only(batch: Any, columns: Sequence[int]) -> Any:
 
 
 def _has_dictionary(kind: Any) -> bool:
-    """Whether a type is a dictionary's, or has one at any depth."""
+    """Return whether a type is a dictionary type or contains one at any depth."""
     import pyarrow as arrow
 
     if arrow.types.is_dictionary(kind):
@@ -160,7 +163,7 @@ def _has_dictionary(kind: Any) -> bool:
 
 
 def _rows_before(file: SourceFile, span: Span | None) -> int | None:
-    """Rows before a span, by the headers of their batches; None where these do not tell."""
+    """Count the rows before a span by the headers of the batches; None if a header is damaged."""
     if span is None:
         return 0
     try:
@@ -184,7 +187,7 @@ def batches_of(reader: Any) -> Iterator[Any]:
 
 @contextmanager
 def open_arrow(file: Place) -> Iterator[tuple[Any, Any]]:
-    """An Arrow file's bytes, and a `pyarrow.ipc` reader on them, for the length of a block.
+    """Open an Arrow file during a block, as a byte stream and a `pyarrow.ipc` reader.
 
     Raises:
         ConfigError: pyarrow is not installed.
@@ -192,7 +195,7 @@ def open_arrow(file: Place) -> Iterator[tuple[Any, Any]]:
     """
     arrow = import_pyarrow(file)
     try:
-        # A mapped file is not copied: its texts are made right from the page cache.
+        # A mapped file is not copied: texts are decoded directly from the page cache.
         stream = arrow.memory_map(file.location) if file.local else arrow.PythonFile(open_file(file), mode="r")
     except OSError as error:
         raise DataError(f"an input file cannot be read: {error}", where=file.location, fix=REPAIR) from None
@@ -202,9 +205,9 @@ def open_arrow(file: Place) -> Iterator[tuple[Any, Any]]:
             if file.ranges:
                 stream.seek(0)
             reader = arrow.ipc.open_file(stream) if is_file else arrow.ipc.open_stream(stream)
-            reader.schema.names  # noqa: B018 - names that are no UTF-8 are found when they are asked for
+            reader.schema.names  # noqa: B018 - access shows whether the names are valid UTF-8
         except HeadwayError:
             raise
-        except Exception as error:  # what is in a file can have the library raise whatever there is
+        except Exception as error:  # a damaged file can make the library raise any exception
             raise DataError(f"not a readable Arrow file: {error}", where=file.location, fix=REPAIR) from None
         yield stream, reader

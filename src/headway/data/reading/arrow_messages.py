@@ -1,8 +1,7 @@
-"""What the messages of an Arrow file say of themselves: where they are, how many rows they have, how many bytes they
-unpack to. Read from their headers, before anything is unpacked.
+"""Headers of the messages in an Arrow file: their place, rows and unpacked bytes, known before anything is unpacked.
 
-The layout is that of Arrow's columnar format ("Encapsulated message format", "IPC file format"; Message.fbs, File.fbs);
-headers are flatbuffers, of which the few fields that are wanted here are read by hand.
+The layout follows Arrow's columnar format ("Encapsulated message format", "IPC file format"; Message.fbs, File.fbs).
+Headers are flatbuffers; this module decodes the few needed fields by hand.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ SCHEMA, DICTIONARY, RECORDS = 1, 2, 3
 
 _MAGIC = b"ARROW1"
 _CONTINUED = 0xFFFFFFFF
-# Bytes of a header: one of a million columns has fewer.
+# Upper limit of a header in bytes; even a million columns need less.
 _LARGEST_HEADER = 2**28
 
 
 class MalformedError(ValueError):
-    """An Arrow file is not laid out as it should be; the message says where."""
+    """An Arrow file has an invalid layout; the message says where."""
 
 
 @dataclass(frozen=True)
@@ -32,26 +31,26 @@ class Message:
     kind: int
     start: int
     end: int
-    """Where it is, in bytes."""
+    """Its byte range is [start, end)."""
     rows: int = 0
     """Rows of a record batch."""
     body: int = 0
-    """Where its buffers begin."""
+    """Byte offset of its buffers."""
     packed: tuple[tuple[int, int], ...] = ()
-    """Its compressed buffers: places in the body, and bytes."""
+    """Its compressed buffers: offsets in the body, and bytes."""
 
 
 def stream_messages(stream: Any, start: int, end: int, size: int) -> Iterator[Message]:
     """Yield the messages of an IPC stream that begin in [start, end), in order.
 
     Args:
-        stream: The file, open.
-        start: Where a message begins.
-        end: Where to stop.
+        stream: The open file.
+        start: Byte offset of a message.
+        end: Byte offset at which to stop.
         size: Bytes of the file.
 
     Raises:
-        MalformedError: what comes next is no message.
+        MalformedError: there is no valid message at the next offset.
     """
     position = start
     while position < end:
@@ -63,16 +62,16 @@ def stream_messages(stream: Any, start: int, end: int, size: int) -> Iterator[Me
 
 
 def file_blocks(stream: Any, size: int) -> tuple[list[int], list[int]]:
-    """Return where the dictionaries and the record batches of an IPC file begin, as its footer lists them.
+    """Return the byte offsets of the dictionaries and of the record batches of an IPC file, from its footer.
 
     Raises:
-        MalformedError: the footer is not as it should be.
+        MalformedError: the footer is invalid.
     """
     tail = 4 + len(_MAGIC)
     stream.seek(max(0, size - tail))
     (length,) = _unpack("<i", bytes(stream.read(tail)), 0)
     if not 0 < length <= min(size - tail, _LARGEST_HEADER):
-        raise MalformedError("its footer has no length that can be")
+        raise MalformedError("the length of its footer is invalid")
     stream.seek(size - tail - length)
     footer = _Table.root(bytes(stream.read(length)))
     blocks = []
@@ -83,28 +82,28 @@ def file_blocks(stream: Any, size: int) -> tuple[list[int], list[int]]:
 
 
 def unpacked_bytes(stream: Any, message: Message) -> int:
-    """Return the bytes that the compressed buffers of a message say they unpack to."""
+    """Return the unpacked bytes that the compressed buffers of a message declare."""
     total = 0
     for offset, length in message.packed:
         if length >= 8:
             stream.seek(message.body + offset)
             (size,) = _unpack("<q", bytes(stream.read(8)), 0)
-            total += max(0, size)  # -1 stands for one that is not compressed after all
+            total += max(0, size)  # -1 marks a buffer that is not compressed after all
     return total
 
 
 def message_at(stream: Any, position: int, size: int) -> Message | None:
-    """Return the message at a place in a file of so many bytes; None at the end of a stream.
+    """Return the message at a byte offset of a file of `size` bytes; None at the end of a stream.
 
     Raises:
-        MalformedError: there is none.
+        MalformedError: there is no valid message.
     """
     if not 0 <= position < size:
         raise MalformedError(f"there is no byte {position:,}, at which a message should begin")
     stream.seek(position)
     prefix = bytes(stream.read(8))
     if len(prefix) < 8:
-        # Nothing whole can follow; whoever reads it says so.
+        # The file is truncated here; the reader of the message reports it.
         return Message(RECORDS, position, size)
     mark, length = struct.unpack("<Ii", prefix)
     header = 8
@@ -114,7 +113,7 @@ def message_at(stream: Any, position: int, size: int) -> Message | None:
     if length == 0:
         return None
     if not 0 < length <= _LARGEST_HEADER:
-        raise MalformedError(f"the header of the message at byte {position:,} has no length that can be")
+        raise MalformedError(f"the length of the message header at byte {position:,} is invalid")
     try:
         table, body = _Table.root(bytes(stream.read(length))), position + header + length
         kind, bytes_of_body = table.number(1, "<B"), table.number(3, "<q")
@@ -127,7 +126,7 @@ def message_at(stream: Any, position: int, size: int) -> Message | None:
 
 
 def _records(header: _Table | None, kind: int) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """Rows and compressed buffers of a record batch, or of the values of a dictionary."""
+    """Return rows and compressed buffers of a record batch, or of the values of a dictionary."""
     records = header.table(1) if header is not None and kind == DICTIONARY else header
     if records is None or kind not in (DICTIONARY, RECORDS):
         return 0, ()
@@ -141,7 +140,7 @@ def _records(header: _Table | None, kind: int) -> tuple[int, tuple[tuple[int, in
 
 
 class _Table:
-    """A table in a flatbuffer ("FlatBuffer Internals"): fields by their number, those that are absent as None or 0."""
+    """A table in a flatbuffer ("FlatBuffer Internals"). Fields have numbers; absent ones read as None or 0."""
 
     def __init__(self, data: bytes, place: int) -> None:
         self.data, self._place = data, place
@@ -150,7 +149,7 @@ class _Table:
 
     @classmethod
     def root(cls, data: bytes) -> _Table:
-        """The table that a buffer holds."""
+        """Return the root table of a buffer."""
         return cls(data, _unpack("<I", data, 0)[0])
 
     def _field(self, number: int) -> int | None:
@@ -161,17 +160,17 @@ class _Table:
         return self._place + offset if offset else None
 
     def number(self, number: int, form: str) -> int:
-        """A field that is a number."""
+        """Return a field that is a number."""
         place = self._field(number)
         return int(_unpack(form, self.data, place)[0]) if place is not None else 0
 
     def table(self, number: int) -> _Table | None:
-        """A field that is a table."""
+        """Return a field that is a table."""
         place = self._field(number)
         return _Table(self.data, place + _unpack("<I", self.data, place)[0]) if place is not None else None
 
     def vector(self, number: int, width: int) -> tuple[int, int]:
-        """Where a field that is a vector has its elements, of so many bytes each, and how many they are."""
+        """Return the offset of a vector's elements, of `width` bytes each, and their number."""
         place = self._field(number)
         if place is None:
             return 0, 0

@@ -1,4 +1,4 @@
-"""Compressed files as streams of what is in them."""
+"""Streams of the decompressed content of files."""
 
 from __future__ import annotations
 
@@ -17,21 +17,25 @@ from headway.data.reading.places import SourceFile, open_file
 #: Compressions by file ending.
 ENDINGS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 _BLOCK, _INPUT = 2**20, 2**14
-# As far back as `zstd --long=31` reaches, with which large dumps are written; memory is taken as a file asks for it.
+# The window of `zstd --long=31`, which large dumps use. Memory is allocated only if a file needs it.
 _ZSTD_WINDOW = 2**31
-# Compressed bytes that zstd gets at a time.
+# Limits of the compressed bytes passed to zstd at a time.
 _FEWEST, _MOST = 64, 2**12
-# What a truncated or damaged compressed stream raises while it is read.
+# Exceptions of truncated or damaged compressed streams.
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 
 
 @contextmanager
 def open_content(file: SourceFile, start: int = 0, end: int | None = None) -> Iterator[BinaryIO]:
-    """A file's bytes, decompressed, for the length of a block; `start` and `end` are for plain ones, as in
-    `places.open_file`.
+    """Open a file during a block, as a stream of its decompressed bytes.
+
+    Args:
+        file: The file.
+        start: Begin of the part to be read, for files without compression; see `places.open_file`.
+        end: End of that part.
 
     Raises:
-        ConfigError: zstd needs an extra that is not installed.
+        ConfigError: the file needs zstd, but the extra is not installed.
         DataError: the file cannot be opened.
     """
     library = _zstandard(file.name) if file.compression == "zstd" else None
@@ -49,17 +53,17 @@ def open_content(file: SourceFile, start: int = 0, end: int | None = None) -> It
 
 
 class BlockReader:
-    """Reads a stream in blocks. What comes before a damaged place is handed on first; a plain `read` would lose it."""
+    """Reads a stream in blocks. It returns data before a damaged place first; a plain `read` would lose that data."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self._error: Exception | None = None
 
     def read(self, size: int) -> bytes:
-        """The next `size` bytes; fewer before a damaged place, and at the end.
+        """Return the next `size` bytes; fewer before a damaged place and at the end.
 
         Raises:
-            Exception: what reading raised at the damaged place; see `is_damage`.
+            Exception: the error at the damaged place; see `is_damage`.
         """
         if self._error:
             raise self._error
@@ -76,8 +80,8 @@ class BlockReader:
 
 
 def is_damage(error: BaseException) -> bool:
-    """Whether reading failed for what is in the file, so that the rest can be left out; not for the disk it is on."""
-    # The decompressors' own OSErrors have no number of the system's.
+    """Return whether an error comes from the content of a file, not from the disk, so that the rest can be skipped."""
+    # An OSError that a decompressor raises has no errno.
     return isinstance(error, _DAMAGE) or (isinstance(error, OSError) and error.errno is None)
 
 
@@ -94,16 +98,15 @@ def _joined(file: BinaryIO, new: Callable[[], Any], padding: bytes = b"") -> Bin
 
 
 class _Members(io.RawIOBase):
-    """Decompressed bytes of a file of members, one after the other.
+    """Decompressed bytes of a file that consists of several members.
 
-    The standard library's readers take what they cannot read behind the first member for junk that nobody wants, so
-    that damage where a member begins would cost all that follow without a word; zstandard's takes a cut file for a
-    whole one.
+    The standard library's readers ignore unreadable bytes after the first member, so damage at the begin of a member
+    would silently drop all that follows. The reader of zstandard accepts a truncated file as complete.
 
     Args:
         file: The compressed bytes.
-        new: Makes what decompresses one member.
-        padding: The byte that may stand between members, and behind the last one.
+        new: Creates the decompressor of one member.
+        padding: The byte that may stand between members and after the last one.
     """
 
     def __init__(self, file: BinaryIO, new: Callable[[], Any], padding: bytes) -> None:
@@ -117,20 +120,20 @@ class _Members(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._ready and self._go_on():
+        while not self._ready and self._decompress_more():
             pass
         count = min(len(buffer), len(self._ready))
         buffer[:count], self._ready = self._ready[:count], self._ready[count:]
         return count
 
-    def _go_on(self) -> bool:
-        """Decompress a little more; false at the end of the file."""
+    def _decompress_more(self) -> bool:
+        """Decompress some input; return False at the end of the file."""
         data = b""
         if self._member is None or self._member.needs_input:
             data = self._input or self._file.read(_INPUT)
             if not data and self._begun and self._member is not None:
                 raise EOFError("the compressed file ends too early")
-            if not data:  # a file of no bytes is empty, as an uncompressed one is
+            if not data:  # an empty compressed file counts as empty content
                 return False
             self._begun = True
         if self._member is None:
@@ -145,10 +148,10 @@ class _Members(io.RawIOBase):
 
 
 class _ZstdFrame:
-    """Decompresses one zstd frame, with the names that the standard library has for it.
+    """Decompressor of one zstd frame, with the interface of the standard library's decompressors.
 
-    The library gives back all that some bytes hold, and 4 of them can hold 128 KiB; so it gets few at a time, the fewer
-    the more came of those before.
+    The library returns all output of its input at once, and 4 bytes of input can hold 128 KiB. So it gets small inputs,
+    smaller ones after a large output.
     """
 
     def __init__(self, library: Any) -> None:
@@ -158,11 +161,11 @@ class _ZstdFrame:
 
     @property
     def needs_input(self) -> bool:
-        """Whether all that was handed over has been decompressed."""
+        """Whether all input so far has been decompressed."""
         return not self._waiting
 
     def decompress(self, data: bytes, most: int) -> bytes:
-        """Return what the next bytes hold, about `most` bytes of it; the rest with the next call."""
+        """Return about `most` decompressed bytes; later calls return the rest."""
         self._waiting = memoryview(bytes(self._waiting) + data) if self._waiting else memoryview(data)
         parts, size = [], 0
         while self._waiting and size < most and not self.eof:
@@ -183,5 +186,5 @@ class _ZstdFrame:
 
     @property
     def unused_data(self) -> bytes:
-        """What stands behind it."""
+        """Bytes after the frame."""
         return bytes(self._frame.unused_data) + bytes(self._waiting)

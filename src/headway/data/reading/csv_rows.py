@@ -1,8 +1,8 @@
-"""CSV files to documents, row by row; a row that is larger than it may be is never held as a whole.
+"""Reader of documents from CSV files, row by row. A row above the size limit is never held in memory as a whole.
 
-What Python's `csv` holds of a row is bounded by counting the bytes that are read until one ends. Where a row grows too
-large, or nearly, the file is read once more from its beginning: then the ends of rows are looked for first, by the
-rules that `csv` has, and each row is parsed by itself.
+The memory of Python's `csv` is bounded by a count of the bytes read since the last row ended. If a row comes near the
+limit, the file is read again from its beginning: a scanner with the rules of `csv` then finds the ends of rows, and
+each row is parsed by itself.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from headway.data.reading.json_lines import BOM, damaged
 from headway.data.reading.pieces import Piece
 from headway.data.reading.records import BadRecordError, check_fields, text_getter, wanted_fields
 
-# Bytes that are looked through for the ends of rows at a time.
+# Bytes scanned for the ends of rows at a time.
 _BLOCK = 2**16
-# Bytes of a row that is too large, in limits, which are counted before it is reported: a row may have no end.
+# A row too large is reported at its end, or at this multiple of the limit, since a row may have no end.
 _COUNTED = 16
 _COMMA, _QUOTE = b',"'
 
 
 class _TooLargeError(Exception):
-    """A row is larger than it may be."""
+    """A row exceeds the size limit."""
 
 
 @dataclass(frozen=True)
 class _LargeRow:
-    """Stands for a row that is larger than it may be."""
+    """Placeholder for a row above the size limit."""
 
     size: int
     more: bool
-    """It has more than `size` bytes; nobody has counted how many."""
+    """Whether it has more than `size` bytes, because the count stopped there."""
     rest: bool
-    """The file ends within its quotes."""
+    """Whether the file ends within its quotes."""
 
 
-#: A row's values, or None where a large row ends that was given before; and lines of the file up to its end.
+#: Values of a row (None at the end of a large row that was already reported), and the lines of the file up to its end.
 _Row = tuple[list[str] | _LargeRow | None, int]
 
 
 def csv_documents(piece: Piece) -> Iterator[str | BadDocument]:
-    """Yield the text of each row, or what is wrong with it.
+    """Yield the text of each row, or a record of what is wrong with it.
 
     Raises:
-        DataError: the first row names no columns, or not those that are wanted.
+        DataError: the first row does not name the needed columns.
     """
     csv.field_size_limit(2**31 - 1)  # the module's default of 128 KiB is shorter than many documents
     table = _Table(piece)
@@ -71,10 +71,10 @@ def csv_documents(piece: Piece) -> Iterator[str | BadDocument]:
 
 
 class _Table:
-    """A CSV file as far as it has been read.
+    """Progress through a CSV file.
 
     Attributes:
-        rows: Rows so far, the first one included.
+        rows: Rows so far, the header included.
     """
 
     def __init__(self, piece: Piece) -> None:
@@ -83,42 +83,42 @@ class _Table:
 
     @property
     def place(self) -> str:
-        """Where the next row begins."""
+        """Place of the next row."""
         return f"{self._piece.file.location}:{self._lines + 1}"
 
     def documents(self, rows: Iterator[_Row]) -> Iterator[str | BadDocument]:
-        """Yield the documents of rows that come next.
+        """Yield the documents of the next rows.
 
         Raises:
-            DataError: the first row names no columns, or not those that are wanted.
-            _TooLargeError: `rows` cannot give a row.
+            DataError: the first row does not name the needed columns.
+            _TooLargeError: `rows` met a row above the size limit.
         """
         try:
-            if self._names is None and not self._begin(rows):
+            if self._names is None and not self._read_header(rows):
                 return
             names, columns = self._names or [], self._columns()
             text_of = text_getter(self._piece.field, self._piece.template)
             for values, lines in rows:
                 if values:
-                    # Rows that are as they should be are read right here: there are many.
+                    # The common case is inlined for speed.
                     if type(values) is list and len(values) == len(names):
                         try:
                             yield text_of({name: values[column] for name, column in columns})
                         except BadRecordError as error:
                             yield BadDocument(self.place, str(error))
                     else:
-                        yield self._odd(values, names)
+                        yield self._irregular(values, names)
                 self.rows, self._lines = self.rows + 1, lines
         except csv.Error as error:
             if self._names is None:
                 what = f"the names of the columns are not valid CSV: {error}"
                 raise DataError(what, where=self.place, fix="repair it") from None
-            # A quote is where none may be, so no quote behind it tells text from what stands between texts: any line
-            # may be one of this row's.
-            yield BadDocument(self.place, f"not valid CSV: {error}; nothing tells where the next row begins", rest=True)
+            # A misplaced quote makes every later quote ambiguous, so any later line may belong to this row.
+            what = f"not valid CSV: {error}; the begin of the next row cannot be determined"
+            yield BadDocument(self.place, what, rest=True)
 
-    def _begin(self, rows: Iterator[_Row]) -> bool:
-        """Take the first row for the names of the columns; whether there is one."""
+    def _read_header(self, rows: Iterator[_Row]) -> bool:
+        """Read the names of the columns from the first row; return whether there is one."""
         for values, lines in rows:
             if not isinstance(values, list):
                 most = format_bytes(self._piece.most)
@@ -133,16 +133,16 @@ class _Table:
         return False
 
     def _columns(self) -> list[tuple[str, int]]:
-        """Names and places of the columns that are wanted."""
+        """Return names and places of the needed columns."""
         assert self._names is not None
         return [(name, self._names.index(name)) for name in wanted_fields(self._piece.field, self._piece.template)]
 
-    def _odd(self, values: list[str] | _LargeRow, names: list[str]) -> str | BadDocument:
+    def _irregular(self, values: list[str] | _LargeRow, names: list[str]) -> str | BadDocument:
         """Return the document of a row that is too large, too long or too short."""
         if isinstance(values, _LargeRow):
             return too_large(self.place, "row", values.size, self._piece.most, more=values.more, rest=values.rest)
         if any(values[len(names) :]):
-            # A comma that nobody quoted: what stands behind it would be lost without a word.
+            # Probably a comma without quotes. To accept the row would silently drop the text after it.
             return BadDocument(self.place, f"row has {len(values)} columns, not {len(names)}")
         try:
             text_of = text_getter(self._piece.field, self._piece.template)
@@ -154,32 +154,32 @@ class _Table:
 
 
 def _quick_rows(stream: BinaryIO, most: int) -> Iterator[_Row]:
-    """Rows as `csv` finds them.
+    """Yield rows as `csv` finds them.
 
     Raises:
-        _TooLargeError: one has more than `most` bytes, or nearly.
+        _TooLargeError: a row has more than `most` bytes, or nearly as many.
     """
     guard = _RowGuard(stream, most)
-    # Bytes that are no UTF-8 become surrogates here and are found in the fields that matter.
+    # Invalid UTF-8 becomes surrogates here, which are detected later in the fields that matter.
     text = io.TextIOWrapper(cast(BinaryIO, guard), encoding="utf-8-sig", errors="surrogateescape", newline="")
     rows = csv.reader(text, strict=True)
     for values in rows:
         if guard.since_row > most - guard.block:
-            raise _TooLargeError  # what was left of the block before may be of this row
+            raise _TooLargeError  # the rest of the previous block may belong to this row
         guard.since_row = 0
         yield values, rows.line_num
 
 
 class _RowGuard(io.RawIOBase):
-    """A stream's bytes, as long as rows end among them.
+    """A stream that raises an error when too many bytes are read without the end of a row.
 
     Args:
         stream: The bytes.
-        most: Those that a row may have.
+        most: Size limit of a row in bytes.
 
     Attributes:
-        since_row: Bytes that have been read since a row ended; whoever sees one end sets it to 0.
-        block: Bytes that were read at a time, at most.
+        since_row: Bytes read since a row ended; the reader of rows resets it to 0.
+        block: Largest number of bytes read at a time.
     """
 
     def __init__(self, stream: BinaryIO, most: int) -> None:
@@ -191,7 +191,7 @@ class _RowGuard(io.RawIOBase):
         return True
 
     def read1(self, size: int) -> bytes:
-        """Read as `TextIOWrapper` does it."""
+        """Read up to `size` bytes; `TextIOWrapper` calls this."""
         data: bytes = self._read(size)
         self.since_row += len(data)
         self.block = max(self.block, len(data))
@@ -201,11 +201,11 @@ class _RowGuard(io.RawIOBase):
 
 
 def _careful_rows(stream: BinaryIO, most: int) -> Iterator[_Row]:
-    """The same rows, found without holding those that have more than `most` bytes."""
+    """Yield the same rows as `_quick_rows`, without holding rows of more than `most` bytes in memory."""
     scan = _RowScan()
     parts: list[bytes] = []
     size = lines = 0
-    told = False
+    reported = False
     for block in _blocks(BlockReader(stream)):
         start = 0
         while (found := scan.row_end(block, start)) is not None:
@@ -214,22 +214,22 @@ def _careful_rows(stream: BinaryIO, most: int) -> Iterator[_Row]:
             lines += _line_ends(block[start:following])
             parts.append(block[start:end])
             large = _LargeRow(size, more=False, rest=False) if size > most else None
-            yield None if told else large or _parsed(parts), lines
-            parts, size, told, start = [], 0, False, following
+            yield None if reported else large or _parsed(parts), lines
+            parts, size, reported, start = [], 0, False, following
         size += len(block) - start
         lines += _line_ends(block[start:])
         parts.append(block[start:])
         if size > most:
             parts.clear()
-        if size > _COUNTED * most and not told:
-            told = True
+        if size > _COUNTED * most and not reported:
+            reported = True
             yield _LargeRow(size, more=True, rest=False), lines
-    if size and not told:  # the last row has no line end
+    if size and not reported:  # the last row has no line end
         yield _LargeRow(size, more=False, rest=scan.is_quoted) if size > most else _parsed(parts), lines + 1
 
 
 def _blocks(reader: BlockReader) -> Iterator[bytes]:
-    """A file's bytes without a byte order mark; no block ends in the middle of a line end."""
+    """Yield a file's bytes in blocks, without a byte order mark; no block ends inside a line end."""
     mark, held = BOM, b""
     while block := reader.read(_BLOCK):
         block = held + block.removeprefix(mark)
@@ -243,13 +243,15 @@ def _line_ends(data: bytes) -> int:
 
 
 def _parsed(parts: list[bytes]) -> list[str]:
-    """The values of one row."""
+    """Parse the bytes of one row."""
     return next(csv.reader([b"".join(parts).decode("utf-8", "surrogateescape")], strict=True))
 
 
 class _RowScan:
-    """Finds the ends of rows in blocks of bytes, with the states that Python's `csv` has (Modules/_csv.c), but none
-    for what it refuses."""
+    """Scanner for the ends of rows in blocks of bytes.
+
+    It has the states of Python's `csv` (Modules/_csv.c), without those for malformed rows.
+    """
 
     _STOP = re.compile(rb"[,\r\n]")
 
@@ -257,8 +259,10 @@ class _RowScan:
         self._begins, self.is_quoted, self._after_quote = True, False, False
 
     def row_end(self, data: bytes, start: int) -> tuple[int, int] | None:
-        """Return where the row that goes on at `start` ends, and where the next one begins; None when it goes on
-        behind the block."""
+        """Return the end of the row that continues at `start`, and the begin of the next row.
+
+        Returns None if the row does not end in this block.
+        """
         place = start
         while place < len(data):
             if self.is_quoted:

@@ -1,4 +1,4 @@
-"""What readers hand on: texts, and what could not be read."""
+"""Output of readers: texts, and records of documents that could not be read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from headway.core.errors import DataError
 from headway.core.format import format_bytes
 
-#: What is unpacked at once may have so many times the bytes of one document: memory holds all of it.
+#: Limit of the bytes unpacked at once, as a multiple of the size limit of one document: all of it is in memory.
 UNPACKED = 16
 
 
@@ -20,40 +20,40 @@ class BadDocument:
     """file:line, file:row, or the file."""
     reason: str
     after: int = field(default=0, compare=False)
-    """Texts of its batch that stand before it."""
+    """Number of texts before it in its batch."""
     rest: bool = field(default=False, compare=False)
-    """It is the rest of a file."""
+    """Whether it stands for the rest of a file."""
     too_large: bool = field(default=False, compare=False)
-    """It is sound, for all that is known, but larger than `data.max_document_bytes`."""
+    """Whether its only known fault is a size above `data.max_document_bytes`."""
 
     def error(self) -> DataError:
-        """Return the error that ends a preparation which does not skip the document."""
+        """Return the error for a preparation that does not skip bad documents."""
         mend = "raise data.max_document_bytes" if self.too_large else "repair it"
         return DataError(self.reason, where=self.where, fix=f"{mend}, or set data.bad_documents: skip")
 
 
 class TooLargeError(Exception):
-    """What is unpacked at once is more than memory is made for.
+    """Data that must be unpacked at once exceeds the memory limit.
 
     Args:
-        what: What that is, and how much.
-        most: What it may be.
+        what: Description of the data, with its size.
+        most: The limit in bytes.
     """
 
     def __init__(self, what: str, most: int) -> None:
-        super().__init__(f"{what}, and {UNPACKED} times data.max_document_bytes is {format_bytes(most)}")
+        super().__init__(f"{what}, above {UNPACKED} times data.max_document_bytes, {format_bytes(most)}")
 
 
 def too_large(where: str, what: str, size: int, most: int, *, more: bool = False, rest: bool = False) -> BadDocument:
-    """Return what stands for a record that is larger than `data.max_document_bytes`.
+    """Return the bad document for a record larger than `data.max_document_bytes`.
 
     Args:
         where: Its place.
-        what: A word for it: line, row, item.
+        what: A word for the record: line, row, item.
         size: Its bytes.
-        most: Those that it may have.
-        more: It has more than `size` bytes; nobody has counted how many.
-        rest: The rest of the file is left out with it.
+        most: The limit in bytes.
+        more: Whether it has more than `size` bytes, because the count stopped there.
+        rest: Whether the rest of the file is skipped with it.
     """
     has = f"more than {format_bytes(size)}" if more else _distinct(size, most)
     reason = f"the {what} has {has}, and data.max_document_bytes is {format_bytes(most)}"
@@ -61,7 +61,7 @@ def too_large(where: str, what: str, size: int, most: int, *, more: bool = False
 
 
 def _distinct(size: int, most: int) -> str:
-    """Bytes for people; all digits where the unit would make them look like the limit."""
+    """Format a size, with all digits if rounding would make it look equal to the limit."""
     return format_bytes(size) if format_bytes(size) != format_bytes(most) else f"{size:,} bytes"
 
 
@@ -72,12 +72,12 @@ class Batch:
     texts: list[str]
     """Sound documents that hold text."""
     bad: list[BadDocument] = field(default_factory=list)
-    """Malformed documents that were met on the way."""
+    """Malformed documents."""
     empty: Counter[int] = field(default_factory=Counter)
-    """Documents without any text that were met on the way, by the number of texts before them."""
+    """Documents without text, counted by the number of texts before them."""
 
     def add(self, value: str | BadDocument) -> None:
-        """Put one document where it belongs."""
+        """Add one document to the matching field."""
         if isinstance(value, BadDocument):
             self.bad.append(replace(value, after=len(self.texts)))
         elif value:
@@ -87,5 +87,5 @@ class Batch:
 
 
 def text_size(text: str) -> int:
-    """UTF-8 bytes of a text."""
+    """Return the UTF-8 bytes of a text."""
     return len(text) if text.isascii() else len(text.encode())

@@ -242,7 +242,7 @@ def open_file(file: Place, start: int = 0, end: int | None = None) -> BinaryIO:
             return open_regular(file.path, buffering=_BLOCK)
         except OSError as error:
             raise unreadable(file.location, error) from None
-    raw = remote.open_remote(file.location, file.options, file.bytes, file.ranges, start, end)
+    raw = remote.open_remote(file.location, file.options, file.bytes, ranges=file.ranges, start=start, end=end)
     return cast(BinaryIO, io.BufferedReader(raw, _BLOCK))
 
 

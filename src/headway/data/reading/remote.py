@@ -128,7 +128,7 @@ def describe(url: str, options: Mapping[str, Any]) -> RemoteFile:
 
 
 def open_remote(
-    url: str, options: Mapping[str, Any], size: int, ranges: bool, start: int = 0, end: int | None = None
+    url: str, options: Mapping[str, Any], size: int, *, ranges: bool, start: int = 0, end: int | None = None
 ) -> io.RawIOBase:
     """A stream over a remote file of a known size; see `places.open_file`."""
     files, path = _filesystem(url, options)

@@ -332,7 +332,7 @@ def test_a_file_on_the_hub_is_known_by_the_hash_that_the_hub_tells(monkeypatch: 
         large = {"size": 4, "oid": content * 64, "pointerSize": 130}
         told[name] = RepoFile(path=name, size=4, oid=content * 40, lfs=large, xetHash=content * 64)
 
-    def fetched(*_: Any) -> Any:
+    def fetched(*_: Any, **__: Any) -> Any:
         raise AssertionError("a whole file would be fetched to be hashed")
 
     monkeypatch.setattr(HfApi, "repo_info", lambda *_, **__: main)
