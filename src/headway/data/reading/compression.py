@@ -31,7 +31,7 @@ def open_content(file: SourceFile, start: int = 0, end: int | None = None) -> It
 
     Args:
         file: The file.
-        start: Begin of the part to be read, for files without compression; see `places.open_file`.
+        start: Start of the part to read, for files without compression; see `places.open_file`.
         end: End of that part.
 
     Raises:
@@ -100,7 +100,7 @@ def _joined(file: BinaryIO, new: Callable[[], Any], padding: bytes = b"") -> Bin
 class _Members(io.RawIOBase):
     """Decompressed bytes of a file that consists of several members.
 
-    The standard library's readers ignore unreadable bytes after the first member, so damage at the begin of a member
+    The standard library's readers ignore unreadable bytes after the first member, so damage at the start of a member
     would silently drop all that follows. The reader of zstandard accepts a truncated file as complete.
 
     Args:

@@ -114,7 +114,7 @@ class _Table:
                 what = f"the names of the columns are not valid CSV: {error}"
                 raise DataError(what, where=self.place, fix="repair it") from None
             # A misplaced quote makes every later quote ambiguous, so any later line may belong to this row.
-            what = f"not valid CSV: {error}; the begin of the next row cannot be determined"
+            what = f"not valid CSV: {error}; the start of the next row cannot be determined"
             yield BadDocument(self.place, what, rest=True)
 
     def _read_header(self, rows: Iterator[_Row]) -> bool:
@@ -259,7 +259,7 @@ class _RowScan:
         self._begins, self.is_quoted, self._after_quote = True, False, False
 
     def row_end(self, data: bytes, start: int) -> tuple[int, int] | None:
-        """Return the end of the row that continues at `start`, and the begin of the next row.
+        """Return the end of the row that continues at `start`, and the start of the next row.
 
         Returns None if the row does not end in this block.
         """

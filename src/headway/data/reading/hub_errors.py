@@ -1,4 +1,4 @@
-"""What goes wrong with a dataset from the Hugging Face Hub, as one error that says what to do."""
+"""Errors of datasets from the Hugging Face Hub, each turned into one `DataError` that says what to do."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from headway.core.errors import DataError, refusal
 from headway.core.object_storage import credentials_fix, kind_of
 from headway.data.reading.records import fields_there
 
-# No right to write, or no folder to write to; connections fail with others.
+# No write permission, or no folder to write to. Failed connections have other numbers.
 _DISK = {errno.EACCES, errno.ENOTDIR}
 _OFFLINE = "connect to the network; what is in the local cache can be read without it under HF_HUB_OFFLINE=1"
 
 
 def lacking(kind: str, wanted: str, present: Sequence[str], where: str) -> DataError:
-    """The error for a subset, split or revision that a dataset has not; the nearest one is named."""
+    """Return the error for a subset, split or revision that a dataset lacks; it names the nearest match."""
     return DataError(
         f"the dataset has no {kind} '{wanted}'{fields_there(wanted, present)}",
         where=where,
@@ -25,12 +25,12 @@ def lacking(kind: str, wanted: str, present: Sequence[str], where: str) -> DataE
 
 
 def hub_error(config: SourceConfig, error: Exception, begun: bool = False) -> DataError:
-    """The error for whatever `datasets` raises.
+    """Return the error for an exception that `datasets` raised.
 
     Args:
         config: The source.
-        error: What was raised; of its causes the first one is told, others say only where it was met.
-        begun: The dataset has been found, and this is while its files are fetched.
+        error: The exception. The message quotes its root cause; the other causes only add context.
+        begun: Whether the dataset has been found and its files are being fetched.
     """
     causes = list(_causes(error))
     words = _in_line(causes[-1])
@@ -39,27 +39,27 @@ def hub_error(config: SourceConfig, error: Exception, begun: bool = False) -> Da
     for cause in causes:
         if isinstance(cause, OSError) and (cause.errno in _DISK or refusal(cause) is not None):
             what = f"the dataset cannot be put into the local cache: {cause.strerror}"
-            fix = "make room there, or set HF_HOME to a folder on another disk; or set streaming, which keeps nothing"
+            fix = "free space there, or set HF_HOME to a folder on another disk; or set streaming, which needs no cache"
             return DataError(what, where=str(cause.filename or config.path), fix=fix)
     if any(kind_of(cause)[0] == "credentials" for cause in causes):
-        what = f"the Hugging Face Hub does not let us in: {words}"
+        what = f"the Hugging Face Hub denies access: {words}"
         return DataError(what, where=config.path, fix=credentials_fix(config.path))
-    # Some of it `datasets` tells in words alone.
-    silent = any(part in words for part in ("LocalEntryNotFoundError", "in the cache"))
-    if silent or any(_of_the_network(cause) for cause in causes):
+    # `datasets` reports some network errors only in the message.
+    in_message = any(part in words for part in ("LocalEntryNotFoundError", "in the cache"))
+    if in_message or any(_is_network_error(cause) for cause in causes):
         return _unreachable(config, words, begun)
     files = f"its files, as in hf://datasets/{config.path.removeprefix('hf://')}/**/*.parquet"
     if begun:
         what = f"the dataset cannot be read: {words}"
-        fix = f"name {files}: each is read by itself then, and data.bad_documents: skip leaves out what is damaged"
+        fix = f"name {files}: then each is read by itself, and data.bad_documents: skip skips damaged ones"
     else:
         what = f"the dataset cannot be loaded: {words}"
         fix = f"check the source's path, subset and split; or name {files}"
     return DataError(what, where=config.path, fix=fix)
 
 
-def _of_the_network(error: BaseException) -> bool:
-    """Whether a connection failed; not what a decompressor says of a file, which has no number of the system's."""
+def _is_network_error(error: BaseException) -> bool:
+    """Return whether a connection failed. The errors of decompressors do not count; they have no errno."""
     if type(error).__module__ in ("builtins", "gzip") and not isinstance(error, ConnectionError | TimeoutError):
         return isinstance(error, OSError) and error.errno is not None and kind_of(error)[0] == "unreachable"
     return kind_of(error)[0] == "unreachable"
@@ -67,8 +67,8 @@ def _of_the_network(error: BaseException) -> bool:
 
 def _unreachable(config: SourceConfig, words: str, begun: bool) -> DataError:
     if begun:
-        what = f"the Hugging Face Hub does not answer any more: {words}"
-        fix = "run the same command again when it does; what is done is not done again"
+        what = f"the Hugging Face Hub no longer answers: {words}"
+        fix = "run the same command again when it does; finished work is kept"
     elif "configurations in the cache" in words:
         what = f"the Hugging Face Hub cannot be reached, and the local cache has several subsets: {words}"
         fix = "set the source's subset"
@@ -83,7 +83,7 @@ def _in_line(error: BaseException) -> str:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and what it was raised from."""
+    """Yield an error and its chain of causes."""
     while error is not None:
         yield error
         error = error.__cause__
@@ -91,7 +91,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def _not_found(config: SourceConfig, words: str) -> DataError:
     if "gated" in words:
-        what = f"the dataset is gated, and we are not let in: {words}"
+        what = f"the dataset is gated, and access is denied: {words}"
         return DataError(what, where=config.path, fix=credentials_fix(config.path))
     if words.startswith("Revision"):
         return DataError(f"there is no such revision: {words}", where=config.path, fix="check what is behind the @")

@@ -1,4 +1,4 @@
-"""Hugging Face datasets: by name through `datasets`, and folders that `save_to_disk` wrote, read as Arrow files."""
+"""Hugging Face datasets: named ones through `datasets`, and folders written by `save_to_disk`, read as Arrow files."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from headway.data.reading.table_texts import UnsoundError, check_sound, columns_
 PREFIX = "hf://"
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
 
-#: Arrow files in order, or a stream of records where files alone do not say which rows there are.
+#: Arrow files in order, or a stream of records if the files alone do not determine the rows.
 Found = Sequence[Place] | Callable[[], Iterable[Any]]
 
 
 def is_named(path: str) -> bool:
-    """Whether a path is a dataset's name on the Hub: not a local folder, nor a file in a repository."""
+    """Return whether a path names a dataset on the Hub, not a local folder or a file in a repository."""
     return path.startswith(PREFIX) and not path.startswith((f"{PREFIX}/", f"{PREFIX}~", f"{PREFIX}datasets/"))
 
 
 def local_path(path: str) -> str:
-    """`/folder` of `hf:///folder`; other paths as they are."""
+    """Return `/folder` for `hf:///folder`, and other paths unchanged."""
     return path.removeprefix(PREFIX) if path.startswith((f"{PREFIX}/", f"{PREFIX}~")) else path
 
 
 def find_named(config: SourceConfig) -> Found:
-    """A dataset by its name, from the local cache or the Hub.
+    """Find a dataset by its name in the local cache or on the Hub.
 
     Raises:
         ConfigError: `datasets` is not installed, or would read a local folder of that name.
-        DataError: there is no such dataset, revision, subset or split, or no network to get it.
+        DataError: the dataset, revision, subset or split does not exist, or the network is unavailable.
     """
     try:
         import datasets
@@ -50,8 +50,8 @@ def find_named(config: SourceConfig) -> Found:
         raise missing_extra("datasets", "datasets", f"reading {config.path}") from None
     name, _, revision = config.path.removeprefix(PREFIX).partition("@")
     if Path(name).is_dir():
-        what = f"`datasets` would read the folder {name} that is here in the place of the dataset on the Hub"
-        fix = f"for the folder leave {PREFIX} out; for the dataset work in another directory"
+        what = f"`datasets` would read the local folder {name} instead of the dataset on the Hub"
+        fix = f"to read the folder, omit {PREFIX}; to read the dataset, work in another directory"
         raise ConfigError(what, where=config.path, fix=fix)
     try:
         builder = datasets.load_dataset_builder(name, config.subset, revision=revision or None)
@@ -76,7 +76,7 @@ def _load(builder: Any, config: SourceConfig) -> Any:
 def _files_or_rows(found: Any, config: SourceConfig) -> Found:
     present = found.column_names or []
     fields = wanted_fields(config.field, config.template)
-    # `a.b` is looked for in column `a` unless there is a column of that very name.
+    # `a.b` means field `b` of column `a`, unless a column is named `a.b`.
     wanted = list(dict.fromkeys(name if name in present else name.split(".")[0] for name in fields))
     for column in wanted if present else ():
         if column not in present:
@@ -89,7 +89,7 @@ def _files_or_rows(found: Any, config: SourceConfig) -> Found:
 
 
 def _name_of(file: Path) -> str:
-    """A cache file's name without how many there are: one more file must not make others of all."""
+    """Return a cache file's name without the number of files, so that one more file does not rename all others."""
     return re.sub(r"-(\d{5})-of-\d{5}(?=\.)", r"-\1", file.name)
 
 
@@ -102,8 +102,11 @@ def _rows(found: Iterable[Any], config: SourceConfig) -> Iterator[Any]:
 
 
 def _check_maps(found: Any) -> None:
-    """Refuse a dataset whose files in the cache are not what they say. They are mapped into memory, and an offset in
-    them that leads out of it would end the process."""
+    """Check the tables of a dataset. They are mapped into memory, and an invalid offset would crash the process.
+
+    Raises:
+        UnsoundError: a file in the cache is damaged.
+    """
     for table in (getattr(found, "_data", None), getattr(found, "_indices", None)):
         for column in table.table.columns if table is not None else ():
             for number, chunk in enumerate(column.chunks):
@@ -114,10 +117,10 @@ def _check_maps(found: Any) -> None:
 
 
 def _not_built(name: str, revision: str, config: SourceConfig, error: Exception) -> DataError:
-    """The error for a dataset, revision or subset that is not there, with those that are."""
+    """Return the error for a dataset, revision or subset that does not exist; it lists the existing ones."""
     from datasets import get_dataset_config_names
 
-    told = hub_error(config, error)
+    fallback = hub_error(config, error)
     with suppress(Exception):
         if revision and str(error).startswith("Revision"):
             return lacking("revision", revision, _revisions(name), config.path)
@@ -128,12 +131,15 @@ def _not_built(name: str, revision: str, config: SourceConfig, error: Exception)
                 return DataError(what, where=config.path, fix="set the source's subset to one of them")
             if config.subset is not None and config.subset not in subsets:
                 return lacking("subset", config.subset, subsets, config.path)
-    return told
+    return fallback
 
 
 def _other_commit(name: str, revision: str, cached: str, config: SourceConfig) -> DataError:
-    """The error for another commit than the one that is asked for: without a network, and in older versions also
-    where there is no such revision, `datasets` takes the newest of its cache."""
+    """Return the error for a cached commit that differs from the requested one.
+
+    Without a network, `datasets` takes the newest commit of its cache. Older versions also do so if there is no such
+    revision.
+    """
     with suppress(Exception):
         revisions = _revisions(name)
         if revision not in revisions and not re.fullmatch("[0-9a-f]{40}", revision):
@@ -144,10 +150,10 @@ def _other_commit(name: str, revision: str, cached: str, config: SourceConfig) -
 
 
 def _revisions(name: str) -> list[str]:
-    """Branches and tags of a dataset.
+    """Return the branches and tags of a dataset.
 
     Raises:
-        Exception: the Hub does not tell.
+        Exception: the request to the Hub failed.
     """
     from huggingface_hub import HfApi
 
@@ -156,34 +162,34 @@ def _revisions(name: str) -> list[str]:
 
 
 def _not_loaded(builder: Any, config: SourceConfig, error: Exception) -> DataError:
-    """The error for a split that is not there, with those that are, or for what cannot be fetched."""
-    told = hub_error(config, error, begun=True)
+    """Return the error for a split that does not exist, with the existing ones, or for a failed download."""
+    fallback = hub_error(config, error, begun=True)
     if not isinstance(error, ValueError):
-        return told
+        return fallback
     with suppress(Exception):
         splits = list(builder.info.splits or builder.as_streaming_dataset())
         for split in (part.partition("[")[0].strip() for part in config.split.split("+")):
             if split not in splits:
                 return lacking("split", split, splits, config.path)
         if config.streaming and config.split not in splits:
-            what = f"'{config.split}' is part or sum of splits, and a dataset is streamed by whole ones"
+            what = f"'{config.split}' is a part or a sum of splits, but only whole splits can be streamed"
             fix = "leave streaming out, or set a limit; several splits can be several sources"
             return DataError(what, where=config.path, fix=fix)
-    return told
+    return fallback
 
 
 def find_saved(places: Sequence[Place], config: SourceConfig) -> Found | None:
-    """The dataset in a folder that `save_to_disk` wrote; None when the folder is no such thing.
+    """Find the dataset in a folder that `save_to_disk` wrote; return None for other folders.
 
     Raises:
-        DataError: it has no such split, or a file is missing.
+        DataError: the split does not exist, or a file is missing.
     """
     by_name = {place.name: place for place in places}
     folder = ""
     if _SPLITS in by_name:
         splits = _read_json(by_name[_SPLITS]).get("splits", [])
         if not isinstance(splits, list) or not all(isinstance(split, str) for split in splits):
-            raise _not_described(by_name[_SPLITS], "its splits are no list of names")
+            raise _not_described(by_name[_SPLITS], "its splits are not a list of names")
         if config.split not in splits:
             raise lacking("split", config.split, splits, config.path)
         folder = f"{config.split}/"
@@ -196,7 +202,7 @@ def find_saved(places: Sequence[Place], config: SourceConfig) -> Found | None:
 
 
 def _listed(entries: Any, folder: str, by_name: dict[str, Place], config: SourceConfig) -> list[Place]:
-    """The files that a dataset's state names, in its order."""
+    """Return the files that a dataset's state lists, in its order."""
     named = entries if isinstance(entries, list) else []
     if not all(isinstance(entry, dict) and isinstance(entry.get("filename"), str) for entry in named):
         raise _not_described(by_name[f"{folder}{_STATE}"], "its files have no names")
@@ -230,7 +236,10 @@ def _not_described(place: Place, problem: str) -> DataError:
 
 
 def _rows_by_index(files: Sequence[Place], indices: Sequence[Place], config: SourceConfig) -> Iterator[dict[str, Any]]:
-    """Rows in the order of an indices mapping, as older versions of `datasets` saved shuffled and filtered datasets."""
+    """Yield rows in the order of an indices mapping.
+
+    Older versions of `datasets` saved shuffled and filtered datasets with such a mapping.
+    """
     if is_remote(config.path):
         what = "a dataset with an indices mapping can only be read from a local disk"
         raise DataError(what, where=config.path, fix="save it again with flatten_indices(), or copy it")
@@ -249,10 +258,10 @@ def _rows_by_index(files: Sequence[Place], indices: Sequence[Place], config: Sou
 
 
 def _columns(place: Place, opened: ExitStack, config: SourceConfig | None) -> Iterator[dict[str, Any]]:
-    """The columns of each record batch of a file that a source wants; those of an indices mapping without a source.
+    """Yield the needed columns of each record batch of a file; without a source, the column of an indices mapping.
 
     Raises:
-        DataError: the file is damaged, or has no such columns.
+        DataError: the file is damaged, or lacks a column.
     """
     _, reader = opened.enter_context(open_arrow(place))
     if config is not None:

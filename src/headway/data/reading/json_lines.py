@@ -1,9 +1,9 @@
-"""JSON Lines to texts, in blocks of about a mebibyte.
+"""Reader of texts from JSON Lines, in blocks of about a mebibyte.
 
-`orjson` reads each line. Where it refuses one, the standard library's `json` has the last word, so that exactly what
-`json` accepts is accepted (NaN, numbers beyond a double, deep nesting) and messages are those people know. Of repeated
-keys both take the last. `orjson` rounds whole numbers of more than 64 bits; where a template shows such a number the
-line is read by `json` again.
+`orjson` parses each line. If it rejects a line, the standard library's `json` decides. So the reader accepts exactly
+what `json` accepts (NaN, numbers beyond a double, deep nesting), and reports its familiar messages. Both take the last
+of repeated keys. `orjson` rounds integers of more than 64 bits; if a template shows such a number, `json` parses the
+line again.
 """
 
 from __future__ import annotations
@@ -22,35 +22,37 @@ from headway.data.reading.records import BadRecordError, MissingFieldError, text
 BOM = b"\xef\xbb\xbf"
 BLOCK = 2**20
 _TAIL = 2**16
-# Counting the lines before a place in a remote file means fetching them.
+# Line numbers in a remote file are reported up to this offset only: to count the lines means to fetch them.
 _COUNTED_REMOTELY = 64 * 2**20
 _ONLY_TEXT = {str}
 
-# Bytes of a line that is too long, in limits, which are counted before it is reported: a line may have no end.
+# A line too long is reported at its end, or at this multiple of the limit, since a line may have no end.
 _COUNTED = 16
 
 
 @dataclass(frozen=True)
 class LongLine:
-    """Stands for a line that is longer than a record may be; no reader of JSON takes it for one."""
+    """Placeholder for a line above the size limit; every JSON parser rejects it."""
 
     size: int
     more: bool = False
-    """It is longer than `size`; nobody has counted by how much."""
+    """Whether it has more than `size` bytes, because the count stopped there."""
 
     def __len__(self) -> int:
         return self.size
 
 
-#: A view of a block where that has all of the line: with copies long documents take a third longer to read.
+#: A view if one block holds the whole line: copies would make reading long documents a third slower.
 Line = bytes | memoryview | LongLine
 
 
 def read_json_lines(
     file: SourceFile, span: tuple[int, int] | None, field: str, template: str | None, most: int = MAX_DOCUMENT_BYTES
 ) -> Iterator[Batch]:
-    """The texts of a file, or of the lines that begin in a byte range of it, in batches of about a mebibyte. Lines of
-    more than `most` bytes are malformed, and no more of them than that is held in memory."""
+    """Yield the texts of a file, or of the lines that begin in a byte range, in batches of about a mebibyte.
+
+    A line of more than `most` bytes is malformed, and at most `most` bytes of it are held in memory.
+    """
     start, end = span or (0, None)
     reader = _LineReader(file, field, template, most)
     try:
@@ -66,7 +68,7 @@ def read_json_lines(
 def first_complaint(
     file: SourceFile, field: str, template: str | None, most: int = MAX_DOCUMENT_BYTES
 ) -> BadDocument | None:
-    """What is wrong with the first record, when no record of the file's first mebibyte has the fields wanted."""
+    """Return what is wrong with the first record, if no record in the first mebibyte has the needed fields."""
     text_of, first = text_getter(field, template), None
     try:
         with open_content(file, 0, BLOCK) as stream:
@@ -89,12 +91,12 @@ def first_complaint(
 
 
 def damaged(where: str, error: BaseException) -> BadDocument:
-    """The rest of a file that cannot be read."""
+    """Return the bad document for the rest of a file that cannot be read."""
     return BadDocument(where, f"the file cannot be read from here on: {error}", rest=True)
 
 
 def _line_blocks(stream: BinaryIO, start: int, end: int | None, most: int) -> Iterator[tuple[int, list[Line]]]:
-    """Lines that begin in [start, end), some at a time, with the position of the first; without their line ends."""
+    """Yield the lines that begin in [start, end), without line ends, in groups with the position of the first line."""
     position = _seek_line(stream, start, end)
     if position is None:
         return
@@ -105,7 +107,7 @@ def _line_blocks(stream: BinaryIO, start: int, end: int | None, most: int) -> It
             lines, done = _ended_lines(block, len(block))
             rest = block[done:]
         else:
-            # The last line that counts begins before byte `left`, and ends with the first line end from there on.
+            # The last line of the range begins before byte `left` and ends at the first line end from there on.
             lines, done = _ended_lines(block, block.find(b"\n", max(0, left - 1)) + 1)
             rest = b"" if done else block
         if lines:
@@ -113,7 +115,7 @@ def _line_blocks(stream: BinaryIO, start: int, end: int | None, most: int) -> It
                 passed, first = open_line.end(lines[0])
                 lines[:1] = [first] if first is not None else []
                 position += passed
-            if most < BLOCK:  # a block can hold a line that is too long
+            if most < BLOCK:  # a line above the limit can fit into a block
                 lines = [LongLine(len(line)) if len(line) > most else line for line in lines]
             if lines:
                 yield position, lines
@@ -121,7 +123,7 @@ def _line_blocks(stream: BinaryIO, start: int, end: int | None, most: int) -> It
         if rest:
             open_line.add(rest)
             if open_line.is_endless():
-                yield position, [open_line.told()]
+                yield position, [open_line.report()]
         if left is not None and end is not None:
             left -= len(block)
             if left <= 0 and position >= end:
@@ -133,22 +135,22 @@ def _line_blocks(stream: BinaryIO, start: int, end: int | None, most: int) -> It
 
 
 class _OpenLine:
-    """A line whose end has not come yet; of one that is too long only the length is kept.
+    """A line whose end has not been read yet. Only the length of a line above the limit is kept.
 
     Args:
-        most: Bytes that a line may have.
+        most: Size limit of a line in bytes.
 
     Attributes:
-        size: Bytes so far; 0 where no line is open.
+        size: Bytes so far; 0 if no line is open.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._parts: list[Line] = []
-        self.size, self._told = 0, False
+        self.size, self._reported = 0, False
 
     def add(self, part: bytes) -> None:
-        """Add bytes in which the line does not end."""
+        """Add bytes that do not contain the end of the line."""
         self.size += len(part)
         if self.size <= self._most:
             self._parts.append(part)
@@ -156,30 +158,29 @@ class _OpenLine:
             self._parts.clear()
 
     def is_endless(self) -> bool:
-        """Whether it is so long that it should be reported before its end is found."""
-        return not self._told and self.size > _COUNTED * self._most
+        """Return whether the line is so long that it should be reported before its end is found."""
+        return not self._reported and self.size > _COUNTED * self._most
 
-    def told(self) -> LongLine:
-        """Return what stands for it now, and no more than once."""
-        self._told = True
+    def report(self) -> LongLine:
+        """Return the placeholder of the line, and remember that it was reported."""
+        self._reported = True
         return LongLine(self.size, more=True)
 
     def end(self, part: Line) -> tuple[int, Line | None]:
-        """Add its last bytes, and begin anew.
+        """Add the last bytes of the line, and reset for the next one.
 
         Returns:
-            Where lines behind it begin, from its own beginning on, and the line; or 0 and the line, if it has not been
-            reported before.
+            (0, line); or (bytes of the line with its end, None) if the line was already reported.
         """
-        size, parts, told = self.size + len(part), [*self._parts, part], self._told
-        self._parts, self.size, self._told = [], 0, False
-        if told:
+        size, parts, reported = self.size + len(part), [*self._parts, part], self._reported
+        self._parts, self.size, self._reported = [], 0, False
+        if reported:
             return size + 1, None
         return 0, LongLine(size) if size > self._most else b"".join(parts)  # type: ignore[arg-type]
 
 
 def _ended_lines(block: bytes, end: int) -> tuple[list[Line], int]:
-    """Lines that end in the first `end` bytes, and where the one behind them begins."""
+    """Return the lines that end in the first `end` bytes, and the start of the next line."""
     view, find, start = memoryview(block), block.find, 0
     lines: list[Line] = []
     while (at := find(b"\n", start, end)) >= 0:
@@ -189,18 +190,22 @@ def _ended_lines(block: bytes, end: int) -> tuple[list[Line], int]:
 
 
 def _next_size(left: int | None) -> int:
-    """Bytes to read next; behind the span little, for there only the last line's end is wanted."""
+    """Return the bytes to read next; few after the span, where only the end of the last line is needed."""
     return BLOCK if left is None else min(BLOCK, left) if left > 0 else _TAIL
 
 
 def _seek_line(stream: BinaryIO, start: int, end: int | None) -> int | None:
-    """Go to the first line that begins at or after byte `start`; where that is, or None when it is not before `end`."""
+    """Seek to the first line that begins at or after byte `start`.
+
+    Returns:
+        Its position, or None if it does not begin before `end`.
+    """
     if start == 0:
         return 0
     stream.seek(start - 1)
     position = start - 1
     while end is None or position < end:
-        # In blocks: the line may be far longer than memory should be.
+        # Read in blocks, since the line may be larger than memory.
         block = stream.readline(BLOCK)
         position += len(block)
         if not block:
@@ -211,7 +216,7 @@ def _seek_line(stream: BinaryIO, start: int, end: int | None) -> int | None:
 
 
 class _LineReader:
-    """Lines of one piece to batches; knows a line's number when it has to be named."""
+    """Converts the lines of one piece to batches, and finds a line's number when a message needs it."""
 
     def __init__(self, file: SourceFile, field: str, template: str | None, most: int) -> None:
         self._file, self._field, self._most = file, field, most
@@ -220,16 +225,16 @@ class _LineReader:
         self._plain = template is None and "." not in field
         self._all_sound = True
         self._first = 0
-        self._before: int | None = None  # lines before the piece: counted only when one has to be named
+        self._before: int | None = None  # lines before the piece; counted only when a message needs it
         self._done = 0  # lines of earlier blocks
-        self._position, self._lines = 0, list[Line]()  # the block at hand
+        self._position, self._lines = 0, list[Line]()  # the present block
 
     def batch(self, position: int, lines: list[Line]) -> Batch:
-        """The batch for lines of which the first begins at byte `position`."""
+        """Return the batch of some lines, the first of which begins at byte `position`."""
         if not self._lines:
             self._first = position
         if position == 0 and not isinstance(lines[0], LongLine):
-            # Another list: who reads the lines still counts the bytes of the ones that it gave.
+            # Do not change the caller's list: the caller still counts the bytes of its lines.
             lines = [bytes(lines[0]).removeprefix(BOM), *lines[1:]]
         self._done += len(self._lines)
         self._position, self._lines = position, lines
@@ -240,7 +245,7 @@ class _LineReader:
 
         field = self._field
         if self._all_sound:
-            # Lines are taken to be sound until one is not: the loop is a third faster that way.
+            # Assume sound lines until one is not: this makes the loop a third faster.
             try:
                 texts = [loads(line)[field] for line in self._lines]  # type: ignore[arg-type]
             except (ValueError, LookupError, TypeError):
@@ -253,7 +258,7 @@ class _LineReader:
             try:
                 text = loads(line)[field]  # type: ignore[arg-type]
             except (ValueError, LookupError, TypeError):
-                # Blank, malformed, without the field, or for `json` to decide.
+                # The line is blank or malformed, lacks the field, or only `json` can parse it.
                 text = ""
             if text and type(text) is str:
                 batch.texts.append(text)
@@ -277,7 +282,7 @@ class _LineReader:
         return batch
 
     def _read_slowly(self, line: Line, number: int, batch: Batch) -> None:
-        """Read a line with `json`, and say what is wrong with it if anything is."""
+        """Parse a line with `json`, and add its text or a bad document to the batch."""
         if isinstance(line, LongLine):
             batch.add(too_large(self.where(number), "line", line.size, self._most, more=line.more))
             return
@@ -289,7 +294,7 @@ class _LineReader:
                 batch.add(BadDocument(self.where(number), str(error)))
 
     def where(self, number: int | None = None) -> str:
-        """The place of a line of the block at hand, or of the one after it."""
+        """Return the place of a line of the present block; by default, of the line after the block."""
         number = len(self._lines) if number is None else number
         if not self._file.local and self._first > _COUNTED_REMOTELY:
             byte = self._position + sum(len(line) + 1 for line in self._lines[:number])
@@ -300,7 +305,7 @@ class _LineReader:
 
 
 def _loaded(line: bytes) -> Any:
-    # A file of one array, pretty-printed or not, is a common mistake that the parser's words do not name.
+    # A file that holds one array is a common mistake, which the parser's message does not explain.
     hint = "; an array has to become one object per line: jq -c '.[]'" if line.lstrip()[:1] == b"[" else ""
     try:
         record = json.loads(line.decode())
@@ -314,17 +319,17 @@ def _loaded(line: bytes) -> Any:
 
 
 def not_utf8(data: bytes, error: UnicodeDecodeError) -> str:
-    """What is wrong with bytes that are no text."""
+    """Describe why bytes are not valid UTF-8."""
     return f"not valid UTF-8: byte 0x{data[error.start]:02x} at offset {error.start:,}"
 
 
-# Bytes, and line ends in them, of the files that this process read last. Pieces of a file come in order, so that many
-# bad lines do not mean counting from the beginning many times.
+# Bytes and line ends counted so far in recently read files. Pieces of a file come in order, so the count continues
+# instead of starting again for every bad line.
 _counted: dict[tuple[str, str | None], tuple[int, int]] = {}
 
 
 def _lines_before(file: SourceFile, offset: int) -> int:
-    """Number of line ends in the first `offset` bytes of a plain file."""
+    """Count the line ends in the first `offset` bytes of an uncompressed file."""
     key = (file.location, stamp_of(file) if file.local else file.version)
     position, count = _counted.get(key, (0, 0))
     if position > offset:

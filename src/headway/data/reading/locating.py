@@ -1,4 +1,4 @@
-"""Where in its file a document stands that was read without a complaint, for the few that are reported later."""
+"""Places of sound documents in their files, found afterwards for the few documents that are reported."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _BLOCK = 2**20
 
 
 def places_of(piece: Piece, numbers: Iterable[int]) -> dict[int, str]:
-    """Name the places of documents of a piece.
+    """Find the places of documents of a piece.
 
     Args:
-        piece: A piece that was read to its end, or at least so far.
-        numbers: Of documents with text, counted from 0, in the order in which they were read.
+        piece: A piece that was read to its end, or at least past these documents.
+        numbers: Indices of documents with text, from 0, in reading order.
 
     Returns:
-        By number the file with the line, where lines are documents and the file is local; else with the number itself.
+        Places by number: file and line if the file is local JSON Lines, else file and number of the document.
     """
     wanted, file = set(numbers), piece.file
-    places = {number: _roughly(piece, number) for number in wanted}
+    places = {number: _approximate_place(piece, number) for number in wanted}
     if piece.texts is None and file.format == "jsonl" and file.local and wanted:
         last = max(wanted)
         for number, line in enumerate(_sound_lines(piece)):
@@ -37,7 +37,7 @@ def places_of(piece: Piece, numbers: Iterable[int]) -> dict[int, str]:
     return places
 
 
-def _roughly(piece: Piece, number: int) -> str:
+def _approximate_place(piece: Piece, number: int) -> str:
     if piece.texts is None and piece.file.format == "text":
         return piece.file.location
     part = f" of part {piece.span[0]:,}-{piece.span[1]:,}" if piece.span is not None else ""
@@ -45,7 +45,7 @@ def _roughly(piece: Piece, number: int) -> str:
 
 
 def _sound_lines(piece: Piece) -> Iterator[int]:
-    """Numbers, from 1, of the lines that begin in a piece and hold a document with text."""
+    """Yield the numbers, from 1, of the lines that begin in a piece and hold a document with text."""
     text_of, (start, end) = text_getter(piece.field, piece.template), piece.span or (0, None)
     position = 0
     with open_content(piece.file) as stream:

@@ -309,7 +309,7 @@ def test_a_csv_row_that_cannot_be_told_from_others_ends_the_file(tmp_path: Path,
     assert found.texts == ["first"]
     (rest,) = found.bad
     assert rest.where.endswith(":3") and rest.rest
-    assert "not valid CSV: ',' expected after" in rest.reason and "the begin of the next row" in rest.reason
+    assert "not valid CSV: ',' expected after" in rest.reason and "the start of the next row" in rest.reason
 
 
 def test_a_csv_row_with_a_comma_that_nobody_quoted_is_not_cut(tmp_path: Path) -> None:
