@@ -135,7 +135,7 @@ def test_what_is_not_there_is_told_with_what_is(
 
 def test_a_part_of_a_split_is_not_streamed(hub: HubServer, user: HubUser) -> None:
     told = user.read("hf://org/books", split="train[:10%]", streaming=True)
-    assert "is part or sum of splits" in told["error"] and "leave streaming out" in told["fix"]
+    assert "is a part or a sum of splits" in told["error"] and "leave streaming out" in told["fix"]
 
 
 def test_who_may_read_a_dataset(hub: HubServer, user: HubUser) -> None:
@@ -232,7 +232,7 @@ def test_main_may_move_on_while_files_are_read(hub: HubServer, user: HubUser, tm
 
 
 FORMS = {
-    "streamed": ("hf://org/books", {"streaming": True}, "the Hugging Face Hub does not answer any more"),
+    "streamed": ("hf://org/books", {"streaming": True}, "the Hugging Face Hub no longer answers"),
     "files": ("hf://datasets/org/books/data/train-*.parquet", {}, "the remote store cannot be read"),
 }
 
@@ -260,7 +260,7 @@ def test_a_fetch_that_is_cut_goes_on_behind_the_files_that_came(hub: HubServer, 
     one, size = len(FILES["data/train-00000-of-00004.parquet"]), sum(map(len, FILES.values()))
     hub.budget = 2 * one + one // 2
     result = user.prepare(tmp_path / "half", "hf://org/dying")
-    assert result.returncode == 3 and "the Hugging Face Hub does not answer any more" in result.stderr
+    assert result.returncode == 3 and "the Hugging Face Hub no longer answers" in result.stderr
     assert "again" in result.stderr[result.stderr.index("error:") :]
     hub.budget = None
     hub.forget()
@@ -292,7 +292,7 @@ def test_a_folder_of_that_name_is_not_read_in_its_place(hub: HubServer, user: Hu
     (tmp_path / "org" / "books").mkdir(parents=True)
     (tmp_path / "org" / "books" / "a.txt").write_text("not from the Hub")
     told = user.read("hf://org/books", folder=tmp_path)
-    assert "would read the folder org/books" in told["error"] and "leave hf:// out" in told["fix"]
+    assert "would read the local folder org/books" in told["error"] and "omit hf://" in told["fix"]
 
 
 def test_without_a_network(hub: HubServer, user: HubUser, tmp_path: Path) -> None:

@@ -68,14 +68,14 @@ def test_only_what_is_needed_is_fetched(s3: S3Server, monkeypatch: pytest.Monkey
     url = s3.put("large/a.jsonl", lines)
     assert len(lines) > 2 * sources.PIECE_BYTES
     fetched: list[int] = []
-    original = remote._patiently
+    original = remote._with_retries
 
     def counted(ask):  # type: ignore[no-untyped-def]
         result = original(ask)
         fetched.append(len(result) if isinstance(result, bytes) else 0)
         return result
 
-    monkeypatch.setattr(remote, "_patiently", counted)
+    monkeypatch.setattr(remote, "_with_retries", counted)
     pieces = list(pieces_of(find(url)))
     assert len(pieces) > 2
     fetched.clear()
@@ -91,7 +91,7 @@ def test_a_column_of_a_large_parquet_file_is_fetched_without_the_others(s3: S3Se
     parquet.write_table(table, tmp_path / "a.parquet", row_group_size=500)
     url = s3.put("column/a.parquet", (tmp_path / "a.parquet").read_bytes())
     fetched: list[int] = []
-    original = remote._patiently
+    original = remote._with_retries
 
     def counted(ask):  # type: ignore[no-untyped-def]
         result = original(ask)
@@ -99,7 +99,7 @@ def test_a_column_of_a_large_parquet_file_is_fetched_without_the_others(s3: S3Se
         return result
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(remote, "_patiently", counted)
+        patch.setattr(remote, "_with_retries", counted)
         assert read(url).texts == ["x"] * 1500
     assert sum(fetched) < 8e6 < 30e6 < (tmp_path / "a.parquet").stat().st_size
 

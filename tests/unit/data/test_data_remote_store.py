@@ -156,7 +156,9 @@ def test_the_copy_used_longest_ago_goes_first(tmp_path: Path, origin: TokenStore
 
     def opened(folder: str) -> TokenStore:
         limit = sum(2 * shard.tokens for shard in shards[:3])  # less room than a run would need
-        return RemoteTokenStore(Copies("memory://bucket/store", {}, tmp_path / folder, limit, processes=1), origin.manifest)
+        return RemoteTokenStore(
+            Copies("memory://bucket/store", {}, tmp_path / folder, limit, processes=1), origin.manifest
+        )
 
     def use(store: TokenStore, *numbers: int) -> set[str]:
         for number in numbers:

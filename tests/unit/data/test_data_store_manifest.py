@@ -61,7 +61,10 @@ WRONG: list[tuple[Callable[[Manifest], None], str]] = [
     (without(*SHARD, "tokens"), "tokens is missing, not a whole number"),
     (put(*SHARD, "documents", value=10**9), "documents is 1000000000, but must be 1 to"),
     (without(*SHARD, "documents"), "documents is missing"),
-    (put(*SHARD, "file", value="../../../escaped.bin"), "file is '../../../escaped.bin', which is not a valid name of a shard"),
+    (
+        put(*SHARD, "file", value="../../../escaped.bin"),
+        "file is '../../../escaped.bin', which is not a valid name of a shard",
+    ),
     (put(*SHARD, "file", value="/etc/passwd"), "not a valid name of a shard file"),
     (put(*SHARD, "file", value=".hidden.bin"), "not a valid name of a shard file"),
     (put(*SHARD, "file", value="a\0.bin"), "not a valid name of a shard file"),

@@ -42,7 +42,7 @@ def hub_error(config: SourceConfig, error: Exception, begun: bool = False) -> Da
             fix = "free space there, or set HF_HOME to a folder on another disk; or set streaming, which needs no cache"
             return DataError(what, where=str(cause.filename or config.path), fix=fix)
     if any(kind_of(cause)[0] == "credentials" for cause in causes):
-        what = f"the Hugging Face Hub denies access: {words}"
+        what = f"the Hugging Face Hub does not let us in: {words}"
         return DataError(what, where=config.path, fix=credentials_fix(config.path))
     # `datasets` reports some network errors only in the message.
     in_message = any(part in words for part in ("LocalEntryNotFoundError", "in the cache"))

@@ -1,8 +1,8 @@
-"""How much the pages of a Parquet file unpack to, read from their headers on their way to the library.
+"""Guard against Parquet pages that unpack to too much, by their headers on the way to the library.
 
-A page says what it unpacks to, and the library makes room for that. A few bytes can be a page of 2 GB, and a value that
-many rows share (by a dictionary, or as the beginning of the next one) is copied for each of them. What the footer says
-of sizes need not be so. Headers are in Thrift's compact protocol (parquet.thrift: PageHeader).
+A page header declares the unpacked size, and the library allocates that much. A few bytes can declare a page of 2 GB,
+and a value shared by many rows (through a dictionary, or as a prefix of the next value) is copied for each row. The
+sizes in the footer need not be true. Headers use Thrift's compact protocol (parquet.thrift: PageHeader).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from headway.data.reading.documents import TooLargeError
 
 # Kinds of pages and encodings, as in parquet.thrift.
 _DICTIONARY_PAGE, _DELTA_BYTE_ARRAY = 2, 7
-# Fields of a PageHeader: its kind, what it unpacks to, what it is packed to; the headers of both kinds of data pages.
+# Fields of a PageHeader: kind, unpacked bytes, packed bytes; the headers of both kinds of data pages.
 _KIND, UNPACKED_BYTES, _PACKED, _DATA, _DATA_V2 = 1, 2, 3, 5, 8
-# The encoding in them.
+# Field of the encoding in those two headers.
 _ENCODINGS = {_DATA: 2, _DATA_V2: 4}
-# Bytes of a header, in which some writers put the least and the greatest value.
+# Upper limit of a header in bytes; some writers store the smallest and the largest value in it.
 _LARGEST_HEADER = 16 * 2**20
 _DEEPEST = 8
 # Types of the compact protocol.
@@ -28,10 +28,10 @@ _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _STRUCT = 1, 2, 3, 7, 8, 12
 
 
 class PageGuard:
-    """A Parquet file for `pyarrow` that looks at the header of each page before it hands it on.
+    """A Parquet file for `pyarrow` that checks the header of each page before it returns the page.
 
     Args:
-        stream: The file, open.
+        stream: The open file.
     """
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -46,27 +46,27 @@ class PageGuard:
 
     @property
     def closed(self) -> bool:
-        """Whether it is."""
+        """Whether the file is closed."""
         return self._stream.closed
 
     def watch(self, chunks: Iterable[tuple[int, int]], most: int, rows: int) -> None:
-        """Look at the pages of some column chunks from now on.
+        """Check the pages of some column chunks from now on.
 
         Args:
-            chunks: Where each begins and ends.
-            most: Bytes that a page, or the rows that are decoded at once, may unpack to.
-            rows: How many those are.
+            chunks: Start and end of each chunk.
+            most: Limit of the unpacked bytes of a page, or of the rows decoded at once.
+            rows: Number of rows decoded at once.
         """
         ordered = sorted(chunks)
         self._starts, self._ends = [start for start, _ in ordered], [end for _, end in ordered]
         self._next, self._most, self._rows = list(self._starts), most, rows
 
     def read(self, size: int = -1) -> bytes:
-        """Read as a file does.
+        """Read up to `size` bytes, and check the headers of the pages that begin in them.
 
         Raises:
-            TooLargeError: a page that begins here unpacks to too much.
-            ValueError: the header of a page that begins here is none.
+            TooLargeError: a page unpacks to too much.
+            ValueError: the header of a page is invalid.
         """
         if not self._starts:
             return self._stream.read(size)
@@ -74,19 +74,19 @@ class PageGuard:
         data = self._stream.read(size)
         number = max(0, bisect_right(self._starts, position) - 1)
         while number < len(self._starts) and self._starts[number] < position + len(data):
-            self._look(number, position, data)
+            self._check_pages(number, position, data)
             number += 1
         return data
 
-    def _look(self, number: int, position: int, data: bytes) -> None:
-        """Look at the headers of a column chunk's pages in some bytes of the file."""
+    def _check_pages(self, number: int, position: int, data: bytes) -> None:
+        """Check the page headers of one column chunk in some bytes of the file."""
         at, begun = self._next[number], self._begun.pop(number, b"")
         if begun and at + len(begun) == position:
             position, data = at, begun + data
         while position <= at < min(position + len(data), self._ends[number]):
             try:
                 header, size = page_header(data, at - position)
-            except IndexError:  # the rest of it comes with what is read next
+            except IndexError:  # the next read returns the rest of the header
                 self._begun[number] = data[at - position :]
                 if len(self._begun[number]) > _LARGEST_HEADER:
                     raise ValueError(f"the header of the page at byte {at:,} has no end") from None
@@ -96,22 +96,26 @@ class PageGuard:
         self._next[number] = at
 
     def _check(self, header: dict[int, Any], at: int) -> None:
-        """Refuse a page that would fill memory."""
+        """Raise an error for a page that would exhaust memory."""
         if min(header.get(UNPACKED_BYTES, -1), header.get(_PACKED, -1)) < 0:
             raise ValueError(f"the page at byte {at:,} has no size")
         unpacked, what = header[UNPACKED_BYTES], f"the page at byte {at:,} unpacks to"
         if header.get(_KIND) == _DICTIONARY_PAGE or _encoding(header) == _DELTA_BYTE_ARRAY:
+            # Each row may get a copy of the largest value.
             unpacked, what = unpacked * self._rows, f"{self._rows} rows with values of the page at byte {at:,} can have"
         if unpacked > self._most:
             raise TooLargeError(f"{what} {format_bytes(unpacked)}", self._most)
 
 
 def page_header(data: bytes, start: int) -> tuple[dict[int, Any], int]:
-    """Return the fields of the header of a page by their numbers, those inside others too, and its bytes.
+    """Decode the header of a page.
+
+    Returns:
+        Its fields by number, nested structs included, and its bytes.
 
     Raises:
-        IndexError: it ends behind `data`.
-        ValueError: it is none.
+        IndexError: the header extends beyond `data`.
+        ValueError: the header is invalid.
     """
     fields, end = _struct(data, start, 0)
     if end > len(data):
@@ -156,7 +160,7 @@ def _value(data: bytes, place: int, kind: int, depth: int) -> tuple[Any, int]:
         return None, place + size
     if kind == _STRUCT:
         return _struct(data, place, depth + 1)
-    raise ValueError("the header of a page has a field of a type that none has")
+    raise ValueError("the header of a page has a field of an unknown type")
 
 
 def _integer(data: bytes, place: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What a worker reads in one go."""
+"""Pieces: the units of input that a worker reads."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ from headway.data.reading.places import SourceFile
 
 @dataclass(frozen=True)
 class Piece:
-    """A file, a range of a large one, or some documents of a stream. Small but for the last, and picklable."""
+    """A file, a range of a large file, or some documents of a stream. It is picklable, and small unless a stream."""
 
     source: int
     """Number of the source in the config."""
     file: SourceFile
-    """For a stream its name stands here, and no file."""
+    """For a stream, a placeholder that carries its name."""
     field: str
     span: tuple[int, int] | None
-    """Byte range (jsonl: the lines that begin in it; Arrow streams: their messages), range of row groups (Parquet) or
-    of record batches (Arrow files); the whole file when None."""
+    """Byte range (JSON Lines: the lines that begin in it; Arrow streams: their messages), range of row groups (Parquet)
+    or of record batches (Arrow files); None for the whole file."""
     bytes: int
     """Its share of the file's bytes, for progress."""
     template: str | None = None
-    """Makes the text, instead of `field`."""
+    """Template of the text, instead of `field`."""
     texts: Iterable[str] | None = None
     """Documents of a stream."""
     bad: tuple[BadDocument, ...] = ()
-    """What of a stream was malformed."""
+    """Malformed documents of a stream."""
     empty: tuple[tuple[int, int], ...] = ()
-    """Documents of a stream without any text: texts before them, and how many they are."""
+    """Documents of a stream without text, as pairs: number of texts before them, and their count."""
     problem: DataError | None = None
-    """Why nothing of it can be read, for whoever comes to it."""
+    """Error to raise when the piece is read."""
     most: int = MAX_DOCUMENT_BYTES
-    """Bytes that a record of it may have (`data.max_document_bytes`)."""
+    """Size limit of a record in bytes (`data.max_document_bytes`)."""
 
 
 @dataclass(frozen=True)
 class StoredTexts:
-    """Documents of a stream that will be read again, in a file until then."""
+    """Documents of a stream, stored in a file until they are read again."""
 
     path: Path
     start: int
     end: int
-    """Where they are in it, in bytes."""
+    """They are the bytes [start, end) of the file."""
 
     @classmethod
     def append(cls, path: Path, texts: Iterable[str]) -> StoredTexts:
-        """Add texts to a file.
+        """Append texts to a file, and return their range in it.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         with path.open("ab") as file:
             start = file.tell()

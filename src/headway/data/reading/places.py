@@ -1,4 +1,4 @@
-"""Where input files lie: on this machine, or behind a URL that `fsspec` knows; listed and opened alike."""
+"""Places of input files: on this machine or behind a URL of `fsspec`, listed and opened in the same way."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from headway.data.reading import remote
 from headway.data.store import INPUTS, SKIPPED
 
 STDLIB = "stdlib:"
-# Third-party code is not the standard library's own text.
+# Third-party code is not part of the standard library.
 _STDLIB_WITHOUT = {"site-packages", "dist-packages", "__pycache__"}
 _BLOCK = 2**20
 
-#: Device and inode of folders, one below the other.
+#: Device and inode of nested folders, outermost first.
 _Folders = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
 class Place:
-    """A file that a source's path means."""
+    """A file that a source's path refers to."""
 
     location: str
     """Local path or URL."""
     name: str
-    """Path relative to its source, with forward slashes: the same wherever the source lies."""
+    """Path relative to its source, with forward slashes; independent of the place of the source."""
     bytes: int
     local: bool = True
     version: str | None = None
-    """What a remote store tells of its content: a checksum, or size and time of change; None when it tells nothing, and
-    for local files."""
+    """Version of the content by a remote store: a checksum, or size and modification time. None if the store reports
+    neither, and for local files."""
     ranges: bool = True
-    """Whether it can be read from the middle; some web servers cannot."""
+    """Whether it can be read from any offset; some web servers do not support that."""
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    """What `fsspec` needs to reach it. Never shown: it may hold what should stay secret."""
+    """Storage options for `fsspec`. Never shown, since they may contain secrets."""
 
     @property
     def path(self) -> Path:
@@ -58,14 +58,14 @@ class SourceFile(Place):
     """One input file."""
 
     format: str = "text"
-    """text, jsonl, csv, parquet, arrow, or stream for what is no file."""
+    """text, jsonl, csv, parquet, arrow, or stream for a source without files."""
     compression: str | None = None
     """gzip, zstd, bz2, xz or None."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """What a path means."""
+    """Files that a path refers to."""
 
     places: list[Place]
     """Sorted by name."""
@@ -74,12 +74,12 @@ class Listing:
 
 
 def is_remote(path: str) -> bool:
-    """Whether `fsspec` has to be asked for it."""
+    """Return whether a path is a URL that needs `fsspec`."""
     return scheme_of(path) not in (None, "file", "local")
 
 
 def list_places(path: str, options: Mapping[str, Any]) -> Listing:
-    """The files that a path, glob, folder or URL means.
+    """List the files that a path, glob, folder or URL refers to.
 
     Raises:
         ConfigError: a package that the URL needs is not installed.
@@ -95,8 +95,7 @@ def list_places(path: str, options: Mapping[str, Any]) -> Listing:
 
 
 def unicode_name(name: str) -> str:
-    """A file's name as it can be written down: bytes of it that are no UTF-8, as archives of other days have them, are
-    spelled out."""
+    """Return a file's name as valid Unicode, with escapes for bytes that are not UTF-8, as in old archives."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
@@ -106,10 +105,10 @@ def _without_scheme(path: str) -> str:
 
 
 def _local(path: str) -> tuple[str, Iterator[tuple[Path, str]]]:
-    """What kind of local place a path is, and its files with their names relative to it."""
+    """Return the kind of a local path, and its files with their names relative to it."""
     if path == STDLIB:
         root = Path(sysconfig.get_paths()["stdlib"])
-        # Some packages' `__init__.py` are empty, which is no reason for a warning.
+        # Skip empty files, such as the `__init__.py` of some packages, so that they cause no warning.
         found = ((p, n) for p, n in _walk(root, without=_STDLIB_WITHOUT) if p.suffix == ".py" and p.stat().st_size)
         return "folder", found
     place = expanded(path)
@@ -126,18 +125,19 @@ def _matches(pattern: Path) -> Iterator[tuple[Path, str]]:
     wild = next(number for number, part in enumerate(pattern.parts) if glob.has_magic(part))
     root = Path(*pattern.parts[:wild])
     for match in _matching(root, pattern.parts[wild:]):
-        if _leads_nowhere(match) or (match.is_file() and not _of_a_store(match)):
+        if _is_broken_link(match) or (match.is_file() and not _is_skipped_list(match)):
             yield match, match.relative_to(root).as_posix()
 
 
 def _matching(folder: Path, parts: Sequence[str], above: _Folders = ()) -> Iterator[Path]:
-    """Paths below a folder that a pattern means, part by part, but hidden ones that it does not ask for. Those of the
-    standard library follow links that go round in circles.
+    """Yield the paths below a folder that match a pattern; hidden ones only if the pattern names them.
+
+    The glob of the standard library would follow symlink loops.
 
     Args:
-        folder: Where to look.
-        parts: What each part of the path is like; `**` is any number of folders.
-        above: Device and inode of the folders that the same `**` has gone through.
+        folder: Folder to search.
+        parts: Pattern of each path component; `**` matches any number of folders.
+        above: Device and inode of the folders that the same `**` has entered.
     """
     if not folder.is_dir():
         return
@@ -169,19 +169,18 @@ def _matching(folder: Path, parts: Sequence[str], above: _Folders = ()) -> Itera
 def _walk(
     folder: Path, inside: str = "", without: AbstractSet[str] = frozenset(), above: _Folders = ()
 ) -> Iterator[tuple[Path, str]]:
-    """Files below a folder but hidden ones and those in folders named in `without`; links are followed, unless they
-    lead to a folder that they are in.
+    """Yield the files below a folder, except hidden ones. Links are followed unless they lead to an enclosing folder.
 
     Args:
-        folder: Where to look.
-        inside: What stands before the names of what is there.
-        without: Names of folders that are passed over.
-        above: Device and inode of the folders on the way here.
+        folder: Folder to search.
+        inside: Prefix of the yielded names.
+        without: Names of folders to skip.
+        above: Device and inode of the enclosing folders.
     """
     try:
         down = _one_further(folder, above)
         entries = [
-            (entry.name, entry.is_dir(), entry.is_file() or _leads_nowhere(Path(entry.path)))
+            (entry.name, entry.is_dir(), entry.is_file() or _is_broken_link(Path(entry.path)))
             for entry in os.scandir(folder)
             if not entry.name.startswith(".")
         ]
@@ -192,24 +191,24 @@ def _walk(
     for name, is_folder, is_file in sorted(entries):
         if is_folder and name not in without:
             yield from _walk(folder / name, f"{inside}{name}/", without, down)
-        elif is_file and not _of_a_store(folder / name):
+        elif is_file and not _is_skipped_list(folder / name):
             yield folder / name, f"{inside}{name}"
 
 
 def _one_further(folder: Path, above: _Folders) -> _Folders | None:
-    """The folders on the way, this one included; None where it is one of them, and a link has led back."""
+    """Return `above` with this folder appended; None if the folder is among them, because a link led back to it."""
     stat = folder.stat()
     here = (stat.st_dev, stat.st_ino)
     return None if here in above else (*above, here)
 
 
-def _leads_nowhere(path: Path) -> bool:
-    """Whether a path is a link to what is not there: a file that is gone, not one to pass over."""
+def _is_broken_link(path: Path) -> bool:
+    """Return whether a path is a broken link. It counts as a missing file, which is an error, not as one to skip."""
     return path.is_symlink() and not path.exists()
 
 
-def _of_a_store(path: Path) -> bool:
-    """Whether it lists what was left out of a token store, which may lie in the folder of its own sources."""
+def _is_skipped_list(path: Path) -> bool:
+    """Return whether a file is a token store's list of skipped documents; a store may lie in its own source folder."""
     return path.name == SKIPPED and (path.parent / INPUTS).exists()
 
 
@@ -222,17 +221,16 @@ def _size(path: Path) -> int:
 
 
 def open_file(file: Place, start: int = 0, end: int | None = None) -> BinaryIO:
-    """A file's bytes as they are, compressed ones not decompressed.
+    """Open a file as a stream of its raw bytes, without decompression.
 
     Args:
-        file: What to open.
-        start: The part that is about to be read; the file opens at its beginning all the same. Remote files are fetched
-            accordingly.
-        end: Its end, the file's when None.
+        file: The file.
+        start: Start of the part to read, a hint for fetching remote files. The stream begins at byte 0 all the same.
+        end: End of that part; the end of the file if None.
 
     Returns:
-        A stream that can seek when `file.ranges`; reading it raises a `DataError` when a remote file cannot be reached,
-        is gone, or is shorter than it was when it was listed.
+        A stream, seekable if `file.ranges`. Reading raises a `DataError` if a remote file cannot be reached, is gone,
+        or is shorter than when it was listed.
 
     Raises:
         DataError: the file cannot be opened.
@@ -247,10 +245,10 @@ def open_file(file: Place, start: int = 0, end: int | None = None) -> BinaryIO:
 
 
 def stamp_of(file: Place) -> str:
-    """Something that changes when a file changes, to notice one that is written while it is read.
+    """Return a stamp that changes when a file changes, to detect writes during reading.
 
     Raises:
-        DataError: the file is not there any more.
+        DataError: the file no longer exists.
     """
     if not file.local:
         now = remote.describe(file.location, file.options)
@@ -259,11 +257,11 @@ def stamp_of(file: Place) -> str:
         stat = file.path.stat()
     except OSError as error:
         raise unreadable(file.location, error) from None
-    # The inode's time of change, unlike the content's, is one that nobody can put back.
+    # The change time (ctime), unlike the modification time, cannot be set back.
     return f"{stat.st_size}:{stat.st_ctime_ns}:{stat.st_ino}"
 
 
 def unreadable(where: str, error: OSError, fix: str = "check data.sources") -> DataError:
-    """The error for a file that the system does not let us read."""
+    """Return the error for a file that cannot be read."""
     reason = error.strerror or str(error)
     return DataError(f"an input file cannot be read: {reason}", where=where, fix=fix)

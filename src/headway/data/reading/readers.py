@@ -1,4 +1,4 @@
-"""From a piece of a file to texts, a batch at a time; what is malformed is reported with its place, not raised."""
+"""Reader of a piece: yields batches of texts. Malformed documents are reported with their place, not raised."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from headway.data.reading.places import unreadable
 from headway.data.reading.tables import read_parquet
 
 _BATCH = _BLOCK = 2**20
-# What a malformed row counts for in the size of a batch, so that a file of them does not pile up in memory.
+# Bytes that a malformed row counts for in a batch, so that a file of such rows does not pile up in memory.
 _BAD = 200
-# A compressed text file may unpack to so many times its size: twice of what plain text comes to with the best methods.
+# Largest allowed compression ratio of a text file: twice what the best methods reach with plain text.
 _UNPACKED = 32
 
 
 def read_batches(piece: Piece) -> Iterator[Batch]:
-    """The documents of a piece in input order, in batches of about a mebibyte of text.
+    """Yield the documents of a piece in input order, in batches of about a mebibyte of text.
 
     Raises:
         ConfigError: the file needs an extra that is not installed.
-        DataError: the table has no such column: a mistake in the config, not in a document; or the file cannot be read,
-            is gone, or (a remote one) is not what it was when it was listed.
+        DataError: a table lacks the column (a mistake in the config, not in a document); or the file cannot be read, is
+            gone, or (a remote one) has changed since it was listed.
     """
     file = piece.file
     if piece.problem is not None:
@@ -60,7 +60,7 @@ def read_batches(piece: Piece) -> Iterator[Batch]:
 
 
 def _read_text(piece: Piece) -> Batch:
-    """The one document of a text file, however large it is; but what unpacks to far more than it is may have no end."""
+    """Read a text file as one document of any size; a compressed file only up to a plausible ratio."""
     batch, file = Batch([]), piece.file
     most = max(piece.most, _UNPACKED * file.bytes) if file.compression else math.inf
     try:
@@ -82,7 +82,7 @@ def _read_text(piece: Piece) -> Batch:
 
 
 def _up_to(stream: BinaryIO, most: float) -> bytes:
-    """All that is in a stream, or a little more than `most` bytes of it."""
+    """Read a whole stream, or a little more than `most` bytes of it."""
     if most == math.inf:
         return stream.read()
     parts, size = [], 0

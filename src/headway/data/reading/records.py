@@ -1,4 +1,4 @@
-"""From a record with fields to a document's text: one field, or a template over several."""
+"""The text of a document from a record with fields: one field, or a template over several fields."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from headway.config.template import parse_template, template_fields
 from headway.core.errors import DataError
 
 _MISSING = object()
-# What has one form in JSON (truth values are among the whole numbers); lists, objects and dates have several forms, and
-# guessing one would be silent.
+# Types with one form in JSON (bool is a subclass of int). Lists, objects and dates have several forms, and a silent
+# choice of one would be a guess.
 _PLAIN = (int, float)
 
 
 class BadRecordError(Exception):
-    """A record gives no text; the message says why."""
+    """A record yields no text; the message says why."""
 
 
 class MissingFieldError(BadRecordError):
-    """It gives none because it has no such field."""
+    """A record yields no text because it lacks the field."""
 
 
 def text_getter(field: str, template: str | None, by_orjson: bool = False) -> Callable[[Any], str]:
-    """A function from a record to its text, which raises `BadRecordError` when the record gives none.
+    """Return a function from a record to its text. It raises `BadRecordError` if the record yields none.
 
     Args:
-        field: The field that holds the text.
-        template: Makes the text of several fields instead.
-        by_orjson: The records come from `orjson`. Its strings need no check, but it rounds whole numbers of more than
-            64 bits: a template that would show a number that large raises `BadRecordError`.
+        field: Field that holds the text.
+        template: Template over several fields, instead of `field`.
+        by_orjson: Whether the records come from `orjson`. Its strings need no check, but it rounds integers of more
+            than 64 bits: a template that would show such a number raises `BadRecordError`.
     """
     return _rendering(template, by_orjson) if template is not None else _one_field(field)
 
@@ -70,11 +70,14 @@ def _rendering(template: str, by_orjson: bool) -> Callable[[Any], str]:
 
 
 def _value(record: Any, field: str, above: str = "") -> Any:
-    """A field's value; `a.b` is field `b` of field `a` unless there is a field of that very name.
+    """Return a field's value; `a.b` means field `b` of field `a`, unless a field is named `a.b`.
 
-    `above` are the names of the levels above the record, each with its dot.
+    Args:
+        record: The record.
+        field: Name of the field.
+        above: Names of the levels above the record, each with a dot; for messages.
     """
-    # A check for the type itself is many times faster than one for the abstract class.
+    # Test the exact type first: that is many times faster than the test for the abstract class.
     if type(record) is not dict and not isinstance(record, Mapping):
         raise BadRecordError(f"holds {type(record).__name__}, neither text nor fields with names")
     value = record.get(field, _MISSING)
@@ -92,7 +95,7 @@ def _value(record: Any, field: str, above: str = "") -> Any:
 
 
 def _rendered(value: Any, field: str) -> str:
-    """A value in a template: text as it is, numbers as JSON writes them."""
+    """Format a value for a template: text unchanged, numbers as in JSON."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, _PLAIN):
@@ -101,34 +104,34 @@ def _rendered(value: Any, field: str) -> str:
         raise BadRecordError(f"field '{field}' of the template is null")
     what = "a list" if isinstance(value, list | tuple) else f"{type(value).__name__}"
     raise BadRecordError(
-        f"field '{field}' of the template holds {what}, which has no one text form: name a field of text inside it"
+        f"field '{field}' of the template holds {what}, which has no unique text form: name a text field inside it"
     )
 
 
 def unicode_text(text: str) -> str:
-    """The text, when it can be written as UTF-8.
+    """Return a text if it can be encoded as UTF-8.
 
     Raises:
-        BadRecordError: it holds half of a surrogate pair.
+        BadRecordError: it contains a lone surrogate.
     """
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        # Undecodable bytes of a CSV file, or half of a surrogate pair in a JSON escape.
+        # Undecodable bytes of a CSV file, or a lone surrogate in a JSON escape.
         raise BadRecordError(f"not valid UTF-8: {error.reason} at character {error.start:,}") from None
     return text
 
 
 def wanted_fields(field: str, template: str | None) -> list[str]:
-    """The fields that a document's text is made of."""
+    """Return the fields that form a document's text."""
     return [field] if template is None else template_fields(template)
 
 
 def check_fields(present: Sequence[str], field: str, template: str | None, where: str) -> None:
-    """Refuse a table whose columns lack a field that every document needs.
+    """Check that a table has every needed column exactly once.
 
     Raises:
-        DataError: one is missing, or nobody knows which column it is.
+        DataError: a column is missing or ambiguous.
     """
     for wanted in wanted_fields(field, template):
         check_unique_name(wanted, present, where)
@@ -137,7 +140,7 @@ def check_fields(present: Sequence[str], field: str, template: str | None, where
 
 
 def check_unique_name(wanted: str, present: Sequence[str], where: str) -> None:
-    """Raise a DataError when several columns have the wanted name."""
+    """Raise a `DataError` if several columns have the wanted name."""
     count = present.count(wanted)
     if count > 1:
         what = f"{count} columns have the name '{wanted}'"
@@ -145,12 +148,12 @@ def check_unique_name(wanted: str, present: Sequence[str], where: str) -> None:
 
 
 def missing_field(wanted: str, present: Sequence[str], where: str) -> DataError:
-    """The error for a record or table without the field that should hold the text."""
+    """Return the error for a record or table that lacks a needed field."""
     return DataError(f"no field '{wanted}'{fields_there(wanted, present)}", where=where, fix="set the source's field")
 
 
 def fields_there(wanted: str, present: Sequence[str]) -> str:
-    """The fields that are there instead of the wanted one, the nearest name first named."""
+    """Return the end of a message about a missing field: the nearest name and the existing fields."""
     import difflib
 
     near = difflib.get_close_matches(wanted, present, 1)

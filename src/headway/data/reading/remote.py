@@ -1,7 +1,7 @@
-"""Files behind URLs, through `fsspec`: listed, and read block by block with retries, never as a whole.
+"""Remote files through `fsspec`: listed, and read in blocks with retries, never as a whole.
 
-What goes wrong on the way becomes one `DataError` that names the URL. A file that is shorter than it was when it was
-listed is an error too: a document cut in two must not pass for one.
+Every failure becomes one `DataError` that names the URL. A file shorter than when it was listed is an error too, since
+half a document must not pass for a whole one.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from typing import Any, TypeVar
 from headway.core.errors import DataError, HeadwayError
 from headway.core.object_storage import WEB, Kind, credentials_fix, filesystem, kind_of, missing_fix, scheme_of
 
-#: Seconds before each repetition of a request that failed for a reason that may pass.
+#: Seconds before each retry of a request that failed temporarily.
 WAITS = (0.5, 1.0, 2.0)
-#: Bytes fetched in one request, at most and at first.
+#: Bytes of one request: the largest, and the first.
 _LARGEST, _SMALLEST = 8 * 2**20, 2**18
 #: A file of at most this many bytes is fetched as a whole.
 _SMALL = 2**20
 
-# The library below has tried for seconds already, or never will.
+# Errors without retries: the library has already retried for seconds, or a retry cannot help.
 _TRIED = {"EndpointConnectionError", "OfflineModeIsEnabled"}
-# The last is Hugging Face's: a file's git object, which for a large one names its SHA-256.
+# The last key is from the Hugging Face Hub: the id of the git object, which for a large file depends on its SHA-256.
 _CHECKSUMS = ("ETag", "etag", "md5Hash", "crc32c", "checksum", "Content-MD5", "Digest", "blob_id")
 _TIMES = ("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "created")
 
 # A commit of the Hugging Face Hub in a URL.
 _COMMIT = re.compile(r"^hf://[^@]+@[0-9a-f]{40}(/|$)")
 
-# What a store may answer that is asked for a glob as if it were a file; what is wrong, if anything, listing tells.
+# Possible answers of a store to a glob in place of a file name. The listing that follows reports a real problem.
 _NOT_THERE: tuple[Kind, ...] = ("missing", "credentials", "other")
 
 T = TypeVar("T")
 
 
 class MissingError(DataError):
-    """There is no such file (any more)."""
+    """There is no such file, or no longer."""
 
 
 class UnreachableError(DataError):
-    """A remote store does not answer, or not as it should, for a reason that may pass."""
+    """A remote store does not answer, or fails temporarily."""
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file that was found."""
+    """A file of a remote store."""
 
     url: str
     name: str
@@ -61,7 +61,7 @@ class RemoteFile:
 
 
 def list_files(url: str, options: Mapping[str, Any]) -> tuple[str, list[RemoteFile]]:
-    """What kind of place a URL is (file, folder, glob or nothing), and its files without hidden ones.
+    """Return the kind of place behind a URL (file, folder, glob or nothing), and its files without hidden ones.
 
     Raises:
         ConfigError: the URL's scheme is unknown, or needs a package that is not installed.
@@ -69,12 +69,12 @@ def list_files(url: str, options: Mapping[str, Any]) -> tuple[str, list[RemoteFi
     """
     files, path = _filesystem(url, options)
     scheme = str(scheme_of(url))
-    files.invalidate_cache()  # `fsspec` keeps listings; this one is to be true now
+    files.invalidate_cache()  # `fsspec` caches listings; this one must be current
     with _errors(url):
         if scheme == "hf":
-            path = _patiently(lambda: _of_a_commit(files, path))
+            path = _with_retries(lambda: _pin_commit(files, path))
             url = f"{scheme}://{path}"
-        # A file may have a name that reads like a glob; then it alone is meant, as on a disk.
+        # A file name may look like a glob. An existing file of that name takes precedence, as on a local disk.
         info = _found(lambda: files.info(path), _NOT_THERE if _is_glob(url) else ("missing",))
         if info is None and not _is_glob(url):
             return "nothing", []
@@ -90,17 +90,17 @@ def list_files(url: str, options: Mapping[str, Any]) -> tuple[str, list[RemoteFi
         if facts.get("type") == "file" and name and not name.endswith("/") and not hidden:
             target = place if scheme in WEB else f"{scheme}://{place.lstrip('/')}"
             if scheme in WEB:
-                # A web page lists names only.
+                # A web page lists only names.
                 facts = _again(target, partial(files.info, target))
             found.append(_remote_file(files, target, target, name, facts))
     return kind, found
 
 
-def _of_a_commit(files: Any, path: str) -> str:
-    """A path in a repository of the Hugging Face Hub as of the commit that its revision is now.
+def _pin_commit(files: Any, path: str) -> str:
+    """Pin a path in a repository of the Hugging Face Hub to the present commit of its revision.
 
-    A branch may move on while its files are read; and what a commit holds need not be asked for again after every file,
-    a listing of the folder each time, of which the Hub allows so many in five minutes.
+    A branch may advance while its files are read. Besides, the contents of a commit can be cached: otherwise every file
+    would need a new listing of its folder, and the Hub limits requests per five minutes.
     """
     from huggingface_hub import HfApi
 
@@ -115,10 +115,10 @@ def _of_a_commit(files: Any, path: str) -> str:
 
 
 def describe(url: str, options: Mapping[str, Any]) -> RemoteFile:
-    """A file as it is now.
+    """Return the present size and version of a file.
 
     Raises:
-        DataError: it is gone, or cannot be reached.
+        DataError: the file is gone, or cannot be reached.
     """
     files, path = _filesystem(url, options)
     if not _COMMIT.search(url):
@@ -130,7 +130,7 @@ def describe(url: str, options: Mapping[str, Any]) -> RemoteFile:
 def open_remote(
     url: str, options: Mapping[str, Any], size: int, *, ranges: bool, start: int = 0, end: int | None = None
 ) -> io.RawIOBase:
-    """A stream over a remote file of a known size; see `places.open_file`."""
+    """Open a remote file of known size as a stream; see `places.open_file`."""
     files, path = _filesystem(url, options)
     if ranges:
         return _Blocks(url, _fetcher(files, url, path, size), size, start, end)
@@ -146,12 +146,12 @@ def _remote_file(files: Any, url: str, path: str, name: str, info: Mapping[str, 
 def _size(url: str, info: Mapping[str, Any]) -> int:
     size = info.get("size")
     if size is None:
-        raise DataError("the server does not tell the file's length", where=url, fix="download it, and name the copy")
+        raise DataError("the server does not report the file's length", where=url, fix="download it, and name the copy")
     return int(size)
 
 
 def _serves_ranges(files: Any, url: str, path: str, info: Mapping[str, Any], size: int) -> bool:
-    """Whether a web server gives parts of a file: asked for its last byte, for many do not say."""
+    """Return whether a web server serves ranges of a file, by a request for the last byte: many do not announce it."""
     if info.get("partial") is False:
         return False
     if size < 2:
@@ -173,12 +173,12 @@ def _version(info: Mapping[str, Any]) -> str | None:
 
 
 def _fetcher(files: Any, url: str, path: str, size: int) -> Callable[[int, int], bytes]:
-    """A function that reads bytes [start, end) of a file, in one request."""
+    """Return a function that reads bytes [start, end) of a file in one request."""
     if scheme_of(url) not in WEB:
         return lambda start, end: _again(url, lambda: bytes(files.cat_file(path, start=start, end=end)))
 
     def fetch(start: int, end: int) -> bytes:
-        # Asking for a range by itself would take in the whole file from a server that does not know ranges.
+        # `cat_file` would download the whole file from a server that does not support ranges.
         with files.open(path, mode="rb", size=size, cache_type="none") as stream:
             stream.seek(start)
             return bytes(stream.read(end - start))
@@ -187,7 +187,7 @@ def _fetcher(files: Any, url: str, path: str, size: int) -> Callable[[int, int],
 
 
 class _Blocks(io.RawIOBase):
-    """A remote file read in requests that grow as long as reading goes straight on; the next one is under way then."""
+    """A remote file, read in requests that grow during sequential reading, with one request ahead of the reader."""
 
     def __init__(self, url: str, fetch: Callable[[int, int], bytes], size: int, start: int, end: int | None) -> None:
         self._url, self._fetch, self._size = url, fetch, size
@@ -223,7 +223,7 @@ class _Blocks(io.RawIOBase):
         return count
 
     def _load(self, asked: int) -> None:
-        """Bring in the block at the position; all of a small file at once."""
+        """Load the block at the position; a small file as a whole."""
         position = self._position if self._size > _SMALL else 0
         straight_on = position == self._first + len(self._block)
         self._step = self._step if straight_on else _SMALLEST
@@ -249,7 +249,7 @@ class _Blocks(io.RawIOBase):
         first, last = self._wanted
         size = max(asked, self._step)
         if first <= position < last and last - position <= _LARGEST:
-            # The last line of a span ends a little after it.
+            # The last line of a span ends shortly after the span.
             size = max(size, last - position + 2**16)
         return min(position + size, self._size)
 
@@ -261,7 +261,7 @@ class _Blocks(io.RawIOBase):
 
 
 class _Stream(io.RawIOBase):
-    """A file on a server that gives it only from the beginning."""
+    """A file on a server without ranges, which can only be read from its beginning."""
 
     def __init__(self, url: str, stream: Any, size: int) -> None:
         self._url, self._stream, self._size = url, stream, size
@@ -276,7 +276,7 @@ class _Stream(io.RawIOBase):
         self._position += len(data)
         if not data and self._position < self._size:
             raise _shorter(self._url, self._position, self._size)
-        if self._position > self._size:  # it may never end
+        if self._position > self._size:  # the response may have no end
             raise _longer(self._url, self._size)
         buffer[: len(data)] = data
         return len(data)
@@ -289,20 +289,20 @@ class _Stream(io.RawIOBase):
 
 @lru_cache(maxsize=1)
 def _pool() -> ThreadPoolExecutor:
-    """For requests ahead of the reader; one thread per file that is being read, at most these many."""
+    """Return the threads for requests ahead of readers; each open file has at most one such request."""
     return ThreadPoolExecutor(4, "headway-remote")
 
 
 def _filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
-    """The `fsspec` file system for a URL, and the path on it."""
+    """Return the `fsspec` file system for a URL, and the path on it."""
     with _errors(url):
         return filesystem(url, options, "reading")
 
 
 def _found(ask: Callable[[], T], none: Collection[Kind]) -> T | None:
-    """An answer, or None when there is no such file, as what goes wrong for these reasons says."""
+    """Return the result of a request with retries, or None if it fails for one of these reasons."""
     try:
-        return _patiently(ask)
+        return _with_retries(ask)
     except Exception as error:
         if kind_of(error)[0] in none:
             return None
@@ -310,13 +310,13 @@ def _found(ask: Callable[[], T], none: Collection[Kind]) -> T | None:
 
 
 def _again(url: str, ask: Callable[[], T]) -> T:
-    """An answer; what goes wrong for good names the URL."""
+    """Return the result of a request with retries; a final failure becomes an error that names the URL."""
     with _errors(url):
-        return _patiently(ask)
+        return _with_retries(ask)
 
 
-def _patiently(ask: Callable[[], T]) -> T:
-    """An answer, asked for again when what went wrong may pass."""
+def _with_retries(ask: Callable[[], T]) -> T:
+    """Return the result of a request; retry after temporary failures."""
     for wait in WAITS:
         try:
             return ask()
@@ -329,7 +329,7 @@ def _patiently(ask: Callable[[], T]) -> T:
 
 @contextmanager
 def _errors(url: str) -> Iterator[None]:
-    """Turn whatever the libraries below raise in a block into one error that names the URL."""
+    """Convert exceptions of the libraries in a block to one error that names the URL."""
     try:
         yield
     except HeadwayError:
@@ -341,7 +341,7 @@ def _errors(url: str) -> Iterator[None]:
 def _error(url: str, error: Exception) -> DataError:
     kind, reason = kind_of(error)
     if kind == "missing":
-        return MissingError("there is no such remote file (any more)", where=url, fix=missing_fix(url))
+        return MissingError("there is no such remote file, or no longer", where=url, fix=missing_fix(url))
     if kind == "credentials":
         return DataError(f"the remote store does not let us in: {reason}", where=url, fix=credentials_fix(url))
     return (UnreachableError if kind == "unreachable" else DataError)(
@@ -353,15 +353,15 @@ def _shorter(url: str, found: int, size: int) -> DataError:
     return DataError(
         f"the remote file ends after {found:,} of {size:,} bytes: it changed, or was cut short",
         where=url,
-        fix="prepare again when it is at rest",
+        fix="prepare again when the file no longer changes",
     )
 
 
 def _longer(url: str, size: int) -> DataError:
     return DataError(
-        f"the remote file goes on after the {size:,} bytes that it was to have: it changed",
+        f"the remote file continues after its announced {size:,} bytes: it changed",
         where=url,
-        fix="prepare again when it is at rest",
+        fix="prepare again when the file no longer changes",
     )
 
 
@@ -371,7 +371,7 @@ def _is_glob(url: str) -> bool:
 
 
 def _fixed_part(pattern: str) -> str:
-    """The folders of a glob before its first wildcard."""
+    """Return the folders of a glob before its first wildcard."""
     parts = pattern.split("/")
     wild = next(number for number, part in enumerate(parts) if any(sign in part for sign in "*?["))
     return "/".join(parts[:wild])

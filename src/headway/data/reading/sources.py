@@ -1,4 +1,4 @@
-"""Which files a config's sources mean, in what order, and how they are cut into pieces of work."""
+"""The files of a config's sources, their order, and their division into pieces of work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from headway.data.reading.places import SourceFile as SourceFile
 from headway.data.reading.table_texts import Span
 from headway.data.reading.tables import parquet_spans
 
-#: Bytes of a large file that one worker handles at a time.
+#: Bytes of a large file that one worker processes at a time.
 PIECE_BYTES = 4 * 2**20
 
 _FORMATS = {
@@ -42,9 +42,9 @@ _FORMATS = {
     ".feather": "arrow",
     ".ipc": "arrow",
 }
-# Formats with a footer or an index of their own, which compress what they hold by themselves.
+# Formats with their own index and compression.
 _TABLES = ("parquet", "arrow")
-# Tables that are opened at a time: far away, a request takes long and little else.
+# Tables opened in parallel: opening a remote table is mostly latency.
 _OPENED = 16
 _KNOWN = f"({', '.join(_FORMATS)}, all but tables also under {', '.join(ENDINGS)})"
 _SET_FORMAT = "set the source's format: text, jsonl, csv, parquet or arrow"
@@ -52,33 +52,33 @@ _SET_FORMAT = "set the source's format: text, jsonl, csv, parquet or arrow"
 
 @dataclass(frozen=True)
 class Source:
-    """One source of the config with the files found for it."""
+    """One source of the config, with its files."""
 
     name: str
     field: str
     """Field or column that holds a document's text."""
     files: list[SourceFile]
-    """Its files in order; none when it is a stream."""
+    """Its files in order; empty for a stream."""
     ignored: int = 0
-    """Files in its folder that were passed over because their ending is no known format."""
+    """Number of files in its folder that were skipped because of an unknown file extension."""
     template: str | None = None
-    """Makes the text of several fields, instead of `field`."""
+    """Template over several fields, instead of `field`."""
     stream: streams.Stream | None = None
-    """Gives its documents (texts, or mappings with fields) anew at each call."""
+    """Function that returns its documents (texts, or mappings with fields) anew at each call."""
     location: str = ""
     """Its path in the config, which names a stream in messages."""
     limit: Amount | None = None
-    """As much of it is used, from its beginning on."""
+    """Amount of it to use, from its beginning."""
     most: int = MAX_DOCUMENT_BYTES
-    """Bytes that a record of it may have (`data.max_document_bytes`)."""
+    """Size limit of a record in bytes (`data.max_document_bytes`)."""
     _cuts: dict[SourceFile, tuple[str, list[tuple[Span | None, int]]]] = dataclasses.field(
         default_factory=dict, repr=False, compare=False
     )
-    """Where tables that were opened are cut, each with its stamp then (`open_tables`)."""
+    """Division of each opened table, with the table's stamp at that time (`open_tables`)."""
 
     @property
     def bytes(self) -> int:
-        """Bytes of its files, but no more than a limit in bytes; 0 for a stream, of which nobody knows."""
+        """Bytes of its files, up to a limit in bytes; 0 for a stream, whose size is unknown."""
         size = sum(file.bytes for file in self.files)
         return size if self.limit is None or self.limit.unit != "bytes" else min(size, self.limit.amount)
 
@@ -86,18 +86,18 @@ class Source:
 def find_sources(
     configs: Sequence[SourceConfig], iterables: Mapping[str, Any] | None = None, most: int = MAX_DOCUMENT_BYTES
 ) -> list[Source]:
-    """The files of all sources, each source's sorted by name.
+    """Find the files of all sources, each source's sorted by name.
 
-    A file that two sources mean, and read for the same text, belongs to the first.
+    If two sources read the same text of a file, the file belongs to the first one.
 
     Args:
         configs: The sources.
-        iterables: By name, the texts (or mappings with fields) of sources whose path is `python:` and nothing more.
-        most: Bytes that a record may have (`data.max_document_bytes`).
+        iterables: Texts (or mappings with fields) by name, for sources with the bare path `python:`.
+        most: Size limit of a record in bytes (`data.max_document_bytes`).
 
     Raises:
-        ConfigError: a source needs a package that is not installed, or names a function that is not there; or one whose
-            file belongs to another has no part in it, nor has that behind its limit.
+        ConfigError: a source needs a package that is not installed, or names a function that does not exist; or a file
+            belongs to an earlier source with a limit, so that neither source would use the rest of the file.
         DataError: a path or glob matches nothing, a file cannot be read, its format is unknown, or a remote place
             cannot be reached.
     """
@@ -124,22 +124,22 @@ def find_sources(
 
 
 def _reading_of(file: SourceFile, config: SourceConfig) -> tuple[str | None, ...]:
-    """What tells that two sources read the same of a file."""
+    """Return a key that is equal for two sources that read the same text of a file."""
     place = str(file.path.resolve()) if file.local else file.location
     return (place, "text", None, None) if file.format == "text" else (place, file.format, config.field, config.template)
 
 
 def _behind_a_limit(file: SourceFile, owner: str, name: str) -> ConfigError:
     return ConfigError(
-        f"sources '{owner}' and '{name}' mean the same file, and what is behind the limit of '{owner}' would be in"
-        " neither",
+        f"sources '{owner}' and '{name}' read the same file, and neither would use what lies after the limit of"
+        f" '{owner}'",
         where=f"data.sources, {file.location}",
         fix=f"leave the file to one of them, or the limit of '{owner}' out",
     )
 
 
 def _find(config: SourceConfig, iterables: Mapping[str, Any]) -> tuple[list[SourceFile] | streams.Stream, int]:
-    """A source's files in order, or its stream; and how many files were passed over."""
+    """Return a source's files in order, or its stream, and the number of skipped files."""
     if config.path == streams.PREFIX:
         return streams.given_stream(config.name or source_name(config.path), iterables), 0
     if config.path.startswith(streams.PREFIX):
@@ -174,7 +174,7 @@ def _file(place: Place, kind: str, compression: str | None) -> SourceFile:
 
 
 def _format_of(config: SourceConfig, place: Place) -> tuple[str, str | None] | None:
-    """Format and compression of a file; None when its ending is unknown."""
+    """Return format and compression of a file; None if its extension is unknown."""
     endings = [ending.lower() for ending in PurePosixPath(place.name).suffixes]
     compression = ENDINGS.get(endings[-1]) if endings else None
     if compression:
@@ -206,15 +206,15 @@ def _nothing_found(path: str, listing: Listing, ignored: int) -> DataError:
 
 
 def pieces_of(sources: Sequence[Source]) -> Iterator[Piece]:
-    """All work in input order. Where files are cut depends on the files alone.
+    """Yield all pieces in input order. The division of files depends only on the files.
 
-    Plain JSON Lines, Parquet and Arrow files can be read from the middle. A stream is read here, as far as its pieces
-    are asked for; each carries its texts.
+    Uncompressed JSON Lines, Parquet and Arrow files are divided. A stream is read here lazily, and each of its pieces
+    carries its texts.
 
     Raises:
         ConfigError: a file needs an extra that is not installed.
-        DataError: a table is unreadable or has no such column of text (of a source with a limit reading its piece
-            raises that), none of a source's first records has the field, or a stream fails.
+        DataError: a table is unreadable or lacks the text column, none of a source's first records has the field, or a
+            stream fails. For a source with a limit, reading the table's piece raises the error instead.
     """
     for number, source in enumerate(sources):
         if source.stream is not None:
@@ -225,12 +225,12 @@ def pieces_of(sources: Sequence[Source]) -> Iterator[Piece]:
 
 
 def open_tables(sources: Sequence[Source]) -> None:
-    """Look into all tables, several at a time, for where they are cut; `pieces_of` does not open them again.
+    """Open all tables in parallel to determine their division, so that `pieces_of` need not open them one by one.
 
-    Of a source with a limit none is opened: it may be reached before them.
+    Tables of a source with a limit are not opened, since the limit may be reached before them.
 
     Raises:
-        ConfigError, DataError: as `pieces_of`.
+        ConfigError, DataError: as in `pieces_of`.
     """
     new = [
         (source, file)
@@ -247,8 +247,8 @@ def open_tables(sources: Sequence[Source]) -> None:
 
 
 def _cut_table(source: Source, file: SourceFile) -> list[tuple[Span | None, int]]:
-    """The parts of a table, each with its bytes, as they are now."""
-    stamp = stamp_of(file) if file.local else ""  # what a server told of it when it was listed is in `file`
+    """Return the present parts of a table, each with its bytes."""
+    stamp = stamp_of(file) if file.local else ""  # for a remote file, `file` itself holds the version
     known = source._cuts.get(file)
     if known is None or known[0] != stamp:
         spans_of = parquet_spans if file.format == "parquet" else arrow_spans
@@ -262,7 +262,7 @@ def _file_pieces(number: int, source: Source, file: SourceFile) -> Iterator[Piec
     except DataError as error:
         if source.limit is None:
             raise
-        # The limit may be reached before it, and what is behind that is nobody's business.
+        # The limit may be reached before this file, and then its error does not matter.
         yield Piece(number, file, source.field, None, file.bytes, source.template, problem=error, most=source.most)
         return
     for span, size in spans:
@@ -270,7 +270,7 @@ def _file_pieces(number: int, source: Source, file: SourceFile) -> Iterator[Piec
 
 
 def _spans(source: Source, file: SourceFile) -> Iterator[tuple[tuple[int, int] | None, int]]:
-    """The parts of a file, each with its bytes."""
+    """Yield the parts of a file, each with its bytes."""
     if file.format in _TABLES:
         if file not in source._cuts:
             open_tables([source])
@@ -284,7 +284,7 @@ def _spans(source: Source, file: SourceFile) -> Iterator[tuple[tuple[int, int] |
 
 
 def longest_piece(sources: Sequence[Source]) -> int:
-    """About how many bytes of input a single worker has to take at most; 0 where there are only streams."""
+    """Estimate the bytes of the largest piece that a worker must process; 0 if there are only streams."""
     files = (file for source in sources for file in source.files)
     return max((PIECE_BYTES if file.format in _TABLES or _is_cut(file) else file.bytes for file in files), default=0)
 
@@ -297,15 +297,22 @@ def _stream_pieces(number: int, source: Source) -> Iterator[Piece]:
     assert source.stream is not None
     file = SourceFile(source.location, source.name, 0, local=False, ranges=False, format="stream")
     fields = source.field, source.template
-    batches = streams.read_stream(source.location, source.stream, *fields, PIECE_BYTES, source.limit, source.most)
+    batches = streams.read_stream(
+        source.location, source.stream, *fields, size=PIECE_BYTES, limit=source.limit, most=source.most
+    )
     for batch, size in batches:
         texts, bad, empty = tuple(batch.texts), tuple(batch.bad), tuple(batch.empty.items())
         yield Piece(number, file, source.field, None, size, source.template, texts, bad, empty)
 
 
 def _check_first_records(source: Source) -> None:
-    """Refuse a field or template that none of a source's first records has: a mistake in the config, which skipping
-    malformed documents would turn into an empty corpus."""
+    """Check that some of a source's first records have the fields.
+
+    If none has, the config is wrong, and skipping malformed documents would yield an empty corpus.
+
+    Raises:
+        DataError: none of the first records has the fields.
+    """
     first = next((file for file in source.files if file.bytes), None)
     if first is not None and first.format == "jsonl":
         complaint = first_complaint(first, source.field, source.template, source.most)

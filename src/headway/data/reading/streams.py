@@ -1,4 +1,4 @@
-"""Sources that are no files: what a Python iterable yields, cut into pieces that carry their texts."""
+"""Sources without files: the items of a Python iterable, divided into pieces that carry their texts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from headway.data.reading.records import BadRecordError, MissingFieldError, text
 Stream = Callable[[], Iterable[Any]]
 
 PREFIX = "python:"
-# What a malformed item counts for in the size of a batch, so that a stream of them does not pile up in memory.
+# Bytes that a malformed item counts for in a batch, so that a stream of such items does not pile up in memory.
 _BAD = 200
 
 
 def function_stream(path: str) -> Stream:
-    """The function that `python:package.module:function` names.
+    """Load the function that `python:package.module:function` names.
 
     Raises:
         ConfigError: the module cannot be imported, or has no such function.
@@ -36,14 +36,14 @@ def function_stream(path: str) -> Stream:
 
 
 def given_stream(name: str, given: Mapping[str, Any]) -> Stream:
-    """The iterable, or the function that makes one, that was handed over for the source `name`.
+    """Return the stream of the iterable, or of the function that makes one, that was passed for the source `name`.
 
     Raises:
-        ConfigError: none was, or it can be gone through only once.
+        ConfigError: none was passed, or it can be iterated only once.
     """
     if name not in given:
         raise ConfigError(
-            f"source '{name}' is to be handed over, but was not",
+            f"source '{name}' must be passed as an iterable, but was not",
             where="data.sources",
             fix=f"prepare(config.data, iterables={{'{name}': texts}}), or python:MODULE:FUNCTION as its path",
         )
@@ -52,9 +52,9 @@ def given_stream(name: str, given: Mapping[str, Any]) -> Stream:
         return cast(Stream, value)
     if iter(value) is value:
         raise ConfigError(
-            f"source '{name}' can be gone through only once; a preparation may read it several times",
+            f"source '{name}' can be iterated only once, but a preparation may read it several times",
             where="iterables",
-            fix="hand over a list, or a function that makes the iterator",
+            fix="pass a list, or a function that makes the iterator",
         )
     return lambda: cast(Iterable[Any], value)
 
@@ -64,17 +64,18 @@ def read_stream(
     stream: Stream,
     field: str,
     template: str | None,
+    *,
     size: int,
     limit: Amount | None = None,
     most: int = MAX_DOCUMENT_BYTES,
 ) -> Iterator[tuple[Batch, int]]:
-    """What a stream yields, in batches of about `size` bytes of text, each with its bytes.
+    """Yield the items of a stream in batches of about `size` bytes of text, each with its bytes.
 
-    Items are texts, or mappings of which `field` or `template` makes a text; others are malformed documents, and so are
-    texts of more than `most` bytes. No item is asked for when the texts so far have reached the limit.
+    Items are texts, or mappings from which `field` or `template` makes a text. Other items, and texts of more than
+    `most` bytes, are malformed documents. No further item is requested when the texts so far reach the limit.
 
     Raises:
-        DataError: the function does not give an iterable, or fails on the way.
+        DataError: the function does not return an iterable, or fails during iteration.
     """
     text_of = text_getter(field, template)
     batch, found, fields_seen = Batch([]), 0, False
@@ -106,7 +107,11 @@ def read_stream(
 
 
 def _checked(batch: Batch, fields_seen: bool) -> Batch:
-    """The batch, unless no item so far had the field: then the config is wrong, not the items."""
+    """Return the batch.
+
+    Raises:
+        DataError: no item so far had the field, so the config is wrong, not the items.
+    """
     if not fields_seen:
         first = batch.bad[0]
         raise DataError(first.reason, where=first.where, fix="set the source's field or template")
@@ -119,9 +124,9 @@ def _items(name: str, stream: Stream) -> Iterator[Any]:
         items = stream()
         if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
             raise DataError(
-                f"the source is to be an iterable of texts or mappings, not {type(items).__name__}",
+                f"the source must be an iterable of texts or mappings, not {type(items).__name__}",
                 where=name,
-                fix="let the function return a list, or yield",
+                fix="let the function return a list, or yield its items",
             )
         for number, item in enumerate(items, 1):  # noqa: B007
             yield item

@@ -1,7 +1,7 @@
-"""From tables in memory (batches of Arrow's records, wherever they were read) to texts.
+"""Conversion of Arrow record batches to texts, for all table formats.
 
-What a batch says of itself is checked before anything in it is followed: an offset that leads out of its buffer would
-end the process. Only the columns that are wanted are looked at, and of nested ones only what is wanted inside them.
+A batch is validated before any offset in it is followed: an offset outside its buffer would crash the process. Only the
+needed columns, and the needed fields of nested columns, are validated.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from headway.data.reading.json_lines import damaged
 from headway.data.reading.places import Place
 from headway.data.reading.records import BadRecordError, check_unique_name, missing_field, text_getter, wanted_fields
 
-# Rows that become texts at once: little enough for memory when documents are long.
+# Rows and bytes converted at a time: few enough for memory even if documents are long.
 ROWS, BATCH_BYTES = 1024, 2**20
 
-#: What to do about a file that nobody can read.
+#: Fix for a file that cannot be read.
 REPAIR = "repair it, or leave it out of data.sources"
 
 Span = tuple[int, int]
@@ -33,30 +33,33 @@ Lengths = NDArray[np.int64]
 
 
 class UnsoundError(ValueError):
-    """A table is not what its kind says; the message says why."""
+    """A table is invalid; the message says why."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A run of rows that is read at once."""
+    """A run of rows that is read as a unit."""
 
     read: Callable[[], Any] | None
-    """Gives the `pyarrow.RecordBatch`; None for what is not read by itself, but with others."""
+    """Returns the `pyarrow.RecordBatch`; None for a part that is read together with others."""
     name: str = "a batch"
     rows: int = 0
-    """Rows, by what its header says."""
+    """Rows according to its header."""
     unpacked: int = 0
-    """Bytes that its compressed parts unpack to, by what they say."""
+    """Unpacked bytes that its compressed buffers declare."""
 
 
 def given(table: Any) -> Part:
-    """Return the part that has been read already."""
+    """Return a part for a table that has already been read."""
     return Part(lambda: table)
 
 
 def texts_of(parts: Iterator[Part], texts: TableTexts) -> Iterator[Batch]:
-    """Yield the texts of a table's parts. One that is not what it should be is a malformed document, and the ones
-    behind it are read; where it cannot be told what follows, the rest is."""
+    """Yield the texts of a table's parts.
+
+    A damaged part counts as a malformed document, and the parts after it are read. If they cannot be located, the rest
+    of the file is one malformed document.
+    """
     most = UNPACKED * texts.most
     while True:
         try:
@@ -90,25 +93,25 @@ def texts_of(parts: Iterator[Part], texts: TableTexts) -> Iterator[Batch]:
 
 
 def is_fault_of_file(error: Exception) -> bool:
-    """Whether what is in a file has had the library raise an error; not the disk, nor a server."""
+    """Return whether an error comes from the content of a file, not from the disk or a server."""
     import pyarrow as arrow
 
-    # It has errors of its own, and lets some of Python's through, about names that are no UTF-8 for one.
+    # The library has its own errors and lets some of Python's through, for example for names that are not UTF-8.
     kinds = (arrow.ArrowException, ValueError, TypeError, LookupError, OverflowError, SystemError)
     return isinstance(error, kinds) or is_damage(error)
 
 
 def columns_for(schema: Any, field: str, template: str | None, where: str) -> list[str]:
-    """The columns (dots between the levels of nested ones) that a document's text is made of.
+    """Return the columns that form a document's text, with dots between the levels of nested ones.
 
     Raises:
-        DataError: there is no such column, or it holds no text.
+        DataError: a column does not exist, or holds no text.
     """
     columns = wanted_fields(field, template)
     for column in columns:
         kind = _type_of(schema, column, where)
         if not (_is_text(kind) or (template is not None and _is_plain(kind))):
-            many = ", which has no one text form" if template is not None else ", not text"
+            many = ", which has no unique text form" if template is not None else ", not text"
             fix = "name columns of text in the template" if template is not None else "set the source's field"
             raise DataError(f"column '{column}' holds {kind}{many}", where=where, fix=fix)
     return columns
@@ -149,13 +152,13 @@ def _is_plain(kind: Any) -> bool:
 
 
 class TableTexts:
-    """Makes texts of a table's batches.
+    """Converter of a table's batches to texts.
 
     Args:
-        field: The column that holds the text.
-        template: Makes it of several columns instead.
-        most: Bytes that the text columns of a row may have.
-        where: The place of a row, given its number among all that are read.
+        field: Column that holds the text.
+        template: Template over several columns, instead of `field`.
+        most: Limit of the bytes of a row's text columns.
+        where: Returns the place of a row, given its number among all rows read.
     """
 
     def __init__(self, field: str, template: str | None, most: int, where: Callable[[int], str]) -> None:
@@ -170,7 +173,7 @@ class TableTexts:
         """Yield the texts of a record batch, some rows at a time.
 
         Raises:
-            UnsoundError: it holds what cannot be; no row of it is counted.
+            UnsoundError: the batch is invalid; none of its rows is counted.
         """
         columns = sound_columns(table, self._fields)
         lengths = sum((_text_bytes(column) for column in columns.values()), np.zeros(table.num_rows, np.int64))
@@ -187,11 +190,11 @@ class TableTexts:
 
     @property
     def place(self) -> str:
-        """Where the next row is."""
+        """Place of the next row."""
         return self._where(self.rows)
 
     def _column(self, column: Any) -> Batch:
-        """The texts of a column; row by row where some are no UTF-8."""
+        """Return the texts of a column; row by row if some are not valid UTF-8."""
         try:
             values = column.to_pylist()
         except UnicodeDecodeError:
@@ -223,11 +226,12 @@ class TableTexts:
 
 
 def sound_columns(table: Any, fields: Sequence[str]) -> dict[str, Any]:
-    """Return the columns of a record batch that hold some fields, with nothing else in them, by name. Nothing in them
-    leads out of them; whether text is UTF-8 shows when it is read.
+    """Return the columns of a record batch that hold the given fields, by name, pruned to these fields.
+
+    Their offsets are validated. Invalid UTF-8 shows only when text is read.
 
     Raises:
-        UnsoundError: it holds what cannot be.
+        UnsoundError: the batch is invalid.
     """
     import pyarrow as arrow
 
@@ -246,7 +250,7 @@ _Tree = dict[str, "_Tree"]
 
 
 def _tree(fields: Sequence[str], columns: Sequence[str]) -> _Tree:
-    """The columns that are wanted, each with what is wanted inside it; all of it where that is nothing."""
+    """Return the needed columns, each with the needed fields inside it; an empty tree stands for all fields."""
     tree: _Tree = {}
     for field in fields:
         below = tree
@@ -256,19 +260,19 @@ def _tree(fields: Sequence[str], columns: Sequence[str]) -> _Tree:
 
 
 def check_sound(array: Any) -> None:
-    """Refuse an array in which something leads out of it. Whether its text is UTF-8 shows when it is read.
+    """Validate the offsets of an array. Invalid UTF-8 shows only when text is read.
 
     Raises:
-        ArrowException: something does.
+        ArrowException: an offset lies outside its buffer.
     """
     array.validate()
     unchecked = _without_text(array.type)
-    # To look through all text for what is no UTF-8 would take a third of the time of reading it.
+    # Validation of all text as UTF-8 would take a third of the reading time, so validate text as bytes.
     (array if unchecked == array.type else array.view(unchecked)).validate(full=True)
 
 
 def _without_text(kind: Any) -> Any:
-    """A type with bytes in the place of text, at any depth: the same in memory."""
+    """Return a type with text replaced by bytes at any depth; both have the same memory layout."""
     import pyarrow as arrow
 
     types = arrow.types
@@ -287,7 +291,7 @@ def _without_text(kind: Any) -> Any:
 
 
 def _pruned(array: Any, tree: _Tree) -> Any:
-    """A nested column with only what is wanted of it: the rest may hold what Python cannot."""
+    """Return a nested column with only the needed fields; others may hold values that Python cannot represent."""
     import pyarrow as arrow
 
     if not tree:
@@ -298,7 +302,7 @@ def _pruned(array: Any, tree: _Tree) -> Any:
 
 
 def _text_bytes(array: Any) -> Lengths:
-    """Bytes of text in each row of a sound column, (rows,)."""
+    """Return the bytes of text in each row of a valid column, (rows,)."""
     import pyarrow as arrow
 
     types, kind = arrow.types, array.type
@@ -314,18 +318,17 @@ def _text_bytes(array: Any) -> Lengths:
         return np.zeros(len(array), np.int64)
     places, start, end = array.buffers()[1], array.offset, array.offset + len(array)
     if types.is_string_view(kind):
-        # Each row has 16 bytes, of which the first four are the length.
+        # Each row has 16 bytes; the first four are the length.
         lengths = np.frombuffer(places, "<i4", 4 * end).reshape(-1, 4)[start:, 0].astype(np.int64)
     else:
         offsets = np.frombuffer(places, "<i4" if types.is_string(kind) else "<i8", end + 1)
         lengths = np.diff(offsets[start:]).astype(np.int64)
-    # What stands there for null means nothing.
+    # Lengths of null rows are undefined.
     return np.where(array.is_valid().to_numpy(zero_copy_only=False), lengths, 0) if array.null_count else lengths
 
 
 def _slices(lengths: Lengths, most: int) -> Iterator[tuple[int, int]]:
-    """Runs of rows that are few and short enough for memory; each row that is larger than it may be is one of its
-    own."""
+    """Yield runs of rows that fit into memory; each row above the size limit is a run of its own."""
     totals = np.cumsum(lengths)
     large = [*np.flatnonzero(lengths > most).tolist(), len(lengths)]
     start = following = 0
@@ -343,7 +346,7 @@ def _slices(lengths: Lengths, most: int) -> Iterator[tuple[int, int]]:
 
 
 def grouped(sizes: Sequence[int], wanted: int) -> Iterator[tuple[int, int, int]]:
-    """Consecutive parts joined until they have `wanted` bytes: first, end (exclusive), bytes."""
+    """Join consecutive parts until they have `wanted` bytes; yield first, end (exclusive), bytes."""
     start, before = 0, 0
     for end, total in enumerate(accumulate(sizes), 1):
         if total - before >= wanted or end == len(sizes):
@@ -352,7 +355,7 @@ def grouped(sizes: Sequence[int], wanted: int) -> Iterator[tuple[int, int, int]]
 
 
 def import_pyarrow(file: Place) -> Any:
-    """The package `pyarrow`.
+    """Import `pyarrow`.
 
     Raises:
         ConfigError: it is not installed.

@@ -1,4 +1,4 @@
-"""Parquet files to texts: only the columns that are wanted, a batch at a time."""
+"""Reader of texts from Parquet files. It reads only the needed columns, a batch at a time."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from headway.data.reading.table_texts import (
     texts_of,
 )
 
-# Rows that are decoded at once where each value begins as the one before it does.
+# Rows decoded at once with an encoding in which values share prefixes with the previous value.
 _DELTA_ROWS = 16
-# Bytes in which the header of a dictionary is: it has no statistics.
+# Upper limit of a dictionary header in bytes; it has no statistics.
 _HEADER_BYTES = 256
 
 
 def parquet_spans(file: SourceFile, field: str, template: str | None, size: int) -> list[tuple[Span, int]]:
-    """Ranges of row groups of at least `size` bytes, each with its share of the file's bytes.
+    """Divide a Parquet file into ranges of row groups of at least `size` bytes, with their shares of the file's bytes.
 
     Raises:
         ConfigError: pyarrow is not installed.
-        DataError: the file is no readable Parquet file, or has no such column of text.
+        DataError: the file is not a readable Parquet file, or has no such text column.
     """
     with open_parquet(file) as parquet:
         columns_for(parquet.schema_arrow, field, template, file.location)
@@ -49,7 +49,7 @@ def parquet_spans(file: SourceFile, field: str, template: str | None, size: int)
 def read_parquet(
     file: SourceFile, span: Span, field: str, template: str | None, most: int = MAX_DOCUMENT_BYTES
 ) -> Iterator[Batch]:
-    """The texts of some row groups. A row whose text has more than `most` bytes is malformed."""
+    """Yield the texts of some row groups. A row whose text has more than `most` bytes is malformed."""
     with _opened(file) as (stream, parquet):
         columns = columns_for(parquet.schema_arrow, field, template, file.location)
         facts = parquet.metadata
@@ -62,12 +62,12 @@ def read_parquet(
             yield batch
             rest = rest or any(document.rest for document in batch.bad)
         if texts.rows != expected and not rest:
-            what = f"there are {counted(texts.rows, 'row')}, and the footer says {expected:,}"
+            what = f"there are {counted(texts.rows, 'row')}, but the footer says {expected:,}"
             yield Batch([], [damaged(texts.place, ValueError(what))])
 
 
 def _batches(stream: PageGuard, parquet: Any, span: Span, columns: Sequence[str], most: int) -> Iterator[Any]:
-    """Record batches of some row groups, none of which memory does not hold."""
+    """Yield record batches of some row groups, each small enough for memory."""
     facts = parquet.metadata
     groups = [facts.row_group(number) for number in range(*span)]
     chunks = [
@@ -78,7 +78,7 @@ def _batches(stream: PageGuard, parquet: Any, span: Span, columns: Sequence[str]
     ]
     size = sum(chunk.total_uncompressed_size for chunk in chunks)
     rows = max(1, min(ROWS, BATCH_BYTES * sum(group.num_rows for group in groups) // max(1, size)))
-    # Of a value that rows share each has a copy: by a dictionary, or as the beginning of the value before.
+    # Each row gets a copy of a shared value, which comes from a dictionary or is a prefix of the previous value.
     shared = max((_dictionary_bytes(stream, chunk) for chunk in chunks), default=0)
     rows = max(1, min(rows, UNPACKED * most // 4 // max(1, shared)))
     if any("DELTA_BYTE_ARRAY" in chunk.encodings for chunk in chunks):
@@ -89,30 +89,30 @@ def _batches(stream: PageGuard, parquet: Any, span: Span, columns: Sequence[str]
 
 
 def _start(chunk: Any) -> int:
-    """Where a column chunk begins, as the library takes it."""
+    """Return the start of a column chunk, by the rule of the library."""
     place, first = chunk.dictionary_page_offset, chunk.data_page_offset
     return int(place if chunk.has_dictionary_page and place and 0 < place < first else first)
 
 
 def _dictionary_bytes(stream: PageGuard, chunk: Any) -> int:
-    """What the dictionary of a column chunk unpacks to; 0 where it has none."""
+    """Return the unpacked bytes of a column chunk's dictionary; 0 if it has none."""
     if not chunk.has_dictionary_page or _start(chunk) == chunk.data_page_offset:
         return 0
     stream.seek(_start(chunk))
     try:
         header, _ = page_header(stream.read(_HEADER_BYTES), 0)
     except (IndexError, ValueError):
-        return 0  # the library, or the guard, says what is wrong with it
+        return 0  # the library or the guard reports the problem
     return int(header.get(UNPACKED_BYTES, 0))
 
 
 @contextmanager
 def open_parquet(file: SourceFile) -> Iterator[Any]:
-    """A `pyarrow.parquet.ParquetFile`, for the length of a block.
+    """Open a `pyarrow.parquet.ParquetFile` during a block.
 
     Raises:
         ConfigError: pyarrow is not installed.
-        DataError: the file is no readable Parquet file.
+        DataError: the file is not a readable Parquet file.
     """
     with _opened(file) as (_, opened):
         yield opened
@@ -124,16 +124,16 @@ def _opened(file: SourceFile) -> Iterator[tuple[PageGuard, Any]]:
     import pyarrow.parquet as parquet
 
     if not file.ranges:
-        what = "the server gives files from their beginning only, and a Parquet file is read from its end"
+        what = "the server does not support range requests, which a Parquet file needs"
         raise DataError(what, where=file.location, fix="download it, and name the copy")
     with open_file(file) as stream:
         guard = PageGuard(stream)
         try:
-            # Without `pre_buffer` and with a buffer a row group is read as a stream, however large it is.
+            # Without `pre_buffer` and with a buffer, a row group of any size is read as a stream.
             opened = parquet.ParquetFile(guard, pre_buffer=False, buffer_size=2**20)
         except HeadwayError:
             raise
-        except Exception as error:  # what is in a file can have the library raise whatever there is
+        except Exception as error:  # a damaged file can make the library raise any exception
             raise DataError(f"not a readable Parquet file: {error}", where=file.location, fix=REPAIR) from None
         with opened:
             yield guard, opened

@@ -41,7 +41,7 @@ def test_a_cache_that_cannot_be_written_is_no_failing_hub(code: int) -> None:
 )
 def test_a_failing_connection_is_no_full_disk(cause: Exception) -> None:
     error = told(RuntimeError("An error occurred"), cause)
-    assert error.what.startswith("the Hugging Face Hub does not answer any more") and str(cause) in error.what
+    assert error.what.startswith("the Hugging Face Hub no longer answers") and str(cause) in error.what
     assert "cannot be reached" in told(RuntimeError(), cause, begun=False).what
 
 

@@ -158,7 +158,7 @@ def test_rows_that_the_footer_promises_and_are_not_there(tmp_path: Path, monkeyp
         (b"\x15\x00\x15\x02\x00", "has no size"),
         (b"\x1c" * 20, "nested too deeply"),
         (b"\x15" + b"\xff" * 12, "a number without an end"),
-        (b"\x19\x15\x00", "a type that none has"),
+        (b"\x19\x15\x00", "an unknown type"),
     ],
 )
 def test_headers_that_are_none(header: bytes, said: str) -> None:

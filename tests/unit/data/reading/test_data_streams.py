@@ -105,7 +105,7 @@ def test_a_record_that_a_template_does_not_fit_is_named(tmp_path: Path) -> None:
     missing, null, many, deep = (item.reason for item in found.bad)
     assert "no field 'answer'; there are: question" in missing
     assert "field 'answer' of the template is null" in null
-    assert "holds a list, which has no one text form" in many and "holds dict" in deep
+    assert "holds a list, which has no unique text form" in many and "holds dict" in deep
 
 
 def test_a_template_that_fits_nothing_is_a_mistake_of_the_config(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_template_that_fits_nothing_is_a_mistake_of_the_config(tmp_path: Path)
     with pytest.raises(DataError, match=r"no field 'question\.text': 'question' holds str"):
         read(tmp_path / "a.jsonl", template="{question.text}")
     write_records(tmp_path / "b.parquet", [{"messages": [{"role": "user"}], "meta": {"title": "x"}}])
-    with pytest.raises(DataError, match="no one text form") as caught:
+    with pytest.raises(DataError, match="no unique text form") as caught:
         read(tmp_path / "b.parquet", template="{messages}")
     assert caught.value.where == str(tmp_path / "b.parquet")
     with pytest.raises(DataError, match=r"no field 'meta.titel'.*did you mean 'meta.title'"):
