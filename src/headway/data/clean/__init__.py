@@ -1,4 +1,4 @@
-"""Cleaning: ordered, counted steps that change a document's text or drop it."""
+"""Cleaning: ordered steps that change a document's text or drop it, and count what they do."""
 
 from headway.data.clean.cleaner import Cleaner, describe_steps
 from headway.data.clean.counts import CleanCounts, Example, StepCounts

@@ -1,4 +1,4 @@
-"""What every cleaning step is made of."""
+"""Base class and helpers of cleaning steps."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ _CONTEXT = 60
 
 
 class Step:
-    """One step: `apply` asks its filters and makes its changes, `change` makes the changes alone.
+    """A cleaning step. `apply` runs its filters and its changes, `change` only its changes.
 
-    Both are pure functions of the text, and whenever `apply` keeps a text, `change` gives the same one.
+    Both are pure functions of the text. Whenever `apply` keeps a text, `change` returns the same result.
     """
 
-    #: Raised when a step's rules change, so that what was cleaned by the old ones is not taken for up to date.
+    #: Version of the rules. Increase it with each change, so that results of the old rules become outdated.
     version = 1
 
     def __init__(self) -> None:
         self.counts = StepCounts("")
-        """Where `apply` counts what it finds inside documents; its owner puts another in place when it has read it."""
+        """Counts of what `apply` finds inside documents; `Cleaner.take_counts` replaces the object."""
 
     def apply(self, text: str) -> str | Drop:
-        """The text that goes on, or why none does."""
+        """Return the text for the next step, or the reason to drop the document."""
         return self.change(text)
 
     def change(self, text: str) -> str:
-        """The text as this step changes it, nothing counted."""
+        """Return the text after this step's changes, without counts."""
         return text
 
     def describe(self) -> dict[str, Any]:
-        """What the outcome depends on besides the config and `version`: plain JSON."""
+        """Return what the outcome depends on besides the config and `version`, as plain JSON."""
         return {}
 
     def remarks(self) -> list[str]:
-        """What somebody who uses this step should know, to be said once, whatever the number of workers."""
+        """Return notes for the user of this step; they are shown once, not per worker."""
         return []
 
     def example(self, before: str, after: str) -> str:
-        """Up to `SHOWN` characters that show a change: by default the old text around the first difference."""
+        """Return up to `SHOWN` characters that show a change; by default, the old text around the first difference."""
         return around(before, first_difference(before, after))
 
 
 def utf8_size(text: str) -> int:
-    """Bytes of a text in UTF-8.
+    """Return the bytes of a text in UTF-8.
 
     Raises:
-        DataError: it holds half of a surrogate pair, which UTF-8 cannot express.
+        DataError: it contains a lone surrogate, which UTF-8 cannot encode.
     """
     if text.isascii():
         return len(text)
@@ -56,18 +56,18 @@ def utf8_size(text: str) -> int:
         return len(text.encode())
     except UnicodeEncodeError as error:
         raise DataError(
-            f"a document is no valid text: {error.reason} at character {error.start:,}", where=named(text)
+            f"a document is not valid text: {error.reason} at character {error.start:,}", where=named(text)
         ) from None
 
 
 def named(text: str) -> str:
-    """What to call a document that has no name: its beginning."""
+    """Describe a document that has no name by its beginning."""
     start = text.strip()[:60].encode(errors="replace").decode()
     return f"document of {len(text):,} characters that begins with {start!r}"
 
 
 def first_difference(before: str, after: str) -> int:
-    """Length of the longest common beginning of two texts."""
+    """Return the length of the longest common prefix of two texts."""
     low, high = 0, min(len(before), len(after))
     while low < high:
         middle = (low + high + 1) // 2
@@ -79,11 +79,11 @@ def first_difference(before: str, after: str) -> int:
 
 
 def around(text: str, position: int) -> str:
-    """`SHOWN` characters of a text from a little before a position on."""
+    """Return `SHOWN` characters of a text from shortly before a position."""
     start = max(0, position - _CONTEXT)
     return text[start : start + SHOWN]
 
 
 def shown_number(value: float) -> str:
-    """Three digits are enough for people."""
+    """Format a number for messages with three digits."""
     return f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""A config's cleaning steps, carried out on one document after the other."""
+"""The cleaning steps of a config, applied to one document after the other."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _NOTHING_LEFT = Drop("nothing left", "nothing left of the text")
 
 
 class Cleaner:
-    """Takes documents through all steps in order and counts what each step does.
+    """Applies all steps in order to documents, and counts what each step does.
 
-    What comes out depends on the text and the steps alone, not on the documents before it.
+    The result depends only on the text and the steps, not on earlier documents.
 
     Raises:
-        ConfigError: a step needs a package that is not installed, or a function that is not there.
+        ConfigError: a step needs a package that is not installed, or a function that does not exist.
         DataError: an evaluation set or word list cannot be read.
     """
 
@@ -52,7 +52,7 @@ class Cleaner:
         self.take_counts()
 
     def clean(self, text: str) -> str | None:
-        """The document as it goes on, or None when a step drops it; counted.
+        """Return the cleaned document, or None if a step drops it, and update the counts.
 
         Raises:
             DataError: a function of the user failed.
@@ -75,7 +75,7 @@ class Cleaner:
         return text
 
     def clean_kept(self, text: str) -> str | None:
-        """What `clean` gives for a document that it keeps, without asking the filters again; not counted.
+        """Return the result of `clean` for a document that it keeps, without filters and counts.
 
         Raises:
             DataError: a function of the user failed, or now drops the document.
@@ -87,7 +87,7 @@ class Cleaner:
         return text
 
     def take_counts(self) -> CleanCounts:
-        """Counts since the last call."""
+        """Return the counts since the last call."""
         taken, self._counts = self._counts, CleanCounts.of(self._names)
         for step, counts in zip(self._steps, self._counts.steps, strict=True):
             step.counts = counts
@@ -95,14 +95,14 @@ class Cleaner:
 
 
 def describe_steps(steps: Sequence[CleanStep]) -> dict[str, Any]:
-    """All that the outcome of the steps depends on, for fingerprints: plain JSON without paths.
+    """Return everything that the outcome of the steps depends on, for fingerprints, as plain JSON without paths.
 
-    Besides the settings these are the versions of the rules, of the Unicode tables and of libraries, and the hashes of
-    a user function's source, of word lists and of evaluation sets. Remarks of steps are given as warnings.
+    Besides the settings, this covers the versions of the rules, the Unicode tables and the libraries, and the hashes of
+    the source of user functions, of word lists and of evaluation sets. Remarks of steps are shown as warnings.
 
     Raises:
-        ConfigError: as `Cleaner`.
-        DataError: as `Cleaner`.
+        ConfigError: as in `Cleaner`.
+        DataError: as in `Cleaner`.
     """
     described = []
     for config, step in zip(steps, _opened(steps), strict=True):
@@ -117,7 +117,7 @@ def _opened(steps: Sequence[CleanStep]) -> list[Step]:
 
 
 def _names(steps: Sequence[CleanStep]) -> list[str]:
-    """The steps' names; a second `length` is "length-2"."""
+    """Return unique names of the steps; a second `length` becomes "length-2"."""
     seen: Counter[str] = Counter()
     names = []
     for step in steps:

@@ -24,13 +24,13 @@ from headway.data.scripts import IDEOGRAPHS, UNSPACED
 
 _ALONE = "".join(f"{chr(first)}-{chr(last)}" for first, last in (*UNSPACED, IDEOGRAPHS))
 _WORD = re.compile(rf"[^\W{_ALONE}]+|\w")
-# The same words where all is ASCII, in less time.
+# A faster pattern with the same matches in ASCII text.
 _ASCII_WORD = re.compile(r"\w+")
 _CACHED_WORDS = 2**18
 
 
 class _WordHashes(dict[str, int]):
-    """64-bit hashes of words, the same on every machine; the words met most lately are remembered."""
+    """Cache of 64-bit hashes of recent words; the hashes are the same on every machine."""
 
     def __missing__(self, word: str) -> int:
         if len(self) >= _CACHED_WORDS:
@@ -42,11 +42,11 @@ class _WordHashes(dict[str, int]):
 
 @dataclass(frozen=True)
 class Overlap:
-    """What a document and an evaluation set have in common."""
+    """The overlap of a document with an evaluation set."""
 
     name: str
     count: int
-    """N-grams of the document that the set holds."""
+    """Number of n-grams of the document that occur in the set."""
     ngram: str
     """The first of them."""
     context: str
@@ -54,16 +54,16 @@ class Overlap:
 
 
 class Decontaminate(Step):
-    """Brown et al. 2020, "Language Models are Few-Shot Learners", appendix C: documents that share an n-gram of 13
-    words with an evaluation set; an example of fewer words, but at least 8, is looked for whole.
+    """Removal of documents that share an n-gram of 13 words with an evaluation set.
 
-    Words are runs of letters, digits and underscores in normal form KC and lower case, so punctuation, white space and
-    the form that another step gives a text do not count; where a script puts no spaces between words each character is
-    one. Where the paper cuts 200 characters around an overlap out of a document, here the whole document goes. Memory
-    is 8 bytes for each different n-gram of the sets.
+    The method is from Brown et al. 2020, "Language Models are Few-Shot Learners", appendix C. An example of fewer
+    words, but at least 8, is matched as a whole. Words are runs of letters, digits and underscores in normal form KC
+    and lower case, so punctuation, white space and the normal form of a text do not matter. In scripts without spaces
+    between words, each character is a word. The paper removes 200 characters around an overlap; this step removes the
+    whole document. Memory is 8 bytes for each distinct n-gram of the sets.
 
     Raises:
-        DataError: an evaluation set cannot be read, or holds nothing to look for.
+        DataError: an evaluation set cannot be read, or has no example that is long enough.
     """
 
     version = 2
@@ -78,12 +78,12 @@ class Decontaminate(Step):
         self._remarks: list[str] = []
         grams = [self._read(item, name) for item, name in zip(config.sets, self._names, strict=True)]
         self._lengths = sorted({length for by_length in grams for length in by_length})
-        # Per n-gram length: which hashes are worth a closer look, and each set's sorted hashes.
+        # Per n-gram length: a filter over all sets, and each set's sorted hashes.
         self._filters = {n: _Filter(np.concatenate([g[n] for g in grams if n in g])) for n in self._lengths}
         self._sets = grams
 
     def apply(self, text: str) -> str | Drop:
-        """Count the overlap with each set by the set's name."""
+        """Count the overlaps with each set under the set's name, and remove the document if so configured."""
         overlaps = self.overlaps(text)
         if not overlaps:
             return text
@@ -96,7 +96,7 @@ class Decontaminate(Step):
         return text
 
     def overlaps(self, text: str) -> list[Overlap]:
-        """With which sets the text overlaps, in the order of the config."""
+        """Return the overlaps of a text with the sets, in the order of the config."""
         text = _normal(text)
         words = _words(text)
         hits: dict[str, list[tuple[int, int]]] = {}
@@ -111,7 +111,7 @@ class Decontaminate(Step):
         ]
 
     def _is_enough(self, hits: list[tuple[int, int]]) -> bool:
-        """A short example is looked for whole, so one match is all that it can have."""
+        """Return whether there are enough matches; for a short example, which is matched as a whole, one is enough."""
         config = self._config
         return len(hits) >= config.min_matches or any(length < config.ngram for _, length in hits)
 
@@ -125,7 +125,7 @@ class Decontaminate(Step):
         return np.fromiter(map(self._word_hashes.__getitem__, words), np.uint64, len(words))
 
     def _read(self, item: EvaluationSet, name: str) -> dict[int, Hashes]:
-        """A set's different n-gram hashes, sorted, by n-gram length."""
+        """Read a set, and return its distinct n-gram hashes, sorted, by n-gram length."""
         grams: dict[int, list[Hashes]] = {}
         digest = hashlib.sha256()
         examples = short = 0
@@ -146,29 +146,29 @@ class Decontaminate(Step):
             )
         if short:
             self._remarks.append(
-                f"evaluation set '{name}': {short:,} of {examples:,} examples are too short to be looked for"
+                f"evaluation set '{name}': {short:,} of {examples:,} examples are too short to be matched"
             )
         self._digests.append(digest.hexdigest())
         return {length: np.unique(np.concatenate(values)) for length, values in grams.items()}
 
     def remarks(self) -> list[str]:
-        """How many examples are too short."""
+        """Report how many examples are too short."""
         return self._remarks
 
     def describe(self) -> dict[str, Any]:
-        """Names and hashes of the evaluation sets."""
+        """Return names and hashes of the evaluation sets."""
         return {"sets": [list(pair) for pair in zip(self._names, self._digests, strict=True)]}
 
 
 def _normal(text: str) -> str:
-    """One form for what looks the same, whichever one an earlier step or the author of a set chose."""
+    """Normalize a text, so that the normal form chosen by an earlier step or a set's author does not matter."""
     if text.isascii() or unicodedata.is_normalized("NFKC", text):
         return text
     return unicodedata.normalize("NFKC", text)
 
 
 def _words(text: str) -> list[str]:
-    """The words of a text in normal form."""
+    """Return the words of a normalized text."""
     return _pattern(text).findall(text.lower())
 
 
@@ -177,7 +177,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 class _Filter:
-    """Tells nearly all n-grams that are in no set by one look into a table of bits."""
+    """A table of bits that excludes nearly all n-grams that are in no set, with one lookup each."""
 
     def __init__(self, hashes: Hashes) -> None:
         bits = min(26, max(12, len(hashes).bit_length() + 4))
@@ -186,7 +186,7 @@ class _Filter:
         self._table[hashes >> self._shift] = True
 
     def candidates(self, hashes: Hashes) -> Any:
-        """Places of hashes that may be in a set."""
+        """Return the places of hashes that may be in a set."""
         return np.flatnonzero(self._table[hashes >> self._shift])
 
 
@@ -196,7 +196,7 @@ def _is_in(values: Hashes, ordered: Hashes) -> Any:
 
 
 def _all_grams(words: Hashes, lengths: Sequence[int]) -> Iterator[tuple[int, Hashes]]:
-    """Hashes of a document's n-grams of all the given lengths, ascending."""
+    """Yield the hashes of a document's n-grams for each of the given lengths, ascending."""
     grams, wanted = words, set(lengths)
     for length in range(1, min(max(lengths), len(words)) + 1):
         grams = longer(grams, words, length) if length > 1 else words
@@ -214,7 +214,7 @@ def _texts(item: EvaluationSet) -> Iterator[str]:
 
 
 def _names(sets: Sequence[EvaluationSet]) -> list[str]:
-    """Every set with a name of its own, from its path where none is given."""
+    """Return a unique name for every set, derived from its path if none is given."""
     taken = {item.name for item in sets if item.name}
     names = []
     for item in sets:

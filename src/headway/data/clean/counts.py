@@ -1,4 +1,4 @@
-"""What each cleaning step did, in plain data that adds up over any number of workers."""
+"""Counts of what each cleaning step did; the counts of several workers can be added."""
 
 from __future__ import annotations
 
@@ -7,52 +7,52 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
 
-#: Examples that are kept of documents dropped, and as many of documents changed.
+#: Examples kept of each kind: dropped, changed and found.
 EXAMPLES = 5
-#: Characters of a text that an example shows.
+#: Characters of a text shown in an example.
 SHOWN = 200
 
 
 class Drop(NamedTuple):
-    """A document is to be left out."""
+    """The result of a step that drops a document."""
 
     reason: str
-    """One of a few words for all documents that fail the same rule: "mean word length"."""
+    """Name of the rule, equal for all documents that fail it: "mean word length"."""
     detail: str
-    """The same with this document's figure: "mean word length 12.1 > 10"."""
+    """The reason with this document's value: "mean word length 12.1 > 10"."""
     text: str | None = None
-    """What an example shows of the document; its beginning when None."""
+    """Excerpt for an example; the beginning of the document if None."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """A document that a step dropped or changed, or in which it found something without doing either."""
+    """A document that a step dropped or changed, or in which it found something without a change."""
 
     kind: Literal["dropped", "changed", "found"]
     reason: str
     text: str
-    """Up to 200 characters: the beginning of a dropped document, or the place of what was changed or found."""
+    """Up to 200 characters: the beginning of a dropped document, or the text around the change or finding."""
 
 
 @dataclass
 class StepCounts:
-    """One step's part; `documents_in - documents_out` were dropped."""
+    """Counts of one step; `documents_in - documents_out` were dropped."""
 
     name: str
     documents_in: int = 0
     documents_out: int = 0
     bytes_in: int = 0
-    """UTF-8."""
+    """Bytes in UTF-8."""
     bytes_out: int = 0
     changed: int = 0
-    """Documents that came out with another text."""
+    """Documents kept with a different text."""
     reasons: Counter[str] = field(default_factory=Counter)
-    """Why documents were dropped, and what was found in documents: e-mail addresses, lines of some kind, overlaps."""
+    """Counts of the reasons for drops, and of findings inside documents: e-mail addresses, certain lines, overlaps."""
     examples: list[Example] = field(default_factory=list)
     """The first ones in input order."""
 
     def drop(self, drop: Drop, text: str) -> None:
-        """Count a document that goes no further."""
+        """Count a dropped document."""
         self.reasons[drop.reason] += 1
         self.show("dropped", drop.detail, text if drop.text is None else drop.text)
 
@@ -62,11 +62,11 @@ class StepCounts:
             self.examples.append(Example(kind, reason, text[:SHOWN]))
 
     def wants(self, kind: str) -> bool:
-        """Whether there is room for another example of a kind."""
+        """Return whether there is room for another example of a kind."""
         return sum(example.kind == kind for example in self.examples) < EXAMPLES
 
     def add(self, other: StepCounts) -> None:
-        """Take in the counts of documents that come after those counted here."""
+        """Add the counts of later documents."""
         for name in ("documents_in", "documents_out", "bytes_in", "bytes_out", "changed"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.reasons.update(other.reasons)
@@ -74,35 +74,35 @@ class StepCounts:
             self.show(example.kind, example.reason, example.text)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; reasons from the most frequent on."""
+        """Return plain data, with the most frequent reasons first."""
         reasons = dict(sorted(self.reasons.items(), key=lambda item: (-item[1], item[0])))
         return {**asdict(self), "reasons": reasons}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> StepCounts:
-        """What `to_json` gave."""
+        """Restore the counts from the result of `to_json`."""
         examples = [Example(**example) for example in data["examples"]]
         return cls(**{**data, "reasons": Counter(data["reasons"]), "examples": examples})
 
 
 @dataclass
 class CleanCounts:
-    """All steps in their order."""
+    """Counts of all steps, in order."""
 
     steps: list[StepCounts]
 
     @classmethod
     def of(cls, names: Sequence[str]) -> CleanCounts:
-        """Nothing counted yet."""
+        """Return zero counts for steps with these names."""
         return cls([StepCounts(name) for name in names])
 
     def add(self, other: CleanCounts) -> None:
-        """Take in the counts of documents that come after those counted here.
+        """Add the counts of later documents.
 
-        Adding the counts of parts of the input in input order gives the counts of the whole.
+        The sum over parts of the input, in input order, equals the counts of the whole input.
 
         Raises:
-            ValueError: the other counts are of other steps.
+            ValueError: the other counts belong to different steps.
         """
         if [step.name for step in self.steps] != [step.name for step in other.steps]:
             raise ValueError(
@@ -112,10 +112,10 @@ class CleanCounts:
             mine.add(theirs)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for manifests and reports."""
+        """Return plain data for manifests and reports."""
         return {"steps": [step.to_json() for step in self.steps]}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> CleanCounts:
-        """What `to_json` gave."""
+        """Restore the counts from the result of `to_json`."""
         return cls([StepCounts.from_json(step) for step in data["steps"]])

@@ -18,7 +18,9 @@ from headway.data.clean.counts import Drop
 
 
 class PythonFunction(Step):
-    """Calls `package.module:function` with each text; it returns the new text, or true or false: keep or drop.
+    """A step that calls `package.module:function` with each text.
+
+    The function returns the new text, or true or false to keep or drop the document.
 
     Raises:
         ConfigError: there is no such function.
@@ -30,16 +32,16 @@ class PythonFunction(Step):
         self._module, self._function = load_function(config.function, "data.clean: python.function")
 
     def apply(self, text: str) -> str | Drop:
-        """Ask the function."""
+        """Call the function; it decides on both drop and change."""
         result = self._call(text)
         return Drop("dropped by the function", f"dropped by {self._name}") if result is None else result
 
     def change(self, text: str) -> str:
-        """Ask again: the function's answer is its filter and its change in one."""
+        """Call the function again, since its result is filter and change in one."""
         result = self._call(text)
         if result is None:
             raise self._error(
-                text, "dropped a document that it has kept before: its answer must depend on the text alone"
+                text, "dropped a document that it kept before: its result must depend only on the text"
             )
         return result
 
@@ -48,7 +50,7 @@ class PythonFunction(Step):
             result = self._function(text)
         except Exception as error:
             raise self._error(text, f"failed: {type(error).__name__}: {error}") from error
-        if result is None or isinstance(result, bool | np.bool_):  # a comparison of NumPy's numbers gives its own kind
+        if result is None or isinstance(result, bool | np.bool_):  # comparisons of NumPy numbers return np.bool_
             return text if result else None
         if isinstance(result, str):
             return str(result)
@@ -58,7 +60,7 @@ class PythonFunction(Step):
         return DataError(f"the cleaning function {self._name} {what}", where=named(text), fix="repair the function")
 
     def describe(self) -> dict[str, Any]:
-        """The hash of the module's source; what the module imports is the user's to watch."""
+        """Return the hash of the module's source. Changes of imported modules are not detected."""
         source = getattr(self._module, "__file__", None)
         if source is None:
             return {"source": f"built into Python {sys.version_info.major}.{sys.version_info.minor}"}

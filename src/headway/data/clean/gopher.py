@@ -13,8 +13,8 @@ from headway.data.clean.counts import Drop
 class GopherQuality(Step):
     """Rae et al. 2021, "Scaling Language Models: Methods, Analysis & Insights from Training Gopher", appendix A.1.1.
 
-    A word is what white space separates, with the punctuation that clings to it; a line is one that holds more than
-    white space. The rules are asked in the paper's order.
+    Words are separated by white space and include adjacent punctuation. Blank lines do not count. The rules run in the
+    paper's order.
     """
 
     def __init__(self, config: GopherQualityStep) -> None:
@@ -22,17 +22,17 @@ class GopherQuality(Step):
         self._config = config
         self._bullets = tuple(config.bullets)
         words = [word.lower() for word in config.stop_words]
-        # The spellings that a plain look-up finds; the pattern is for what is left, such as "(the".
+        # Spellings for a fast set lookup. The pattern finds the remaining cases, such as "(the".
         self._spellings = {form for word in words for form in (word, word.capitalize(), word.upper())}
         self._stop_word = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, words))})(?!\w)", re.IGNORECASE)
 
     def apply(self, text: str) -> str | Drop:
-        """Ask all rules, the cheap ones first where the paper leaves the order open."""
+        """Apply all rules, the cheap ones first if the paper leaves the order open."""
         words = text.split()
         return self._by_words(text, words) or self._by_lines(text) or self._by_meaning(text, words) or text
 
     def _by_words(self, text: str, words: Sequence[str]) -> Drop | None:
-        """Number of words, their mean length, symbols per word."""
+        """Check the number of words, their mean length and the symbols per word."""
         config, count = self._config, len(words)
         if count < config.min_words or not count:
             return Drop("few words", f"{count:,} words < {config.min_words:,}")
@@ -51,7 +51,7 @@ class GopherQuality(Step):
         return None
 
     def _by_lines(self, text: str) -> Drop | None:
-        """Lines that are bullet points or end in an ellipsis."""
+        """Check the shares of lines that are bullet points or end in an ellipsis."""
         lines = [line for line in map(str.strip, text.split("\n")) if line]
         bullets, limit = self._bullets, self._config.max_bullet_lines
         if (share := sum([line.startswith(bullets) for line in lines]) / len(lines)) > limit:
@@ -64,9 +64,9 @@ class GopherQuality(Step):
         return None
 
     def _by_meaning(self, text: str, words: Sequence[str]) -> Drop | None:
-        """Words with an alphabetic character, and stop words."""
+        """Check the share of words with an alphabetic character, and the number of stop words."""
         limit, count = self._config.min_alphabetic_words, len(words)
-        # Words of letters alone are counted at once; often they are enough.
+        # Purely alphabetic words are fast to count, and often there are enough of them.
         alphabetic = sum(map(str.isalpha, words))
         if alphabetic < limit * count:
             alphabetic += sum([any(map(str.isalpha, word)) for word in words if not word.isalpha()])

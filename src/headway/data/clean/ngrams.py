@@ -1,4 +1,4 @@
-"""64-bit hashes of word n-grams, on whole documents at a time."""
+"""64-bit hashes of word n-grams, computed for a whole document at a time."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from numpy.typing import NDArray
 
 Hashes = NDArray[np.uint64]
 
-# Odd, so that multiplication modulo 2^64 loses nothing; the bits are those of the golden ratio, as in SplitMix64.
+# Odd, so that multiplication modulo 2^64 is a bijection; the bits are those of the golden ratio, as in SplitMix64.
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 def mixed(values: Hashes) -> Hashes:
-    """SplitMix64's finalizer (Steele et al. 2014): a bijection under which neighbours look random."""
+    """Apply the finalizer of SplitMix64 (Steele et al. 2014), a bijection that scatters neighbouring values."""
     values = (values + np.uint64(1)) * _FACTOR
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -20,15 +20,15 @@ def mixed(values: Hashes) -> Hashes:
 
 
 def longer(grams: Hashes, words: Hashes, length: int) -> Hashes:
-    """Hashes of the n-grams of `length` words from those one word shorter: a polynomial over the words' hashes.
+    """Extend hashes of n-grams by one word. A hash is a polynomial over the hashes of the words.
 
     Args:
-        grams: Hashes of all n-grams of `length - 1` words; for `length` 2 the words' own.
+        grams: Hashes of all n-grams of `length - 1` words; for `length` 2, the words' hashes.
         words: Hashes of the document's words, (n,).
-        length: Words in an n-gram, from 2.
+        length: Words in an extended n-gram, at least 2.
 
     Returns:
-        (n - length + 1,), empty when the document has fewer words.
+        Hashes of all n-grams of `length` words, (n - length + 1,); empty if the document has fewer words.
     """
     if len(words) < length:
         return words[:0]

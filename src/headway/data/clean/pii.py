@@ -1,4 +1,4 @@
-"""Placeholders in the place of e-mail addresses, IP addresses and telephone numbers."""
+"""Replacement of e-mail addresses, IP addresses and telephone numbers by placeholders."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from headway.data.clean.pii_finders import Found, find_emails, find_ips, find_ph
 
 
 class Pii(Step):
-    """E-mail addresses, public IP addresses and telephone numbers; counted by kind.
+    """Replacement of e-mail addresses, public IP addresses and telephone numbers, counted by kind.
 
-    What only looks like them is left alone: addresses and numbers that are reserved for examples, version and section
-    numbers, dates, decimals, times, code. So is what is ambiguous, such as ten digits without separators.
+    Similar text is kept: addresses and numbers reserved for examples, version and section numbers, dates, decimals,
+    times, code. Ambiguous text, such as ten digits without separators, is kept too.
     """
 
     version = 2
@@ -29,15 +29,15 @@ class Pii(Step):
         self._finders = [(find, placeholder) for find, placeholder in finders if placeholder is not None]
 
     def apply(self, text: str) -> str:
-        """The text with placeholders, each counted."""
+        """Replace matches by placeholders, and count them."""
         return self._replace(text, self.counts.reasons)
 
     def change(self, text: str) -> str:
-        """The text with placeholders."""
+        """Replace matches by placeholders."""
         return self._replace(text, Counter())
 
     def example(self, before: str, after: str) -> str:
-        """The new text: the old one is what must not be shown."""
+        """Return an excerpt of the new text, since the old one contains personal data."""
         return around(after, first_difference(before, after))
 
     def _replace(self, text: str, counts: Counter[str]) -> str:

@@ -1,7 +1,7 @@
-"""Where personal data is in a text, with few false finds.
+"""Finders of personal data in text, with few false positives.
 
-All finders look for a literal character first (an @, a point, a plus, a hyphen), which a search does at gigabytes a
-second, and then at both sides of it.
+All finders first search for a literal character (an @, a dot, a plus, a hyphen), at gigabytes per second. Then they
+examine the text on both sides of it.
 """
 
 # ruff: noqa: SIM905 (words in a text are easier to read than in a list)
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 
 class Found(NamedTuple):
-    """A stretch of the text; those of one finder come in order and do not overlap."""
+    """A range of the text. The results of one finder are in order and do not overlap."""
 
     start: int
     end: int
@@ -28,10 +28,10 @@ _LOCAL = re.compile(r"(?<![A-Za-z0-9._%+-])[A-Za-z0-9](?:[A-Za-z0-9._%+-]{0,62}[
 _DOMAIN = re.compile(
     r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)+[A-Za-z]{2,18}(?![A-Za-z0-9_-]|\.[A-Za-z0-9])"
 )
-# Of RFC 2606, for examples.
+# Reserved for examples by RFC 2606.
 _RESERVED = re.compile(r"(?:^|\.)(?:example\.(?:com|net|org|edu)|example|test|invalid|localhost|local)$", re.IGNORECASE)
 _AUTHORITY = re.compile(r"://[^/\s]*\Z")
-# Domains in use end in a country's two letters or in one of these in all but a few cases; attributes and files do not.
+# Nearly all domains in use end in a country code or in one of these; attributes in code and file names do not.
 _ENDINGS = frozenset(
     "com org net edu gov mil int info biz name pro aero coop museum mobi travel jobs asia cat tel post xxx"
     " app dev page cloud online site store shop tech blog xyz email live life world today news media agency group"
@@ -52,11 +52,11 @@ _COUNTRIES = frozenset(
 
 
 def find_emails(text: str) -> Iterator[Found]:
-    """E-mail addresses, but those at domains reserved for examples, and what is code or a place (`git@host:path`)."""
+    """Yield e-mail addresses, except those at domains reserved for examples, code, and remotes (`git@host:path`)."""
     done = 0
     at = text.find("@")
     while at >= 0:
-        # A mailbox's name has at most 64 characters (RFC 5321, section 4.5.3.1.1).
+        # The local part has at most 64 characters (RFC 5321, section 4.5.3.1.1).
         window = text[max(done, at - 66) : at]
         local = _LOCAL.search(window)
         domain = _DOMAIN.match(text, at + 1) if local else None
@@ -71,7 +71,7 @@ def _is_mailbox(before: str, local: str, domain: str, following: str) -> bool:
     labels = domain.lower().split(".")
     if labels[-1] not in _COUNTRIES and labels[-1] not in _ENDINGS:
         return False
-    # `x@y.to(device)` is code, `package@1.2.in` a version, `user:secret@host.com` a part of a URL.
+    # `x@y.to(device)` is code, `package@1.2.in` a version, `user:secret@host.com` part of a URL.
     if len(labels[-2]) < 2 or following in ("(", "=") or labels[0].isdecimal() or _AUTHORITY.search(before):
         return False
     return not (local == "git" and following in (":", "/")) and not _RESERVED.search(domain)
@@ -92,7 +92,7 @@ _NETWORK = re.compile(r"/(?:[0-9]|[1-9][0-9]|1[01][0-9]|12[0-7])(?![0-9])|\.in-a
 _OBJECT_IDENTIFIERS = ("2.5.4.", "2.5.29.", "1.3.101.")
 _COLONS = re.compile(r":[0-9A-Fa-f]{0,4}:")
 _GROUP = "[0-9A-Fa-f]{1,4}"
-# With the class first a search skips ahead; the look-behind then sees the character before it.
+# The character class comes first so that the search can skip ahead; the look-behind then checks the character before.
 _IPV6 = re.compile(
     rf"[23fF](?<![\w:.].)[0-9A-Fa-f]{{3}}(?::{_GROUP}){{0,6}}(?:::(?:{_GROUP}(?::{_GROUP}){{0,5}})?|:{_GROUP})(?![\w:])"
 )
@@ -103,10 +103,11 @@ _DOCUMENTATION = [
 
 
 def find_ips(text: str, private: bool) -> Iterator[Found]:
-    """IPv4 and IPv6 addresses that are public, or with `private` those of private networks and this machine too.
+    """Yield public IPv4 and IPv6 addresses; with `private`, also those of private networks and of the local host.
 
-    Left alone are addresses reserved for documentation (RFC 5737, 3849, 9637), what a word such as "version" stands
-    before, and four numbers that are all below 20: nearly always a version or a section, and one address in 27,000.
+    Addresses reserved for documentation are excluded (RFC 5737, 3849, 9637), and so are matches after a word such as
+    "version". Four numbers below 20 are excluded too: they are nearly always a version or a section, and only one
+    address in 27,000 has that form.
     """
     found = [Found(*match.span(), "IPv4 address") for match in _ipv4(text) if _is_host(match, private)]
     if _COLONS.search(text):
@@ -117,7 +118,7 @@ def find_ips(text: str, private: bool) -> Iterator[Found]:
 
 
 def _ipv4(text: str) -> Iterator[re.Match[str]]:
-    """Four numbers up to 255 that do not look like a version."""
+    """Yield matches of four numbers up to 255 that do not look like a version."""
     done = 0
     for points in _POINTS.finditer(text):
         start = points.start()
@@ -130,7 +131,7 @@ def _ipv4(text: str) -> Iterator[re.Match[str]]:
 
 
 def _is_host(match: re.Match[str], private: bool) -> bool:
-    """Whether an address is that of a machine."""
+    """Return whether an address can belong to a host."""
     try:
         address = ipaddress.ip_address(match[0])
     except ValueError:
@@ -143,7 +144,7 @@ def _is_host(match: re.Match[str], private: bool) -> bool:
     if not address.is_global:
         return private and address.is_private and not address.is_unspecified and address.packed[0] > 0
     if address.version == 6:
-        # Global unicast (RFC 4291, section 2.4): masks and reserved ranges are none.
+        # Only global unicast (RFC 4291, section 2.4), which excludes masks and reserved ranges.
         return address.packed[0] >> 5 == 1 and any(address.packed[8:])
     small = max(address.packed) < 20 or match[0].startswith(_OBJECT_IDENTIFIERS)
     return address.packed[3] > 0 and not small
@@ -152,13 +153,13 @@ def _is_host(match: re.Match[str], private: bool) -> bool:
 # Telephone ------------------------------------------------------------------------------------------------------------
 
 _PLUS = re.compile(r"\+[1-9]")
-# Digits are taken for good (the second plus sign): other ways to cut a number into groups end nowhere else, and a
-# number of fifty digits has a quarter of a million.
+# Possessive quantifiers (`++`, `?+`) prevent backtracking: a number of fifty digits can be grouped in a quarter of a
+# million ways, all with the same end.
 _INTERNATIONAL = re.compile(
     r"(?<![\w+=*/.)\]])\+[1-9][0-9]{0,14}+(?:[ .\-]?+\(?+[0-9]{1,5}+\)?){0,6}(?![\w]|[.\-:][0-9])"
 )
 _DATE = re.compile(r"\+?(?:1[0-9]|2[0-9])[0-9]{2}[-.]?[0-9]{2}[-.]?[0-9]{2}(?![0-9])")
-# ITU-T E.164: 1, 7, these of two digits, and these of three.
+# Country codes of ITU-T E.164 besides 1 and 7: those of two digits and those of three.
 _CODES = frozenset(
     "20 27 30 31 32 33 34 36 39 40 41 43 44 45 46 47 48 49 51 52 53 54 55 56 57 58 60 61 62 63 64 65 66"
     " 81 82 84 86 90 91 92 93 94 95 98 211 212 213 216 218 290 291 297 298 299 420 421 423 670 800 808 850 852 853 855"
@@ -179,16 +180,16 @@ _CODES = frozenset(
     for code in range(first, last + 1)
 }
 _LAST_FOUR = re.compile(r"[-.][0-9]{4}(?![\w\-+]|\.[0-9])")
-# The North American numbering plan: area and exchange begin with 2 to 9; one kind of separator, or parentheses.
+# North American numbering plan: area and exchange codes begin with 2 to 9; one kind of separator, or parentheses.
 _AREA = re.compile(
     r"(?<![\w.\-+/=#%$*])(?:\+?1[ .\-]?)?(?:\(([2-9][0-9]{2})\)[ \-]?|([2-9][0-9]{2})([ .\-]))([2-9][0-9]{2})\Z"
 )
 
 
 def find_phones(text: str) -> Iterator[Found]:
-    """International numbers with a plus sign, and North American ones with separators.
+    """Yield international numbers with a plus sign, and North American numbers with separators.
 
-    Left alone are fictitious numbers (555-0100 to 555-0199), dates, sums, decimals, and digits without separators.
+    Fictitious numbers (555-0100 to 555-0199), dates, sums, decimals, and digits without separators are excluded.
     """
     found = [*_international(text), *_north_american(text)]
     done = 0
@@ -208,14 +209,14 @@ def _international(text: str) -> Iterator[Found]:
 def _is_international(number: str) -> bool:
     groups = re.findall("[0-9]+", number)
     digits = "".join(groups)
-    # At most 15 digits (E.164); fewer than 8 are no international number, and without separators fewer than 10 are
-    # more often a sum.
+    # E.164 allows at most 15 digits. Fewer than 8 are not an international number. Without separators, fewer than 10
+    # are more often a sum.
     if not (8 if len(groups) > 1 else 10) <= len(digits) <= 15 or _DATE.fullmatch(number):
         return False
     known = digits[0] in "17" or digits[:2] in _CODES or digits[:3] in _CODES
     if digits[0] == "1" and (len(digits) != 11 or digits[1] in "01" or digits[4] in "01" or _fictitious(digits[1:])):
         return False
-    # +12.345.678 has points between thousands, +35236450.6 is a decimal.
+    # +12.345.678 has dots between thousands, +35236450.6 is a decimal.
     figure = "." in number and (len(groups) == 2 or all(len(group) == 3 for group in groups[1:]))
     return known and not figure and len(set(digits)) > 2
 
@@ -239,5 +240,5 @@ def _north_american(text: str) -> Iterator[Found]:
 
 
 def _fictitious(digits: str) -> bool:
-    """Whether ten digits of the North American plan are reserved for films and examples."""
+    """Return whether ten digits of the North American plan are reserved for films and examples."""
     return digits[3:8] == "55501"

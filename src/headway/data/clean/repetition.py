@@ -20,10 +20,10 @@ _PARAGRAPH = re.compile(r"\n\s*\n")
 class GopherRepetition(Step):
     """Rae et al. 2021, appendix A.1.1 and table A1.
 
-    A duplicate is what repeats an earlier line, paragraph or n-gram of the document; the first one is not counted.
-    Lines and paragraphs are taken without the white space around them, and blank ones not at all. Shares of characters
-    are shares of the characters of all lines, of all paragraphs, or of all words: white space does not count. A
-    character in several n-grams counts once.
+    A duplicate repeats an earlier line, paragraph or n-gram of the document; the first occurrence does not count. Lines
+    and paragraphs are stripped of white space, and blank ones are ignored. Shares of characters refer to the characters
+    of all lines, all paragraphs, or all words, without white space between them. A character in several n-grams counts
+    once.
     """
 
     def __init__(self, config: GopherRepetitionStep) -> None:
@@ -34,14 +34,14 @@ class GopherRepetition(Step):
         self._longest = max([n for n, _ in self._top + self._duplicate], default=0)
 
     def apply(self, text: str) -> str | Drop:
-        """Lines and paragraphs, then n-grams."""
+        """Check lines and paragraphs, then n-grams."""
         return self._by_parts(text) or self._by_ngrams(text.split()) or text
 
     def _by_parts(self, text: str) -> Drop | None:
         config = self._config
         lines = [line for line in map(str.strip, text.split("\n")) if line]
         drop = _repeated(lines, "line", config.max_duplicate_lines, config.max_duplicate_line_characters)
-        # Where no line is repeated no paragraph can be.
+        # Without a repeated line, no paragraph can be repeated.
         if drop or len(set(lines)) == len(lines):
             return drop
         paragraphs = [part for part in map(str.strip, _PARAGRAPH.split(text)) if part]
@@ -51,31 +51,31 @@ class GopherRepetition(Step):
     def _by_ngrams(self, words: Sequence[str]) -> Drop | None:
         if not words or not self._longest:
             return None
-        # Numbers in order of appearance tell words apart within the document; mixing makes good hashes of them.
+        # Numbers in order of appearance identify words within the document; mixing turns them into good hashes.
         numbers = {word: number for number, word in enumerate(dict.fromkeys(words))}
         hashes = mixed(np.fromiter(map(numbers.__getitem__, words), np.uint64, len(words)))
         lengths = np.fromiter(map(len, words), np.int64, len(words))
         total = int(lengths.sum())
         top, duplicate = dict(self._top), dict(self._duplicate)
-        unsettled = set(duplicate)
+        undecided = set(duplicate)
         grams = hashes
         for n in range(1, min(self._longest, len(words)) + 1):
             grams = longer(grams, hashes, n) if n > 1 else hashes
             if n in top and (share := _top_characters(grams, lengths, n, top[n] * total) / total) > top[n]:
                 return _too_much(f"top {n}-gram", share, top[n])
-            if n in unsettled:
+            if n in undecided:
                 share = _duplicate_characters(grams, lengths, n) / total
                 if share > duplicate[n]:
                     return _too_much(f"duplicate {n}-grams", share, duplicate[n])
                 # A repeated n-gram is made of repeated shorter ones, so the share only falls as n grows.
-                unsettled = {m for m in unsettled if m > n and duplicate[m] < share}
-            if not unsettled and n >= max(top, default=0):
+                undecided = {m for m in undecided if m > n and duplicate[m] < share}
+            if not undecided and n >= max(top, default=0):
                 break
         return None
 
 
 def _repeated(parts: Sequence[str], kind: str, max_parts: float, max_characters: float) -> Drop | None:
-    """Whether too many lines or paragraphs repeat earlier ones."""
+    """Return a drop if too many lines or paragraphs repeat earlier ones."""
     distinct = set(parts)
     repeats = len(parts) - len(distinct)
     if not repeats:
@@ -89,9 +89,9 @@ def _repeated(parts: Sequence[str], kind: str, max_parts: float, max_characters:
 
 
 def _top_characters(grams: Hashes, lengths: NDArray[np.int64], n: int, limit: float) -> int:
-    """Characters within the most frequent n-gram: the longest of those that are equally frequent.
+    """Count the characters covered by the most frequent n-gram; of equally frequent ones, by the longest.
 
-    What occurs once is no repetition. Gives 0 without a closer look when `limit` cannot be exceeded.
+    An n-gram that occurs once is not a repetition. The result is 0 if the count cannot exceed `limit`.
     """
     ordered = np.sort(grams)
     ends = np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(ordered) - 1)
@@ -107,7 +107,7 @@ def _top_characters(grams: Hashes, lengths: NDArray[np.int64], n: int, limit: fl
 
 
 def _duplicate_characters(grams: Hashes, lengths: NDArray[np.int64], n: int) -> int:
-    """Characters within n-grams that repeat an earlier one."""
+    """Count the characters covered by n-grams that repeat an earlier one."""
     ordered = np.sort(grams)
     if not (ordered[1:] == ordered[:-1]).any():
         return 0
@@ -117,7 +117,7 @@ def _duplicate_characters(grams: Hashes, lengths: NDArray[np.int64], n: int) -> 
 
 
 def _covered(starts: NDArray[Any], lengths: NDArray[np.int64], n: int) -> int:
-    """Characters of the words within `n` words from any of the starts."""
+    """Count the characters of the words that lie within `n` words from any of the starts."""
     edges = np.zeros(len(lengths) + 1, np.int64)
     edges[starts] += 1
     edges[starts + n] -= 1

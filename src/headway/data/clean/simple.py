@@ -1,4 +1,4 @@
-"""Unicode and length."""
+"""The Unicode step and the length filter."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]+")
 
 
 class Unicode(Step):
-    """Mojibake first (control characters are among its traces), then control characters, then the normal form.
+    """Repair of mojibake, removal of control characters, normalization.
+
+    Mojibake comes first, since control characters are among its traces.
 
     Raises:
-        ConfigError: mojibake is to be repaired and `ftfy` is not installed.
+        ConfigError: mojibake repair is on, but `ftfy` is not installed.
     """
 
     def __init__(self, config: UnicodeStep) -> None:
@@ -31,7 +33,7 @@ class Unicode(Step):
         self._repair = _mojibake_repair() if config.mojibake else None
 
     def change(self, text: str) -> str:
-        """All three; ASCII is in every normal form and holds no mojibake."""
+        """Apply all three changes. ASCII text is in every normal form and has no mojibake."""
         plain = text.isascii()
         if self._repair and not plain:
             text = self._repair(text)
@@ -42,7 +44,7 @@ class Unicode(Step):
         return text
 
     def apply(self, text: str) -> str:
-        """Count what was found on the way."""
+        """Apply the changes, and count the findings."""
         result = self.change(text)
         if result != text:
             if self._repair and not text.isascii() and self._repair(text) != text:
@@ -54,7 +56,7 @@ class Unicode(Step):
         return result
 
     def describe(self) -> dict[str, Any]:
-        """The repairing library's rules change with its version."""
+        """Return the version of `ftfy`, whose rules change between versions."""
         return {"ftfy": version("ftfy")} if self._repair else {}
 
 
@@ -64,8 +66,8 @@ def _mojibake_repair() -> Callable[[str], str]:
     except ImportError:
         raise missing_extra("ftfy", "clean", "repairing mojibake (the step `unicode`)") from None
 
-    # Encodings alone: the library's other repairs would straighten quotes and the like. Line by line, as its `fix_text`
-    # works: lines may have been through different mistakes, and those of ASCII, nearly all in English, need no look.
+    # Fix only encodings: the library's other repairs would, for example, straighten quotes. Work line by line, as its
+    # `fix_text` does: lines may have different errors, and ASCII lines, nearly all in English text, need no repair.
     def repair(text: str) -> str:
         return "\n".join([line if line.isascii() else ftfy.fix_encoding(line) for line in text.split("\n")])
 
@@ -82,7 +84,7 @@ class Length(Step):
         self._count_words = config.min_words is not None or config.max_words is not None
 
     def apply(self, text: str) -> str | Drop:
-        """Characters first, which cost nothing to count."""
+        """Check characters first, since they cost nothing to count."""
         drop = _outside(len(text), *self._characters, "characters")
         if drop is None and self._count_words:
             drop = _outside(len(text.split()), *self._words, "words")

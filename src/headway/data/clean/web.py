@@ -1,4 +1,4 @@
-"""The rules of C4 and of FineWeb for pages of the web."""
+"""The rules of C4 and FineWeb for web pages."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from headway.data.clean.counts import Drop
 _POLICIES = re.compile("terms of use|privacy policy|cookie policy|uses cookies|use of cookies|use cookies")
 _CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
 _SENTENCE = re.compile(r"[.!?]+[\"'”’)\]]*(?:\s|$)")
-# "..." is a sentence cut off: the authors' code removes such lines too.
+# "..." marks a truncated sentence; the authors' code removes such lines too.
 _LINE_ENDS = (".", "!", "?", '"', "”")
 _ELLIPSIS = ("...", "…")
-# Ends of sentences in the scripts of today; quotation marks and closing brackets are none here.
+# Sentence terminators of modern scripts, without quotation marks and closing brackets.
 _TERMINALS = frozenset(".!?…。！？｡．؟۔।॥։።፧៖។၊။᙮⁇⁈⁉‼⸮")
 
 
 class C4(Step):
-    """Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer",
-    section 2.2, without its deduplication (a setting of its own) and language filter (the step `language`).
+    """The rules of C4, without its deduplication (a separate setting) and language filter (the step `language`).
 
-    Line rules remove lines, page rules drop the page. As the paper says, and unlike its authors' code, "lorem ipsum"
-    and curly brackets are looked for in the whole page, not only in the lines that are left. A sentence is what ends in
-    `.`, `!` or `?` before white space; a line that is left is one at least.
+    They are from Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+    Transformer", section 2.2. Line rules remove lines, page rules drop the page. As in the paper, and unlike the
+    authors' code, "lorem ipsum" and curly brackets are searched in the whole page, not only in the kept lines. A
+    sentence ends in `.`, `!` or `?` before white space; every kept line counts as at least one sentence.
     """
 
     version = 2
@@ -41,7 +41,7 @@ class C4(Step):
         self._blocked = _BlockedWords(config.blocked_words) if config.blocked_words else None
 
     def apply(self, text: str) -> str | Drop:
-        """Page rules that need no lines, lines, sentences."""
+        """Apply the rules for the whole page, then those for lines, then the limit on sentences."""
         config = self._config
         if config.curly_brackets and "{" in text:
             return Drop("curly bracket", "holds a curly bracket")
@@ -51,7 +51,7 @@ class C4(Step):
         if self._blocked and (word := self._blocked.find(lower)):
             return Drop("blocked word", f"holds '{word}'")
         if config.citations and "[" in text:
-            # "privacy[1] policy" speaks of a policy once its citation marker is gone.
+            # "privacy[1] policy" matches a policy only after its citation marker is removed.
             lower = _CITATION.sub("", text).lower()
         kept = self._lines(text, self.counts.reasons, "javascript" in lower, bool(_POLICIES.search(lower)))
         if config.min_sentences:
@@ -61,11 +61,11 @@ class C4(Step):
         return "\n".join(kept)
 
     def change(self, text: str) -> str:
-        """The lines that are left."""
+        """Return the kept lines."""
         return "\n".join(self._lines(text, Counter(), True, True))
 
     def _lines(self, text: str, removed: Counter[str], javascript: bool, policies: bool) -> list[str]:
-        """Lines that no rule removes; the two flags tell whether these rules are worth asking."""
+        """Return the lines that no rule removes, and count the removed ones; the flags enable two costly rules."""
         config, kept = self._config, []
         fewest, longest, terminal = config.min_words_per_line, config.max_word_length, config.terminal_punctuation
         javascript, policies = javascript and config.javascript_lines, policies and config.policy_lines
@@ -91,21 +91,21 @@ class C4(Step):
                 removed["lines on policies"] += 1
             elif line:
                 kept.append(line)
-        # `+=` on a Counter leaves entries of zero, which are no findings.
+        # `+=` on a Counter leaves entries of zero, which are not findings.
         if not removed["citation markers removed"]:
             del removed["citation markers removed"]
         return kept
 
     def describe(self) -> dict[str, Any]:
-        """The hash of the list of blocked words."""
+        """Return the hash of the list of blocked words."""
         return {"blocked_words": fingerprint(self._blocked.words) if self._blocked else None}
 
 
 class _BlockedWords:
-    """Words and phrases of a file, found where they stand by themselves.
+    """Blocked words and phrases from a file, matched at word boundaries.
 
     Raises:
-        DataError: the file cannot be read, or holds no word.
+        DataError: the file cannot be read, or contains no word.
     """
 
     def __init__(self, path: Path) -> None:
@@ -124,7 +124,7 @@ class _BlockedWords:
         self._word = re.compile(r"\w+")
 
     def find(self, lower: str) -> str | None:
-        """A blocked word of a text in lower case: the same one each time."""
+        """Return a blocked word of a lower-case text, if any; the choice is deterministic."""
         found = self._single.intersection(self._word.findall(lower))
         if found:
             return min(found)
@@ -133,10 +133,10 @@ class _BlockedWords:
 
 
 class Fineweb(Step):
-    """Penedo et al. 2024, "The FineWeb Datasets" (arXiv:2406.17557), section 3.6, "Developing additional heuristic
-    filters": the three that were kept.
+    """The three heuristic filters of FineWeb.
 
-    A line is one that holds more than white space, taken without the white space at its ends.
+    They are from Penedo et al. 2024, "The FineWeb Datasets" (arXiv:2406.17557), section 3.6, "Developing additional
+    heuristic filters". Lines are stripped of white space, and blank lines do not count.
     """
 
     def __init__(self, config: FinewebStep) -> None:
@@ -144,7 +144,7 @@ class Fineweb(Step):
         self._config = config
 
     def apply(self, text: str) -> str | Drop:
-        """Punctuation, repeated lines, short lines."""
+        """Check punctuation, repeated lines and short lines."""
         config = self._config
         lines = [line for line in map(str.strip, text.split("\n")) if line]
         if not lines:
