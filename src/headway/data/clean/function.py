@@ -40,9 +40,7 @@ class PythonFunction(Step):
         """Call the function again, since its result is filter and change in one."""
         result = self._call(text)
         if result is None:
-            raise self._error(
-                text, "dropped a document that it kept before: its result must depend only on the text"
-            )
+            raise self._error(text, "dropped a document that it kept before: its result must depend only on the text")
         return result
 
     def _call(self, text: str) -> str | None:

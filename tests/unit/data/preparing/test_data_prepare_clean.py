@@ -179,7 +179,7 @@ def test_a_function_that_changes_its_mind_after_the_search_ends_the_preparation(
     (tmp_path / "fickle.py").write_text(code)
     jsonl(tmp_path / "a.jsonl", documents(20))
     steps = [{"step": "python", "function": "fickle:keep"}]
-    with pytest.raises(DataError, match="dropped a document that it has kept before"):
+    with pytest.raises(DataError, match="dropped a document that it kept before"):
         prepare(config("a.jsonl", clean=steps, dedup={"documents": True}), workers=1)
 
 
