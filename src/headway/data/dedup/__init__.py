@@ -1,4 +1,4 @@
-"""Documents and paragraphs that say what others say: found by hashes and by MinHash, and left out within limits."""
+"""Deduplication of documents and paragraphs by hashes and MinHash, within limits."""
 
 from headway.data.dedup.duplicates import Duplicates, find_duplicates
 from headway.data.dedup.fingerprints import DocumentPrints, fingerprint_documents, join_prints, prints_recipe

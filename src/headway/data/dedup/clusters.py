@@ -1,11 +1,11 @@
-"""Nearly equal documents: candidates from bands, checked by their signatures, gathered into clusters.
+"""Near-duplicate documents: candidates from bands, checked by their signatures and gathered into clusters.
 
-Documents that share a band's key are not compared pairwise but with a leader, the one of them that would be kept: those
-similar to it are joined to it, the others choose a leader among themselves, and so on. What is joined is one component;
-within a component documents are then compared with the kept ones alone. So every document that goes was found similar
-to one that stays, and chains of similar documents, whose ends have nothing in common, do not fall together.
+Documents with the same band key are not compared pairwise but with a leader, the one that would be kept. Similar ones
+join the leader; the others choose a leader among themselves, and so on. Joined documents form a component. Within a
+component, documents are then compared only with the kept ones. So every removed document was found similar to a kept
+one, and a chain of similar documents, whose ends have nothing in common, does not collapse into one cluster.
 
-All choices go by content (`Corpus.rank`), none by position or time, so the outcome is the same for any order of files.
+All choices depend on content (`Corpus.rank`), not on position or time, so the order of files does not matter.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from headway.data.dedup.minhash import estimate_similarity
 from headway.data.dedup.workspace import Rows, Workspace, group_starts, make_rows, thinned
 from headway.data.feeding.order import mix
 
-# Leaders that a document is compared with for one band. Further ones would be unlike it, and it has other bands.
+# Leaders compared with a document per band. Further leaders are rarely similar, and the document has other bands.
 _BAND_ROUNDS = 8
-# Kept documents of one component that a document is compared with; one that is unlike all of them is kept. The time is
-# by their number times that of the members, so there is an end to it.
+# Kept documents of a component compared with a document; a document that is similar to none of them is kept. The time
+# grows with their number times that of the members, hence the limit.
 _FINAL_ROUNDS = 1000
 
 Judge = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
@@ -39,20 +39,21 @@ def mark_similar_documents(
     workspace: Workspace,
     progress: Callable[[int], None],
 ) -> None:
-    """Find near-duplicates among documents that are kept so far; warn of those that were not compared with all of their
-    component.
+    """Find near-duplicates among the documents kept so far.
+
+    A warning reports documents that were not compared with all kept documents of their component.
 
     Args:
         corpus: The documents.
-        kept_copy: int64 (documents,), the number of the document kept instead of each, its own where it stays. Those
-            of near-duplicates are set.
+        kept_copy: int64 (documents,), the number of the document kept in place of each document, its own number if it
+            is kept. The entries of near-duplicates are changed.
         config: Similarity and bands.
-        workspace: Bounds the memory.
+        workspace: Limits the memory.
         progress: Called with the number of bands done.
     """
     parents = workspace.table(corpus.count, np.int64)
-    # The leader that a document was last found similar to, plus 1: most meet again in the next band. Leaders met
-    # themselves; 0 is for documents that are like no other.
+    # The leader that a document was last found similar to, plus 1, as a cache: most pairs meet again in the next band.
+    # Leaders refer to themselves; 0 marks documents that are similar to no other.
     met = workspace.table(corpus.count, np.int64)
     for start, stop in corpus.ranges():
         parents[start:stop] = np.arange(start, stop)
@@ -79,20 +80,25 @@ def mark_similar_documents(
     for band in range(config.bands):
         with workspace.partition(partial(_band_rows, corpus, kept_copy, band), corpus.count) as partition:
             for part in range(partition.parts):
-                _follow_leaders(corpus, partial(partition.read, part), join_similar, _BAND_ROUNDS, workspace)
+                _follow_leaders(
+                    corpus, partial(partition.read, part), join_similar, rounds=_BAND_ROUNDS, workspace=workspace
+                )
         progress(band + 1)
     with workspace.partition(partial(_component_rows, corpus, parents, met), corpus.count) as partition:
         reads = (partial(partition.read, part) for part in range(partition.parts))
-        left = sum(_follow_leaders(corpus, read, drop_similar, _FINAL_ROUNDS, workspace, True) for read in reads)
+        left = sum(
+            _follow_leaders(corpus, read, drop_similar, rounds=_FINAL_ROUNDS, workspace=workspace, counts=True)
+            for read in reads
+        )
     if left:
         warning(
-            f"{left:,} documents stay that were not compared with all others of their group: of so many similar ones"
-            f" more than {_FINAL_ROUNDS:,} stay, as of one template with several blanks"
+            f"{left:,} documents are kept without a comparison with all others of their group: it has more than"
+            f" {_FINAL_ROUNDS:,} distinct documents, as from one template with several blanks"
         )
 
 
 def _band_rows(corpus: Corpus, kept_copy: NDArray[np.int64], band: int) -> Iterator[Rows]:
-    """Keys of a band and numbers, of kept documents with words."""
+    """Yield the keys of a band with the numbers of the documents, for kept documents with words."""
     for start, keys in corpus.band(band):
         numbers = np.arange(start, start + len(keys))
         inside = np.flatnonzero((keys != 0) & (kept_copy[start : start + len(keys)] == numbers))
@@ -100,7 +106,7 @@ def _band_rows(corpus: Corpus, kept_copy: NDArray[np.int64], band: int) -> Itera
 
 
 def _component_rows(corpus: Corpus, parents: NDArray[np.int64], met: NDArray[np.int64]) -> Iterator[Rows]:
-    """Components, as keys, and numbers of documents that are like another."""
+    """Yield components, as keys, with the numbers of documents that are similar to another."""
     for start, stop in corpus.ranges():
         numbers = start + np.flatnonzero(met[start:stop])
         yield make_rows(mix(find(parents, numbers).astype(np.uint64)), numbers)
@@ -110,22 +116,23 @@ def _follow_leaders(
     corpus: Corpus,
     read: Callable[[], Iterator[Rows]],
     judge: Judge,
+    *,
     rounds: int,
     workspace: Workspace,
     counts: bool = False,
 ) -> int:
-    """Show members of each group of equal keys to the group's leader; those turned away form a group of their own.
+    """Compare the members of each group of equal keys with the group's leader; rejected ones form a new group.
 
     Args:
         corpus: The documents.
-        read: Goes through keys and numbers of all documents, the same each time.
-        judge: From members and their leaders, which ones belong together; takes note of it.
-        rounds: Leaders that a group may have, one after the other.
-        workspace: Bounds the memory.
-        counts: Count what is left.
+        read: Iterates over keys and numbers of all documents, in the same order each time.
+        judge: Decides which members belong to their leaders, and records it.
+        rounds: Number of successive leaders of a group.
+        workspace: Limits the memory.
+        counts: Whether to count the remaining documents.
 
     Returns:
-        If so, documents of groups that would have had more leaders.
+        With `counts`, the number of documents in groups that would need more leaders; else 0.
     """
     spool, left = None, 0
     for number in range(rounds + counts):
@@ -153,7 +160,7 @@ def _follow_leaders(
 def _find_leaders(
     corpus: Corpus, read: Callable[[], Iterator[Rows]], workspace: Workspace
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """Of each key that several documents have: the key, ascending, and the document that goes before all others."""
+    """Return the keys that several documents share, ascending, and the best-ranked document of each key."""
 
     def blocks() -> Iterator[Rows]:
         for rows in read():
@@ -165,7 +172,7 @@ def _find_leaders(
 
 
 def _best_of_each(corpus: Corpus, rows: Rows) -> Rows:
-    """One row for each key, ascending; the third number says whether there are or were more."""
+    """Return one row per key, ascending; the third number says whether the key occurred more than once."""
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
     starts = group_starts(rows[:, 0])
     if starts.all():
@@ -181,12 +188,12 @@ def _best_of_each(corpus: Corpus, rows: Rows) -> Rows:
 def compare(
     corpus: Corpus, left: NDArray[np.int64], right: NDArray[np.int64], workspace: Workspace
 ) -> NDArray[np.float64]:
-    """Estimated similarity of pairs of documents, float64 (n,), some pairs at a time."""
+    """Estimate the similarity of pairs of documents, float64 (n,), in blocks of pairs."""
     similarity = np.zeros(len(left))
     if not len(left):
         return similarity
     width = 4 * corpus.take("signatures", left[:1]).shape[1]
-    # Two signatures, and about six arrays of their width on the way to the estimate.
+    # A pair needs two signatures, and about six temporary arrays of their width.
     step = max(16, min(1 << 14, workspace.memory_bytes // 4 // (8 * width)))
     for start in range(0, len(left), step):
         part = slice(start, start + step)
@@ -197,7 +204,7 @@ def compare(
 
 
 def find(parents: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Roots of documents; their paths are shortened on the way."""
+    """Return the roots of documents, with path compression."""
     roots = parents[numbers]
     while True:
         above = parents[roots]
@@ -209,10 +216,10 @@ def find(parents: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[np.i
 
 
 def join(parents: NDArray[np.int64], left: NDArray[np.int64], right: NDArray[np.int64]) -> None:
-    """Make one set of each pair's sets; a set's root is its lowest number."""
+    """Join the sets of each pair; the root of a set is its lowest number."""
     while len(left):
         left, right = find(parents, left), find(parents, right)
         apart = left != right
         left, right = left[apart], right[apart]
-        # Where several want to hang the same root, the lowest wins and the others come again.
+        # If several pairs set the parent of one root, the lowest wins, and the others are repeated.
         np.minimum.at(parents, np.maximum(left, right), np.minimum(left, right))

@@ -1,7 +1,7 @@
-"""The prints of a whole corpus as one sequence of documents, read a block at a time.
+"""The prints of a whole corpus as one sequence of documents, read in blocks.
 
 Documents are numbered source by source, in the order in which sources first appear, and within a source in input order.
-So of two numbers the lower is the one to keep, where only that decides.
+So among otherwise equal documents, the lowest number is the one to keep.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from headway.data.dedup.fingerprints import Prints
 from headway.data.dedup.workspace import BLOCK
 
-# Arrays of units that stay mapped; each holds a file open.
+# Arrays of units that stay mapped; each keeps a file open.
 _MAPPED = 128
 
 Field = Literal["hashes", "sizes", "signatures", "paragraph_counts"]
@@ -48,31 +48,31 @@ class Corpus:
         self._mapped = lru_cache(maxsize=_MAPPED)(lambda unit, field: getattr(self._prints[unit], field))
 
     def units(self) -> Iterator[tuple[int, int, int, Prints]]:
-        """Of each unit, in order: its place in the input, its source, its first document's number, its prints."""
+        """Yield each unit in order: its place in the input, source, number of its first document, prints."""
         starts = self._starts[:-1].tolist()
         yield from zip(self._units, self._unit_sources.tolist(), starts, self._prints, strict=True)
 
     def blocks(self, field: Field) -> Iterator[tuple[int, NDArray[Any]]]:
-        """All values of a field, some documents at a time, each with the number of its first document."""
+        """Yield all values of a field in blocks, each with the number of its first document."""
         for _, _, start, prints in self.units():
             values = getattr(prints, field)
             for first in range(0, len(values), BLOCK):
                 yield start + first, values[first : first + BLOCK]
 
     def band(self, band: int) -> Iterator[tuple[int, NDArray[np.uint64]]]:
-        """All keys of a band, as `blocks`."""
+        """Yield all keys of a band in blocks, each with the number of its first document."""
         for _, _, start, prints in self.units():
             keys = prints.bands[band]
             for first in range(0, len(keys), BLOCK):
                 yield start + first, keys[first : first + BLOCK]
 
     def ranges(self) -> Iterator[tuple[int, int]]:
-        """All numbers of documents, in ranges of the size of a block."""
+        """Yield ranges of document numbers, each of the size of a block."""
         for start in range(0, self.count, BLOCK):
             yield start, min(start + BLOCK, self.count)
 
     def take(self, field: Field, numbers: NDArray[np.int64]) -> NDArray[Any]:
-        """Values of a field of documents in any order."""
+        """Return the values of a field for documents in any order."""
         units = self._unit_of(numbers)
         order = np.argsort(units, kind="stable")
         cuts = np.flatnonzero(np.diff(units[order])) + 1
@@ -86,24 +86,24 @@ class Corpus:
         return np.zeros(0, dtype=np.int64) if taken is None else taken
 
     def source_of(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Sources of documents, as places in `names`."""
+        """Return the sources of documents, as indices into `names`."""
         return self._unit_sources[self._unit_of(numbers)]
 
     def place(self, number: int) -> tuple[int, int]:
-        """Unit (its place in the input) and document within it."""
+        """Return the unit of a document (its place in the input), and the document's number in the unit."""
         unit = int(np.searchsorted(self._starts, number, side="right")) - 1
         return self._units[unit], number - int(self._starts[unit])
 
     def rank(self, numbers: NDArray[np.int64]) -> list[NDArray[Any]]:
-        """Keys for `np.lexsort`, least significant first, that put the document to keep first.
+        """Return keys for `np.lexsort`, least significant first, that sort the document to keep first.
 
-        An earlier source goes before a later one, then more text, then the smaller hash: nothing that depends on the
-        order of files or on how they are cut into units.
+        An earlier source comes first, then more text, then the smaller hash. None of these depends on the order of
+        files or on their division into units.
         """
         return [self.take("hashes", numbers)[:, 0], -self.take("sizes", numbers), self.source_of(numbers)]
 
     def close(self) -> None:
-        """Let go of files that are still mapped."""
+        """Unmap all files."""
         self._mapped.cache_clear()
 
     def _unit_of(self, numbers: NDArray[np.int64]) -> NDArray[np.intp]:

@@ -1,4 +1,4 @@
-"""Which documents and paragraphs go because others say the same."""
+"""Search for duplicate documents and paragraphs, and the decision which of them to keep."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from headway.data.dedup.minhash import Layout
 from headway.data.dedup.report import count_clusters, empty_counts, whole_report
 from headway.data.dedup.workspace import Workspace
 
-#: Called with what is being looked for, and of the documents, bands or paragraphs that it takes how many are done, and
-#: how many there are.
+#: Called with the name of a stage, and the numbers of documents, bands or paragraphs done and in total.
 Progress = Callable[[str, int, int], None]
 
 MEMORY_BYTES = 256 * 2**20
@@ -31,13 +30,13 @@ MEMORY_BYTES = 256 * 2**20
 
 @dataclass(frozen=True)
 class Duplicates:
-    """What stays and what goes.
+    """The documents and paragraphs to keep.
 
     Attributes:
-        keep: For each unit bool (documents,): whether the document stays.
-        paragraph_keep: For each unit bool (paragraphs,), the paragraphs of all its documents one after the other, or
-            None where all of them stay. Documents that go have theirs marked as staying.
-        report: What was found, as plain JSON; see docs/deduplication.md.
+        keep: For each unit bool (documents,): whether to keep the document.
+        paragraph_keep: For each unit bool (paragraphs,), the paragraphs of all its documents in order, or None if all
+            of them are kept. The paragraphs of removed documents are marked as kept.
+        report: The findings as plain JSON; see docs/deduplication.md.
     """
 
     keep: list[NDArray[np.bool_]]
@@ -55,25 +54,26 @@ def find_duplicates(
     memory_bytes: int = MEMORY_BYTES,
     scratch: Path | None = None,
 ) -> Duplicates:
-    """Decide which documents and paragraphs stay.
+    """Decide which documents and paragraphs to keep.
 
-    Equal documents come first, then near-duplicates among what is left, then paragraphs of what is left. Of documents
-    that say the same the one stays whose source comes first, then the longest, then the one with the smallest hash; so
-    the texts that stay do not depend on how input is cut into units, nor on the order of files within a source.
+    Equal documents are removed first, then near-duplicates among the rest, then paragraphs of the rest. Among
+    duplicates, the document of the first source is kept, then the longest, then the one with the smallest hash. So the
+    kept texts depend neither on the division of input into units nor on the order of files within a source.
 
     Args:
         prints: Prints of each unit, in input order, made with the same config.
         sources: Each unit's source; sources take precedence in the order in which they first appear.
-        config: What is wanted, and the limits.
-        describe: Turns a unit and a document's number in it into a place and an excerpt, for messages.
-        progress: Told how far it is.
-        memory_bytes: Bound on working arrays. Not counted: the outcome (a byte for each document and paragraph), and
+        config: Kinds of duplicates to remove, and the limits.
+        describe: Returns a place and an excerpt for a unit and a document's number in it, for messages.
+        progress: Called as work advances.
+        memory_bytes: Limit of the working arrays. It excludes the result (a byte for each document and paragraph) and
             the arrays of one unit.
-        scratch: Folder for what does not fit: at most 60 bytes for each document and 33 for each paragraph; the
-            system's temporary folder when None.
+        scratch: Folder for scratch files of at most 60 bytes for each document and 33 for each paragraph; the system's
+            temporary folder if None.
 
     Raises:
-        DataError: more would go than the config allows (`TooManyDuplicates`), or prints were made with another config.
+        DataError: more would be removed than the config allows (`TooManyDuplicates`).
+        ValueError: the prints were made with another config.
     """
     corpus = Corpus(prints, sources)
     _check_prints(corpus, config)
@@ -109,7 +109,7 @@ def find_duplicates(
 
 
 def _check_prints(corpus: Corpus, config: DedupConfig) -> None:
-    """Prints of another config would be compared without an error, and wrongly."""
+    """Check that the prints fit the config; otherwise the comparison would be silently wrong."""
     layout = Layout.of(config)
     wanted = (layout.bands, layout.columns) if config.near else None
     for unit, _, _, prints in corpus.units():
@@ -120,7 +120,7 @@ def _check_prints(corpus: Corpus, config: DedupConfig) -> None:
 
 
 def _count(corpus: Corpus, kept_copy: NDArray[np.int64], counts: dict[str, dict[str, int]], kind: str) -> None:
-    """Add the documents that are gone by now, and were not before, as duplicates of a kind."""
+    """Add the documents that the latest stage removed to the counts of a kind of duplicates."""
     for _, source, start, prints in corpus.units():
         gone = int((kept_copy[start : start + len(prints)] != np.arange(start, start + len(prints))).sum())
         counts[corpus.names[source]][kind] += gone
@@ -136,7 +136,7 @@ def _drop_paragraphs(
     paragraph_keep: list[NDArray[np.bool_] | None],
     counts: dict[str, dict[str, int]],
 ) -> None:
-    """Set each unit's mask of paragraphs, and in `emptied`, bool (documents,), which documents nothing is left of."""
+    """Set each unit's mask of paragraphs, and mark documents without a remaining paragraph in `emptied`, bool (n,)."""
     first = 0
     for unit, source, start, prints in corpus.units():
         per_document = np.asarray(prints.paragraph_counts)

@@ -1,7 +1,7 @@
-"""Equal documents and equal paragraphs, in memory that does not grow with their number.
+"""Search for equal documents and paragraphs, in memory that does not grow with their number.
 
-Hashes are spread evenly, so a corpus of any size is worked on one range of hashes at a time, each small enough to be
-sorted in memory. A range that many equal hashes fall into is thinned as it fills: one of each is enough to go on.
+Hashes are uniformly distributed, so a corpus of any size is processed one range of hashes at a time, each small enough
+to sort in memory. If many equal hashes fall into a range, duplicates are dropped as it fills: one of each is enough.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.data.dedup.corpus import Corpus
-from headway.data.dedup.workspace import Rows, Told, Workspace, group_starts, make_rows, thinned
+from headway.data.dedup.workspace import RowProgress, Rows, Workspace, group_starts, make_rows, thinned
 
 
 def mark_equal_documents(
-    corpus: Corpus, kept_copy: NDArray[np.int64], workspace: Workspace, progress: Told | None = None
+    corpus: Corpus, kept_copy: NDArray[np.int64], workspace: Workspace, progress: RowProgress | None = None
 ) -> None:
-    """Find documents with equal text; of each set the one with the lowest number is kept.
+    """Find documents with equal text, and keep the one with the lowest number of each set.
 
     Args:
         corpus: The documents.
-        kept_copy: int64 (documents,), each document's own number; those of documents that go are set to the number of
-            the one that is kept instead.
-        workspace: Bounds the memory.
-        progress: Told how many documents are done.
+        kept_copy: int64 (documents,), each document's own number. The entries of removed documents are set to the
+            number of the kept one.
+        workspace: Limits the memory.
+        progress: Called with the number of documents done and in total.
     """
 
     def blocks() -> Iterator[Rows]:
@@ -33,7 +33,7 @@ def mark_equal_documents(
             yield make_rows(hashes[:, 0], hashes[:, 1], np.arange(start, start + len(hashes)))
 
     def thin(rows: Rows) -> Rows:
-        # The sort is stable and numbers come ascending, so the first of a group has the lowest.
+        # The sort is stable and numbers are ascending, so the first row of a group has the lowest number.
         rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
         starts = group_starts(rows[:, :2])
         numbers = rows[:, 2].astype(np.int64)
@@ -46,20 +46,20 @@ def mark_equal_documents(
 
 
 def count_paragraphs(corpus: Corpus) -> int:
-    """Paragraphs of all documents."""
+    """Count the paragraphs of all documents."""
     return sum(len(prints.paragraph_hashes) for _, _, _, prints in corpus.units())
 
 
 def mark_equal_paragraphs(
-    corpus: Corpus, kept_copy: NDArray[np.int64], workspace: Workspace, progress: Told | None = None
+    corpus: Corpus, kept_copy: NDArray[np.int64], workspace: Workspace, progress: RowProgress | None = None
 ) -> NDArray[np.bool_]:
-    """Find paragraphs with equal text in documents that are kept.
+    """Find paragraphs with equal text in kept documents.
 
-    One of each set stays: in the first source that has it, the document with the smallest hash, and there the first.
-    So which one it is does not depend on the order of files.
+    One paragraph of each set is kept: the first one in the document with the smallest hash, of the first source that
+    has it. So the choice does not depend on the order of files.
 
     Returns:
-        bool (paragraphs,), unit by unit in the corpus's order: whether a paragraph goes.
+        bool (paragraphs,), unit by unit in the corpus's order: whether to remove a paragraph.
     """
     count = count_paragraphs(corpus)
     dropped = workspace.table(count, np.bool_)
@@ -77,7 +77,7 @@ def mark_equal_paragraphs(
 
 
 def _paragraph_rows(corpus: Corpus, kept_copy: NDArray[np.int64]) -> Iterator[Rows]:
-    """Hash, source, the document's hash and number of paragraphs that are long enough, of documents that are kept."""
+    """Yield hash, source, document hash and number of paragraphs that are long enough, in kept documents."""
     first = 0
     for _, source, start, prints in corpus.units():
         hashes, counts = prints.paragraph_hashes, prints.paragraph_counts

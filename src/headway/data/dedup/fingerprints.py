@@ -1,7 +1,7 @@
-"""What deduplication knows about documents: hashes, sizes, MinHash signatures, hashes of paragraphs.
+"""Prints of documents, the input of deduplication: hashes, sizes, MinHash signatures, hashes of paragraphs.
 
-The prints of some documents are some hundred bytes for each, whatever their length. They depend on the texts and the
-config alone, so they are made for each unit of input by itself, in any process, and kept.
+Prints take a few hundred bytes per document of any length. They depend only on the texts and the config, so any process
+can make them for a unit of input, and they are cached.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from headway.data.dedup.minhash import Layout, make_signatures
 from headway.data.dedup.paragraphs import hash_paragraphs
 from headway.data.dedup.words import UNICODE_VERSION, hash_words, normal_bytes
 
-#: Changes whenever the same text would have other prints.
+#: Version of the prints; increased whenever the same text would get different prints.
 METHOD = 1
-# The same for how texts are cut into paragraphs.
+# Version of the division of texts into paragraphs.
 _PARAGRAPHS = 2
 
 _MAGIC = b"headway-prints-1"
-# Documents and bytes of text that are worked on at a time: their bins stay in the processor's cache.
+# Documents and bytes of text processed at a time, so that their bins stay in the processor's cache.
 _GROUP_DOCUMENTS = 256
 _GROUP_BYTES = 1 << 20
 
@@ -42,10 +42,10 @@ class DocumentPrints:
     Attributes:
         hashes: uint64 (n, 2), the first 128 bits of the SHA-256 of the text (UTF-8), big-endian.
         sizes: int64 (n,), bytes of the text in UTF-8.
-        signatures: uint32 (n, columns), for the estimate of similarity; (n, 0) when near-duplicates are not wanted.
-        bands: uint64 (bands, n), a key for each band, 0 for documents without words; (0, n) when not wanted.
-        paragraph_hashes: uint64 (p,), of one document after the other, 0 for a paragraph that is left alone; (0,) when
-            paragraphs are not wanted.
+        signatures: uint32 (n, columns), for the estimate of similarity; (n, 0) without `near`.
+        bands: uint64 (bands, n), a key for each band, 0 for documents without words; (0, n) without `near`.
+        paragraph_hashes: uint64 (p,), in order of the documents, 0 for a paragraph that is always kept; (0,) without
+            `paragraphs`.
         paragraph_counts: int64 (n,), paragraphs of each document.
     """
 
@@ -60,7 +60,7 @@ class DocumentPrints:
         return len(self.sizes)
 
     def save(self, path: Path) -> None:
-        """Write all arrays to one file, atomically: a line that names the format, then each in NumPy's own format."""
+        """Write all arrays to one file, atomically: a line with the format, then each array in NumPy's format."""
         with atomic_write(path) as file:
             file.write(_MAGIC + b"\n")
             for field in fields(DocumentPrints):
@@ -69,16 +69,16 @@ class DocumentPrints:
 
     @staticmethod
     def load(path: Path) -> StoredPrints:
-        """Open a file that `save` wrote. It is mapped when an array is asked for and stays open no longer than that.
+        """Open a file that `save` wrote. Each access to an array maps the file; it does not stay open.
 
         Raises:
-            DataError: there is no such file, or it is damaged or of another format.
+            DataError: the file is missing or damaged, or has another format.
         """
         return StoredPrints(path)
 
 
 class StoredPrints:
-    """Prints in a file. A corpus has more of them than a process may have files open, so each is mapped when used."""
+    """Prints in a file, mapped on use: a corpus has more such files than a process may keep open."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -125,7 +125,7 @@ class StoredPrints:
 
 
 class Prints(Protocol):
-    """What `find_duplicates` reads: `DocumentPrints` or `StoredPrints`."""
+    """The input of `find_duplicates`: `DocumentPrints` or `StoredPrints`."""
 
     def __len__(self) -> int: ...
     @property
@@ -153,22 +153,22 @@ _DTYPES = {
 
 
 def _read_places(path: Path) -> dict[str, tuple[int, tuple[Any, ...]]]:
-    """Offset and shape of each array in a file of prints."""
+    """Read offset and shape of each array in a file of prints."""
     places: dict[str, tuple[int, tuple[Any, ...]]] = {}
     try:
         with open_regular(path) as file:
             if file.readline(100) != _MAGIC + b"\n":
-                raise ValueError("the file is of another format")
+                raise ValueError("the file has another format")
             for name, kind in _DTYPES.items():
                 if np.lib.format.read_magic(file) != (1, 0):
-                    raise ValueError("an array is of another version")
+                    raise ValueError("an array has another version")
                 shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
                 if fortran or dtype != np.dtype(kind):
-                    raise ValueError(f"{name} is of another type")
+                    raise ValueError(f"{name} has another type")
                 places[name] = (file.tell(), shape)
                 file.seek(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize, 1)
             if file.tell() != path.stat().st_size:
-                raise ValueError("it has another length than its arrays")
+                raise ValueError("its length does not match its arrays")
     except (OSError, ValueError) as error:
         raise DataError(
             f"stored prints of documents cannot be read: {error}", where=str(path), fix="delete the file and try again"
@@ -177,7 +177,7 @@ def _read_places(path: Path) -> dict[str, tuple[int, tuple[Any, ...]]]:
 
 
 def prints_recipe(config: DedupConfig) -> dict[str, Any]:
-    """All that a document's prints depend on besides its text, as plain JSON, for keys of caches."""
+    """Return everything that a document's prints depend on besides its text, as plain JSON, for cache keys."""
     recipe: dict[str, Any] = {"method": METHOD}
     if config.near:
         near = {"ngram": config.ngram, "bands": config.bands, "rows": config.rows}
@@ -193,10 +193,10 @@ def fingerprint_documents(texts: Sequence[str], config: DedupConfig) -> Document
 
     Args:
         texts: The documents.
-        config: What is wanted: signatures only with `near`, hashes of paragraphs only with `paragraphs`.
+        config: Adds signatures with `near`, and hashes of paragraphs with `paragraphs`.
 
     Returns:
-        Prints in the order of the texts. Each depends on its own text and the config only.
+        Prints in the order of the texts. Each depends only on its text and the config.
     """
     encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
     digests = b"".join([hashlib.sha256(data).digest()[:16] for data in encoded])
@@ -214,7 +214,7 @@ def fingerprint_documents(texts: Sequence[str], config: DedupConfig) -> Document
 
 
 def join_prints(parts: Sequence[DocumentPrints], config: DedupConfig) -> DocumentPrints:
-    """The prints of several batches of documents as one; of none, those of no documents."""
+    """Concatenate the prints of several batches of documents; without batches, return prints of no documents."""
     if len(parts) == 1:
         return parts[0]
     parts = parts or [fingerprint_documents([], config)]
@@ -236,7 +236,7 @@ def _paragraphs(texts: Sequence[str], config: DedupConfig) -> tuple[NDArray[np.u
 def _near(
     texts: Sequence[str], encoded: Sequence[bytes], sizes: NDArray[np.int64], config: DedupConfig
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
-    """Signatures and band keys, a group of documents at a time."""
+    """Compute signatures and band keys in groups of documents."""
     layout = Layout.of(config)
     count = len(texts)
     if not config.near:

@@ -1,7 +1,7 @@
 """Limits that stop deduplication from destroying a corpus.
 
-A wrong field, a template that says the same of every document, or one source that holds another: all look like
-duplicates. Whoever means it says so in the config; what is not meant is found before anything is thrown away.
+A wrong field, a template that yields the same text for every document, or a source that contains another all look like
+duplicates. The limits catch such mistakes before anything is removed; the config can raise them on purpose.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from typing import Any
 from headway.config.data import DedupConfig
 from headway.core.errors import DataError
 
-#: A share says little of a few: up to so many documents (or paragraphs) never stop anything.
+#: Up to this many duplicate documents (or paragraphs) are always allowed, since a share of few says little.
 FEW = 10
-# Documents of the largest cluster that are shown.
+# Documents of the largest cluster shown in the message.
 _SHOWN = 2
 
 
 class TooManyDuplicates(DataError):
-    """More would be removed than the config allows; `report` says what was found."""
+    """More would be removed than the config allows; `report` has the findings."""
 
     report: dict[str, Any] | None = None
 
 
 def check_limits(report: dict[str, Any], config: DedupConfig, describe: Callable[[int, int], str] | None) -> None:
-    """Stop where too much would go.
+    """Check that deduplication does not remove too much.
 
     Args:
         report: As in `Duplicates.report`.
         config: The limits.
-        describe: Turns a unit and a document's number in it into text.
+        describe: Returns a text for a unit and a document's number in it.
 
     Raises:
-        TooManyDuplicates: one or more limits are passed. The message has the figures, documents of the largest cluster,
-            and the values that would let it pass.
+        TooManyDuplicates: a limit is exceeded. The message has the figures, documents of the largest cluster, and the
+            values that would allow the removal.
     """
     total, largest = report["total"], report["clusters"]["largest"]
     passed: list[tuple[str, str, float]] = []
 
     def check(key: str, limit: float, part: int, whole: int, what: str) -> None:
-        # The share itself is compared: 0.29 * 100 is less than 29, and a limit that the message names must do.
+        # Compare the share, not percent: 0.29 * 100 is below 29, and the limit named in the message must suffice.
         if part > FEW and part / whole > limit:
             share = f"{part:,} of {whole:,} {what} ({part / whole:.1%}; the limit is {limit:.1%})"
             passed.append((f"data.dedup.{key}", share, part / whole))
@@ -58,7 +58,7 @@ def check_limits(report: dict[str, Any], config: DedupConfig, describe: Callable
             check("max_removed_per_source", config.max_removed_per_source, counts[part], counts[whole], of)
     if not passed:
         return
-    # Rounded up, so that the value lets through what was found.
+    # Round up, so that the suggested value allows the findings.
     needed: dict[str, float] = {}
     for key, _, share in passed:
         needed[key] = max(needed.get(key, 0.0), min(1.0, math.ceil(share * 1000) / 1000))
@@ -66,14 +66,14 @@ def check_limits(report: dict[str, Any], config: DedupConfig, describe: Callable
     error = TooManyDuplicates(
         "deduplication would remove too much: " + "; ".join(share for _, share, _ in passed),
         where=_places(largest, describe),
-        fix=f"see whether the right field is read and what these documents share; to accept it: {raised}",
+        fix=f"check whether the right field is read and what these documents share; to accept it: {raised}",
     )
     error.report = report
     raise error
 
 
 def _places(largest: list[dict[str, Any]], describe: Callable[[int, int], str] | None) -> str | None:
-    """The first documents of the largest cluster."""
+    """Describe the first documents of the largest cluster."""
     if not largest:
         return None
     say = describe or (lambda unit, document: f"unit {unit}, document {document}")

@@ -1,16 +1,16 @@
-"""MinHash: how similar two documents are, from a few hundred bytes about each.
+"""MinHash: an estimate of the similarity of two documents from a few hundred bytes about each.
 
-A document is the set of its shingles (n-grams of words). Two documents' similarity is the Jaccard index of their sets,
-and a random function's minimum over both sets is the same with just that probability (Broder 1997). The many functions
-that this takes are had from one hash: it throws shingles into bins, and each bin has its own minimum (one permutation
-hashing; Li, Owen & Zhang 2012). From the bins' minima two things are kept:
+A document is the set of its shingles (n-grams of words). The similarity of two documents is the Jaccard index of their
+sets. The minima of a random hash function over both sets are equal with exactly this probability (Broder 1997). One
+hash replaces the many functions needed: it distributes shingles over bins, and each bin has its own minimum (one
+permutation hashing; Li, Owen & Zhang 2012). Two things are kept from the minima of the bins:
 
-- the signature, four bits of each bin's minimum, from which similarity is estimated (b-bit minwise hashing; Li & Koenig
+- the signature, four bits of each bin's minimum, for the estimate of similarity (b-bit minwise hashing; Li & Koenig
   2010, section 2; bins that are empty in both do not count: Li, Owen & Zhang 2012, section 3);
-- a key for each band. A row is a group of bins; a band's key stands for the minima of its rows, and documents that
-  agree in a whole band are candidates (Leskovec, Rajaraman & Ullman, Mining of Massive Datasets, section 3.4). A row
-  whose bins are all empty borrows from the first row in an order of its own that has one (optimal densification;
-  Shrivastava 2017, section 4), so a row agrees with probability equal to the similarity, whatever the length.
+- a key for each band. A row is a group of bins; a band's key combines the minima of its rows. Documents with an equal
+  band key are candidates (Leskovec, Rajaraman & Ullman, Mining of Massive Datasets, section 3.4). A row whose bins are
+  all empty borrows from the first filled row in an order of its own (optimal densification; Shrivastava 2017, section
+  4). So a row agrees with a probability equal to the similarity, whatever the length of the documents.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from numpy.typing import NDArray
 from headway.config.data import DedupConfig
 from headway.data.feeding.order import mix
 
-# At least so many bins: the standard error of an estimate is below 0.013 at similarity 0.8.
+# Minimum number of bins: the standard error of an estimate is below 0.013 at similarity 0.8.
 _BINS = 1024
 _EMPTY = np.uint32(0xFFFFFFFF)
 _LOW_32 = np.uint64(0xFFFFFFFF)
-# Codes 1 to 15 of a bin's minimum; 0 is an empty bin.
+# A bin's minimum has a code from 1 to 15; 0 marks an empty bin.
 _CODES = 15
 _SHINGLE_FACTOR = np.uint64(0xD1342543DE82EF95)
 _BAND_FACTOR = np.uint64(0xAF251AF3B0F025B5)
-# Words of which shingles are made at a time, and empty rows that are filled at a time.
+# Words turned into shingles at a time, and empty rows filled at a time.
 _WORDS = 1 << 16
 _ROWS = 1 << 13
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How bins, rows and bands lie: bin `i` belongs to row `i % rows`, row `j` to band `j // rows_per_band`."""
+    """Layout of bins, rows and bands: bin `i` belongs to row `i % rows`, row `j` to band `j // rows_per_band`."""
 
     ngram: int
     bands: int
@@ -48,27 +48,27 @@ class Layout:
 
     @classmethod
     def of(cls, config: DedupConfig) -> Layout:
-        """The layout that a config asks for."""
+        """Return the layout for a config."""
         return cls(config.ngram, config.bands, config.rows)
 
     @property
     def rows(self) -> int:
-        """Rows of all bands."""
+        """Number of rows of all bands."""
         return self.bands * self.rows_per_band
 
     @property
     def bins(self) -> int:
-        """Bins, a whole number per row."""
+        """Number of bins, a multiple of the rows."""
         return self.rows * -(-_BINS // self.rows)
 
     @property
     def columns(self) -> int:
-        """Width of a signature in uint32: four bits a bin, in whole 64-bit numbers."""
+        """Width of a signature in uint32: four bits per bin, rounded up to 64 bits."""
         return 2 * -(-self.bins // 16)
 
 
 def collision_probability(similarity: float, bands: int, rows: int) -> float:
-    """Probability that documents of this similarity agree in a band: 1 - (1 - s^rows)^bands, an S-curve in s.
+    """Return the probability that documents of a similarity agree in a band: 1 - (1 - s^rows)^bands, an S-curve in s.
 
     Source: Leskovec, Rajaraman & Ullman, Mining of Massive Datasets, section 3.4.2.
     """
@@ -78,7 +78,7 @@ def collision_probability(similarity: float, bands: int, rows: int) -> float:
 def make_signatures(
     words: NDArray[np.uint64], counts: NDArray[np.int64], layout: Layout
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
-    """Signatures and band keys of documents.
+    """Compute the signatures and band keys of documents.
 
     Args:
         words: Hashes of all documents' words, uint64 (words,).
@@ -96,7 +96,7 @@ def make_signatures(
 
 
 def _bin_minima(words: NDArray[np.uint64], counts: NDArray[np.int64], layout: Layout) -> NDArray[np.uint32]:
-    """The least hash in each bin: uint32 (n, bins), all bits set where a bin is empty."""
+    """Return the smallest hash in each bin: uint32 (n, bins), with all bits set for an empty bin."""
     minima = np.full((len(counts), layout.bins), _EMPTY, dtype=np.uint32)
     flat = minima.reshape(-1)
     ends = np.cumsum(counts)
@@ -109,17 +109,18 @@ def _bin_minima(words: NDArray[np.uint64], counts: NDArray[np.int64], layout: La
             shingles = shingles * _SHINGLE_FACTOR + words[start + shift : stop + shift]
         documents = np.searchsorted(ends, np.arange(start, stop), side="right")
         whole = np.arange(start + layout.ngram, stop + layout.ngram) <= ends[documents]
-        _throw(flat, documents[whole], shingles[whole], layout)
+        _update_minima(flat, documents[whole], shingles[whole], layout)
     short = np.flatnonzero((counts > 0) & (counts < layout.ngram))
     if short.size:
-        _throw(flat, short, _short_shingles(words, (ends - counts)[short], counts[short], layout.ngram), layout)
+        shingles = _short_shingles(words, (ends - counts)[short], counts[short], layout.ngram)
+        _update_minima(flat, short, shingles, layout)
     return minima
 
 
 def _short_shingles(
     words: NDArray[np.uint64], starts: NDArray[np.int64], counts: NDArray[np.int64], ngram: int
 ) -> NDArray[np.uint64]:
-    """The one shingle of each document that has fewer words than a shingle: all of them, filled up with zeros."""
+    """Return the only shingle of each document with fewer words than a shingle: all its words, padded with zeros."""
     shingles = np.zeros(len(starts), dtype=np.uint64)
     for shift in range(ngram):
         there = np.where(shift < counts, starts + shift, 0)
@@ -127,10 +128,10 @@ def _short_shingles(
     return shingles
 
 
-def _throw(
+def _update_minima(
     flat: NDArray[np.uint32], documents: NDArray[np.int64], shingles: NDArray[np.uint64], layout: Layout
 ) -> None:
-    """Throw shingles into their documents' bins: the upper half of the hash says which, the lower half is compared."""
+    """Update the minima of bins: the upper half of a shingle's hash selects the bin, the lower half is the value."""
     hashes = mix(shingles)
     bins = ((hashes >> np.uint64(32)) * np.uint64(layout.bins)) >> np.uint64(32)
     values = np.minimum((hashes & _LOW_32).astype(np.uint32), _EMPTY - np.uint32(1))
@@ -138,7 +139,7 @@ def _throw(
 
 
 def _pack(minima: NDArray[np.uint32], layout: Layout) -> NDArray[np.uint32]:
-    """Four bits of each bin, the first half of the bins in the low halves of the bytes: uint32 (n, columns)."""
+    """Pack four bits of each bin, the first half of the bins in the low halves of bytes: uint32 (n, columns)."""
     codes = (((minima & np.uint32(0xFFFF)) * np.uint32(_CODES)) >> np.uint32(16)) + np.uint32(1)
     codes = np.where(minima == _EMPTY, np.uint32(0), codes).astype(np.uint8)
     half = -(-layout.bins // 2)
@@ -149,10 +150,10 @@ def _pack(minima: NDArray[np.uint32], layout: Layout) -> NDArray[np.uint32]:
 
 
 def _band_keys(minima: NDArray[np.uint32], layout: Layout) -> NDArray[np.uint64]:
-    """One key for each band: uint64 (bands, n)."""
+    """Return a key for each band: uint64 (bands, n)."""
     count = len(minima)
     rows = minima.reshape(count, layout.bins // layout.rows, layout.rows).min(axis=1)
-    # A value says which row it was found in, so that what is borrowed from different rows differs.
+    # Add the number of the row to its value, so that values borrowed from different rows differ.
     values = rows.astype(np.uint64) | (np.arange(layout.rows, dtype=np.uint64) << np.uint64(32))
     filled = rows != _EMPTY
     order = _borrowing_order(layout.rows)
@@ -170,9 +171,9 @@ def _band_keys(minima: NDArray[np.uint32], layout: Layout) -> NDArray[np.uint64]
 
 @cache
 def _borrowing_order(rows: int) -> NDArray[np.unsignedinteger[Any]]:
-    """At [i, j]: when an empty row i asks row j, a number of its own random order: (rows, rows)."""
+    """Return ranks (rows, rows): entry [i, j] is the rank of row j in the order in which an empty row i borrows."""
     order = np.empty((rows, rows), dtype=np.uint8 if rows < 256 else np.uint16)
-    for row in range(rows):  # sorting all at once would take sixteen times the memory
+    for row in range(rows):  # to sort all rows at once would take sixteen times the memory
         first = row * rows + 1
         numbers = mix(np.arange(first, first + rows, dtype=np.uint64) * _BAND_FACTOR)
         order[row] = np.argsort(np.argsort(numbers))
@@ -180,10 +181,10 @@ def _borrowing_order(rows: int) -> NDArray[np.unsignedinteger[Any]]:
 
 
 def estimate_similarity(left: NDArray[np.uint32], right: NDArray[np.uint32]) -> NDArray[np.float64]:
-    """Estimated Jaccard similarity of pairs of documents: float64 (n,), 0 where either has no words.
+    """Estimate the Jaccard similarity of pairs of documents: float64 (n,), 0 if either has no words.
 
-    The estimate is unbiased; its standard error is at most sqrt(p (1 - p) / bins) * 15 / 14, p = s + (1 - s) / 15, for
-    long documents, and less for those with fewer shingles than bins, about which bins know almost everything.
+    The estimate is unbiased. Its standard error is at most sqrt(p (1 - p) / bins) * 15 / 14, p = s + (1 - s) / 15, for
+    long documents, and smaller for documents with fewer shingles than bins, which the bins describe almost completely.
 
     Args:
         left: Signatures, uint32 (n, columns).
@@ -195,20 +196,20 @@ def estimate_similarity(left: NDArray[np.uint32], right: NDArray[np.uint32]) -> 
     both = a_filled & b_filled
     equal = both & ~_any_bit(a ^ b)
     both_count, either_count, equal_count = _ones(both), _ones(a_filled | b_filled), _ones(equal)
-    # Of the bins whose minima differ, one in 15 has the same code by chance.
+    # One in 15 bins with different minima has the same code by chance.
     same = (equal_count - both_count / _CODES) * (_CODES / (_CODES - 1))
     similarity: NDArray[np.float64] = np.clip(same / np.maximum(either_count, 1.0), 0.0, 1.0)
     return similarity
 
 
 def _any_bit(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """In the lowest bit of each four: whether any of them is set; the other bits mean nothing."""
+    """Return in the lowest bit of each group of four whether any bit is set; the other bits are undefined."""
     values = values | (values >> np.uint64(2))
     return values | (values >> np.uint64(1))
 
 
 def _ones(values: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Number of lowest bits of fours that are set, by row: float64 (n,)."""
+    """Count per row the groups of four whose lowest bit is set: float64 (n,)."""
     low = np.uint64(0x0F0F0F0F0F0F0F0F)
     pairs = (values & low) + ((values >> np.uint64(4)) & low)
     # The top byte of the product is the sum of all bytes.

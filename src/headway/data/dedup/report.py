@@ -1,4 +1,4 @@
-"""What deduplication found, in numbers and examples."""
+"""The report of deduplication: numbers and examples."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from headway.data.dedup.corpus import Corpus
 from headway.data.dedup.minhash import collision_probability
 from headway.data.dedup.workspace import Workspace
 
-# Clusters, the largest ones, and documents of each besides the kept one, that are given as examples.
+# Largest clusters shown as examples, and removed documents shown of each.
 _CLUSTERS = 5
 _DOCUMENTS = 5
 
 
 def empty_counts() -> dict[str, int]:
-    """Counts of one source."""
+    """Return zero counts for a source."""
     names = ("documents", "bytes", "exact", "near", "emptied", "removed", "removed_bytes")
     return dict.fromkeys((*names, "paragraphs", "paragraphs_removed"), 0)
 
 
 def count_clusters(corpus: Corpus, kept_copy: NDArray[np.int64], workspace: Workspace) -> dict[str, Any]:
-    """Clusters of documents that say the same: how many, and the largest ones.
+    """Count the clusters of duplicate documents, and describe the largest ones.
 
     Args:
         corpus: The documents.
-        kept_copy: int64 (documents,), the number of the document kept instead of each. A document that equals one that
-            went itself is passed on to the one that stayed.
-        workspace: Bounds the memory.
+        kept_copy: int64 (documents,), the number of the document kept in place of each. Entries that refer to a removed
+            document are redirected to the kept one.
+        workspace: Limits the memory.
     """
     sizes = workspace.table(corpus.count, np.int64)
     for start, stop in corpus.ranges():
@@ -50,7 +50,7 @@ def count_clusters(corpus: Corpus, kept_copy: NDArray[np.int64], workspace: Work
 def _example(
     corpus: Corpus, kept_copy: NDArray[np.int64], leader: int, size: int, workspace: Workspace
 ) -> dict[str, Any]:
-    """A cluster with its kept document and the first of the others, each as unit and number within it."""
+    """Describe a cluster by its kept document and the first of the others, each as unit and number in it."""
     others: list[int] = []
     for start, stop in corpus.ranges():
         members = start + np.flatnonzero(kept_copy[start:stop] == leader)
@@ -78,7 +78,7 @@ def _example(
 
 
 def whole_report(counts: dict[str, dict[str, int]], clusters: dict[str, Any], config: DedupConfig) -> dict[str, Any]:
-    """The report, plain JSON: settings, totals, counts of each source, clusters."""
+    """Assemble the report as plain JSON: settings, totals, counts of each source, clusters."""
     total = empty_counts()
     for each in counts.values():
         for key, value in each.items():

@@ -1,8 +1,8 @@
-"""Words of a text as 64-bit hashes, so that texts that differ in case, punctuation and spacing have the same words.
+"""Words of a text as 64-bit hashes; texts that differ only in case, punctuation and spacing have the same words.
 
-A word is a run of letters, digits and combining marks, in Unicode normal form C and lower case; everything else stands
-between words. In scripts that do not put spaces between words (Chinese, Japanese, Thai, Lao, Khmer, Burmese) every
-character is a word. Nothing here looks at one word at a time: a whole block of text goes through numpy.
+A word is a run of letters, digits and combining marks, in Unicode normal form C and lower case. All other characters
+separate words. In scripts without spaces between words (Chinese, Japanese, Thai, Lao, Khmer, Burmese) every character
+is a word. NumPy processes whole blocks of text, never word by word.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from headway.data.feeding.order import mix
 from headway.data.scripts import IDEOGRAPHS, UNSPACED
 
-#: Which characters are letters and what their lower case is comes from Python's Unicode tables.
+#: Version of Python's Unicode tables, which define letters and their lower case.
 UNICODE_VERSION = unicodedata.unidata_version
 
-# Code points below this are looked up; above it are ideographs (planes 2 and 3) and things that are no words.
+# Code points below this are in tables; above it are ideographs (planes 2 and 3) and characters that are not words.
 _TABLE = 0x20000
 _SPACE = 32
 # Bytes of normalised text hashed at a time: the arrays of a block stay in the processor's cache.
@@ -34,11 +34,11 @@ _FIRST_BYTES = np.array([(1 << (8 * count)) - 1 for count in range(9)], dtype=np
 
 
 def normal_bytes(text: str, encoded: bytes) -> bytes:
-    """The words of a text as UTF-8, with spaces between them (and perhaps around them).
+    """Return the normalized words of a text as UTF-8, separated (and possibly surrounded) by spaces.
 
     Args:
         text: The text.
-        encoded: The same in UTF-8.
+        encoded: The text in UTF-8.
     """
     if text.isascii():
         return encoded.translate(_ascii_table())
@@ -48,7 +48,7 @@ def normal_bytes(text: str, encoded: bytes) -> bytes:
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     beyond = codes >= _TABLE
     if beyond.any():
-        # The two code points after the tables' end stand for an ideograph and for no word.
+        # The last two entries of the tables stand for an ideograph and for a character that is not a word.
         ideograph = beyond & (codes <= IDEOGRAPHS[1])
         looked_up = np.where(beyond, np.where(ideograph, _TABLE, _TABLE + 1), codes)
         normal, single = np.where(ideograph, codes, lower[looked_up]), alone[looked_up]
@@ -70,7 +70,7 @@ def _ascii_table() -> bytes:
 
 @cache
 def _unicode_tables() -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-    """For each code point: its lower case, or a space when it is no part of a word; and whether it is a word alone."""
+    """Return for each code point its lower case (a space if not part of a word), and whether it is a word by itself."""
     lower = np.full(_TABLE + 2, _SPACE, dtype=np.uint32)
     alone = np.zeros(_TABLE + 2, dtype=bool)
     for code in range(_TABLE):
@@ -94,7 +94,7 @@ def hash_words(texts: Sequence[bytes]) -> tuple[NDArray[np.uint64], NDArray[np.i
     starts: list[NDArray[np.int64]] = []
     first = 0
     while first < len(joined):
-        # A block ends with a space, so no word is cut.
+        # A block ends with a space, so that no word is split.
         end = joined.find(b" ", min(first + _BLOCK, len(joined) - 1)) + 1
         block_hashes, block_starts = _hash_block(joined[first:end])
         hashes.append(block_hashes)
@@ -106,12 +106,12 @@ def hash_words(texts: Sequence[bytes]) -> tuple[NDArray[np.uint64], NDArray[np.i
 
 
 def _hash_block(block: bytes) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """Hashes and starts of the words of a block of bytes that ends with a space."""
+    """Return hashes and starts of the words of a block of bytes that ends with a space."""
     inside = np.frombuffer(block, dtype=np.uint8) != _SPACE
     edges = np.flatnonzero(np.diff(inside, prepend=False))
     starts, lengths = edges[0::2], edges[1::2] - edges[0::2]
     hashes = lengths.astype(np.uint64) * _LENGTH_SALT
-    # Eight bytes at any place as one number.
+    # A view with the eight bytes at every offset as one number.
     loads = np.ndarray((len(block),), dtype="<u8", buffer=block + bytes(8), strides=(1,))
     hashes = mix(hashes ^ (loads[starts] & _FIRST_BYTES[np.minimum(lengths, 8)]))
     for offset in range(8, _LONGEST, 8):

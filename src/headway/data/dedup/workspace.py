@@ -1,6 +1,6 @@
-"""Bounded memory for work on any number of rows: tables, partitions and spools that go to scratch files when they grow.
+"""Bounded memory for any number of rows: tables, partitions and spools that move to scratch files when they grow.
 
-A row is some 64-bit numbers, the first of which is its key; rows come in arrays uint64 (n, width).
+A row is a tuple of 64-bit numbers, the first of which is its key. Rows are stored in arrays uint64 (n, width).
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from numpy.typing import NDArray
 
 # Rows or documents read at a time.
 BLOCK = 1 << 15
-# What a row of two numbers takes with the copies that sorting makes of it.
+# Bytes of a row of two numbers, with the copies that sorting makes.
 _ROW_BYTES = 128
 _PREFIX = "headway-dedup-"
 
 Kind = TypeVar("Kind", bound=np.generic)
 Rows = NDArray[np.uint64]
-#: Called with how many rows are done, and how many there are.
-Told = Callable[[int, int], None]
+#: Called with the number of rows done and in total.
+RowProgress = Callable[[int, int], None]
 
 
 class Workspace:
-    """What does not fit into the bound lies in scratch files, which are gone when the workspace is closed.
+    """Arrays within a memory limit. Larger ones lie in scratch files, which are removed with the workspace.
 
     Args:
-        memory_bytes: Bound on the arrays in memory, half for tables, half for rows that are being sorted.
-        folder: Where scratch files lie; the system's temporary folder when None.
+        memory_bytes: Limit of the arrays in memory, half for tables, half for rows being sorted.
+        folder: Folder of the scratch files; the system's temporary folder if None.
     """
 
     def __init__(self, memory_bytes: int, folder: Path | None = None) -> None:
@@ -41,11 +41,11 @@ class Workspace:
 
     @property
     def rows(self) -> int:
-        """Rows of two numbers that may be sorted at a time."""
+        """Limit of the rows of two numbers sorted at a time."""
         return max(1024, self.memory_bytes // 2 // _ROW_BYTES)
 
     def table(self, count: int, dtype: type[Kind]) -> NDArray[Kind]:
-        """An array of zeros (count,), in memory or in a scratch file."""
+        """Return an array of zeros (count,), in memory or in a scratch file."""
         size = count * np.dtype(dtype).itemsize
         if size <= self._tables_left:
             self._tables_left -= size
@@ -56,25 +56,26 @@ class Workspace:
         return np.memmap(file, dtype=dtype, mode="r+", shape=(count,))
 
     def file(self) -> IO[bytes]:
-        """A scratch file without a name."""
+        """Create a scratch file without a name."""
         return tempfile.TemporaryFile(prefix=_PREFIX, dir=self._folder)
 
     def spool(self) -> Spool:
-        """A place for rows that a later round goes through."""
+        """Create a spool for rows that a later round reads."""
         return Spool(4 * self.rows, self._folder)
 
     def partition(
-        self, blocks: Callable[[], Iterator[Rows]], count: int, width: int = 2, progress: Told | None = None
+        self, blocks: Callable[[], Iterator[Rows]], count: int, width: int = 2, progress: RowProgress | None = None
     ) -> Partition:
-        """Rows by ranges of keys, each of which fits into memory with room to spare when keys are spread evenly.
+        """Partition rows by ranges of keys; each range fits easily into memory if keys are uniformly distributed.
 
         Args:
-            blocks: Goes through all rows, the same ones each time.
-            count: How many rows there are, at most.
+            blocks: Iterates over all rows, the same ones each time.
+            count: Upper limit of the number of rows.
             width: Numbers in a row.
-            progress: Told how far it is, if every range is read once.
+            progress: Called as work advances; correct if every range is read once.
         """
-        return Partition(self, blocks, max(1, -(-count * width // self.rows)), width, count, progress)
+        parts = max(1, -(-count * width // self.rows))
+        return Partition(self, blocks, parts=parts, width=width, count=count, progress=progress)
 
     def __enter__(self) -> Workspace:
         return self
@@ -84,39 +85,40 @@ class Workspace:
 
 
 class Partition:
-    """Rows by ranges of keys. A single range is not copied; more are written to a scratch file, each in one piece."""
+    """Rows by ranges of keys. A single range is not copied; several are written to a scratch file one by one."""
 
     def __init__(
         self,
         workspace: Workspace,
         blocks: Callable[[], Iterator[Rows]],
+        *,
         parts: int,
         width: int,
         count: int,
-        progress: Told | None,
+        progress: RowProgress | None,
     ) -> None:
         self.parts = parts
         self._blocks, self._width = blocks, width
-        # Rows of several ranges are gone through three times: to count them, to write them, and to read them.
+        # With several ranges there are three passes over the rows: to count, to write and to read them.
         self._progress, self._rounds, self._seen, self._count = progress, 3 if parts > 1 else 1, 0, count
         self._file: IO[bytes] | None = None
-        self._tell(0)
+        self._report(0)
         if parts > 1:
             sizes = np.zeros(parts, dtype=np.int64)
             for rows in self._counted(blocks()):
                 sizes += np.bincount(_part_of(rows[:, 0], parts), minlength=parts)
-            self._count = int(sizes.sum())  # it may be fewer than was thought
+            self._count = int(sizes.sum())  # it may be below the limit
             self._starts = np.cumsum([0, *sizes])
             self._file = workspace.file()
             self._write(self._file)
 
     def _counted(self, blocks: Iterator[Rows]) -> Iterator[Rows]:
-        """The same rows, which are told when they have been worked on."""
+        """Yield the same rows, and report each block after it was processed."""
         for rows in blocks:
             yield rows
-            self._tell(len(rows))
+            self._report(len(rows))
 
-    def _tell(self, rows: int) -> None:
+    def _report(self, rows: int) -> None:
         self._seen += rows
         if self._progress:
             self._progress(self._seen // self._rounds, self._count)
@@ -136,7 +138,7 @@ class Partition:
         file.flush()
 
     def read(self, part: int) -> Iterator[Rows]:
-        """The rows of a range, in the order in which they came, some at a time."""
+        """Yield the rows of a range in blocks, in their original order."""
         yield from self._counted(self._rows_of(part))
 
     def _rows_of(self, part: int) -> Iterator[Rows]:
@@ -158,7 +160,7 @@ class Partition:
 
 
 class Spool:
-    """Rows of two numbers in the order in which they came; in memory while they are few, else in a scratch file."""
+    """Rows of two numbers in insertion order, in memory while they are few, else in a scratch file."""
 
     def __init__(self, memory_bytes: int, folder: Path | None) -> None:
         where = None if folder is None else str(folder)
@@ -170,23 +172,23 @@ class Spool:
             self._file.write(rows.tobytes())
 
     def read(self) -> Iterator[Rows]:
-        """All rows, some at a time."""
+        """Yield all rows in blocks."""
         self._file.seek(0)
         while data := self._file.read(16 * BLOCK):
             yield np.frombuffer(data, dtype=np.uint64).reshape(-1, 2)
 
     def close(self) -> None:
-        """Let go of memory and file."""
+        """Release memory and file."""
         self._file.close()
 
 
 def make_rows(*columns: NDArray[Any]) -> Rows:
-    """Rows from their columns, whose values are not negative."""
+    """Build rows from columns of non-negative values."""
     return np.stack([column.astype(np.uint64, copy=False) for column in columns], axis=1)
 
 
 def thinned(blocks: Iterable[Rows], limit: int, thin: Callable[[Rows], Rows], width: int = 2) -> Rows:
-    """Gather rows, and thin them whenever there are more than `limit`; at last those that are left after thinning."""
+    """Gather rows, thin them whenever there are more than `limit`, and return the rows left after a last thinning."""
     gathered, size = [np.zeros((0, width), dtype=np.uint64)], 0
     for rows in blocks:
         gathered.append(rows)
@@ -198,12 +200,12 @@ def thinned(blocks: Iterable[Rows], limit: int, thin: Callable[[Rows], Rows], wi
 
 
 def _part_of(keys: NDArray[np.uint64], parts: int) -> NDArray[np.int64]:
-    """Which of `parts` equal ranges each key falls into."""
+    """Return the number of the range, out of `parts` equal ones, of each key."""
     return (((keys >> np.uint64(32)) * np.uint64(parts)) >> np.uint64(32)).astype(np.int64)
 
 
 def group_starts(sorted_keys: NDArray[Any]) -> NDArray[np.bool_]:
-    """Where a group of equal keys begins, in keys (n,) or (n, columns) that are sorted."""
+    """Return where groups of equal keys begin, bool (n,), in sorted keys (n,) or (n, columns)."""
     starts = np.ones(len(sorted_keys), dtype=bool)
     different = sorted_keys[1:] != sorted_keys[:-1]
     starts[1:] = different.any(axis=1) if different.ndim == 2 else different

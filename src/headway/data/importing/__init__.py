@@ -1,1 +1,1 @@
-"""Token stores of other projects, made into Headway's: Megatron, nanoGPT and llm.c, datatrove."""
+"""Import of token files of other projects into a token store: Megatron, nanoGPT and llm.c, datatrove."""

@@ -1,8 +1,9 @@
-"""datatrove's tokenized files: `<name>.ds` with the ids, `<name>.ds.index` with where documents end.
+"""datatrove's tokenized files: `<name>.ds` with the ids, `<name>.ds.index` with the ends of documents.
 
-As `datatrove.pipeline.tokens` writes them: ids are little-endian uint16 or uint32; the index is the ends in tokens, as
-little-endian uint64; `<name>.ds.metadata` has in its first line the tokenizer and the bytes of an id (`gpt2|2`), in its
-second the number of tokens. Both may be missing. Marks for the loss (`<name>.ds.loss`) have no place in a store.
+The format is that of `datatrove.pipeline.tokens`. Ids are little-endian uint16 or uint32. The index has the ends in
+tokens, as little-endian uint64. The first line of `<name>.ds.metadata` has the tokenizer and the bytes of an id
+(`gpt2|2`), the second line has the number of tokens. Index and metadata may be missing. A store cannot hold loss masks
+(`<name>.ds.loss`).
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from headway.core.foreign import read_text
 from headway.data.importing.files import BLOCK_DOCUMENTS, Ends, ImportSource, TokenFile, damaged, size_of
 
 _ENDING = ".ds"
-# What stands for a tokenizer that the writer did not know.
+# Name that the writer uses for an unknown tokenizer.
 _UNKNOWN = "Unknown Tokenizer"
 
 
 def find(paths: Sequence[str], dtype: np.dtype[Any] | None) -> list[ImportSource]:
-    """One source for each path; its files are in the order of their paths.
+    """Find one source for each path, with its files in the order of their paths.
 
     Args:
-        paths: `.ds` files, or folders that stand for all that are below them.
-        dtype: Type of the ids in files that have neither index nor metadata; None when it is not known yet.
+        paths: `.ds` files, or folders with `.ds` files at any depth.
+        dtype: Type of the ids in files without index and metadata; None if it is not known yet.
 
     Raises:
         DataError: a file is missing, cannot be read, or is damaged.
@@ -57,13 +58,13 @@ class _Metadata:
 
 
 def open_file(path: Path, dtype: np.dtype[Any] | None) -> TokenFile:
-    """A file, checked against its metadata and its index as far as they are there.
+    """Open a file, and check it against its metadata and its index if they exist.
 
     Raises:
         DataError: see `find`.
     """
     size = size_of(path)
-    about, index = _beside(path, "metadata"), _beside(path, "index")
+    about, index = _companion(path, "metadata"), _companion(path, "index")
     facts = _metadata(about) if about.exists() else _Metadata(None, None, None)
     indexed = _last_end(index) if index.exists() else None
     known = indexed if indexed is not None else facts.tokens
@@ -73,22 +74,22 @@ def open_file(path: Path, dtype: np.dtype[Any] | None) -> TokenFile:
     tokens, rest = divmod(size, width)
     for count, where in ((indexed, index), (facts.tokens, about)):
         if rest or (count is not None and count != tokens):
-            by = f", but by {where.name} it has {count:,}" if count is not None else ""
+            by = f", but {where.name} says {count:,}" if count is not None else ""
             raise damaged(path, f"{size:,} bytes are {size / width:,.1f} tokens of {width} bytes{by}")
-    if _beside(path, "loss").exists():
-        warning(f"{path}: which tokens count for the loss ({path.name}.loss) is not imported: all will count")
+    if _companion(path, "loss").exists():
+        warning(f"{path}: the loss mask ({path.name}.loss) is not imported: all tokens will count for the loss")
     return TokenFile(
         path,
         np.dtype("<u2" if width == 2 else "<u4"),
         0,
         tokens,
         ends=partial(_ends, index) if indexed is not None else None,
-        beside=tuple(file for file in (index, about) if file.exists()),
+        companions=tuple(file for file in (index, about) if file.exists()),
         tokenizer=facts.tokenizer,
     )
 
 
-def _beside(path: Path, ending: str) -> Path:
+def _companion(path: Path, ending: str) -> Path:
     return path.with_name(f"{path.name}.{ending}")
 
 
@@ -105,12 +106,12 @@ def _metadata(path: Path) -> _Metadata:
 def _last_end(index: Path) -> int:
     size = size_of(index)
     if size % 8:
-        raise damaged(index, f"{size:,} bytes are no whole number of ends of 8 bytes")
+        raise damaged(index, f"{size:,} bytes are not a multiple of 8, the bytes of an entry")
     return int(np.fromfile(index, dtype="<u8", offset=size - 8)[0]) if size else 0
 
 
 def _ends(index: Path) -> Ends:
-    """Where documents end, in tokens."""
+    """Yield the ends of documents, in tokens, in blocks."""
     previous = 0
     size = size_of(index) // 8
     for first in range(0, size, BLOCK_DOCUMENTS):

@@ -1,4 +1,4 @@
-"""From blocks of ids to documents, each in its split and ended by the end-of-text token, in shards."""
+"""Division of blocks of ids into documents, which are ended by the end-of-text token and written to shards by split."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from headway.data.importing.files import TokenBlock
 from headway.data.preparing.shards import ShardWriter
 
-#: So many of a document's ids decide on which side it is, so that a longer one need not be held in memory.
+#: Number of a document's ids that decide its split, so that longer documents need not be held in memory.
 DECIDING_TOKENS = 2**20
 
 SPLIT_RULE = (
@@ -24,19 +24,19 @@ SPLIT_RULE = (
 
 @dataclass
 class Counts:
-    """What became of documents."""
+    """Counts of documents and tokens."""
 
     documents: int = 0
     tokens: int = 0
-    """In the store, ends of documents included."""
+    """Tokens in the store, end-of-text tokens included."""
     begun: int = 0
     """Documents that begin with the begin-of-text token."""
     ended: int = 0
     """Documents to which the end-of-text token was added."""
     empty: int = 0
-    """Documents without any other token; they are left out."""
+    """Documents without any other token; they are skipped."""
     smallest: int = 2**64
-    """Smallest and largest document hash, where documents are held out by it."""
+    """Smallest document hash, if documents are held out by hash; `largest` is the largest one."""
     largest: int = -1
 
 
@@ -44,19 +44,19 @@ class ShardSeries:
     """The shards of one source in one split, written one after the other.
 
     Args:
-        folder: `<split>/<source>` of the store in the making.
-        dtype: Of ids in the store.
-        shard_bytes: A shard is complete when a document ends beyond this.
+        folder: `<split>/<source>` of the store under construction.
+        dtype: Data type of ids in the store.
+        shard_bytes: A shard is complete when a document ends beyond this size.
     """
 
     def __init__(self, folder: Path, dtype: np.dtype[Any], shard_bytes: int) -> None:
         self._folder, self._dtype, self._limit = folder, dtype, shard_bytes // dtype.itemsize
         self._writer: ShardWriter | None = None
         self.entries: list[dict[str, Any]] = []
-        """As in the manifest."""
+        """Entries of the complete shards, as in the manifest."""
 
     def append(self, ids: NDArray[Any], ends: NDArray[np.int64]) -> None:
-        """Add ids; documents end before the places `ends`, and the last may go on with the next call."""
+        """Add ids; documents end before the places `ends`, and the last one may continue in the next call."""
         while len(ids) or len(ends):
             if self._writer is None:
                 self._writer = ShardWriter(self._folder, f"{len(self.entries):05d}")
@@ -68,7 +68,7 @@ class ShardSeries:
             ids, ends = ids[cut:], ends[over + 1 :] - cut
 
     def finish(self) -> None:
-        """Close the shard under way, if there is one. Its last document must have ended."""
+        """Close the open shard, if there is one. Its last document must have ended."""
         entry = self._writer.finish() if self._writer is not None else None
         if entry is not None:
             self.entries.append(entry)
@@ -77,14 +77,14 @@ class ShardSeries:
 
 @dataclass
 class DocumentWriter:
-    """Puts the documents of a source into its splits.
+    """Writer of the documents of a source to its splits.
 
     Attributes:
-        series: Where training and validation documents go.
+        series: Shards of training and validation documents.
         end: The end-of-text token.
-        bound: Training documents whose hash is below it are held out.
+        bound: Training documents with a hash below it are held out.
         begin: The begin-of-text token, if there is one.
-        counts: What became of documents so far.
+        counts: Counts so far.
     """
 
     series: dict[str, ShardSeries]
@@ -94,15 +94,15 @@ class DocumentWriter:
     counts: Counts = field(default_factory=Counts)
 
     def __post_init__(self) -> None:
-        self._open: NDArray[Any] | None = None  # ids of a document that has not ended yet, nothing of it written
-        self._begun: str | None = None  # the split of one whose beginning is written already
-        self._last = -1  # its last id
+        self._open: NDArray[Any] | None = None  # ids of an unfinished document that is not written yet
+        self._begun: str | None = None  # split of an unfinished document whose beginning is already written
+        self._last = -1  # the last id of that document
 
     def add(self, block: TokenBlock, split: str) -> None:
         """Add a block that belongs to a split."""
         ids, ends = block.ids, block.ends
         if self._begun is not None:
-            ids, ends = self._go_on(ids, ends)
+            ids, ends = self._continue_document(ids, ends)
         if self._open is not None and len(self._open):
             ids, ends = np.concatenate([self._open, ids]), ends + len(self._open)
         whole = int(ends[-1]) if len(ends) else 0
@@ -113,17 +113,17 @@ class DocumentWriter:
             self._begin(split)
 
     def end_document(self, split: str) -> None:
-        """The document under way, if there is one, is complete."""
+        """End the unfinished document, if there is one."""
         if self._begun is not None or (self._open is not None and len(self._open)):
             self.add(TokenBlock(np.empty(0, dtype=np.uint16), np.zeros(1, dtype=np.int64)), split)
 
     def finish(self) -> None:
-        """All documents have been added, the last has ended."""
+        """Close the shards, after the last document has ended."""
         for series in self.series.values():
             series.finish()
 
     def _begin(self, split: str) -> None:
-        """Write the beginning of a document too long to be held."""
+        """Write the beginning of a document that is too long for memory."""
         assert self._open is not None
         if split == "train" and self.bound:
             split = "validation" if self._hash(self._open[:DECIDING_TOKENS].astype("<u4")) < self.bound else split
@@ -132,8 +132,8 @@ class DocumentWriter:
         self.counts.tokens += len(self._open)
         self._begun, self._last, self._open = split, int(self._open[-1]), None
 
-    def _go_on(self, ids: NDArray[Any], ends: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Write what belongs to a document that was begun; gives what comes after it."""
+    def _continue_document(self, ids: NDArray[Any], ends: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Write the ids that belong to the begun document, and return the rest."""
         assert self._begun is not None
         count = int(ends[0]) if len(ends) else len(ids)
         part = ids[:count]
@@ -162,7 +162,7 @@ class DocumentWriter:
             self._append(ids[np.repeat(chosen, lengths)], np.cumsum(lengths[chosen]), side)
 
     def _without_empty(self, ids: NDArray[Any], ends: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Leave out documents that have no token but the one that ends them."""
+        """Remove documents that have no token except end-of-text."""
         lengths = np.diff(ends, prepend=0)
         alone = lengths == 1
         alone[alone] = ids[ends[alone] - 1] == self.end
@@ -173,7 +173,7 @@ class DocumentWriter:
         return ids[np.repeat(~empty, lengths)], np.cumsum(lengths[~empty])
 
     def _append(self, ids: NDArray[Any], ends: NDArray[np.int64], split: str) -> None:
-        """Append documents, those ended that are not."""
+        """Append documents, and add missing end-of-text tokens."""
         if not len(ends):
             return
         missing = ids[ends - 1] != self.end
@@ -189,9 +189,9 @@ class DocumentWriter:
         self.counts.tokens += len(ids)
 
     def _held_out(self, ids: NDArray[Any], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether each document's hash is below the bound."""
+        """Return for each document whether its hash is below the bound."""
         wide = np.ascontiguousarray(ids, dtype="<u4")
-        # A document may come with the token that ends it or without.
+        # A document may or may not include its end-of-text token.
         last = ends - (ids[ends - 1] == self.end)
         starts = np.concatenate([[0], ends[:-1]])
         hashes = [

@@ -1,4 +1,4 @@
-"""Files of token ids as other projects write them: what all formats have in common, and reading them block by block."""
+"""Token files of other projects: types common to all formats, and a reader that works in blocks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from headway.core.foreign import open_regular
 
 #: Tokens read at a time.
 BLOCK_TOKENS = 2**21
-#: Documents whose ends are looked at at a time.
+#: Document ends processed at a time.
 BLOCK_DOCUMENTS = 2**18
 
 Ends = Iterator[NDArray[np.int64]]
-#: Where a block's documents end is known from an index, or is found by the token that separates them.
+#: Function that yields the ends of a file's documents in blocks.
 FindEnds = Callable[[], Ends]
 
 
@@ -30,18 +30,18 @@ class TokenFile:
 
     path: Path
     dtype: np.dtype[Any]
-    """Of the ids in the file: little-endian integers."""
+    """Data type of the ids: little-endian integers."""
     first_byte: int
-    """Where ids begin."""
+    """Offset of the ids."""
     tokens: int
     ends: FindEnds | None = None
-    """Where documents end, in tokens, ascending, in blocks; None when only the token between them tells."""
-    goes_on: bool = False
-    """The last document may go on in the next file."""
-    beside: tuple[Path, ...] = ()
-    """Files that belong to it: its index, ..."""
+    """Ends of documents, in tokens, ascending, in blocks; None if only the token between documents marks them."""
+    continues: bool = False
+    """Whether the last document may continue in the next file."""
+    companions: tuple[Path, ...] = ()
+    """Files that belong to it, such as its index."""
     tokenizer: str | None = None
-    """The tokenizer that it says it was written with: a name or a path."""
+    """Name or path of its tokenizer, if the file records it."""
 
     @property
     def bytes(self) -> int:
@@ -51,13 +51,13 @@ class TokenFile:
 
 @dataclass(frozen=True)
 class ImportSource:
-    """What becomes one source of the store."""
+    """Files that form one source of the store."""
 
     name: str
     train: tuple[TokenFile, ...]
     validation: tuple[TokenFile, ...] = ()
     weight: float | None = None
-    """Its share in a blend."""
+    """Its weight in a blend."""
 
     @property
     def splits(self) -> dict[str, tuple[TokenFile, ...]]:
@@ -67,28 +67,28 @@ class ImportSource:
 
 @dataclass(frozen=True)
 class TokenBlock:
-    """Consecutive ids of a file, and where documents end among them."""
+    """Consecutive ids of a file, and the ends of documents among them."""
 
     ids: NDArray[Any]
-    """As the file has them, all within the vocabulary, (n,)."""
+    """Ids of the file, (n,), all within the vocabulary."""
     ends: NDArray[np.int64]
-    """Places in `ids` before which a document ends, ascending, from 0 to n; equal ones are empty documents."""
+    """Exclusive ends of documents in `ids`, ascending, from 0 to n; equal ones mark empty documents."""
 
 
 def read_blocks(
     file: TokenFile, vocab_size: int, separator: int, hashed: Any, advance: Callable[[int], None]
 ) -> Iterator[TokenBlock]:
-    """The ids of a file in order.
+    """Yield the ids of a file in order, in blocks.
 
     Args:
-        file: Which.
-        vocab_size: Every id must be below it.
+        file: The file.
+        vocab_size: Upper limit (exclusive) of the ids.
         separator: The token that ends a document, for files without an index.
-        hashed: A hash object that takes in all bytes of the file.
-        advance: Told how many bytes were read.
+        hashed: A hash object that is updated with all bytes of the file.
+        advance: Called with the number of bytes read.
 
     Raises:
-        DataError: the file cannot be read, is shorter than it was, or has an id that the vocabulary lacks.
+        DataError: the file cannot be read, has become shorter, or has an id outside the vocabulary.
     """
     ends = _EndsUpTo(file.ends()) if file.ends is not None else None
     for start, ids in _ids(file, hashed, advance):
@@ -114,23 +114,23 @@ def _ids(file: TokenFile, hashed: Any, advance: Callable[[int], None]) -> Iterat
 
 
 def _exactly(opened: Any, count: int, file: TokenFile) -> bytearray:
-    """The next bytes of an unbuffered file, all of them."""
+    """Read exactly `count` bytes of an unbuffered file."""
     data = bytearray(count)
     view, done = memoryview(data), 0
     while done < count:
         got = opened.readinto(view[done:])
         if not got:
             raise DataError(
-                "the file is shorter than it was a moment ago",
+                "the file has become shorter during the import",
                 where=str(file.path),
-                fix="import it when nothing writes it any more",
+                fix="import it again when no process writes it",
             )
         done += got
     return data
 
 
 def _check(ids: NDArray[Any], start: int, file: TokenFile, vocab_size: int) -> None:
-    """Refuse ids that the vocabulary lacks."""
+    """Check that all ids are within the vocabulary."""
     low, high = int(ids.min()), int(ids.max())
     if low >= 0 and high < vocab_size:
         return
@@ -143,13 +143,13 @@ def _check(ids: NDArray[Any], start: int, file: TokenFile, vocab_size: int) -> N
 
 
 class _EndsUpTo:
-    """Ends of documents, handed out as far as ids have been read."""
+    """Iterator over ends of documents that returns them as far as ids have been read."""
 
     def __init__(self, blocks: Ends) -> None:
         self._blocks, self._left = blocks, np.empty(0, dtype=np.int64)
 
     def take(self, end: int) -> NDArray[np.int64]:
-        """Those that are not above `end` and have not been taken before."""
+        """Return the next ends up to `end`, inclusive."""
         found = []
         while True:
             count = int(np.searchsorted(self._left, end, side="right"))
@@ -165,14 +165,14 @@ class _EndsUpTo:
 
 
 def size_of(path: Path) -> int:
-    """Length of a file.
+    """Return the length of a file.
 
     Raises:
-        DataError: it is not there, or no file that can be read.
+        DataError: the file is missing or cannot be read.
     """
     try:
         if path.is_dir():
-            raise DataError("a file is wanted here, not a folder", where=str(path), fix="name the files in it")
+            raise DataError("expected a file, not a folder", where=str(path), fix="name the files in it")
         with open_regular(path) as opened:
             return opened.seek(0, 2)
     except OSError as error:
@@ -180,19 +180,19 @@ def size_of(path: Path) -> int:
 
 
 def unreadable(path: Path, error: OSError) -> DataError:
-    """The error for a file that the system does not let us read."""
+    """Return the error for a file that cannot be read."""
     return DataError(
         f"a file to import cannot be read: {error.strerror or error}", where=str(path), fix="check the paths"
     )
 
 
 def damaged(path: Path, problem: str) -> DataError:
-    """The error for a file that is not what its format says."""
+    """Return the error for a file that violates its format."""
     return DataError(
-        f"the file is damaged or was cut short: {problem}", where=str(path), fix="copy it again from where it was made"
+        f"the file is damaged or truncated: {problem}", where=str(path), fix="copy it again from its origin"
     )
 
 
 def sha256() -> Any:
-    """A hash object."""
+    """Return a new SHA-256 object."""
     return hashlib.sha256()

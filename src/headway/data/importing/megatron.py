@@ -1,9 +1,9 @@
-"""Megatron-LM's indexed datasets: `<prefix>.bin` with the ids, `<prefix>.idx` with where sequences and documents are.
+"""Megatron-LM's indexed datasets: `<prefix>.bin` with the ids, `<prefix>.idx` with the sequences and documents.
 
 The index (`megatron.core.datasets.indexed_dataset`, version 1), all little-endian: the magic `MMIDIDX\\0\\0`; uint64
 version 1; uint8 code of the ids' type; uint64 number of sequences S; uint64 length of the document index D; int32[S]
-tokens of each sequence; int64[S] its first byte in the .bin; int64[D] the sequence at which each document begins, and
-last S. One sequence is a document, or a sentence of one (`--split-sentences`).
+tokens of each sequence; int64[S] its first byte in the .bin; int64[D] the first sequence of each document, and last S.
+A sequence is a document, or a sentence of a document (`--split-sentences`).
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from headway.data.importing.files import (
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
-# Codes of integer types; 6 and 7 are floating point. The last two are fairseq's.
+# Codes of integer types; 6 and 7 are floating point. The last two are from fairseq.
 _TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2", 9: "<u4", 10: "<u8"}
 _ENDINGS = (".idx", ".bin")
 
 
 def find(paths: Sequence[str]) -> list[ImportSource]:
-    """One source for each prefix.
+    """Find one source for each prefix.
 
     Args:
-        paths: Prefixes, or one of a prefix's two files, or folders; as for Megatron's `--data-path` each may follow its
+        paths: Prefixes, or one of a prefix's two files, or folders. As in Megatron's `--data-path`, each may follow its
             weight: `0.3 web_text_document 0.7 code_text_document`.
 
     Raises:
@@ -58,7 +58,7 @@ def find(paths: Sequence[str]) -> list[ImportSource]:
 
 
 def _weighted(paths: Sequence[str]) -> list[tuple[float | None, str]]:
-    """Paths with their weights, if they have any."""
+    """Return paths with their weights, if they have any."""
     weights = [_number(path) for path in paths]
     if len(paths) % 2 or any(w is None for w in weights[::2]) or any(Path(path).exists() for path in paths[::2]):
         return [(None, path) for path in paths]
@@ -67,7 +67,7 @@ def _weighted(paths: Sequence[str]) -> list[tuple[float | None, str]]:
     )
     if wrong is not None:
         raise ConfigError(
-            f"the weight {wrong} is not above 0", where="PATH", fix="leave out what has no weight, or give it one"
+            f"the weight {wrong} is not above 0", where="PATH", fix="give it a positive weight, or leave out its path"
         )
     return [(weight, path) for weight, path in zip(weights[::2], paths[1::2], strict=True)]
 
@@ -97,7 +97,7 @@ def _name(prefix: Path) -> str:
 
 
 def open_file(prefix: Path) -> TokenFile:
-    """The files of a prefix, their lengths checked; the index itself is checked while it is read.
+    """Open the files of a prefix, and check their lengths; the index is checked while it is read.
 
     Raises:
         DataError: see `find`.
@@ -111,35 +111,32 @@ def open_file(prefix: Path) -> TokenFile:
         raise unreadable(index, error) from None
     if not header.startswith(_MAGIC):
         raise DataError(
-            "this is no Megatron index: it does not begin with MMIDIDX", where=str(index), fix="check the path"
+            "this is not a Megatron index: it does not begin with MMIDIDX", where=str(index), fix="check the path"
         )
     if len(header) < _HEADER.size:
-        raise damaged(index, f"{length} bytes hold no header")
+        raise damaged(index, f"{length} bytes are too few for a header")
     _, version, code, sequences, documents = _HEADER.unpack(header)
     if version != 1:
-        raise DataError(f"the index has version {version}; only 1 is known", where=str(index), fix="convert it")
+        raise DataError(f"the index has version {version}; only 1 is supported", where=str(index), fix="convert it")
     if code not in _TYPES:
-        raise DataError(
-            f"the file does not hold token ids but numbers of type {code}", where=str(index), fix="check the path"
-        )
+        raise DataError(f"the file holds numbers of type {code}, not token ids", where=str(index), fix="check the path")
     expected = _HEADER.size + 12 * sequences + 8 * documents
     if sequences and length == expected + sequences:
-        raise DataError("a multimodal dataset cannot be imported", where=str(index), fix="give one of text alone")
+        raise DataError("a multimodal dataset cannot be imported", where=str(index), fix="give a text-only dataset")
     if length != expected:
         raise damaged(
-            index, f"{length:,} bytes, but {sequences:,} sequences and {documents - 1:,} documents have {expected:,}"
+            index, f"{length:,} bytes, but {sequences:,} sequences and {documents - 1:,} documents need {expected:,}"
         )
     dtype = np.dtype(_TYPES[code])
     tables = _Tables(index, sequences, documents, dtype.itemsize)
     size = size_of(data)
     if size != tables.bytes:
-        raise damaged(data, f"{size:,} bytes, but by its index it has {tables.bytes:,}")
-    return TokenFile(data, dtype, 0, size // dtype.itemsize, ends=partial(_ends, tables), beside=(index,))
+        raise damaged(data, f"{size:,} bytes, but its index says {tables.bytes:,}")
+    return TokenFile(data, dtype, 0, size // dtype.itemsize, ends=partial(_ends, tables), companions=(index,))
 
 
 class _Tables:
-    """The three arrays of an index, mapped when they are asked for: a map holds an open file, and indices may be
-    thousands."""
+    """The three arrays of an index, mapped on access, since a map keeps a file open and there may be thousands."""
 
     def __init__(self, index: Path, sequences: int, documents: int, width: int) -> None:
         self.index, self.width = index, width
@@ -169,7 +166,7 @@ def _map(index: Path, dtype: str, count: int, offset: int) -> NDArray[Any]:
 
 
 def _ends(tables: _Tables) -> Ends:
-    """Where documents end, in tokens."""
+    """Yield the ends of documents, in tokens, in blocks."""
     _check_sequences(tables)
     documents, pointers, lengths = tables.documents(), tables.pointers(), tables.lengths()
     previous = 0
@@ -178,7 +175,7 @@ def _ends(tables: _Tables) -> Ends:
         if (np.diff(block, prepend=previous) < 0).any() or (first == 0 and block[0] != 0):
             raise damaged(tables.index, "its documents are not in order")
         previous = int(block[-1])
-        # A document ends where the last of its sequences does.
+        # A document ends with its last sequence.
         last = np.maximum(block - 1, 0)
         ends = pointers[last] // tables.width + lengths[last]
         ends[block == 0] = 0
@@ -186,7 +183,7 @@ def _ends(tables: _Tables) -> Ends:
 
 
 def _check_sequences(tables: _Tables) -> None:
-    """Refuse sequences that do not lie one behind the other."""
+    """Check that sequences are contiguous."""
     expected, pointers, all_lengths = 0, tables.pointers(), tables.lengths()
     for first in range(0, len(all_lengths), BLOCK_DOCUMENTS):
         lengths = all_lengths[first : first + BLOCK_DOCUMENTS].astype(np.int64)

@@ -3,7 +3,7 @@
 nanoGPT (`data/openwebtext/prepare.py`): uint16, each document followed by the end-of-text token. llm.c
 (`dev/data/data_common.py`): 256 little-endian int32 (magic, version, number of tokens, zeros), then the ids: magic
 20240520 and version 1 for uint16, 20240801 and 7 for uint32. There each document begins with the token, and a document
-that does not fit into a file goes on in the next.
+that does not fit into a file continues in the next.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from headway.core.foreign import open_regular
 from headway.data.importing.files import ImportSource, TokenFile, damaged, size_of, unreadable
 
 _HEADER_BYTES = 1024
-# Ids that tell their width: no text has the same token in every second place of so many.
-_TELLING = 32
-#: Magic: the one version that is known, and the type of the ids.
+# Number of ids that reveal their width: no text has a zero in every second place of that many.
+_REVEALING = 32
+#: By magic: the supported version, and the type of the ids.
 _HEADERS = {20240520: (1, "<u2"), 20240801: (7, "<u4")}
 _OTHER_MAGIC = {20240522: "llm.c's evaluation data", 20240326: "an llm.c model"}
 _HELD_OUT = re.compile(r"(?:^|[^a-z])(?:val|valid|validation)(?:[^a-z]|$)")
 
 
 def find(paths: Sequence[str], dtype: np.dtype[Any], given: str | None = None) -> list[ImportSource]:
-    """One source for each folder, and one for all files that are named by themselves.
+    """Find one source for each folder, and one for all files given individually.
 
-    A file whose name has the word `val`, `valid` or `validation` is for validation. Files of a source are in the order
-    of their names.
+    A file whose name contains the word `val`, `valid` or `validation` is for validation. Files of a source are in the
+    order of their names.
 
     Args:
         paths: Files and folders; a folder stands for all `*.bin` in it.
-        dtype: Type of the ids in files without a header, as the vocabulary needs it; what cannot be of it is refused.
-        given: The type, `uint16` or `uint32`, that somebody has said they have.
+        dtype: Type of the ids in files without a header, derived from the vocabulary; other files raise an error.
+        given: Type of the ids, `uint16` or `uint32`, if the user gave it.
 
     Raises:
         ConfigError: another type was given.
@@ -72,7 +72,7 @@ def _source(name: str, files: Sequence[Path], dtype: np.dtype[Any], given: bool)
 
 
 def _common_name(files: Sequence[Path]) -> str:
-    """What the names of files have in common, or their folder's name."""
+    """Return the common prefix of the names of files, or their folder's name."""
     stems = [file.stem for file in files]
     same = 0
     while same < min(map(len, stems)) and len({stem[same] for stem in stems}) == 1:
@@ -82,12 +82,12 @@ def _common_name(files: Sequence[Path]) -> str:
 
 
 def open_file(path: Path, dtype: np.dtype[Any], *, given: bool = False) -> TokenFile:
-    """A file, its length checked.
+    """Open a file, and check its length.
 
     Args:
         path: The file.
-        dtype: Type of its ids when it has no header.
-        given: Somebody has said so; otherwise a file that cannot be of that type is refused.
+        dtype: Type of its ids if it has no header.
+        given: Whether the user gave the type; otherwise a file that seems to have another type raises an error.
 
     Raises:
         DataError: see `find`.
@@ -101,13 +101,13 @@ def open_file(path: Path, dtype: np.dtype[Any], *, given: bool = False) -> Token
     head = np.frombuffer(beginning[:12].ljust(12, b"\0"), dtype="<i4")
     magic, version, count = (int(value) for value in head)
     if magic in _OTHER_MAGIC and size >= _HEADER_BYTES and version in range(1, 10):
-        raise DataError(f"this is {_OTHER_MAGIC[magic]}, no text", where=str(path), fix="leave it out")
+        raise DataError(f"this is {_OTHER_MAGIC[magic]}, not text", where=str(path), fix="leave it out")
     if magic not in _HEADERS or size < _HEADER_BYTES:
         if size % dtype.itemsize:
-            raise damaged(path, f"{size:,} bytes are no whole number of {dtype.name} ids")
+            raise damaged(path, f"{size:,} bytes are not a whole number of {dtype.name} ids")
         if not given and dtype.itemsize == 2 and size % 4 == 0 and _are_wider(beginning):
             raise DataError(
-                "these are ids of four bytes: the upper half of each is 0; read as ids of two they are another text",
+                "the ids seem to be uint32, since the upper half of each is 0; read as uint16 they would be wrong",
                 where=str(path),
                 fix="--dtype uint32 (or --dtype uint16, if every second id really is 0)",
             )
@@ -115,33 +115,33 @@ def open_file(path: Path, dtype: np.dtype[Any], *, given: bool = False) -> Token
     known, kind = _HEADERS[magic]
     if version != known:
         raise DataError(
-            f"the header has version {version}; of files that begin with {magic} only {known} is known",
+            f"the header has version {version}; for files that begin with {magic}, only {known} is supported",
             where=str(path),
             fix="write it again with that version",
         )
     own = np.dtype(kind)
     if size != _HEADER_BYTES + count * own.itemsize:
         expected = _HEADER_BYTES + count * own.itemsize
-        raise damaged(path, f"{size:,} bytes, but by its header it has {expected:,} ({count:,} tokens)")
-    return TokenFile(path, own, _HEADER_BYTES, count, goes_on=True)
+        raise damaged(path, f"{size:,} bytes, but its header says {expected:,} ({count:,} tokens)")
+    return TokenFile(path, own, _HEADER_BYTES, count, continues=True)
 
 
 def _are_wider(beginning: bytes) -> bool:
-    """Whether ids of two bytes would be followed by a 0 each, as the lower halves of small ids of four bytes are."""
+    """Return whether every second id of two bytes would be 0, as in small ids of four bytes."""
     halves = np.frombuffer(beginning[: len(beginning) // 4 * 4], dtype="<u2").reshape(-1, 2)
-    return len(halves) >= _TELLING and bool(halves[:, 0].any()) and not halves[:, 1].any()
+    return len(halves) >= _REVEALING and bool(halves[:, 0].any()) and not halves[:, 1].any()
 
 
 def check_something_to_train(sources: Sequence[ImportSource]) -> None:
-    """Refuse when all files are for validation by their names.
+    """Check that not all files of a source are for validation.
 
     Raises:
-        ConfigError: they are.
+        ConfigError: all files are for validation by their names.
     """
     for source in sources:
         if source.validation and not source.train:
             raise ConfigError(
-                "by its name this file is for validation, and there is none for training beside it",
+                "by its name this file is for validation, but there is no training file",
                 where=str(source.validation[0].path),
                 fix="name the training files too, or the folder that has both",
             )

@@ -1,4 +1,4 @@
-"""A version-2 token store from files of ids that other projects wrote."""
+"""Import of token files of other projects into a version-2 token store."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from headway.data.store import MANIFEST
 from headway.data.tokenizing.tokenizer import Tokenizer
 
 KINDS = ("megatron", "nanogpt", "datatrove")
-#: Share of documents held out when nothing else is said and the files have no validation split of their own.
+#: Default share of documents held out, if the files have no validation split of their own.
 VALIDATION = 0.05
 SHARD_BYTES = 128 * 2**20
 _SPLITS = ("train", "validation")
@@ -37,13 +37,13 @@ _SPLITS = ("train", "validation")
 
 @dataclass(frozen=True)
 class ImportPlan:
-    """What an import would read, and how."""
+    """Inputs and settings of an import."""
 
     kind: str
     sources: tuple[ImportSource, ...]
     tokenizer: Tokenizer
     share: float
-    """Share of the training documents that are held out."""
+    """Share of the training documents to hold out."""
 
     @property
     def files(self) -> list[tuple[str, str, TokenFile]]:
@@ -63,7 +63,7 @@ class ImportPlan:
 
 @dataclass(frozen=True)
 class ImportReport:
-    """What an import did."""
+    """Results of an import."""
 
     store: str
     fingerprint: str
@@ -74,15 +74,15 @@ class ImportReport:
     ended_documents: int
     """Documents to which the end-of-text token was added."""
     empty_documents: int
-    """Documents without a token; they are left out."""
+    """Documents without tokens; they were skipped."""
     files: int
     input_bytes: int
     weights: dict[str, float]
-    """Of sources, as the blend has them."""
+    """Weights of sources in a blend."""
     seconds: float
 
     def describe(self) -> str:
-        """The report in one line for people."""
+        """Format the report as one line."""
         parts = [
             f"{format_count(self.documents)} documents ({format_count(self.validation_documents)} for validation)",
             f"{format_count(self.tokens)} tokens as {self.dtype}",
@@ -92,7 +92,7 @@ class ImportReport:
         if self.ended_documents:
             parts.append(f"end-of-text token added to {format_count(self.ended_documents)} documents")
         if self.empty_documents:
-            parts.append(f"{format_count(self.empty_documents)} empty documents left out")
+            parts.append(f"{format_count(self.empty_documents)} empty documents skipped")
         return f"{self.store}: " + " · ".join(parts)
 
 
@@ -107,29 +107,29 @@ def plan_import(
     share: float | None = None,
     dtype: str | None = None,
 ) -> ImportPlan:
-    """Find the files, and check what can be checked without reading all of them.
+    """Find the files, and run all checks that do not need to read them completely.
 
     Args:
         kind: One of `KINDS`.
-        paths: What to import; see `find` of the kind's module.
-        tokenizer: The tokenizer that wrote the ids; may be left out when the files name one that is on this machine.
-        end_of_text: The token that ends documents; the tokenizer's own when not given.
-        names: Of the sources: one for each, or one for all files together.
-        validation: Files for validation, of the first source.
-        share: Hold out this share of the documents; by default `VALIDATION`, unless there are validation files.
-        dtype: Type of the ids, `uint16` or `uint32`, in files that do not say it themselves (nanoGPT's); by default the
-            narrower one that the vocabulary fits.
+        paths: Files to import; see `find` of the kind's module.
+        tokenizer: The tokenizer of the ids. It may be None if the files name one that is on this machine.
+        end_of_text: The token that ends documents; by default the tokenizer's own.
+        names: Names of the sources: one for each, or one for all files together.
+        validation: Validation files, for the first source.
+        share: Share of the documents to hold out; by default `VALIDATION`, or 0 if there are validation files.
+        dtype: Type of the ids, `uint16` or `uint32`, in files without that information (nanoGPT); by default the
+            narrower one that fits the vocabulary.
 
     Raises:
-        ConfigError: the wishes contradict each other, or there is no tokenizer.
+        ConfigError: options contradict each other, or there is no tokenizer.
         DataError: a file is missing, cannot be read, or is damaged; or the tokenizer cannot be used.
     """
     if kind not in KINDS:
-        raise ConfigError(f"'{kind}' is no known format", fix=f"one of: {', '.join(KINDS)}")
+        raise ConfigError(f"'{kind}' is not a known format", fix=f"one of: {', '.join(KINDS)}")
     vocabulary = _tokenizer(tokenizer, end_of_text) if tokenizer is not None else None
     if vocabulary is None and kind != "datatrove":
         raise ConfigError(
-            "the files hold numbers, which mean nothing without the tokenizer that wrote them, and do not name it",
+            "the files hold ids but do not name the tokenizer that wrote them",
             where=str(paths[0]),
             fix="--tokenizer PATH (a tokenizer.json, SentencePiece .model or .tiktoken file, or a folder with one)",
         )
@@ -145,7 +145,7 @@ def plan_import(
     given = any(source.validation for source in sources)
     if share and given:
         raise ConfigError(
-            "there are validation files, so no share of the documents is held out",
+            "there are validation files, so no share of the documents can be held out",
             where=str(next(source.validation[0].path for source in sources if source.validation)),
             fix="leave out --validation-share, or the validation files",
         )
@@ -156,7 +156,7 @@ def plan_import(
 
 def _finder(kind: str, tokenizer: Tokenizer | None, given: str | None) -> Callable[[Sequence[str]], list[ImportSource]]:
     if given is not None and kind != "nanogpt":
-        raise ConfigError(f"{kind}'s files say themselves what their ids are", where="--dtype", fix="leave it out")
+        raise ConfigError(f"{kind} files record the type of their ids", where="--dtype", fix="leave it out")
     if kind == "megatron":
         return megatron.find
     if kind == "nanogpt":
@@ -167,10 +167,10 @@ def _finder(kind: str, tokenizer: Tokenizer | None, given: str | None) -> Callab
 
 
 def _named(sources: Sequence[ImportSource], names: Sequence[str]) -> list[ImportSource]:
-    """Sources with names that can be folders, no two alike."""
+    """Return the sources with unique names that are valid folder names."""
     if len(names) == 1 and len(sources) > 1:
         if any(source.weight is not None for source in sources):
-            raise ConfigError("a blend's sources need a name each, or none", where="--name", fix="leave out --name")
+            raise ConfigError("each source of a blend needs its own name", where="--name", fix="leave out --name")
         train = tuple(file for source in sources for file in source.train)
         sources = [ImportSource("", train, tuple(file for source in sources for file in source.validation))]
     if names and len(names) != len(sources):
@@ -205,7 +205,7 @@ def _tokenizer(path: Path, end_of_text: str | None) -> Tokenizer:
 
 
 def _named_tokenizer(sources: Sequence[ImportSource]) -> Path:
-    """The tokenizer that files name, when it is on this machine."""
+    """Return the path of the tokenizer that the files name, if it is on this machine."""
     found = {file.tokenizer: file for source in sources for files in source.splits.values() for file in files}
     names = sorted(str(name) for name in found if name is not None)
     if len(names) == 1 and None not in found:
@@ -216,7 +216,7 @@ def _named_tokenizer(sources: Sequence[ImportSource]) -> Path:
     said = f"name {' and '.join(repr(name) for name in names)}" if names else "do not name one"
     missing = ", which is not on this machine" if len(names) == 1 else ""
     raise ConfigError(
-        f"ids mean nothing without the tokenizer that wrote them, and the files {said}{missing}",
+        f"the import needs the tokenizer that wrote the ids, but the files {said}{missing}",
         where=str(sources[0].train[0].path),
         fix="--tokenizer PATH (a tokenizer.json, SentencePiece .model or .tiktoken file, or a folder with one)",
     )
@@ -240,18 +240,18 @@ def _check_plan(plan: ImportPlan) -> None:
 def import_store(
     plan: ImportPlan, output: Path, *, force: bool = False, shard_bytes: int = SHARD_BYTES
 ) -> ImportReport:
-    """Make a token store of what was planned. An error or a kill leaves nothing half made in its place.
+    """Build a token store from a plan. An error or a kill leaves no incomplete store.
 
     Args:
-        plan: From `plan_import`.
+        plan: The result of `plan_import`.
         output: Folder of the store.
-        force: Replace a store that is there.
-        shard_bytes: Size of a shard, about.
+        force: Whether to replace an existing store.
+        shard_bytes: Approximate size of a shard.
 
     Raises:
-        ConfigError: there is a store already.
-        DataError: an id is not in the vocabulary, a file is damaged, the store cannot be written, or a training reads
-            the present one.
+        ConfigError: a store exists.
+        DataError: an id is outside the vocabulary, a file is damaged, the store cannot be written, or a training reads
+            the existing store.
     """
     started = time.monotonic()
     output = output.resolve() if output.is_symlink() else output
@@ -267,7 +267,7 @@ def import_store(
         raise DataError(
             f"the token store cannot be written: {error.strerror or error}",
             where=str(output),
-            fix=fix_for(error, "free space there, or choose another place; a store that was there before is untouched"),
+            fix=fix_for(error, "free space there, or choose another place; an existing store is unchanged"),
         ) from error
     weights = {source.name: source.weight for source in plan.sources if source.weight is not None}
     return ImportReport(
@@ -287,7 +287,7 @@ def import_store(
 
 
 def _build(plan: ImportPlan, folder: Path, shard_bytes: int) -> tuple[dict[str, Any], Counts]:
-    """Everything of the store, in a folder that may hold what a killed import left."""
+    """Write all files of the store to a folder, which may contain remains of a killed import."""
     bound = int(plan.share * 2**64)
     builder = _Builder(plan, folder, shard_bytes)
     builder.run(bound)
@@ -298,7 +298,7 @@ def _build(plan: ImportPlan, folder: Path, shard_bytes: int) -> tuple[dict[str, 
     if settled != bound:
         builder.run(settled)
     if plan.share and not total.smallest < settled:
-        warning("one document cannot be split (nor can equal ones): nothing is held out for validation")
+        warning("a single document (or equal ones) cannot be split: nothing is held out for validation")
     plan.tokenizer.save(folder / "tokenizer", begin=builder.begin)
     manifest = builder.manifest(settled)
     write_json(folder / MANIFEST, manifest, exact=True)
@@ -306,7 +306,7 @@ def _build(plan: ImportPlan, folder: Path, shard_bytes: int) -> tuple[dict[str, 
 
 
 class _Builder:
-    """Writes the shards of all sources, and says what went in."""
+    """Writer of the shards of all sources, and of the manifest."""
 
     def __init__(self, plan: ImportPlan, folder: Path, shard_bytes: int) -> None:
         self._plan, self._folder, self._shard_bytes = plan, folder, shard_bytes
@@ -317,7 +317,7 @@ class _Builder:
 
     @property
     def begin(self) -> dict[str, int]:
-        """The begin-of-text token, if every document that was written begins with it."""
+        """The begin-of-text token with its id, if every written document begins with it; else empty."""
         total = self.total
         return self._begins if total.begun == total.documents else {}
 
@@ -333,7 +333,7 @@ class _Builder:
         return total
 
     def run(self, bound: int) -> None:
-        """Write all shards anew; training documents whose hash is below `bound` are held out."""
+        """Write all shards from scratch; hold out training documents with a hash below `bound`."""
         for path in self._folder.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         with progress("importing", self._plan.bytes, "B") as bar:
@@ -353,16 +353,16 @@ class _Builder:
                 hashed = sha256()
                 for block in read_blocks(file, tokenizer.vocab_size, tokenizer.end_of_text_id, hashed, advance):
                     writer.add(block, split)
-                if not file.goes_on:
+                if not file.continues:
                     writer.end_document(split)
                 self._hashes[file.path] = hashed.hexdigest()
-                self._hashes.update({path: sha256_file(path) for path in file.beside})
+                self._hashes.update({path: sha256_file(path) for path in file.companions})
             writer.end_document(split)
         writer.finish()
         self._series[source.name], self._counts[source.name] = series, writer.counts
 
     def manifest(self, bound: int) -> dict[str, Any]:
-        """The store's manifest."""
+        """Return the store's manifest."""
         return {
             **head_json(self._plan.tokenizer, self.begin),
             "settings": {"validation": self._plan.share},
@@ -378,7 +378,7 @@ class _Builder:
         }
 
     def _file(self, source: str, split: str, file: TokenFile) -> dict[str, Any]:
-        beside = [{"name": unicode_name(path.name), "sha256": self._hashes[path]} for path in file.beside]
+        companions = [{"name": unicode_name(path.name), "sha256": self._hashes[path]} for path in file.companions]
         return {
             "source": source,
             "split": split,
@@ -387,7 +387,7 @@ class _Builder:
             "tokens": file.tokens,
             "bytes": file.bytes,
             "sha256": self._hashes[file.path],
-            **({"beside": beside} if beside else {}),
+            **({"beside": companions} if companions else {}),
         }
 
     def _summary(self, source: ImportSource) -> dict[str, Any]:

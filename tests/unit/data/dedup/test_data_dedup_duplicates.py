@@ -138,7 +138,7 @@ def test_a_component_with_more_kept_documents_than_rounds_loses_nothing(
     longest = max(chain, key=lambda text: len(text.encode()))
     assert longest in left
     assert all(similarity(text, longest) > 0.75 for text in chain if text not in left)
-    assert "documents stay that were not compared with all others" in capsys.readouterr().err
+    assert "documents are kept without a comparison with all others" in capsys.readouterr().err
     monkeypatch.undo()
     assert len(kept(chain, NEAR)) < len(left) and not capsys.readouterr().err
 

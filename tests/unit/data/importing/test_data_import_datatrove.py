@@ -91,14 +91,14 @@ def test_without_a_tokenizer_it_is_refused(tmp_path: Path, ids: Any, names: list
 @pytest.mark.parametrize(
     ("ending", "change", "said"),
     [
-        ("", lambda data: data[:-2], "by x.ds.index it has"),
+        ("", lambda data: data[:-2], "x.ds.index says"),
         ("", lambda data: data[:-1], "tokens of 2 bytes"),
-        ("", lambda data: data + b"\0\0", "by x.ds.index it has"),
-        (".index", lambda data: data[:-8], "by x.ds.index it has"),
-        (".index", lambda data: data[:-3], "no whole number of ends"),
+        ("", lambda data: data + b"\0\0", "x.ds.index says"),
+        (".index", lambda data: data[:-8], "x.ds.index says"),
+        (".index", lambda data: data[:-3], "not a multiple of 8"),
         (".index", lambda data: data[8:16] + data[:8] + data[16:], "not in order"),
         (".metadata", lambda data: b"", "its lines are not"),
-        (".metadata", lambda data: b"gpt2|2\n5\n", "by x.ds.metadata it has 5"),
+        (".metadata", lambda data: b"gpt2|2\n5\n", "x.ds.metadata says 5"),
         (".metadata", lambda data: b"gpt2|3\n5\n", "neither 2 nor 4"),
     ],
 )

@@ -201,11 +201,11 @@ def test_an_id_out_of_range_names_its_place(
     ("change", "said"),
     [
         (lambda index, data: index.write_bytes(index.read_bytes()[:-1]), "data.idx"),
-        (lambda index, data: index.write_bytes(index.read_bytes()[:20]), "hold no header"),
-        (lambda index, data: index.write_bytes(b""), "no Megatron index"),
-        (lambda index, data: index.write_bytes(b"PK\3\4" + index.read_bytes()), "no Megatron index"),
+        (lambda index, data: index.write_bytes(index.read_bytes()[:20]), "too few for a header"),
+        (lambda index, data: index.write_bytes(b""), "not a Megatron index"),
+        (lambda index, data: index.write_bytes(b"PK\3\4" + index.read_bytes()), "not a Megatron index"),
         (lambda index, data: data.write_bytes(data.read_bytes()[:-4]), "data.bin"),
-        (lambda index, data: data.write_bytes(data.read_bytes() + b"\0"), "by its index it has"),
+        (lambda index, data: data.write_bytes(data.read_bytes() + b"\0"), "its index says"),
         (lambda index, data: data.unlink(), "cannot be read: No such file"),
         (lambda index, data: index.unlink(), "cannot be read: No such file"),
     ],
@@ -223,7 +223,7 @@ def test_cut_and_damaged_files_are_named(
     ("part", "content", "said"),
     [
         ("version", struct.pack("<Q", 2), "has version 2"),
-        ("code", struct.pack("<B", 7), "not hold token ids but numbers of type 7"),
+        ("code", struct.pack("<B", 7), "numbers of type 7, not token ids"),
         ("bounds", np.array([0, 2, 1, 3], dtype="<i8").tobytes(), "documents are not in order"),
         ("bounds", np.array([1, 1, 2, 3], dtype="<i8").tobytes(), "documents are not in order"),
         ("bounds", np.array([0, 1, 2, 2], dtype="<i8").tobytes(), "end at sequence 2 of 3"),
@@ -250,7 +250,7 @@ def test_a_vocabulary_too_large_for_the_files(tmp_path: Path, ids: Any, vocabula
 
 def test_without_a_tokenizer_it_is_refused(tmp_path: Path, ids: Any) -> None:
     write_indexed(tmp_path / "data", [[ids[0]]])
-    with pytest.raises(ConfigError, match="mean nothing without the tokenizer"):
+    with pytest.raises(ConfigError, match="do not name the tokenizer"):
         plan_import("megatron", [str(tmp_path / "data")])
 
 

@@ -122,7 +122,7 @@ def test_ids_of_four_bytes_are_not_taken_for_two(
     """Ids of the vocabulary fit two bytes, and as such these would be a 0, the end of a document, behind each."""
     path = write_flat(tmp_path / "train.bin", after_each(ids), "<u4")
     for named in (path, tmp_path):
-        with pytest.raises(DataError, match="these are ids of four bytes") as caught:
+        with pytest.raises(DataError, match="the ids seem to be uint32") as caught:
             imported("nanogpt", named)
         assert caught.value.where == str(path) and "--dtype uint32" in str(caught.value.fix)
     store, _ = imported("nanogpt", path, share=0, dtype="uint32")
@@ -137,7 +137,7 @@ def test_every_second_token_may_be_the_end(tmp_path: Path, imported: Any) -> Non
         store, _ = imported("nanogpt", write_flat(tmp_path / f"{number}.bin", tokens), share=0, name=f"store{number}")
         assert store.tokens("train") == [40, 82, 3][number]
     many = write_flat(tmp_path / "many.bin", after_each(documents))
-    with pytest.raises(DataError, match="four bytes"):
+    with pytest.raises(DataError, match="seem to be uint32"):
         imported("nanogpt", many, name="other")
     store, _ = imported("nanogpt", many, share=0, dtype="uint16", name="other")
     assert store.tokens("train") == 80
@@ -162,8 +162,8 @@ def _large_vocabulary(path: Path) -> Path:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda path: path.write_bytes(b"\1\0\2"), "no whole number of uint16 ids"),
-        (lambda path: write_headed(path, [1, 2, 3], count=5), "by its header it has 1,034 \\(5 tokens\\)"),
+        (lambda path: path.write_bytes(b"\1\0\2"), "not a whole number of uint16 ids"),
+        (lambda path: write_headed(path, [1, 2, 3], count=5), "its header says 1,034 \\(5 tokens\\)"),
         (lambda path: write_headed(path, [1, 2, 3], version=2), "the header has version 2"),
         (lambda path: write_headed(path, [1, 2, 3], magic=20240522), "evaluation data"),
         (lambda path: write_flat(path, [1, 2, 3, 1000, 0]), "token 3 of the file is 1,000"),

@@ -134,7 +134,7 @@ class TestWholeOrAbsent:
         plan = plan_import("nanogpt", [str(flat)], tokenizer=vocabulary)
         with (flat / "train.bin").open("r+b") as file:
             file.truncate(100)
-        with pytest.raises(DataError, match="shorter than it was a moment ago"):
+        with pytest.raises(DataError, match="become shorter during the import"):
             import_store(plan, tmp_path / "store")
 
 
