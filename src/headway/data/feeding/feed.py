@@ -157,15 +157,15 @@ class TokenFeed(_PlannedFeed):
 
     def warn_of_short_sources(self) -> None:
         """Warn about sources that are too short to be used, if there are any."""
-        if (complaint := self._rows.complaint()) and is_first_worker():
-            warning(complaint)
+        if (text := self._rows.short_source_warning()) and is_first_worker():
+            warning(text)
 
     def packing_figures(self, length: int) -> dict[str, PackingFigures]:
         """Return how each source's documents fill rows of a length, and warn about much padding."""
         figures = self._rows.figures(length)
-        complaint = padding_warning(figures, length) if self._rows.packing == "best_fit" else None
-        if complaint and is_first_worker():
-            warning(complaint)
+        text = padding_warning(figures, length) if self._rows.packing == "best_fit" else None
+        if text and is_first_worker():
+            warning(text)
         return figures
 
     def describe(self, last_step: int) -> dict[str, Any]:

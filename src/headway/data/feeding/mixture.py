@@ -212,7 +212,7 @@ class _Planner:
         for stage, first in zip(mixture.stages, starts, strict=True):
             if first >= self._steps:
                 break
-            self._hold_weights(phase, start, first, weights)
+            self._append_weights(phase, start, first, weights)
             before, start = weights, first
             if stage.weights is not None:
                 weights = {self._stored.get(name, name): weight for name, weight in stage.weights.items()}
@@ -223,8 +223,8 @@ class _Planner:
             ending = min([s for s in starts if s > first], default=self._steps)
             if stage.change == "linear":
                 start = min(ending, self._steps)
-                self._ramp(phase, first, start, self._shares(before, phase), self._shares(weights, phase))
-        self._hold_weights(phase, start, self._steps, weights)
+                self._append_ramp(phase, first, start, self._shares(before, phase), self._shares(weights, phase))
+        self._append_weights(phase, start, self._steps, weights)
         return Mixture(self._sources, tuple(self._segments), self._begin.epochs)
 
     def _check_sources(self) -> None:
@@ -267,33 +267,33 @@ class _Planner:
                 )
         return normalized([exact(weights.get(name, 0)) for name in self._sources])
 
-    def _ramp(self, phase: Phase, first: int, last: int, before: Shares, after: Shares) -> None:
+    def _append_ramp(self, phase: Phase, first: int, last: int, before: Shares, after: Shares) -> None:
         """Append parts of equal length, each with the shares at its middle."""
         parts = min(RAMP_PARTS, last - first)
         for part in range(parts):
             way = Fraction(2 * part + 1, 2 * parts)
             shares = tuple(b + (a - b) * way for b, a in zip(before, after, strict=True))
             start, end = (first + number * (last - first) // parts for number in (part, part + 1))
-            self._hold(phase, start, end, shares)
+            self._append_shares(phase, start, end, shares)
 
-    def _hold_weights(self, phase: Phase, first: int, last: int, weights: Mapping[str, float] | None) -> None:
+    def _append_weights(self, phase: Phase, first: int, last: int, weights: Mapping[str, float] | None) -> None:
         if max(first, self._begin.step) < last:  # weights that hold for no step need not have rows
-            self._hold(phase, first, last, self._shares(weights, phase))
+            self._append_shares(phase, first, last, self._shares(weights, phase))
 
-    def _hold(self, phase: Phase, first: int, last: int, shares: Shares) -> None:
+    def _append_shares(self, phase: Phase, first: int, last: int, shares: Shares) -> None:
         """Append segments with constant shares; a source that runs out on the way drops out."""
         for start, end, rows in self._batches.stretches(max(first, self._begin.step), last):
             step_rows = rows * self._batches.sequence_length // phase.sequence_length
-            self._hold_batch(phase, step_rows, start, end, shares)
+            self._append_constant(phase, step_rows, start, end, shares)
 
-    def _hold_batch(self, phase: Phase, step_rows: int, first: int, last: int, shares: Shares) -> None:
+    def _append_constant(self, phase: Phase, step_rows: int, first: int, last: int, shares: Shares) -> None:
         while first < last:
-            left = self._left(phase)
+            left = self._rows_left(phase)
             shares_left = [Fraction(0) if rows == 0 else share for share, rows in zip(shares, left, strict=True)]
             if not any(shares_left):
-                raise self._used_up(phase, first, 0)
+                raise self._exhausted(phase, first, 0)
             segment = Segment(phase, step_rows, first, last, normalized(shares_left), tuple(self._used))
-            end = _within(segment, left)
+            end = _last_step_within(segment, left)
             if end > first:
                 self._append(replace(segment, last_step=end))
             else:
@@ -309,14 +309,14 @@ class _Planner:
             free = [share if number not in ending else Fraction(0) for number, share in enumerate(asked)]
             rest = rows - sum(ending.values())
             if not any(free):
-                raise self._used_up(segment.phase, segment.first_step, sum(ending.values()))
+                raise self._exhausted(segment.phase, segment.first_step, sum(ending.values()))
             of_rest = normalized(free)
             shares = tuple(
                 Fraction(ending[number], rows) if number in ending else of_rest[number] * rest / rows
                 for number in range(len(asked))
             )
             step = replace(segment, last_step=segment.first_step + 1, shares=shares)
-            more = _beyond(step, left, step.last_step)
+            more = _overdrawn(step, left, step.last_step)
             if not more:
                 return step
             ending.update(more)
@@ -325,19 +325,19 @@ class _Planner:
         counts = segment.counts(segment.first_step, segment.last_step)
         self._used = [used + more for used, more in zip(segment.used, counts, strict=True)]
         last = self._segments[-1] if self._segments else None
-        if last and _holds(last) == _holds(segment):
+        if last and _constants(last) == _constants(segment):
             self._segments[-1] = replace(last, last_step=segment.last_step)
         else:
             self._segments.append(segment)
 
-    def _left(self, phase: Phase) -> list[int | None]:
+    def _rows_left(self, phase: Phase) -> list[int | None]:
         """Return the rows that each source may still give; None means no limit."""
         return [
             None if cap is None else max(0, int((cap - epochs) * count) - used)
             for cap, epochs, count, used in zip(self._caps, self._epochs, phase.counts, self._used, strict=True)
         ]
 
-    def _used_up(self, phase: Phase, step: int, rows: int) -> ConfigError:
+    def _exhausted(self, phase: Phase, step: int, rows: int) -> ConfigError:
         tokens = self._batches.tokens_before(self._steps) - self._batches.tokens_before(step)
         missing = tokens - rows * phase.sequence_length
         return ConfigError(
@@ -347,26 +347,26 @@ class _Planner:
         )
 
 
-def _holds(segment: Segment) -> tuple[Phase, int, Shares]:
+def _constants(segment: Segment) -> tuple[Phase, int, Shares]:
     """Return the values that are constant within a segment."""
     return segment.phase, segment.step_rows, segment.shares
 
 
-def _beyond(segment: Segment, left: Sequence[int | None], step: int) -> dict[int, int]:
+def _overdrawn(segment: Segment, left: Sequence[int | None], step: int) -> dict[int, int]:
     """Return the sources of which the segment takes more than is left before `step`, with the rows that are left."""
     counts = segment.counts(segment.first_step, step)
     pairs = enumerate(zip(counts, left, strict=True))
     return {number: rows for number, (count, rows) in pairs if rows is not None and count > rows}
 
 
-def _within(segment: Segment, left: Sequence[int | None]) -> int:
+def _last_step_within(segment: Segment, left: Sequence[int | None]) -> int:
     """Find by bisection the last step up to which no source gives more than is left."""
     low, high = segment.first_step, segment.last_step
-    if all(rows is None for rows in left) or not _beyond(segment, left, high):
+    if all(rows is None for rows in left) or not _overdrawn(segment, left, high):
         return high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if _beyond(segment, left, middle) else (middle, high)
+        low, high = (low, middle) if _overdrawn(segment, left, middle) else (middle, high)
     return low
 
 

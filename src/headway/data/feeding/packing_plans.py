@@ -47,7 +47,7 @@ def open_plan(
     If the store is not writable, the plan goes to the user's cache (`$XDG_CACHE_HOME/headway/packing`). If that is not
     writable either, the plan stays in memory. A notice says so.
     """
-    relative = _place(store, split, source, sequence_length, packing)
+    relative = _relative_folder(store, split, source, sequence_length, packing)
     own, shared = store.path / PACKING, user_cache() / PACKING
     for root in (own, shared):
         found = _read(root / relative)
@@ -59,7 +59,7 @@ def open_plan(
     reasons = []
     for root in (own, shared):
         try:
-            made = _made(root / relative, job)
+            made = _make_once(root / relative, job)
         except OSError as error:
             reasons.append(f"{root}: {error.strerror or error}")
             continue
@@ -74,12 +74,12 @@ def open_plan(
             return made
         reasons.append(f"{root}: what was written cannot be read")
     notice(f"the packing of source '{source}' is in memory and made again at each start, since {'; '.join(reasons)}")
-    return _in_memory(job)
+    return _make_in_memory(job)
 
 
 def open_figures(store: TokenStore, split: str, source: str, sequence_length: int) -> PackingFigures:
     """Return the figures of `concat`, which has no plan: read them if they exist, else count and cache them."""
-    relative = _place(store, split, source, sequence_length, "concat")
+    relative = _relative_folder(store, split, source, sequence_length, "concat")
     own, shared = (root / PACKING / relative for root in (store.path, user_cache()))
     for folder in (own, shared):
         with suppress(OSError, ValueError, KeyError, TypeError):
@@ -109,7 +109,7 @@ def open_figures(store: TokenStore, split: str, source: str, sequence_length: in
     return figures
 
 
-def _place(store: TokenStore, split: str, source: str, sequence_length: int, packing: str) -> Path:
+def _relative_folder(store: TokenStore, split: str, source: str, sequence_length: int, packing: str) -> Path:
     """Return the plan's folder below `packing/`; its last part is a hash of everything that determines the content."""
     part = store.manifest["splits"][split][source]
     key = fingerprint({"version": _VERSION, "length": sequence_length, "packing": packing, "part": part})[:24]
@@ -156,7 +156,7 @@ class _Job:
                 bar.advance(figures.documents)
 
 
-def _made(folder: Path, job: _Job) -> tuple[Plan, PackingFigures] | None:
+def _make_once(folder: Path, job: _Job) -> tuple[Plan, PackingFigures] | None:
     """Make the plan in `folder`, one process at a time; return None if it cannot be read there afterwards."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder.parent):
@@ -236,13 +236,13 @@ def _mark_used(folder: Path) -> None:
 
 def _remove_unused(root: Path) -> None:
     """Remove plans that have not been opened for long: each new version of a store leaves one behind."""
-    for folder in root.glob("*/*/*/*"):  # see `_place`
+    for folder in root.glob("*/*/*/*"):  # see `_relative_folder`
         with suppress(OSError):
             if time.time() - folder.stat().st_mtime > _UNUSED_SECONDS:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _in_memory(job: _Job) -> tuple[Plan, PackingFigures]:
+def _make_in_memory(job: _Job) -> tuple[Plan, PackingFigures]:
     starts, lengths, rows, continued = [], [], [np.zeros(1, dtype=np.uint64)], []
     total = PackingFigures()
     for plan, figures in job.blocks():

@@ -349,13 +349,13 @@ def _plan_after(config: Config, number: int, before: RowPlan | None) -> tuple[Ro
     row_map = None
     if not segment.new_epoch:
         row_map = _row_map(config.segments[number - 1], segment, before.sequence_length(step - 1), length)
-    carry = _Carry(before, step, counts, row_map, segment.seed)
+    continuation = _Continuation(before, step, counts, row_map, segment.seed)
     if mixed:
-        orders, used = carry.by_source(names)
-        beginning = Beginning(step, carry.phase, tuple(used), tuple(carry.epochs_before(names)))
+        orders, used = continuation.orders_by_source(names)
+        beginning = Beginning(step, continuation.phase, tuple(used), tuple(continuation.epochs_before(names)))
         return MixedPlan(plan_mixture(own, names, rows_of, None, beginning), segment.seed, orders), row_map
     plain = PlainPlan(names, counts, segment.seed, own.train.batches, length)
-    order, position = carry.together(plain)
+    order, position = continuation.order_of_all(plain)
     start = (step, position)
     return PlainPlan(names, counts, segment.seed, own.train.batches, length, order=order, start=start), row_map
 
@@ -394,7 +394,7 @@ def _row_map(earlier: Segment, segment: Segment, length_before: int, length: int
     return RowMap(before, after, length_before // length)
 
 
-class _Carry:
+class _Continuation:
     """The continuation of sequences from one plan to the next.
 
     Args:
@@ -421,7 +421,7 @@ class _Carry:
         )
         return [known.get(name, Fraction(0)) for name in names]
 
-    def together(self, plain: PlainPlan) -> tuple[RowOrder | None, int]:
+    def order_of_all(self, plain: PlainPlan) -> tuple[RowOrder | None, int]:
         """Return the sequence of all rows of a plain plan, or None for the plan's own, and the position in it."""
         total, before = sum(self._counts), self._before
         if self._map is None:
@@ -440,7 +440,7 @@ class _Carry:
         order = RowOrder(total, self._seed, opening=rest)
         return order, order.start
 
-    def by_source(self, names: Sequence[str]) -> tuple[list[RowOrder | None], list[int]]:
+    def orders_by_source(self, names: Sequence[str]) -> tuple[list[RowOrder | None], list[int]]:
         """Return the sequence of each source of a mixture, or None for the plan's own, and the position in it."""
         before = self._before
         if self._map is None:

@@ -101,7 +101,7 @@ class SplitRows:
                 fix="prepare more text, or lower train.sequence_length",
             )
 
-    def complaint(self) -> str | None:
+    def short_source_warning(self) -> str | None:
         """Return one line for the user about the sources that have no row, or None."""
         if not self.too_short:
             return None

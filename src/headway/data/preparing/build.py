@@ -109,7 +109,7 @@ class Builder:
             OSError: The files cannot be written, for example because the disk is full.
         """
         self.records.used.clear()
-        self.records.taken.clear()
+        self.records.reused.clear()
         self.records.new_file("", _TEXTS).unlink(missing_ok=True)
         recipe = replace(self._recipe, bound=bound)
         if not self._data.dedup.wanted:

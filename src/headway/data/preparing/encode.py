@@ -174,7 +174,7 @@ class PieceWorker:
         result = PieceResult()
         parts: dict[str, list[SplitPart]] = {split: [] for split in SPLITS}
         prints: list[DocumentPrints] = []
-        choose = self._by_verdict(work.verdict) if work.verdict is not None else self._cleaned
+        choose = self._verdict_filter(work.verdict) if work.verdict is not None else self._clean
         encoding = _Encoding(work.piece, result)
         for texts in self._read(work, result):
             chosen, numbers = choose(texts, result)
@@ -225,7 +225,7 @@ class PieceWorker:
             if ended:
                 return
 
-    def _cleaned(self, texts: list[str], result: PieceResult) -> tuple[list[str], Sequence[int]]:
+    def _clean(self, texts: list[str], result: PieceResult) -> tuple[list[str], Sequence[int]]:
         """Clean texts; return those that remain, with their indices in `texts`."""
         if self._cleaner is None:
             return texts, range(len(texts))
@@ -234,7 +234,7 @@ class PieceWorker:
         result.kept = kept if result.kept is None else np.concatenate([result.kept, kept])
         return [text for text in cleaned if text is not None], np.flatnonzero(kept).tolist()
 
-    def _by_verdict(self, verdict: Verdict) -> Callable[[list[str], PieceResult], tuple[list[str], Sequence[int]]]:
+    def _verdict_filter(self, verdict: Verdict) -> Callable[[list[str], PieceResult], tuple[list[str], Sequence[int]]]:
         """Return a function that selects texts by a verdict, which counts documents over the whole piece."""
         paragraphs = _paragraph_masks(verdict)
         read = 0
@@ -254,7 +254,7 @@ class PieceWorker:
 
         return choose
 
-    def _sides(self, texts: list[str], result: PieceResult) -> tuple[list[str], list[str]]:
+    def _split(self, texts: list[str], result: PieceResult) -> tuple[list[str], list[str]]:
         """Split texts into those for training and those held out; record the smallest and largest hash."""
         if not self.recipe.holds_out:
             result.smallest, result.largest = 0, 2**64 - 1
@@ -280,7 +280,7 @@ class PieceWorker:
         """
         result, problem = encoding.result, None
         before = result.text_bytes, result.smallest, result.largest
-        train, validation = self._sides(texts, result)
+        train, validation = self._split(texts, result)
         try:
             ids, lengths = encoder.encode(train + validation)
             sound = not self.recipe.unavoidable or not np.isin(ids, list(self.recipe.unavoidable)).any()

@@ -176,7 +176,7 @@ class Records:
         self._width, self._most, self._hashed = width, most, hashed
         self.used: set[str] = set()
         """Files that belong to the new store, relative to it."""
-        self.taken: list[str] = []
+        self.reused: list[str] = []
         """Files that belong to the new store and are still in the present store only."""
 
     def survey(self, key: str, others: Iterable[str] = ()) -> Survey | None:
@@ -229,7 +229,7 @@ class Records:
     def _use(self, place: Path, names: list[str]) -> None:
         self.used.update(names)
         if place != self.folder:
-            self.taken += names
+            self.reused += names
 
     def new_file(self, key: str, ending: str) -> Path:
         """Return the path for a new file that belongs to a survey, to be written before the survey itself."""
@@ -268,7 +268,7 @@ class Records:
         Args:
             others: Further files of the new store that stay.
         """
-        for name in self.taken:
+        for name in self.reused:
             assert self._old is not None
             _link(self._old / name, self.folder / name)
         keep = {*self.used, *others}
