@@ -167,7 +167,7 @@ def measure(case: Case, world: World) -> int:
         strategy = make_strategy(config, model, world)
         settings = config.optimizer.model_copy(update={"offload": False})  # DeepSpeed keeps them there by itself
         optimizer = build_optimizer(
-            settings, model, world.device, strategy.owns_for_update, config.determinism == "elastic"
+            settings, model, world.device, strategy.owns_for_update, elastic=config.determinism == "elastic"
         )
         engine = strategy if isinstance(strategy, Engine) else None
         if engine is not None:
@@ -180,7 +180,7 @@ def measure(case: Case, world: World) -> int:
                 lane: [random_rows(grid.micro_batch, vocab_size) for _ in range(grid.micro_batches)]
                 for lane in grid.of_worker(world.data_rank, world.mesh.data)
             }
-            train_step(config, task, state, strategy, world, batches, pipeline=pipeline)
+            train_step(config, task, state, strategy, world, batches=batches, pipeline=pipeline)
             batches.clear()
     del model, strategy, optimizer, state, task, pipeline, engine
     gc.collect()  # sharded modules are in cycles; freed later, they would count as less in the next case

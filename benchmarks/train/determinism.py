@@ -91,7 +91,7 @@ def prepare(config: Config, world: World) -> Callable[[], tuple[float, float]]:
     feed = RandomRows(grid, config.train.sequence_length)
     strategy = make_strategy(config, model, world)
     elastic = config.determinism == "elastic"
-    optimizer = build_optimizer(config.optimizer, model, world.device, strategy.owns_for_update, elastic)
+    optimizer = build_optimizer(config.optimizer, model, world.device, strategy.owns_for_update, elastic=elastic)
     state, task = TrainState(model, optimizer), Task(model, feed, LANGUAGE_MODELLING)  # type: ignore[arg-type]
     lanes = grid.of_worker(world.data_rank, world.mesh.data)
 
@@ -101,7 +101,7 @@ def prepare(config: Config, world: World) -> Callable[[], tuple[float, float]]:
         batches = {lane: feed.batch(state.cursor.step, lane) for lane in lanes}
         world.barrier()
         start, busy = time.perf_counter(), time.process_time()
-        train_step(config, task, state, strategy, world, batches)
+        train_step(config, task, state, strategy, world, batches=batches)
         if world.device.type == "cuda":
             torch.cuda.synchronize()
         busy = time.process_time() - busy

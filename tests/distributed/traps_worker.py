@@ -90,12 +90,12 @@ def train(config: Config, world: World, model: nn.Module, lanes: range) -> tuple
     objective = Objective(summed_loss, lambda batch: int((batch["targets"] != IGNORE_TARGET).sum()))
     strategy = make_strategy(config, model, world)
     elastic = config.determinism == "elastic"
-    optimizer = build_optimizer(config.optimizer, model, world.device, strategy.owns_for_update, elastic)
+    optimizer = build_optimizer(config.optimizer, model, world.device, strategy.owns_for_update, elastic=elastic)
     state, task = TrainState(model, optimizer), Task(model, feed, objective)
     results = []
     for step in range(STEPS):
         batches = {lane: rows(step, lane) for lane in lanes}
-        results.append(train_step(config, task, state, strategy, world, batches))
+        results.append(train_step(config, task, state, strategy, world, batches=batches))
     return state, results
 
 

@@ -199,7 +199,7 @@ def test_a_broken_disk_under_some_saves(tiny: Callable[..., Path], tmp_path: Pat
     run = tmp_path / "disk/runs/tiny"
     assert read_metrics(run).series("checkpoint/failed_step")[1].tolist() == [8.0, 12.0]
     for step in (8, 12):
-        said = f"training goes on without a checkpoint of step {step}: "
+        said = f"training continues without a checkpoint of step {step}: "
         assert said in done.stderr and said in alerts(tmp_path)
     assert done.stderr.count("Input/output error") == 2 and "the checkpoint of step 4 is untouched" in done.stderr
     assert len(list(run.glob("attempts/*"))) == 1
@@ -254,7 +254,7 @@ def test_a_disk_that_fails_for_good(
     assert code == 4, said
     assert "step 16/16" in said and "Traceback" not in said
     for step in (8, 12, 16):
-        assert f"training goes on without a checkpoint of step {step}: " in said
+        assert f"training continues without a checkpoint of step {step}: " in said
     error = said[said.index("\nerror: ") + 1 :]
     assert error.startswith("error: the checkpoint of step 16 cannot be written") and why in error and "fix:" in error
     assert "records are missing" in said and "why attempt 1 ended cannot be written down" in said
@@ -296,7 +296,7 @@ def test_a_write_that_hangs_is_given_up(tiny: Callable[..., Path], tmp_path: Pat
     config = tiny(**_sections(tmp_path / "disk" / "runs", hang_seconds=15.0, save_seconds=30.0))
     done = headway("train", config, faults="hang@checkpoint.shard:2")
     assert done.returncode == 0, done.stderr
-    assert "training goes on without a checkpoint of step 8: the disk seems to hang" in done.stderr
+    assert "training continues without a checkpoint of step 8: the disk seems to hang" in done.stderr
     run = tmp_path / "disk/runs/tiny"
     assert "the disk seems to hang" in alerts(tmp_path) and len(list(run.glob("attempts/*"))) == 1
     assert read_metrics(run).series("checkpoint/failed_step")[1].tolist() == [8.0]

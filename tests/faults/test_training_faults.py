@@ -41,7 +41,7 @@ def test_training_goes_on_without_a_checkpoint_that_cannot_be_written(
     assert headway("train", config, "name=whole", "-w", str(workers)).returncode == 0
     full = headway("train", config, "name=full", "-w", str(workers), faults=fault)
     assert full.returncode == 0, full.stderr
-    assert "training goes on without a checkpoint of step 4" in full.stderr
+    assert "training continues without a checkpoint of step 4" in full.stderr
     assert ("No space left" if "enospc" in fault else "died (signal 9)") in full.stderr
     run = tmp_path / "runs" / "full"
     failed = read_metrics(run).series("checkpoint/failed_step")[1].tolist()

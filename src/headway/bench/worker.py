@@ -176,7 +176,9 @@ def _task(spec: Spec, world: World) -> Task:
         task.evaluation = None
         return task
     feed = SyntheticFeed(config.seed, spec.vocab_size, config.train.sequence_length, grid)
-    return decoder_task(config, feed, spec.vocab_size, config.train.sequence_length, world.mesh, world.rank)
+    return decoder_task(
+        config, feed, spec.vocab_size, attention_length=config.train.sequence_length, mesh=world.mesh, rank=world.rank
+    )
 
 
 def _import_libraries(config: Config, device: torch.device) -> None:

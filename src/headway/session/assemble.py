@@ -31,7 +31,9 @@ def assemble(
     elastic = config.determinism == "elastic"
     settings, updates_on = _updates(config, world)
     products = muon_products(config.train.precision)
-    optimizer = build_optimizer(settings, task.model, updates_on, strategy.owns_for_update, elastic, products)
+    optimizer = build_optimizer(
+        settings, task.model, updates_on, strategy.owns_for_update, elastic=elastic, products=products
+    )
     if elastic and config.parallel.strategy in FULLY_SHARDED:
         check_shard_invariance(partial(build_optimizer, settings, elastic=True), updates_on, threads)
     engine = strategy if isinstance(strategy, Engine) else None

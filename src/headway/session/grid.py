@@ -14,7 +14,7 @@ from headway.parallel.world import World
 from headway.training.fit import largest_that_fits, memory_limit_bytes
 from headway.training.state import TrainState
 from headway.training.task import Task
-from headway.training.trial import largest_micro_batch, sends_in_trial, trial_step
+from headway.training.trial import exchanges_in_trial, largest_micro_batch, trial_step
 
 
 def common_threads(config: Config, world: World, grid: LaneGrid) -> int:
@@ -58,15 +58,15 @@ def choose_micro_batch(
 
     def attempt(rows: int) -> None:
         feed, _ = recut(cut(rows))
-        trial_step(config, task, state, strategy, world, largest_micro_batch(feed, lane, step, last))
+        trial_step(config, task, state, strategy, world, batch=largest_micro_batch(feed, lane, step, last))
 
     before = start.context.get("micro_batch") if start and config.determinism != "off" else None
     if isinstance(before, int) and lane_rows % before == 0:
         rows, how = before, "as before"
     else:
         choices = divisors(lane_rows)
-        again = world.size == 1 or (world.mesh.is_data_parallel and not sends_in_trial(config, world))
-        rows = largest_that_fits(choices, attempt, state, world, memory_limit_bytes(world), again)
+        again = world.size == 1 or (world.mesh.is_data_parallel and not exchanges_in_trial(config, world))
+        rows = largest_that_fits(choices, attempt, state, world, memory_limit_bytes(world), again=again)
         how = "the most that fits"
     notice(f"micro-batches of {rows} row{'s' if rows > 1 else ''}, {how}; {cut(rows).micro_batches} per lane and step")
     task.feed, task.evaluation = recut(cut(rows))

@@ -306,7 +306,7 @@ def _try_memory(
     assert last is not None, "the config is resolved"
     if wanted and step < last:
         lane = grid.of_worker(world.data_rank, world.mesh.data)[0]
-        trial_step(config, task, state, strategy, world, largest_micro_batch(task.feed, lane, step, last))
+        trial_step(config, task, state, strategy, world, batch=largest_micro_batch(task.feed, lane, step, last))
 
 
 def _find_start(

@@ -1,4 +1,4 @@
-"""What a config asks of the machine and the installation, checked before a run directory is touched."""
+"""Checks of what a config needs from the machine and the installation, before a run directory is touched."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def slow_precision(config: Config, device: torch.device) -> str | None:
-    """What this machine can only do slowly, in words; None when there is nothing."""
+    """Describe a precision that this machine computes slowly; None if it does not."""
     if config.train.precision != "bf16" or device.type != "cpu":
         return None
     speed = cpu_bf16_speed()
@@ -38,8 +38,7 @@ def slow_precision(config: Config, device: torch.device) -> str | None:
 
 
 def unused_gpus(config: Config, device: torch.device, machine: Machine | None = None) -> str | None:
-    """Which GPUs `train.device: auto` cannot take, in words; None where there are none, or they are hidden on
-    purpose."""
+    """Describe the GPUs that `train.device: auto` cannot use; None if there are none, or they are hidden on purpose."""
     machine = machine or Machine()
     hidden = machine.environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     if config.train.device != "auto" or device.type == "cuda" or hidden:
@@ -49,22 +48,22 @@ def unused_gpus(config: Config, device: torch.device, machine: Machine | None = 
         return None
     return (
         f"this run is on {device.type}, since PyTorch cannot use the {counted(count, 'NVIDIA GPU')} of this machine:"
-        f" headway doctor says why; train.device={device.type} if that is meant"
+        f" headway doctor says why; set train.device={device.type} if that is intended"
     )
 
 
 def shortfalls(config: Config, device: torch.device) -> list[str]:
-    """What of this machine a run leaves unused or slow, each in words; nothing that would have to be refused."""
+    """Describe what a run leaves unused or does slowly on this machine; nothing that would be an error."""
     found = slow_precision(config, device), unused_gpus(config, device)
     return [text for text in found if text is not None]
 
 
 def check_available(config: Config, device: torch.device) -> None:
-    """Say what this device or installation lacks, while changing the config still costs nothing.
+    """Check what this device or installation lacks, while changing the config still costs nothing.
 
     Raises:
-        ConfigError: a precision that the device does not have, moments that are to leave the host for the host, or a
-            library or compiler that is not installed.
+        ConfigError: the device lacks the precision, moments are to be offloaded although they are on the host, or a
+            library or compiler is not installed.
     """
     precision, optimizer = config.train.precision, config.optimizer
     check_present(precision, device, torch.cuda.get_device_capability(device) if device.type == "cuda" else None)
@@ -80,8 +79,10 @@ def check_available(config: Config, device: torch.device) -> None:
 
 
 def _check_compiler() -> None:
-    """Code for GPUs is started by small C programs that Triton builds on the machine, as slim containers cannot.
-    (With `train.compile: auto` the try fails, says so, and the run is not compiled.)"""
+    """Check that Triton can build the small C programs that start compiled code on a GPU.
+
+    Slim containers cannot. With `train.compile: auto` the trial fails, reports that, and the run is not compiled.
+    """
     lacking = []
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         lacking.append("a C compiler")

@@ -27,21 +27,23 @@ if TYPE_CHECKING:
     from headway.training.step import StepResult
 
 
-#: A scheduler signals every process of a job, and the supervisor passes its own on: that is one Ctrl-C.
-_SAME_SECONDS = 1.0
+# A scheduler signals every process of a job, and the supervisor passes its own signal on: both are one Ctrl-C.
+_DUPLICATE_SECONDS = 1.0
 
-#: Handlers that stay until the process ends: Python would put those before them back when it frees these.
-_for_good: list[object] = []
+# Handlers that stay until the process ends. Python would restore the previous handlers when it frees these.
+_permanent_handlers: list[object] = []
 
 
 class StopSignals:
-    """Turns signals (`STOP_SIGNALS`) and notices into wishes that the loop reads between steps; a second Ctrl-C acts at
-    once.
+    """Turns signals (`STOP_SIGNALS`) and notices into requests that the loop reads between steps.
+
+    A second Ctrl-C acts at once.
 
     Args:
         notices: Reads the board of the attempt; without it only signals count.
-        own_process: This process ends with the attempt. Once all is saved for one signal, others ask for nothing more,
-            and must not end it before it has told why: the first worker to leave has the agent send one to the rest.
+        own_process: This process ends with the attempt. Once all is saved after a signal, further signals ask for
+            nothing more. They must not end the process before it has reported why it stops: the first worker that
+            leaves has the agent send a signal to the rest.
     """
 
     def __init__(self, notices: NoticeReader | None = None, own_process: bool = False) -> None:
@@ -52,21 +54,21 @@ class StopSignals:
 
     @property
     def stop(self) -> bool:
-        """Whether a signal has come, or a notice that asks to stop."""
+        """Whether a signal has arrived, or a notice that asks to stop."""
         return self.name is not None or (self._notices is not None and self._notices.stop() is not None)
 
     @property
     def save(self) -> bool:
-        """Whether a notice asks to save and go on."""
+        """Whether a notice asks to save and continue."""
         return self._notices is not None and self._notices.save()
 
     def reason(self) -> str:
-        """Why the run stops, once all workers have agreed on that."""
+        """Return why the run stops, once all workers have agreed to stop."""
         found = self._notices.stop(now=True) if self._notices is not None else None
-        if found is not None:  # a signal that the first worker has put up is called as it calls it
+        if found is not None:  # use the first worker's name of a signal that it has posted
             return found.what if found.key == SIGNAL_KEY else str(found)
         if self.name is not None and self._notices is not None and is_first_worker():
-            self._notices.put_up_signal(self.name)
+            self._notices.post_signal(self.name)
         return self.name or "a signal to another worker"
 
     def __enter__(self) -> Self:
@@ -78,7 +80,7 @@ class StopSignals:
 
     def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
         if self._own_process and kind is not None and issubclass(kind, Preempted):
-            _for_good.append(self._handled)
+            _permanent_handlers.append(self._handled)
         else:
             self._handled.__exit__(kind, *error)
 
@@ -89,17 +91,17 @@ class StopSignals:
         now = time.monotonic()
         if self._interrupted is None:
             self._interrupted = now
-        elif now - self._interrupted >= _SAME_SECONDS:
+        elif now - self._interrupted >= _DUPLICATE_SECONDS:
             signal.signal(number, self._before[signal.SIGINT])
             signal.raise_signal(number)
 
 
 class SaveClock:
-    """Says when a checkpoint is due by time. Workers' clocks differ, so the loop lets them agree.
+    """Decides when a checkpoint is due by time. Workers' clocks differ, so the loop lets them agree.
 
     Args:
-        every: The interval; of steps and tokens this clock says nothing.
-        chosen: What chooses the interval when `every` is `auto`; None on workers whose clock then has no say.
+        every: The interval; this clock ignores intervals of steps and tokens.
+        chosen: Chooses the interval when `every` is `auto`; None on workers whose clock does not count then.
     """
 
     def __init__(self, every: Interval | Literal["auto"], chosen: ChosenInterval | None = None) -> None:
@@ -113,7 +115,7 @@ class SaveClock:
 
     @classmethod
     def of(cls, job: Job) -> SaveClock:
-        """The clock of a worker; the first one's chooses the interval if need be."""
+        """Make the clock of a worker; with `auto`, the first worker's clock chooses the interval."""
         settings = job.config.checkpoint
         if settings.every != "auto" or not job.world.is_first:
             return cls(settings.every)
@@ -121,7 +123,7 @@ class SaveClock:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Around a save: for as long as that takes, training waits."""
+        """Time a save, during which training waits."""
         start = time.monotonic()
         yield
         self._start = time.monotonic()
@@ -129,17 +131,17 @@ class SaveClock:
             self._seconds = self._chosen.after_save(self._start - start)
 
     def written(self, outcome: Outcome) -> None:
-        """A save is over; of one that failed it is not known how long it takes."""
+        """Learn from a finished save how long it took; a failed save does not count."""
         if self._chosen is not None and outcome.error is None:
             self._seconds = self._chosen.after_write(outcome.seconds)
 
     def due(self) -> bool:
-        """Whether the interval has passed; never when it is not a time."""
+        """Return whether the interval has passed; always False if it is not a time."""
         return self._seconds is not None and time.monotonic() - self._start >= self._seconds
 
 
-def saves_on_the_way(job: Job) -> bool:
-    """Whether a copy of the state may be wanted after the current step and before the last one."""
+def saves_before_last_step(job: Job) -> bool:
+    """Return whether a copy of the state may be needed after the current step and before the last one."""
     settings, step, last = job.config.checkpoint, job.state.cursor.step, job.total_steps
     if step >= last - 1:
         return False
@@ -150,7 +152,7 @@ def saves_on_the_way(job: Job) -> bool:
 
 
 class StepMetrics:
-    """Measures a step from the end of the one before, less what evaluation and checkpoints took."""
+    """Measures a step from the end of the previous one, without the time of evaluation and checkpoints."""
 
     def __init__(self, job: Job, feed: Prefetcher) -> None:
         self._job, self._feed = job, feed
@@ -159,12 +161,12 @@ class StepMetrics:
         self.restart()
 
     def restart(self) -> None:
-        """The next step begins."""
+        """Start timing the next step."""
         beat(Phase.DATA, self._job.state.cursor.step)
         self._start, self._waited = time.perf_counter(), self._feed.wait_seconds
 
     def metrics(self, result: StepResult) -> dict[str, float]:
-        """The metrics of the step that has just ended; what is unknown is absent."""
+        """Return the metrics of the step that has just ended; unknown ones are absent."""
         beat(Phase.RECORD, self._job.state.cursor.step)
         seconds = time.perf_counter() - self._start
         if result.left_out:

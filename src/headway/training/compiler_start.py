@@ -1,6 +1,6 @@
-"""The start of PyTorch's compiler for a CPU, without what every process would do again or for nothing.
+"""A faster start of PyTorch's compiler on a CPU: it avoids work that every process would repeat or never use.
 
-All of it is left alone where the PyTorch at hand does not have the part in question.
+Each part is skipped where the installed PyTorch lacks the internals that it needs.
 """
 
 from __future__ import annotations
@@ -25,44 +25,45 @@ _GRAPHS = "networkx"
 
 @cache
 def start_compiler(device_type: str) -> None:
-    """Load what compiles, and meanwhile begin what the first code waits for; nothing where that is not for a CPU."""
+    """Load the compiler, and prepare in the background what the first compilation waits for; only for a CPU."""
     if device_type != "cpu":
         return
-    import torch.utils.cpp_extension  # nothing is to be loaded by two threads at once
+    import torch.utils.cpp_extension  # before threads start, so that no two of them import it at once
     from torch._inductor import cpu_vec_isa
     from torch._inductor.codecache import CppPythonBindingsCodeCache
 
-    _remember_tries()
-    beside = ThreadPoolExecutor(1, thread_name_prefix="compiler-ahead")
-    # Whoever asks waits for the answer: tries change the flags they are made with, so only one may be under way.
-    found = beside.submit(cpu_vec_isa.valid_vec_isa_list)
+    _cache_instruction_checks()
+    background = ThreadPoolExecutor(1, thread_name_prefix="compiler-ahead")
+    # Callers wait for this result. The checks change the compiler flags that they use, so only one may run at a time.
+    found = background.submit(cpu_vec_isa.valid_vec_isa_list)
     cpu_vec_isa.valid_vec_isa_list = found.result  # type: ignore[assignment]
-    # Code of nothing, which is compiled when it is called, and never is. Whoever needs it meets the same errors.
-    beside.submit(CppPythonBindingsCodeCache.load_pybinding_async, [], "")
-    beside.shutdown(wait=False)
+    # Load an empty binding in advance. It compiles its code only when called, which never happens; a real caller meets
+    # any errors again.
+    background.submit(CppPythonBindingsCodeCache.load_pybinding_async, [], "")
+    background.shutdown(wait=False)
     with _without_templates(), _without_graphs():
         import torch._inductor.compile_fx  # noqa: F401
 
 
-def _remember_tries() -> None:
-    """Keep beside each library with which PyTorch tries vector instructions that it has loaded.
+def _cache_instruction_checks() -> None:
+    """Cache which of the libraries with which PyTorch probes vector instructions could be loaded.
 
-    Every process would load the same six again, each in a process of its own. PyTorch asks the processor and names the
-    library by its code and compiler itself; what is left to compare are the libraries that it is loaded with.
+    Every process would load the same six again, each in a subprocess. PyTorch names a library by its code and compiler,
+    and asks the processor itself. So the cache only compares the libraries that it is loaded with.
     """
     from torch._inductor.cpu_vec_isa import VecISA
 
     if hasattr(VecISA, "_probe_load"):  # from 2.13 on
-        tries = VecISA._probe_load
+        probe = VecISA._probe_load
 
         def loads(isa: VecISA, library: str) -> bool:
             note, needed = Path(f"{library}.loaded"), _loaded_with(Path(library))
             with suppress(OSError):
                 if note.read_text() == needed:
                     return True
-            loaded = tries(isa, library)
+            loaded = probe(isa, library)
             if loaded:
-                with suppress(OSError):  # a cache that can only be read
+                with suppress(OSError):  # a read-only cache
                     note.write_text(needed)
             return loaded
 
@@ -70,7 +71,7 @@ def _remember_tries() -> None:
 
 
 def _loaded_with(library: Path) -> str:
-    """The library itself, PyTorch's and the C library, as far as they can be told apart at a glance."""
+    """Return a fingerprint of the library, of PyTorch's and of the C library, by what is cheap to read."""
     pytorch = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     files = [file.stat() for file in (library, pytorch) if file.exists()]
     return fingerprint(
@@ -84,7 +85,7 @@ def _loaded_with(library: Path) -> str:
 
 @contextmanager
 def _without_templates() -> Iterator[None]:
-    """Let the templates of kernels for Triton, which come with the compiler, be translated by whoever uses one."""
+    """Defer the translation of the kernel templates for Triton, which the compiler imports, to their first use."""
     from torch._inductor.codegen import common
 
     if not hasattr(common.KernelTemplate, "_template_from_string"):
@@ -99,14 +100,14 @@ def _without_templates() -> Iterator[None]:
 
 
 class _Template:
-    """One that is translated when it is first used."""
+    """A kernel template that is translated when it is first used."""
 
     def __init__(self, source: str) -> None:
         self.source = source
 
     @cached_property
     def render(self) -> Any:
-        """Of the translated template."""
+        """The render method of the translated template."""
         from torch._inductor.codegen.common import KernelTemplate
 
         return KernelTemplate._template_from_string(self.source).render
@@ -114,12 +115,12 @@ class _Template:
 
 @contextmanager
 def _without_graphs() -> Iterator[None]:
-    """Let NetworkX, which comes with the compiler for what is not in its cache, be loaded by whoever uses it: 13 MB."""
+    """Defer the import of NetworkX (13 MB), which the compiler needs only for code that is not in its cache."""
     if _GRAPHS in sys.modules:
         yield
         return
-    sys.modules[_GRAPHS] = later = _Later(_GRAPHS)
-    later.DiGraph = Any  # type: ignore[attr-defined]  # annotations name it, and are looked at while it is not there
+    sys.modules[_GRAPHS] = later = _LazyModule(_GRAPHS)
+    later.DiGraph = Any  # type: ignore[attr-defined]  # annotations name it, and are evaluated before it is loaded
     try:
         yield
     finally:
@@ -128,11 +129,11 @@ def _without_graphs() -> Iterator[None]:
             del sys.modules[_GRAPHS]
 
 
-class _Later(ModuleType):
-    """In the place of a module that is loaded when something of it is used."""
+class _LazyModule(ModuleType):
+    """A placeholder for a module that is imported when one of its attributes is used."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name != "__path__":  # of those who look through all modules there are
+        if name.startswith("__") and name != "__path__":  # asked for by code that scans all loaded modules
             raise AttributeError(name)
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]

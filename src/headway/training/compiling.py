@@ -1,7 +1,7 @@
-"""torch.compile: how, and for `train.compile=auto` whether it pays, measured once on one layer and remembered.
+"""torch.compile: how to compile a model, and for `train.compile=auto` whether that pays.
 
-Code that is compiled rounds differently, so whether a run is compiled is a part of it: the first attempt decides, and
-checkpoints keep it.
+A trial with one layer decides, and its result is remembered. Compiled code rounds differently, so whether a run is
+compiled is part of its state: the first attempt decides, and checkpoints keep the decision.
 """
 
 from __future__ import annotations
@@ -31,56 +31,59 @@ from headway.telemetry.hardware import cpu_kind, device_name
 from headway.training.compiler_start import start_compiler
 from headway.training.precision import apply_precision, autocast
 
-#: A run whose layers take less time than this altogether is not worth a try, which takes about half a minute.
+# A run whose layers take less time than this in total is not worth a trial, which takes about half a minute.
 _LEAST_SECONDS = 300.0
-#: A layer is computed so often each way; the fastest counts, since others may be at work here too.
+# How often a layer is computed each way; the fastest counts, since other processes may use the machine too.
 _ROUNDS = 7
-#: Layouts of batches, stages and evaluation have code of their own; PyTorch's limit is for code that never settles.
+# Layouts of batches, stages and evaluation have code of their own; PyTorch's limit is for code that recompiles
+# endlessly.
 _MOST_SHAPES = 64
 
 
 @dataclass(frozen=True)
 class Gain:
-    """What compiling does to one layer."""
+    """Measured effect of compiling one layer."""
 
     eager_seconds: float
     """Forward and backward of a micro-batch."""
     compiled_seconds: float
     compile_seconds: float
-    """Once, until the code is there."""
+    """Time of the compilation, which happens once."""
 
     def pays(self, layers: int) -> bool:
-        """Whether it takes less time than it saves in so many layers."""
+        """Return whether compiling takes less time than it saves in so many layers."""
         return (self.eager_seconds - self.compiled_seconds) * layers > self.compile_seconds
 
 
 def compile_model(config: Config, model: nn.Module) -> None:
-    """Let a model compute with code that is compiled when it is first used.
+    """Have a model compute with code that is compiled when it is first used.
 
-    Shapes are not made variable, since the code for one must not depend on which others have come before, or a run
-    that goes on would not have the bits of one that was never stopped. More shapes than anybody has are refused instead
-    of computed without compiling.
+    Shapes are static: the code for one shape must not depend on which shapes came before, or a resumed run would not
+    have the bits of an uninterrupted one. More shapes than any run needs are an error, not a fallback to eager code.
     """
     from torch._dynamo import config as dynamo
 
     dynamo.recompile_limit = _MOST_SHAPES
     dynamo.fail_on_recompile_limit_hit = True
-    if hasattr(dynamo, "invalidate_compile_context_weakrefs"):  # of the backend that is ours, whatever others there are
+    if hasattr(dynamo, "invalidate_compile_context_weakrefs"):  # of our backend only
         dynamo.invalidate_compile_context_weakrefs = True
     device = next(model.parameters()).device
     start_compiler(device.type)
-    _tell_when_compiling()
-    _keep_little(device)
+    _report_compiling()
+    _recompute_in_backward(device)
     if config.parallel.tensor > 1:
-        # Between layers the residual stream is cut by position, which PyTorch (2.13) cannot give back to eager code.
+        # Between layers the residual stream is cut by position; PyTorch (2.13) cannot return such tensors to eager
+        # code.
         nn.Module.compile(model, dynamic=False)
     else:
         model.compile(dynamic=False)
 
 
-def _keep_little(device: torch.device) -> None:
-    """Let the backward pass on a CPU compute again what it can from what is kept anyway: what comes out of a norm or of
-    SiLU, and weights in half precision. That takes no time that can be measured, and saves a third of the activations.
+def _recompute_in_backward(device: torch.device) -> None:
+    """Let the backward pass on a CPU recompute outputs of norms and of SiLU, and weights in half precision.
+
+    It computes them from tensors that are kept anyway. That takes no measurable time, and saves a third of the
+    activations.
     """
     if device.type == "cpu":
         from torch._functorch import config as partitioner
@@ -89,8 +92,8 @@ def _keep_little(device: torch.device) -> None:
 
 
 @cache
-def _tell_when_compiling() -> None:
-    """Let the watchdog know: a shape that is new in the middle of a run takes as long as the first one, and no hang."""
+def _report_compiling() -> None:
+    """Report compilation to the watchdog: a new shape in the middle of a run compiles as long as the first one."""
     from torch._dynamo.callback import callback_handler
 
     callback_handler.register_start_callback(lambda *_: beat(Phase.START))
@@ -98,17 +101,17 @@ def _tell_when_compiling() -> None:
 
 
 def compiling_pays(config: Config, device: torch.device, rows: int, micro_batches: int) -> bool:
-    """Whether this process would train faster compiled, with what that costs counted.
+    """Return whether this process would train faster compiled, including the cost of compiling.
 
-    Figures are kept in the user's cache, by all that they depend on.
+    Measurements are kept in the user's cache, keyed by all that they depend on.
 
     Args:
-        config: Of the native decoder, complete.
-        rows: Of a micro-batch.
-        micro_batches: That this process computes in the whole run.
+        config: Config of the native decoder, complete.
+        rows: Rows of a micro-batch.
+        micro_batches: Number of micro-batches that this process computes in the whole run.
     """
     shape, file = Shape.of(config.model), user_cache() / "compile.json"
-    key, known = _key(config, device, rows), _read(file)
+    key, known = _key(config, device, rows), _read_cache(file)
     layers = shape.layers * micro_batches
     if key in known:
         gain = Gain(**known[key])
@@ -117,17 +120,17 @@ def compiling_pays(config: Config, device: torch.device, rows: int, micro_batche
             trial = _Trial(config, shape, device, rows)
             estimate = trial.eager_seconds() * layers
             if estimate < _LEAST_SECONDS:
-                notice(f"not compiled: the layers take {format_seconds(estimate)} in all, so trying it does not pay")
+                notice(f"not compiled: the layers take {format_seconds(estimate)} in all, so a trial does not pay")
                 return False
             notice(
-                "train.compile=auto: trying with one layer what torch.compile gains; once for this machine and shape"
+                "train.compile=auto: measuring with one layer what torch.compile gains, once for this machine and shape"
             )
             gain = trial.measure()
-        except Exception as error:  # of the compiler, whatever it is; or a whole layer does not fit beside the run's
+        except Exception as error:  # any error of the compiler; or a whole layer does not fit next to the run's tensors
             what = next(iter(str(error).strip().splitlines()), "no message")
             warning(f"not compiled: {type(error).__name__}: {what}")
             return False
-        _keep(file, {**known, key: asdict(gain)})
+        _write_cache(file, {**known, key: asdict(gain)})
     change = f"{gain.eager_seconds * 1e3:.1f} ms, compiled {gain.compiled_seconds * 1e3:.1f} ms"
     pays = gain.pays(layers)
     notice(f"{'compiled' if pays else 'not compiled'}: a layer takes {change} ({file})")
@@ -135,7 +138,7 @@ def compiling_pays(config: Config, device: torch.device, rows: int, micro_batche
 
 
 class _Trial:
-    """One layer with a micro-batch of the run."""
+    """One layer with a micro-batch of the run's shape."""
 
     def __init__(self, config: Config, shape: Shape, device: torch.device, rows: int) -> None:
         self.config, self.device = config, device
@@ -148,9 +151,9 @@ class _Trial:
         self.x_BTD = torch.randn(rows, length, shape.dim, device=device, requires_grad=True)
 
     def measure(self) -> Gain:
-        """Both ways in turns."""
+        """Measure the layer eager and compiled, in turns."""
         start_compiler(self.device.type)
-        _keep_little(self.device)
+        _recompute_in_backward(self.device)
         compiled = torch.compile(self.layer.forward, dynamic=False)
         began = time.perf_counter()
         self._pass(compiled)
@@ -162,7 +165,7 @@ class _Trial:
         return Gain(min(eager_times), min(compiled_times), compile_seconds)
 
     def eager_seconds(self) -> float:
-        """Of forward and backward, about."""
+        """Estimate the seconds of forward and backward."""
         return min(self._timed(self.layer) for _ in range(3))
 
     def _timed(self, layer: Callable[..., torch.Tensor]) -> float:
@@ -172,7 +175,7 @@ class _Trial:
 
     def _pass(self, layer: Callable[..., torch.Tensor]) -> None:
         devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):  # what training draws stays what it is
+        with torch.random.fork_rng(devices=devices):  # keeps the random state of training
             with autocast(self.config.train.precision, self.device):
                 loss = layer(self.x_BTD, self.positions, None).float().sum()
             loss.backward()
@@ -182,10 +185,10 @@ class _Trial:
 
 
 def _key(config: Config, device: torch.device, rows: int) -> str:
-    train, no_matter = config.train, {"layers", "vocab_size", "preset", "from_pretrained"}
+    train, irrelevant = config.train, {"layers", "vocab_size", "preset", "from_pretrained"}
     return fingerprint(
         {
-            "model": config.model.model_dump(mode="json", exclude=no_matter),
+            "model": config.model.model_dump(mode="json", exclude=irrelevant),
             "precision": train.precision,
             "rows": rows,
             "length": train.sequence_length,
@@ -199,8 +202,8 @@ def _key(config: Config, device: torch.device, rows: int) -> str:
     )
 
 
-def _read(file: Path) -> dict[str, dict[str, float]]:
-    """What is known; nothing where that cannot be read, since it can be measured again."""
+def _read_cache(file: Path) -> dict[str, dict[str, float]]:
+    """Return the cached measurements; nothing if they cannot be read, since they can be measured again."""
     try:
         known = read_json_object(file)
         return {key: asdict(Gain(**value)) for key, value in known.items()}
@@ -208,7 +211,7 @@ def _read(file: Path) -> dict[str, dict[str, float]]:
         return {}
 
 
-def _keep(file: Path, known: dict[str, dict[str, float]]) -> None:
-    with suppress(OSError):  # a home that cannot be written to
+def _write_cache(file: Path, known: dict[str, dict[str, float]]) -> None:
+    with suppress(OSError):  # a home directory that is not writable
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, known)

@@ -1,4 +1,4 @@
-"""Whether an optimizer's arithmetic depends on where its parameters are cut."""
+"""A check whether an optimizer's arithmetic depends on where its parameters are cut."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _ROWS, _COLUMNS, _STEPS = 61, 37, 3
 def check_shard_invariance(
     build: Callable[[nn.Module, torch.device], Optimizer], device: torch.device, threads: int
 ) -> None:
-    """Make sure that shards of a matrix are updated with the bits of the whole one.
+    """Check that updates of shards of a matrix have the bits of updates of the whole one.
 
     Vector kernels treat the last elements of a buffer by other instructions than the rest, and threads cut buffers too.
-    Whether that shows is a matter of the kernel, the compiler and the machine; so it is tried, on numbers that do not
-    fill vectors, rather than believed.
+    Whether that changes bits depends on the kernel, the compiler and the machine. So the check computes updates of
+    sizes that do not fill vectors.
 
     Raises:
         ConfigError: the bits differ.
@@ -46,10 +46,10 @@ def check_shard_invariance(
 def _updated(
     build: Callable[[nn.Module, torch.device], Optimizer], device: torch.device, rows: list[tuple[int, int]]
 ) -> torch.Tensor:
-    """A matrix after a few updates of its parts, together with all that the optimizer keeps of it."""
+    """Return a matrix after a few updates of its parts, together with the state that the optimizer keeps for it."""
     generator = torch.Generator().manual_seed(1)
     weight, *gradients = (torch.randn(_ROWS, _COLUMNS, generator=generator) for _ in range(1 + _STEPS))
-    # A list of embeddings: nothing is taken for an output projection, whatever the optimizer does with those.
+    # A list of embeddings: no optimizer takes any of them for an output projection and treats it specially.
     model = nn.ModuleList(nn.Embedding(end - start, _COLUMNS, device=device) for start, end in rows)
     parts = [module.weight for module in model if isinstance(module, nn.Embedding)]
     with torch.no_grad():
@@ -60,7 +60,7 @@ def _updated(
         for part, (start, end) in zip(parts, rows, strict=True):
             part.grad = gradient[start:end].to(device).clone()
         optimizer.step()
-    # What Muon does to shards: it takes no embeddings, and its steps would need a group of workers.
+    # Do what Muon does to shards. Muon itself takes no embeddings, and its steps would need a group of workers.
     full = gradients[0].to(device)
     half = full.bfloat16()
     for part, (start, end) in zip(parts, rows, strict=True):

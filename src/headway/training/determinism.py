@@ -1,4 +1,4 @@
-"""Process-wide switches behind the promise of `determinism`."""
+"""Process-wide switches that implement the levels of `determinism`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _COMPILER = "TORCHINDUCTOR_DETERMINISTIC"
 
 
 def apply_determinism(level: str) -> None:
-    """Ask for kernels that repeat their bits; must come before the first GPU work of the process.
+    """Select kernels that repeat their bits; call it before the first GPU work of the process.
 
-    An operation that has no such kernel then raises an error instead of silently breaking the promise.
+    An operation without such a kernel then raises an error instead of silently breaking the promise.
     """
     exact = level != "off"
     if exact:
@@ -26,20 +26,22 @@ def apply_determinism(level: str) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if "torch._inductor.config" in sys.modules:
         torch.use_deterministic_algorithms(exact)
-    else:  # the same, but for the compiler's own switch: it need not be loaded to be told, which takes a second
+    else:  # equivalent, but sets the compiler's switch without loading the compiler, which takes a second
         os.environ[_COMPILER] = str(int(exact))
         torch.set_deterministic_debug_mode("error" if exact else "default")
-    # Filling fresh memory only serves to find reads of uninitialised values, and costs time in every allocation.
+    # Filling fresh memory only helps to find reads of uninitialised values, and costs time in every allocation.
     deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = not exact
 
 
 @contextmanager
 def determinism_restored() -> Iterator[None]:
-    """Put the switches of this process back at the end of a block, those of `apply_precision` too; variables of the
-    environment are left."""
+    """Restore the switches of this process at the end of a block, those of `apply_precision` included.
+
+    Environment variables are not restored.
+    """
     mode, benchmark = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
-    cudnn: Any = torch.backends.cudnn  # its parts one by one: a caller who has set them apart cannot read `allow_tf32`
+    cudnn: Any = torch.backends.cudnn  # by part: where these differ, `allow_tf32` cannot be read
     convolutions, recurrent = cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision
     products = torch.get_float32_matmul_precision()
     fills = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
@@ -49,7 +51,7 @@ def determinism_restored() -> Iterator[None]:
         yield
     finally:
         torch.set_deterministic_debug_mode(mode)
-        # Loaded on the way, it has taken what it was told by the environment.
+        # If the compiler was loaded within the block, it has taken its switch from the environment.
         if (compiler := sys.modules.get("torch._inductor.config")) is not None:
             compiler.deterministic = compiles_exactly  # type: ignore[attr-defined]
         deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]

@@ -18,9 +18,9 @@ from headway.training.precision import autocast
 from headway.training.step import exact_sum
 from headway.training.task import BatchList, Objective, to_device
 
-#: Workers ask each other about so often whether one of them was told to stop. In between none waits for the others.
+# About how often workers ask each other whether one of them was asked to stop. In between they do not wait.
 _AGREE_SECONDS = 1.0
-#: At the most after so many batches, should they become slow.
+# They also ask after at most this many batches, in case batches become slow.
 _AGREE_BATCHES = 32
 
 
@@ -44,19 +44,20 @@ def evaluate(
     model: nn.Module,
     feed: BatchList,
     world: World,
+    *,
     precision: str = "fp32",
     pipeline: Pipeline | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Evaluation | None:
-    """Loss over a list of micro-batches; they are dealt out in turns and summed in order.
+    """Compute the loss over a list of micro-batches, which are dealt out in turns and summed in order.
 
-    Every worker computes equally many, since a forward pass may take all of them: some compute one in vain.
+    Every worker computes equally many, since a forward pass may need all of them: some results are discarded.
 
     Args:
-        stopped: Whether this worker was told to stop. When any was, all leave before the same batch.
+        stopped: Whether this worker was asked to stop. If any was, all leave before the same batch.
 
     Returns:
-        The loss; None when the evaluation was left.
+        The loss; None if the evaluation was stopped early.
     """
     batches, size = len(feed), world.mesh.data
     sums, items = [0.0] * batches, [0.0] * batches
@@ -64,10 +65,10 @@ def evaluate(
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     for index in range(world.data_rank, -(-batches // size) * size, size):
-        left = agreement.to_leave()
+        left = agreement.stop_requested()
         if left:
             break
-        beat(Phase.DATA)  # a store that is away for a while is waited for here too
+        beat(Phase.DATA)  # reading waits here, too, when the store is unavailable for a while
         batch = feed.batch(min(index, batches - 1))
         beat(Phase.EVALUATION)
         here = to_device(batch, world.device)
@@ -79,11 +80,11 @@ def evaluate(
         if index < batches:
             sums[index] = float(loss) if world.counts_loss else 0.0
             items[index] = float(objective.count_items(batch)) if world.counts_items else 0.0
-    for module, mode in modes:  # one by one: a frozen part may have been in evaluation mode before
+    for module, mode in modes:  # one by one: a frozen module may have been in evaluation mode before
         module.training = mode
     if left:
         return None
-    # The sum is exact, so it does not matter who computed what.
+    # The sum is exact, so it does not matter which worker computed which batch.
     workers = world.gather(sums + items)
     total = exact_sum([value for worker in workers for value in worker[:batches]])
     count = int(sum(value for worker in workers for value in worker[batches:]))
@@ -91,22 +92,22 @@ def evaluate(
 
 
 class _Agreement:
-    """Workers leave an evaluation together: one that left alone would be waited for in the next forward pass."""
+    """Has workers leave an evaluation together: the next forward pass would wait for one that had left alone."""
 
     def __init__(self, world: World, stopped: Callable[[], bool]) -> None:
         self._world, self._stopped = world, stopped
         self._every = self._next = 1
         self._since = time.monotonic()
 
-    def to_leave(self) -> bool:
-        """Asked before every batch, of which all workers have equally many; the same answer on all of them."""
+    def stop_requested(self) -> bool:
+        """Return whether any worker was asked to stop, before every batch and with one answer for all workers."""
         if self._world.size == 1:
             return self._stopped()
         self._next -= 1
         if self._next:
             return False
         everyone = self._world.gather([float(self._stopped()), time.monotonic() - self._since])
-        # By the slowest clock, which all have heard of, so that all ask again before the same batch.
+        # Use the slowest clock, which all workers know, so that all ask again before the same batch.
         seconds = max(worker[1] for worker in everyone)
         within = int(self._every * _AGREE_SECONDS / seconds) if seconds > 0 else _AGREE_BATCHES
         self._every = self._next = max(1, min(within, 2 * self._every, _AGREE_BATCHES))

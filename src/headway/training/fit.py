@@ -1,4 +1,4 @@
-"""`train.micro_batch: auto`: as many rows at a time as fit."""
+"""`train.micro_batch: auto`: the largest micro-batch that fits into memory."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from headway.parallel.world import World
 from headway.training.state import TrainState
 from headway.training.trial import is_out_of_memory
 
-#: The part of the memory to be had that a run may plan to use. On a GPU the rest is for what the allocator loses
-#: between blocks and what NCCL takes later; the host's is also that of everything else there.
+# The share of the available memory that a run may plan to use. On a GPU the rest is for the allocator's fragmentation
+# and for what NCCL allocates later; on the host it is also for all other processes.
 _USABLE = {"cuda": 0.92, "cpu": 0.5}
 
 
@@ -30,21 +30,22 @@ def largest_that_fits(
     state: TrainState,
     world: World,
     limit_bytes: int,
+    *,
     again: bool = True,
 ) -> int:
-    """The largest micro-batch whose peak stays within a limit; all workers find the same one.
+    """Return the largest micro-batch whose peak stays within a limit; all workers find the same one.
 
-    Activations grow in proportion to rows, so two small trials tell what any number takes. On a GPU the choice is then
-    tried, and smaller ones after it until one fits. Figures follow from shapes, not from what else is going on, so that
-    a run that begins again chooses the same.
+    Activations grow in proportion to rows, so two small trials predict the peak of any number. On a GPU the choice is
+    then tried, and smaller ones after it until one fits. Predictions depend on shapes alone, not on other load, so a
+    run that starts over makes the same choice.
 
     Args:
         choices: Numbers of rows.
         attempt: Computes a gradient of that many rows.
         limit_bytes: What this worker may use.
-        again: Another number may be tried when memory ran out. Not where workers send each other parts of gradients as
-            they come into being: others would still wait for this worker's, and PyTorch's sharded units stay as they
-            are in mid-pass and give no gradients any more, without an error.
+        again: Whether another number may be tried when memory runs out. It may not where workers exchange parts of
+            gradients during the backward pass: the others would still wait for this worker's part, and PyTorch's
+            sharded units would stay in mid-pass and yield no more gradients, without an error.
 
     Raises:
         ConfigError: the smallest does not fit, or the chosen one on a GPU where no other may be tried.
@@ -52,7 +53,7 @@ def largest_that_fits(
     choices = sorted(choices)
     chosen = choices[0]
     if len(choices) > 1:
-        # With the very smallest, the peak may be where all gradients are there and all activations gone.
+        # The very smallest may peak where all gradients exist and all activations are freed, so it predicts nothing.
         few, more = choices[1:3] if len(choices) > 2 else choices
         peak = _peak(attempt, few, state, world)
         per_row = max(0, _peak(attempt, more, state, world) - peak) / (more - few)
@@ -70,11 +71,10 @@ def largest_that_fits(
 
 
 def memory_limit_bytes(world: World, machine: Machine | None = None) -> int:
-    """What one worker may plan to use: of what it has and is free on its GPU, or of what this machine, container or
-    job allows."""
+    """Return the memory that one worker may plan to use: on its GPU, or of what this host, container or job allows."""
     if world.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(world.device)
-        # Not what CUDA itself, NCCL and other processes have there, of which PyTorch's allocator knows nothing.
+        # What CUDA itself, NCCL and other processes occupy is not free; PyTorch's allocator does not know of it.
         return int((free + torch.cuda.memory_reserved(world.device)) * _USABLE["cuda"])
     return int(allowed_bytes(machine or Machine()) * _USABLE["cpu"] / workers_of_this_machine(world.size))
 
@@ -92,7 +92,7 @@ def _fails(attempt: Callable[[int], None], rows: int) -> bool:
     try:
         attempt(rows)
     except ConfigError:
-        pass  # what the error holds on to is let go of first
+        pass  # leave the block first, so that the tensors that the error references are freed
     else:
         return False
     torch.cuda.empty_cache()
@@ -100,7 +100,7 @@ def _fails(attempt: Callable[[int], None], rows: int) -> bool:
 
 
 def _peak(attempt: Callable[[int], None], rows: int, state: TrainState, world: World) -> int:
-    """Most bytes alive at a time."""
+    """Measure the peak of bytes allocated during an attempt."""
     if world.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(world.device)
         attempt(rows)
@@ -112,12 +112,12 @@ def _peak(attempt: Callable[[int], None], rows: int, state: TrainState, world: W
     return int(live.peak) + sum(tensor.nbytes for tensor in kept)
 
 
-#: What has a storage of its own; wrappers consist of these.
+# Types with a storage of their own; wrapper subclasses consist of these.
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of tensors that come into being in a block, while they live."""
+    """Counts the bytes of tensors that are created within the block, while they live."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

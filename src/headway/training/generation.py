@@ -1,4 +1,4 @@
-"""Text from a model, token by token."""
+"""Text generation, token by token."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from headway.core.console import warning
 from headway.core.errors import ConfigError
 from headway.models.decoder import Decoder
 
-#: What PyTorch's generators take.
+# The range of seeds that PyTorch's generators accept.
 _LEAST_SEED, _LARGEST_SEED = -(2**63), 2**64 - 1
-#: With less the likeliest token has all the probability that fp32 can tell, and quotients would become infinite.
+# Below this, the likeliest token has all the probability that fp32 can represent, and quotients become infinite.
 _COLDEST = 1e-20
 
 
@@ -21,7 +21,7 @@ class Decodes(Protocol):
     """The part of a tokenizer that streaming needs."""
 
     def decode(self, ids: list[int]) -> str:
-        """Text of token ids."""
+        """Return the text of token ids."""
         ...
 
 
@@ -38,21 +38,21 @@ def generate(
 ) -> Iterator[int]:
     """Continue a prompt, one token id at a time as they are sampled.
 
-    Each position is computed once (its keys and values are kept). Sampling happens on the CPU with a generator of its
-    own, so the global random state is left alone.
+    Each position is computed once (its keys and values are kept). Sampling happens on the CPU with a separate
+    generator, so the global random state does not change.
 
     Args:
         model: In evaluation mode while it generates; its mode is restored at the end.
-        prompt_ids: At least one.
-        max_new_tokens: Ends after so many; earlier where the model's `max_sequence_length` is reached (with a warning
-            before the first token).
-        temperature: Divides the logits; 0, or next to nothing, always takes the likeliest token.
+        prompt_ids: At least one token id.
+        max_new_tokens: Largest number of new tokens. Generation ends earlier where the model's `max_sequence_length` is
+            reached (with a warning before the first token).
+        temperature: Divides the logits; 0, or a value close to it, always takes the likeliest token.
         top_p: Sample from the smallest set of likeliest tokens that has this probability (Holtzman et al. 2020,
             section 3.1).
-        seed: The same seed gives the same tokens.
-        end_id: Ends before this token, which is not given out.
-        vocab_size: Ids of the tokenizer. The model may have more rows, which fill its matrices up and stand for
-            nothing; none of those is taken. All rows when not given.
+        seed: Equal seeds give equal tokens.
+        end_id: Generation ends before this token, which is not yielded.
+        vocab_size: Number of ids of the tokenizer. The model may have more rows, which only pad its matrices; none of
+            these is sampled. All rows if not given.
 
     Raises:
         ConfigError: an argument is out of range, or the prompt does not fit the model.
@@ -78,7 +78,7 @@ def generate(
             where=f"max_new_tokens={max_new_tokens}, temperature={temperature}, top_p={top_p}, seed={seed}",
             fix="choose numbers within these bounds",
         )
-    # The last token is given out without being fed back, so it needs no position.
+    # The last token is yielded without being fed back, so it needs no position.
     room = limit - length + 1
     if max_new_tokens > room:
         warning(f"the model has {limit:,} positions: generation ends after {room:,} tokens at the latest")
@@ -105,7 +105,7 @@ def _generate(
         ids = torch.tensor([prompt_ids], device=device)
         for _ in range(new_tokens):
             with torch.no_grad():
-                # Only the last position is projected: a long prompt's logits would be large and are of no use.
+                # Project only the last position: the logits of a long prompt would be large, and are not needed.
                 token = choose(model.logits(model.hidden_states(ids, cache)[:, -1])[0])
             if token == end_id:
                 return
@@ -116,7 +116,7 @@ def _generate(
 
 
 def sample(logits_V: torch.Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:
-    """One token id from fp32 logits (V,) on the generator's device; arguments as in `generate`."""
+    """Sample one token id from fp32 logits (V,) on the generator's device; arguments as in `generate`."""
     if temperature < _COLDEST:
         return int(logits_V.argmax())
     probabilities_V = torch.softmax(logits_V / temperature, dim=0)
@@ -131,13 +131,13 @@ def sample(logits_V: torch.Tensor, temperature: float, top_p: float, generator: 
 
 
 def stream_text(tokenizer: Decodes, ids: Iterable[int], after: Sequence[int] = ()) -> Iterator[str]:
-    """Text of a stream of token ids, in pieces as soon as they are certain.
+    """Decode a stream of token ids into text, in pieces as soon as they are certain.
 
     A token may end inside a character of several bytes; such a piece waits for the tokens that complete it. Every piece
-    is decoded together with the one before it, since some tokenizers treat the first token of a text in its own way.
+    is decoded together with the one before it, since some tokenizers treat the first token of a text specially.
 
     Args:
-        after: What the stream continues, which is not given out.
+        after: The ids that the stream continues; their text is not yielded.
     """
     seen = list(after)
     given, start = len(seen), 0

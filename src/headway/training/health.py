@@ -1,11 +1,12 @@
-"""Whether a step is well, decided from its loss and its gradient norm before its update.
+"""Decisions about a step, made from its loss and its gradient norm before its update.
 
-Both are the same on every worker, and what they are compared with is part of the checkpoint (`TrainState.history`,
-where a decision may follow from it). So every worker decides alike, and a resumed run decides as the first one did.
+Both are equal on every worker, and the history that they are compared with is part of the checkpoint
+(`TrainState.history`, where a decision may follow from it). So every worker decides alike, and a resumed run decides as
+the first one did.
 
-What is usual is an exponential mean and a mean absolute deviation of accepted steps, the loss as it is and the norm by
-its logarithm, since norms vary by factors. Values beyond the limit count as the limit, so that one spike does not make
-the next one usual.
+The history is an exponential mean and a mean absolute deviation of accepted steps: of the loss itself, and of the
+logarithm of the norm, since norms vary by factors. Values beyond the limit count as the limit, so that one spike does
+not make the next one look usual.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ Action = Literal["warn", "skip", "rollback", "stop"]
 #: Standard deviations of a normal distribution in one mean absolute deviation.
 _SIGMA = math.sqrt(math.pi / 2)
 
-#: Less than this is not told from no deviation at all: 1 % of the loss, and 5 % of the norm.
+# Smaller deviations count as this: 1 % of the loss, and 5 % of the norm.
 _LOSS_FLOOR, _NORM_FLOOR = 0.01, 0.05
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What was decided about a step, the same on every worker."""
+    """A decision about a step; equal on every worker."""
 
     step: int
     """Counted from 0."""
@@ -39,27 +40,27 @@ class Decision:
     first_step: int
     """The first step whose update, or rows, the decision is about; `step` is the last one."""
     to_step: int | None = None
-    """Of a rollback: the step of the checkpoint that the run goes back to."""
+    """For a rollback: the step of the checkpoint that the run returns to."""
     quiet: bool = False
-    """Nothing to worry about: written down, and not said."""
+    """Whether the decision is harmless: it is recorded without a warning."""
 
 
 @dataclass
 class History:
-    """What is usual, in whole numbers: values are the bits of fp32 numbers, to which they are rounded."""
+    """Statistics of accepted steps, as integers: each value holds the bits of an fp32 number."""
 
     steps: int = 0
-    """Accepted steps, at most as many as the window has."""
+    """Number of accepted steps, at most the size of the window."""
     loss: int = 0
     loss_deviation: int = 0
     norm: int = 0
-    """Of the norm's logarithm."""
+    """Mean of the norm's logarithm."""
     norm_deviation: int = 0
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a step looks like beside those before it."""
+    """A comparison of a step with the history."""
 
     kind: Literal["good", "nonfinite", "spike"] = "good"
     reason: str = ""
@@ -67,7 +68,7 @@ class Judgement:
 
 
 def judge(config: HealthConfig, history: History, loss: float, grad_norm: float) -> Judgement:
-    """Compare a step with what is usual. Changes nothing."""
+    """Compare a step with the history, without changing it."""
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         what = "loss" if not math.isfinite(loss) else "gradient"
         return Judgement("nonfinite", f"the {what} is not finite")
@@ -83,7 +84,7 @@ def judge(config: HealthConfig, history: History, loss: float, grad_norm: float)
 
 
 def remember(config: HealthConfig, history: History, loss: float, grad_norm: float) -> None:
-    """Let an accepted step count for what is usual."""
+    """Add an accepted step to the history."""
     if config.on_spike == "off":
         return
     share = 1.0 / min(history.steps + 1, config.spike_window)
@@ -105,22 +106,22 @@ def remember(config: HealthConfig, history: History, loss: float, grad_norm: flo
 
 
 def decide(config: HealthConfig, judgement: Judgement, step: int) -> Decision | None:
-    """What the config wants done about a step that was judged."""
+    """Return what the config wants done about a judged step; None if nothing."""
     if judgement.kind == "good":
         return None
     action = config.on_nonfinite if judgement.kind == "nonfinite" else config.on_spike
-    assert action != "off", "nothing is a spike then"
+    assert action != "off", "no step is judged a spike then"
     first = max(0, step - config.leave_out_steps + 1) if action == "rollback" else step
     return Decision(step, action, judgement.reason, first)
 
 
 def is_left_out(left_out: Sequence[tuple[int, int]], step: int) -> bool:
-    """Whether a step's rows are left out; ranges are first step and the one after the last."""
+    """Return whether a step's rows are left out; a range is its first step and the one after its last."""
     return any(first <= step < last for first, last in left_out)
 
 
 def _deviations(history: History, loss: float, grad_norm: float) -> Iterator[tuple[str, float, float]]:
-    """Name, value, and by how many standard deviations it is above the usual."""
+    """Yield each name, its value, and the standard deviations by which it exceeds the usual."""
     usual, spread = _float(history.loss), _float(history.loss_deviation)
     yield "loss", loss, (loss - usual) / (_SIGMA * max(spread, _LOSS_FLOOR * abs(usual), 1e-12))
     usual, spread = _float(history.norm), _float(history.norm_deviation)

@@ -1,4 +1,4 @@
-"""A trained model, ready to be evaluated, sampled or exported."""
+"""Trained models, ready to be evaluated, sampled or exported."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model in evaluation mode with what belongs to it."""
+    """A model in evaluation mode with its tokenizer and config."""
 
     model: Decoder
     tokenizer: Tokenizer
     tokenizer_folder: Path
     begin_of_text: Mapping[str, int]
-    """What every text begins with, as in training, with ids."""
+    """The tokens that every text begins with, as in training, with their ids."""
     step: int | None
     """Training step of the weights; None when they come from a Hugging Face folder."""
     config: Config | None
 
 
 @contextmanager
-def _full_gpu_told() -> Iterator[None]:
-    """Turn memory of a GPU that ran out, mostly since a run trains there, into an error that says what to do."""
+def _explain_full_gpu() -> Iterator[None]:
+    """Turn a lack of GPU memory, mostly due to a run that trains there, into an error that names remedies."""
     try:
         yield
     except RuntimeError as error:
@@ -59,14 +59,16 @@ def _full_gpu_told() -> Iterator[None]:
             raise
         raise ConfigError(
             f"the GPU has too little memory: {str(error).splitlines()[0]}",
-            where="nvidia-smi tells who uses a GPU",
+            where="nvidia-smi lists the processes that use a GPU",
             fix="try again when there is more; or leave the GPU alone: CUDA_VISIBLE_DEVICES= headway ...",
         ) from error
 
 
-@_full_gpu_told()
+@_explain_full_gpu()
 def load_trained(path: Path, *, step: int | None = None, device: torch.device | None = None) -> TrainedModel:
-    """Load from a run directory (its newest good checkpoint, or the given step) or a Hugging Face folder.
+    """Load a model from a run directory or a Hugging Face folder.
+
+    Of a run, load the newest good checkpoint, or that of the given step.
 
     Raises:
         ConfigError: the path is neither, or the device's memory ran out.
@@ -110,7 +112,7 @@ def _from_run(path: Path, step: int | None, device: torch.device) -> TrainedMode
             raise CheckpointError(
                 f"the checkpoint of step {step} is damaged: {'; '.join(map(str, found.damage))}",
                 where=str(info.path),
-                fix=f"take another step; headway checkpoints verify {path} tells which are good",
+                fix=f"take another step; headway checkpoints verify {path} lists the good ones",
             )
     tokenizer_folder = _tokenizer_folder(path, config, info)
     tokenizer = Tokenizer.load(tokenizer_folder)
@@ -125,10 +127,10 @@ def _from_run(path: Path, step: int | None, device: torch.device) -> TrainedMode
 
 
 def _tokenizer_folder(run: Path, config: Config, info: CheckpointInfo) -> Path:
-    """The tokenizer that the checkpoint was made with: the run's copy, or else the store's, if it is still that one.
+    """Find the tokenizer that the checkpoint was made with: the run's copy, or the store's if it is unchanged.
 
     Raises:
-        CheckpointError: neither is.
+        CheckpointError: neither matches.
     """
     wanted, copy = info.context.get("tokenizer"), run / "tokenizer"
     if _is_tokenizer(copy, wanted):
@@ -147,7 +149,7 @@ def _tokenizer_folder(run: Path, config: Config, info: CheckpointInfo) -> Path:
 
 
 def _is_tokenizer(folder: Path, fingerprint: str | None) -> bool:
-    """Whether a tokenizer lies there, and the one with the fingerprint where that is known."""
+    """Return whether the folder holds a tokenizer, and the one with the fingerprint if that is known."""
     file = folder / "tokenizer.json"
     try:
         return file.is_file() and fingerprint in (None, sha256_file(file, LISTING_BYTES))
@@ -158,7 +160,7 @@ def _is_tokenizer(folder: Path, fingerprint: str | None) -> bool:
 def continue_text(
     trained: TrainedModel, prompt: str, *, max_new_tokens: int, temperature: float, top_p: float, seed: int
 ) -> Iterator[str]:
-    """The continuation of a prompt, in pieces as they are sampled. It begins a new document, as an empty one does."""
+    """Continue a prompt, in pieces as they are sampled. The prompt begins a new document, even an empty one."""
     tokenizer, begin = trained.tokenizer, list(trained.begin_of_text.values())
     ids = begin + tokenizer.encode_batch([prompt])[0] if prompt else begin or [tokenizer.end_of_text_id]
     new_ids = generate(
@@ -171,16 +173,16 @@ def continue_text(
         end_id=tokenizer.end_of_text_id,
         vocab_size=tokenizer.vocab_size,
     )
-    return stream_text(tokenizer, _told(new_ids), after=ids)
+    return stream_text(tokenizer, _with_full_gpu_explained(new_ids), after=ids)
 
 
-def _told(ids: Iterator[int]) -> Iterator[int]:
-    with _full_gpu_told():
+def _with_full_gpu_explained(ids: Iterator[int]) -> Iterator[int]:
+    with _explain_full_gpu():
         yield from ids
 
 
 def export_trained(trained: TrainedModel, folder: Path, dtype: Literal["fp32", "bf16"] = "fp32") -> None:
-    """Write a trained model as a Hugging Face folder, whose tokenizer begins texts as those in training began.
+    """Write a trained model as a Hugging Face folder, whose tokenizer begins texts as in training.
 
     Raises:
         ConfigError, OSError: as `export_model`.
@@ -190,14 +192,14 @@ def export_trained(trained: TrainedModel, folder: Path, dtype: Literal["fp32", "
 
 
 def _check_same_tokens(store: TokenStore, trained: TrainedModel) -> None:
-    """See that ids mean in a store what they mean to a model, and that documents begin alike.
+    """Check that token ids mean the same to a store and a model, and that documents begin alike.
 
     Raises:
         DataError: they do not.
     """
     ours = trained.tokenizer
     if store.tokenizer_fingerprint != ours.fingerprint:
-        # An export's may say otherwise what stands before a text, and the store says that itself.
+        # An export may declare another begin of text; the store declares that itself.
         file = store.tokenizer_folder / "tokenizer.json"
         contents = [ours.content, read_bytes(file) if file.is_file() else b"{}"]
         if not is_same_but_for_template(*contents):
@@ -215,7 +217,7 @@ def _check_same_tokens(store: TokenStore, trained: TrainedModel) -> None:
         )
 
 
-@_full_gpu_told()
+@_explain_full_gpu()
 def evaluate_trained(
     path: Path,
     *,
@@ -248,8 +250,8 @@ def evaluate_trained(
         document_mask=config.data.document_mask,
     )
     world = World(0, 1, 0, next(trained.model.parameters()).device)
-    result = evaluate(LANGUAGE_MODELLING, trained.model, feed, world, config.train.precision)
-    assert result is not None, "nobody tells it to stop"
+    result = evaluate(LANGUAGE_MODELLING, trained.model, feed, world, precision=config.train.precision)
+    assert result is not None, "nothing asks it to stop"
     return {
         "step": trained.step,
         "loss": result.loss,

@@ -27,7 +27,7 @@ from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
 from headway.telemetry.metrics import read_metrics
 from headway.training.callbacks import Callback
-from headway.training.clock import SaveClock, StepMetrics, StopSignals, saves_on_the_way
+from headway.training.clock import SaveClock, StepMetrics, StopSignals, saves_before_last_step
 from headway.training.evaluate import evaluate
 from headway.training.notices import NoticeReader
 from headway.training.rollback import Rewinder, rolled_back
@@ -37,18 +37,18 @@ from headway.training.step import train_step
 from headway.training.task import Task
 from headway.training.trial import explain_out_of_memory
 
-#: Of writing the last state of an attempt, when a process died over it.
-_MORE_TRIES = 2
-#: Ends at which no state that is held in memory is written: a newer one is saved, none may be trusted, or the run is
-#: another process's.
+# How often another process tries to write the last state of an attempt when one dies while writing it.
+_RETRIES = 2
+# Errors after which a snapshot in memory is not written: a newer state is saved, no state can be trusted, or another
+# process has the run.
 _DISCARD_SNAPSHOT_ON = (Preempted, DivergedError, CorruptionError, Fenced, WrongShardError)
-#: For which a save waits until shards that were opened have been checked; the last one of a run waits for all.
-_SETTLE_SECONDS = 5.0
+# How long a save waits for the checks of opened shards; the last save of a run waits for all of them.
+_DATA_CHECK_SECONDS = 5.0
 
 
 @dataclass
 class Job:
-    """One attempt at a run, as one worker sees it."""
+    """One worker's view of one attempt at a run."""
 
     config: Config
     task: Task
@@ -61,22 +61,22 @@ class Job:
     checkpoint_context: dict[str, Any] = field(default_factory=dict)
     callbacks: Sequence[Callback] = ()
     rewinder: Rewinder | None = None
-    """Goes back to an earlier checkpoint, where health wants that."""
+    """Returns the run to an earlier checkpoint when health decides so."""
     notices: NoticeReader | None = None
-    """Hears that this machine will be taken away."""
+    """Reads notices that this machine will be taken away."""
     pipeline: Pipeline | None = None
-    """The stages of the model that this worker has, when others have the rest."""
+    """This worker's stages of the model, if other workers have the rest."""
     own_process: bool = False
-    """This process ends with the attempt."""
+    """Whether this process ends with the attempt."""
 
     @property
     def total_steps(self) -> int:
-        """Where the run ends."""
+        """The number of steps of the run."""
         assert self.config.train.steps is not None, "the config is resolved"
         return self.config.train.steps
 
     def due(self, interval: Any) -> bool:
-        """Whether something that happens every so many steps (or tokens) happens after the current step."""
+        """Return whether something that happens every so many steps (or tokens) happens after the current step."""
         return interval != "auto" and self.config.train.batches.is_due(interval, self.state.cursor.step)
 
 
@@ -84,24 +84,25 @@ def train_loop(job: Job) -> None:
     """Train to the last step.
 
     Raises:
-        DivergedError: too many steps in a row had a non-finite loss or gradient. No checkpoint of the last one is
-            written, so the same command comes to it again.
+        DivergedError: too many steps in a row had a non-finite loss or gradient. The last state is not saved, so the
+            same command meets the same steps again.
         Preempted: a signal asked to stop; the state is saved.
         CheckpointError: all steps are done and saved here, but another attempt, or another run, has the remote tier.
     """
     config, state = job.config, job.state
     lanes = job.grid.of_worker(job.world.data_rank, job.world.mesh.data)
     signals, saved = StopSignals(job.notices, job.own_process), state.cursor.step
-    # Several workers would have to agree, and those whose data have come wait for the others inside the step.
+    # Several workers would have to agree on stopping; those whose data have arrived wait for the others in the step.
     stopped = (lambda: signals.stop) if job.world.size == 1 else (lambda: False)
     feed = Prefetcher(job.task.feed, lanes, state.cursor.step, job.total_steps, stopped=stopped)
     watch, clock = StepMetrics(job, feed), SaveClock.of(job)
-    _forget_peak(job.world.device)
+    if job.world.device.type == "cuda":  # metrics report the peak of training, not that of the trial steps
+        torch.cuda.reset_peak_memory_stats(job.world.device)
     with signals, feed, _run_callbacks(job, lambda: signals.stop):
-        if _skip_limit_reached(job):  # checkpoints of older versions, or with a lower limit than before
+        if _skip_limit_reached(job):  # an older version's checkpoint, or a lower limit than before
             raise _diverged(job, resumed=True)
         if state.cursor.step == 0 and config.health.rolls_back:
-            state.prepare_to_load()  # so that there are moments to be saved, and a place to go back to
+            state.prepare_to_load()  # creates moments, so that this state can be saved to roll back to
             _checkpoint(job)
         if _evaluation_pending(job):
             if not _evaluate(job, signals):
@@ -111,7 +112,14 @@ def train_loop(job: Job) -> None:
             flags = (signals.stop, clock.due() or signals.save)
             with _explain_first_step_memory(job, batches):
                 result = train_step(  # step
-                    config, job.task, state, job.strategy, job.world, batches, flags, job.pipeline
+                    config,
+                    job.task,
+                    state,
+                    job.strategy,
+                    job.world,
+                    batches=batches,
+                    flags=flags,
+                    pipeline=job.pipeline,
                 )
             stop, save = result.flags
             step, last = state.cursor.step, state.cursor.step == job.total_steps
@@ -122,31 +130,31 @@ def train_loop(job: Job) -> None:
                 saved = state.cursor.step
                 watch.restart()
                 continue
-            if _skip_limit_reached(job):  # stop; not saved, or the same command would go on behind the limit
+            if _skip_limit_reached(job):  # stop; not saved, or the same command would continue past the limit
                 raise _diverged(job)
-            # A machine that goes does not wait for an evaluation, nor for the rest of one: the next attempt does it.
-            owed = _evaluation_is_due(job) and (stop or not _evaluate(job, signals))
-            leaves = owed or (stop and not last)
+            # A machine that is taken away does not wait for an evaluation; the next attempt does it.
+            evaluation_missed = _evaluation_is_due(job) and (stop or not _evaluate(job, signals))
+            leaves = evaluation_missed or (stop and not last)
             fault_point("step", step)
             if leaves or save or last or job.due(config.checkpoint.every):  # checkpoint
                 if last:
-                    _make_room(state)
+                    _free_gradients(state)
                 with clock.saving():
                     _checkpoint(job, last)
                 saved = step
             elif config.checkpoint.memory_every is not None and job.due(config.checkpoint.memory_every):
-                _hold(job)
-            elif ready == 0 and saves_on_the_way(job):  # all moments are there now
+                _snapshot(job)
+            elif ready == 0 and saves_before_last_step(job):  # all moments exist now
                 beat(Phase.CHECKPOINT)
                 job.writer.get_ready(state.blocks())
-            for outcome in _tell_outcomes(job):
+            for outcome in _report_outcomes(job):
                 clock.written(outcome)
             if leaves or last:
                 _save_with_retries(job)
             if leaves:
                 raise _stopped(job, signals)
             watch.restart()
-        if state.cursor.step < job.total_steps:  # told to stop while the next batches did not come
+        if state.cursor.step < job.total_steps:  # asked to stop while waiting for the next batches
             if state.cursor.step > saved:
                 _checkpoint(job)
             _save_with_retries(job)
@@ -157,21 +165,20 @@ def train_loop(job: Job) -> None:
 
 
 def _explain_first_step_memory(job: Job, batches: Mapping[int, Sequence[MicroBatch]]) -> AbstractContextManager[None]:
-    """What does not fit into memory in the first step never will; later it may be others on this machine, and another
-    attempt helps."""
+    """Explain memory that runs out in the first step: what does not fit then never will.
+
+    Later, other processes on this machine may be the cause, and another attempt helps.
+    """
     return explain_out_of_memory(job.config, batches) if job.state.cursor.step == 0 else nullcontext()
-
-
-def _forget_peak(device: torch.device) -> None:
-    """The peak that metrics tell is of training, not of the trial steps that chose the micro-batch."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
 
 
 @contextmanager
 def _run_callbacks(job: Job, stopped: Callable[[], bool]) -> Iterator[None]:
-    """Callbacks around all steps; whatever ends them, what was handed over is saved before. What is only held is, too,
-    unless the end says that it is not to be gone on from, or not to be needed."""
+    """Run callbacks around all steps, and save what was handed over, whatever ends the steps.
+
+    A snapshot that is only in memory is saved, too, unless the way the steps ended rules out resuming from it or makes
+    it superfluous.
+    """
     flush_snapshot, started = True, list[Callback]()
     try:
         for callback in job.callbacks:
@@ -185,17 +192,24 @@ def _run_callbacks(job: Job, stopped: Callable[[], bool]) -> Iterator[None]:
     finally:
         beat(Phase.END)
         job.writer.close(flush_snapshot=flush_snapshot, hurried=stopped)
-        _tell_outcomes(job)
-        for callback in started:  # one that could not begin has nothing to end
+        _report_outcomes(job)
+        for callback in started:  # a callback that could not start has nothing to end
             callback.on_end(job)
 
 
 def _evaluate(job: Job, signals: StopSignals) -> bool:
-    """Whether it came to its end; all workers leave it when one is told to stop, and nobody hears of its losses."""
+    """Evaluate, and return whether it finished. All workers leave when one is asked to stop; then no loss is
+    reported."""
     task, precision = job.task, job.config.train.precision
     assert task.evaluation is not None
     result = evaluate(
-        task.objective, job.state.model, task.evaluation, job.world, precision, job.pipeline, lambda: signals.stop
+        task.objective,
+        job.state.model,
+        task.evaluation,
+        job.world,
+        precision=precision,
+        pipeline=job.pipeline,
+        stopped=lambda: signals.stop,
     )
     if result is None:
         return False
@@ -205,23 +219,25 @@ def _evaluate(job: Job, signals: StopSignals) -> bool:
 
 
 def _evaluation_is_due(job: Job) -> bool:
-    """After the current step."""
+    """Return whether an evaluation is due after the current step."""
     step = job.state.cursor.step
     return job.task.evaluation is not None and (step == job.total_steps or job.due(job.config.evaluation.every))
 
 
 def _evaluation_pending(job: Job) -> bool:
-    """Whether the step that the attempt goes on from is due for an evaluation that nobody has done. The same on every
-    worker, though only the first one looks."""
+    """Return whether the step that the attempt resumes from still lacks its evaluation.
+
+    Only the first worker looks; all workers get its answer.
+    """
     step = job.state.cursor.step
     if not 0 < step <= job.total_steps or not _evaluation_is_due(job):
         return False
-    owes = job.world.is_first and not _was_evaluated(job.config.run_directory, step)
-    return bool(job.world.broadcast_number(int(owes)))
+    pending = job.world.is_first and not _was_evaluated(job.config.run_directory, step)
+    return bool(job.world.broadcast_number(int(pending)))
 
 
 def _was_evaluated(run: Path, step: int) -> bool:
-    """By the history, or by the checkpoint itself: it may have been made where this history is not."""
+    """Look for the evaluation of a step in its checkpoint, which may come from elsewhere, then in the history."""
     with suppress(CheckpointError):
         metrics = CheckpointStore(run / "checkpoints").info(step).context.get("metrics")
         if isinstance(metrics, dict) and "evaluation/loss" in metrics:
@@ -229,19 +245,21 @@ def _was_evaluated(run: Path, step: int) -> bool:
     return step in read_metrics(run).series("evaluation/loss")[0].tolist()
 
 
-def _make_room(state: TrainState) -> None:
-    """Let the copy of the last state have the place of what a step needs."""
+def _free_gradients(state: TrainState) -> None:
+    """Free gradients and cached memory, so that the copy of the last state fits in their place."""
     if state.engine is None:
         state.optimizer.zero_grad(set_to_none=True)
     give_back_freed_memory()
 
 
 def _checkpoint(job: Job, last: bool = False) -> None:
-    """Hand over the state; it is written while training goes on. After the last one, in a process that ends with it,
-    nobody needs the optimizer's part."""
+    """Hand over the state, which is written while training continues.
+
+    After the last step, in a process that ends with it, the optimizer's part may be used up by the writer.
+    """
     beat(Phase.CHECKPOINT)
-    _settle_data(job, math.inf if last else _SETTLE_SECONDS)
-    _announce(job)
+    _check_used_data(job, math.inf if last else _DATA_CHECK_SECONDS)
+    _before_save(job)
     state = job.state
     blocks, spends = state.blocks(), last and job.own_process and state.engine is None
     spent = {name for name in blocks if spends and name.startswith("optimizer.")}
@@ -250,51 +268,50 @@ def _checkpoint(job: Job, last: bool = False) -> None:
         callback.on_checkpoint(job, state.cursor.step, stall)
 
 
-def _hold(job: Job) -> None:
-    """Have the state in memory, for when this worker dies."""
-    beat(Phase.CHECKPOINT)  # it may have to wait for the write of an earlier one, too
-    _settle_data(job, 0.0)
-    _announce(job)
+def _snapshot(job: Job) -> None:
+    """Keep a copy of the state in memory, to be written if this worker dies."""
+    beat(Phase.CHECKPOINT)  # it may have to wait for an earlier write, too
+    _check_used_data(job, 0.0)
+    _before_save(job)
     state = job.state
     stall = job.writer.snapshot(state.cursor.step, state.blocks(), state.cursor_record(), job.checkpoint_context)
     for callback in job.callbacks:
         callback.on_hold(job, state.cursor.step, stall)
 
 
-def _settle_data(job: Job, seconds: float) -> None:
-    """See that no state is saved that was trained on damaged data, as far as that is known within so many seconds.
+def _check_used_data(job: Job, seconds: float) -> None:
+    """Make sure that no state trained on damaged data is saved, as far as that is known within so many seconds.
 
     Raises:
-        DataError: it was.
+        DataError: the data are damaged.
     """
     if job.task.settle_data is not None:
         job.task.settle_data(job.state.cursor.step, seconds, lambda: beat(Phase.CHECKPOINT))
 
 
-def _announce(job: Job) -> None:
+def _before_save(job: Job) -> None:
     for callback in job.callbacks:
         callback.before_save(job)
 
 
 def _save_with_retries(job: Job) -> None:
-    """Have the newest state on disk. There is no later save that would make up for it: when a process dies over this
-    one, another tries.
+    """Write the newest state to disk. No later save would make up for it, so a retry follows when a process dies.
 
     Raises:
-        CheckpointError: it cannot be written.
+        CheckpointError: the state cannot be written.
     """
     beat(Phase.END)
-    for _ in range(_MORE_TRIES):
+    for _ in range(_RETRIES):
         if not job.writer.wants_another_try():
             break
-        _tell_outcomes(job)
+        _report_outcomes(job)
         _checkpoint(job)
         beat(Phase.END)
     job.writer.wait()
 
 
-def _tell_outcomes(job: Job) -> list[Outcome]:
-    """Tell callbacks what has become of saves and uploads; the saves are returned."""
+def _report_outcomes(job: Job) -> list[Outcome]:
+    """Report finished saves and uploads to callbacks; return the saves."""
     outcomes = list(job.writer.outcomes())
     for outcome in outcomes:
         for callback in job.callbacks:
@@ -312,7 +329,7 @@ def _skip_limit_reached(job: Job) -> bool:
 def _diverged(job: Job, resumed: bool = False) -> DivergedError:
     half = job.config.parallel.reduce_precision == "fp16"
     intact = (
-        "then go back behind these steps with `headway checkpoints restore`"
+        "then go back to before these steps with `headway checkpoints restore`"
         if resumed
         else "the last checkpoint is intact"
     )
@@ -331,5 +348,5 @@ def _stopped(job: Job, signals: StopSignals) -> Preempted:
     return Preempted(
         f"stopped by {signals.reason()}" + (f"; step {step} is saved" if step else " before the first step"),
         where=str(job.config.run_directory),
-        fix="run the same command again to go on from here",
+        fix="run the same command again to continue from here",
     )

@@ -1,4 +1,4 @@
-"""The arithmetic of `train.precision`, on hardware that has it."""
+"""The arithmetic of `train.precision`, on hardware that supports it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headway.training.torchao_import import importing_torchao
 if TYPE_CHECKING:
     from headway.config import Config
 
-#: What a GPU must be able to do, and what to take where it cannot: precision -> (compute capability, nearest choice).
+# Precision -> (compute capability that a GPU needs, nearest precision to take instead).
 _NEEDS = {"tf32": ((8, 0), "fp32"), "fp8": ((8, 9), "bf16")}
 
 #: The hardware multiplies 8-bit matrices in tiles of this many rows and columns.
@@ -25,43 +25,47 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat1
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Around a forward pass: matrix products in bf16 or fp16; with fp8, all that is left of them in bf16."""
+    """Return the context of a forward pass: matrix products in bf16 or fp16; with fp8, the remaining ones in bf16."""
     dtype = _AUTOCAST.get(precision)
-    # The cache would keep a copy of every weight until the forward pass has ended, for those that are used twice.
+    # The cache would keep a copy of every weight until the forward pass ends, for weights that are used twice.
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype, cache_enabled=False)
 
 
 def muon_products(precision: str) -> torch.dtype:
-    """In what Muon orthogonalises: bf16 where products are in 8 or 16 bits, fp32 otherwise.
+    """Return the type in which Muon orthogonalises: bf16 if products are in 8 or 16 bits, fp32 otherwise.
 
-    It follows from the config alone, and not from the machine, so that a run has the same bits wherever it goes on.
+    It follows from the config alone, not from the machine, so that a run has the same bits wherever it is resumed.
     """
     return torch.bfloat16 if precision in _AUTOCAST else torch.float32
 
 
 def apply_precision(config: Config, model: nn.Module, device: torch.device) -> None:
-    """Set the process and the model up for a precision that the device has (`training.available`); before a strategy
-    takes the model's weights apart.
+    """Set up the process and the model for a precision that the device supports (`training.available`).
+
+    Call it before a strategy cuts the model's weights.
 
     Raises:
         ConfigError: the model has no layer that could use it.
     """
     precision = config.train.precision
-    # Of the process, so set in either case: another run may have been here before.
+    # A setting of the process, so set it in either case: another run may have changed it.
     if precision == "tf32":
         torch.set_float32_matmul_precision("high")
     else:
         set_fp32_products(device)
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"  # convolutions, where PyTorch has it on by itself
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"  # for convolutions PyTorch enables it by default
     if precision == "fp8":
         convert_to_fp8(model, config.train.sequence_length)
 
 
 def check_present(precision: str, device: torch.device, capability: tuple[int, int] | None) -> None:
-    """Refuse a precision that the device does not have.
+    """Check that the device supports a precision.
 
     Args:
         capability: The compute capability of a CUDA device.
+
+    Raises:
+        ConfigError: it does not.
     """
     needed, nearest = _NEEDS.get(precision, (None, precision))
     if needed is None or (capability is not None and capability >= needed):
@@ -76,16 +80,16 @@ def check_present(precision: str, device: torch.device, capability: tuple[int, i
 
 
 def convert_to_fp8(model: nn.Module, sequence_length: int, *, emulate: bool = False) -> list[str]:
-    """Let linear layers multiply in 8 bits, each operand scaled by its own largest value (torchao's float8 training;
-    Micikevicius et al. 2022, "FP8 formats for deep learning"). Weights, their names and their gradients stay fp32.
+    """Let linear layers multiply in 8 bits, each operand scaled by its own largest value.
 
-    The output projection is left alone, as are layers that do not fill tiles.
+    This is torchao's float8 training (Micikevicius et al. 2022, "FP8 formats for deep learning"). Weights, their names
+    and their gradients stay fp32. The output projection does not change, nor do layers that do not fill tiles.
 
     Args:
-        emulate: Round to 8 bits and multiply in the precision there is, on any device.
+        emulate: Round to 8 bits and multiply in the available precision, on any device.
 
     Returns:
-        Names of the layers.
+        Names of the converted layers.
 
     Raises:
         ConfigError: torchao is not installed, rows do not fill tiles, or no layer does.

@@ -1,8 +1,7 @@
-"""An update that the device itself leaves out where loss or gradient is not finite.
+"""An update that the device itself skips where loss or gradient is not finite.
 
 So it is queued before the host has read either, and the device has work while the host reads and begins the next step.
-It is for runs in which nothing but that decides about an update, and whose optimizer has a kernel that can be told to
-do nothing.
+It is for runs in which nothing else decides about an update, and whose optimizer has a kernel with a skip flag.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ if TYPE_CHECKING:
     from headway.parallel.world import World
     from headway.training.state import TrainState
 
-#: Where the host runs ahead of what it has queued.
+# Devices whose work the host queues ahead.
 _QUEUES = ("cuda",)
 
 
 def queues_update(config: Config, state: TrainState, world: World) -> bool:
-    """Whether updates of this run are queued before the host knows loss and norm, the same in all of its attempts."""
+    """Return whether updates of this run are queued before the host knows loss and norm; equal in all attempts."""
     return (
         world.device.type in _QUEUES
         and world.mesh.pp == 1
         and state.engine is None
-        and not config.optimizer.offload  # then gradients and norm are the host's
-        and not state.decides  # about a spike the host does
+        and not config.optimizer.offload  # then gradients and norm are on the host
+        and not state.decides  # the host decides about spikes
         and state.cursor.loss_scale is None
-        and config.determinism != "elastic"  # which has another norm
+        and config.determinism != "elastic"  # elastic runs compute another norm
         and scales_while_updating(state.optimizer)
     )
 
@@ -45,20 +44,20 @@ def queues_update(config: Config, state: TrainState, world: World) -> bool:
 def mean_norm(
     world: World, counted: Iterable[nn.Parameter], losses: torch.Tensor, items: int, factor: float = 1.0
 ) -> torch.Tensor:
-    """The norm of the mean gradient before clipping, of gradients that are sums over all items.
+    """Compute the norm of the mean gradient before clipping, from gradients that are sums over all items.
 
     Args:
         counted: The parameters whose gradient, or part of it, this worker counts; no other worker counts it.
         losses: Loss sums of this worker's lanes, (lanes,), on the device.
-        items: Of the global batch.
-        factor: What the norm is multiplied by, for tests.
+        items: Items of the global batch.
+        factor: A factor of the norm, for tests.
 
     Returns:
-        (), fp64, on the device, the same on every worker; not finite where any worker's loss or the gradient is not, or
+        (), fp64, on the device, equal on every worker; not finite where any worker's loss or the gradient is not, or
         where there are no items.
     """
     gradients = [part for p in counted if p.grad is not None and (part := local_part(p.grad)).numel()]
-    # In fp64, as the host has it: one worker gets the same bits either way.
+    # In fp64, as on the host, so that one worker gets the same bits either way.
     norm = torch.nn.utils.get_total_norm(gradients) if gradients else losses.new_zeros(())
     parts = torch.stack([norm.double().square(), (losses - losses).sum().double()])  # the latter 0, or not finite
     if world.size > 1:
@@ -69,12 +68,13 @@ def mean_norm(
 
 @torch.no_grad()
 def queue_update(config: Config, state: TrainState, norm: torch.Tensor, items: int) -> None:
-    """Queue the update, which does nothing where the norm is not finite: the mean and the clipping are one
-    multiplication.
+    """Queue the update, which does nothing where the norm is not finite.
+
+    The mean and the clipping are one multiplication.
 
     Args:
-        norm: As `mean_norm` gives it.
-        items: Of the global batch.
+        norm: As `mean_norm` returns it.
+        items: Items of the global batch.
     """
     if items:
         limit = config.train.max_grad_norm
@@ -83,14 +83,14 @@ def queue_update(config: Config, state: TrainState, norm: torch.Tensor, items: i
 
 
 def begin_reading(values: torch.Tensor) -> Callable[[], list[float]]:
-    """Have values of the device, (n,), brought to the host.
+    """Start copying values, (n,), from the device to the host.
 
     Returns:
-        What waits for them, and for nothing that is queued from here on, and gives them.
+        A function that waits for the copy, but not for anything queued later, and returns the values.
     """
     if values.device.type != "cuda":
         return values.tolist
-    there = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)  # a copy to other memory is waited for
+    there = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)  # a copy to pageable memory would block
     there.copy_(values, non_blocking=True)
     copied = torch.cuda.Event()
     copied.record()

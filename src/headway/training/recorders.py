@@ -1,4 +1,4 @@
-"""Callbacks that write down what happens."""
+"""Callbacks that record what happens."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 
 
 class Recorder(Callback):
-    """`metrics.jsonl` and the line on the screen; for the first worker only.
+    """Writes `metrics.jsonl` and the line on the screen; for the first worker only.
 
     Args:
-        spent_usd: What the run has cost until now; 0 when that is unknown.
-        load_seconds: What it took to find the newest good checkpoint and to load it, if there was one; told with the
+        spent_usd: Cost of the run until now; 0 if unknown.
+        load_seconds: Time to find the newest good checkpoint and to load it, if there was one; recorded with the
             attempt's first step.
-        may_write: Called before each record, in a thread of its own; raises when another attempt has the run by now.
+        may_write: Called before each record, on a separate thread; raises an error when another attempt has taken the
+            run over.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Recorder(Callback):
         self._has_steps = self._has_trained = False
 
     def on_step(self, job: Job, step: int, metrics: dict[str, float]) -> None:
-        """One record and perhaps one line."""
+        """Write one record, and a line if one is due."""
         if self._load_seconds is not None and not self._has_steps:
             metrics["checkpoint/load_seconds"] = self._load_seconds
         self._has_steps = True
@@ -65,45 +66,44 @@ class Recorder(Callback):
         price = job.config.telemetry.usd_per_hour
         if price is not None:
             metrics["cost/spent_usd"] = self._spent_usd + price * (time.monotonic() - self._made) / 3600
-        if not self._has_trained and "train/loss" in metrics:  # a step that is left out has no others
+        if not self._has_trained and "train/loss" in metrics:  # a skipped step has no other metrics
             self._has_trained = True
             _warn_of_unknown_best(job.config.checkpoint, step, metrics)
         self._log.begin(step, metrics)
         self._line.step(step, metrics)
 
     def on_evaluation(self, job: Job, step: int, result: Evaluation) -> None:
-        """Adds to the step's record."""
+        """Add to the step's record."""
         self._log.write(step, {"evaluation/loss": result.loss, "evaluation/perplexity": result.perplexity})
         self._line.evaluation(step, result.loss)
 
     def before_save(self, job: Job) -> None:
-        """A run that goes on from that state has the records of all steps up to it."""
+        """Write pending records, so that a run that resumes from this state has those of all steps up to it."""
         self._log.settle()
 
     def on_checkpoint(self, job: Job, step: int, stall_seconds: float) -> None:
-        """Adds to the step's record."""
-        if step:  # one of the beginning belongs to no step's record
+        """Add to the step's record."""
+        if step:  # a checkpoint of step 0 belongs to no step's record
             self._log.write(step, {"checkpoint/stall_seconds": stall_seconds})
 
     def on_hold(self, job: Job, step: int, stall_seconds: float) -> None:
-        """Adds to the step's record."""
+        """Add to the step's record."""
         self._log.write(step, {"checkpoint/hold_stall_seconds": stall_seconds})
 
     def on_saved(self, job: Job, outcome: Outcome) -> None:
-        """Adds to the record of the step at which it became known, since records never go back; a failure is said
-        loudly, for training goes on."""
+        """Add to the record of the current step, since records are only appended; warn of a failure."""
         step, of = job.state.cursor.step, float(outcome.step)
         if outcome.error is None:
             self._log.write(step, {"checkpoint/saved_step": of, "checkpoint/write_seconds": outcome.seconds})
             self._line.saved()
         else:
             self._log.write(step, {"checkpoint/failed_step": of})
-            warning(f"training goes on without a checkpoint of step {outcome.step}: {outcome.error.what}")
+            warning(f"training continues without a checkpoint of step {outcome.step}: {outcome.error.what}")
 
     def on_uploaded(self, job: Job, upload: Upload) -> None:
-        """As `on_saved`; the process that sends has said why it could not."""
+        """Add to the record of the current step; the process that uploads reports why it failed."""
         of = float(upload.step)
-        if not self._has_steps:  # of an earlier attempt's checkpoint: the record of its step is that attempt's
+        if not self._has_steps:  # an earlier attempt's checkpoint and record
             return
         if upload.seconds is None:
             self._log.write(job.state.cursor.step, {"checkpoint/upload_failed_step": of})
@@ -113,17 +113,20 @@ class Recorder(Callback):
             )
 
     def on_end(self, job: Job) -> None:
-        """Close the files, as far as they were opened."""
+        """Close the files that were opened."""
         self._open.close()
 
     def _assert_not_lost(self) -> None:
-        with suppress(OwnerUnknown):  # a record that an older attempt slips in does not count
+        with suppress(OwnerUnknown):  # readers ignore records of superseded attempts
             self._may_write()
 
 
 def _warn_of_unknown_best(checkpoint: CheckpointConfig, step: int, metrics: Mapping[str, float]) -> None:
-    """Say which checkpoints are not kept as was meant. Which metrics steps have, only a step tells: models and
-    callbacks have some of their own. (An evaluation's the config has looked at.)"""
+    """Warn if `keep_best` names a metric that steps do not have.
+
+    Only a step shows which metrics there are: models and callbacks add some of their own. The config has checked names
+    of evaluation metrics itself.
+    """
     remote = [("checkpoint.remote", checkpoint.remote)] if checkpoint.remote is not None else []
     for key, rules in [("checkpoint", checkpoint), *remote]:
         name = rules.keep_metric
@@ -137,21 +140,21 @@ def _warn_of_unknown_best(checkpoint: CheckpointConfig, step: int, metrics: Mapp
 
 
 class StateHashes(Callback):
-    """Writes the SHA-256 of every state tensor each so many steps, for comparing two runs step by step, and the name
-    that a checkpoint of the state would have.
+    """Writes the SHA-256 of every state tensor every so many steps, to compare two runs step by step.
 
-    Every worker has one, since all bring together what each has; the first one writes.
+    A record also has the name that a checkpoint of the state would have. Every worker has this callback, since all
+    contribute their parts; the first worker writes.
     """
 
     def __init__(self, path: Path, every: int) -> None:
         self._path, self._every = path, every
 
     def on_start(self, job: Job) -> None:
-        """The state that an attempt starts from tells as much as the state after a step."""
+        """Write the hashes of the state that the attempt starts from."""
         self._write(job, job.state.cursor.step)
 
     def on_step(self, job: Job, step: int, metrics: dict[str, float]) -> None:
-        """After the update."""
+        """Write the hashes after the update, if they are due."""
         if step % self._every == 0:
             self._write(job, step)
 
@@ -164,4 +167,4 @@ class StateHashes(Callback):
                 append_json_line(self._path, {"step": step, "state_sha256": name, "tensors": hashes})
             except OSError as error:
                 why = error.strerror or error
-                warning(f"the hashes of step {step} cannot be written ({why}); training goes on: {self._path}")
+                warning(f"the hashes of step {step} cannot be written ({why}); training continues: {self._path}")

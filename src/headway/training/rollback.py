@@ -1,4 +1,4 @@
-"""Carrying out what was decided about a step: going on, going back, or giving up."""
+"""Execution of the decision about a step: continue, roll back, or stop."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 
 
 class Rewinder(Protocol):
-    """Brings a run back to an earlier checkpoint."""
+    """Returns a run to an earlier checkpoint."""
 
     def target(self, step: int, skipped_ranges: Sequence[tuple[int, int]]) -> int | None:
-        """The newest checkpoint of `step` or before, the same on every worker; None when there is none left.
+        """Return the newest checkpoint of `step` or before, equal on every worker; None if none is left.
 
         Args:
-            skipped_ranges: What is left out so far, and of a checkpoint to go back to.
+            skipped_ranges: The steps left out so far; the checkpoint must have the same ones.
         """
         ...
 
     def rewind(self, job: Job, to_step: int) -> None:
-        """Load it, cursor included, and do away with checkpoints of steps that are left out from now on."""
+        """Load the checkpoint, cursor included, and delete checkpoints of steps that are now left out."""
         ...
 
 
 def rolled_back(job: Job, feed: Prefetcher, result: StepResult) -> bool:
-    """Tell callbacks of the decision on a step, if there is one, and carry it out.
+    """Report the decision on a step to callbacks, if there is one, and carry it out.
 
     Returns:
-        Whether the run went back, so that nothing else is to be done about this step.
+        Whether the run was rolled back, so that the loop has nothing else to do about this step.
 
     Raises:
         DivergedError: the decision is to stop; no checkpoint is written, and the last one is untouched.
@@ -49,8 +49,8 @@ def rolled_back(job: Job, feed: Prefetcher, result: StepResult) -> bool:
         return False
     stopped = None
     if decision.action == "rollback":
-        beat(Phase.CHECKPOINT)  # a write is waited for, and every byte of a checkpoint read
-        decision, stopped = _planned(job, decision)
+        beat(Phase.CHECKPOINT)  # waits for a write, and reads a whole checkpoint
+        decision, stopped = _plan_rollback(job, decision)
     elif decision.action == "stop":
         stopped = DivergedError(
             f"step {decision.step + 1:,}: {decision.reason}",
@@ -58,9 +58,9 @@ def rolled_back(job: Job, feed: Prefetcher, result: StepResult) -> bool:
             fix="see the steps before it; then lower optimizer.learning_rate, or let health.on_spike and"
             " health.on_nonfinite roll back",
         )
-    said = {"warn": "", "skip": "; its update is left out", "stop": "", "rollback": _told(decision)}[decision.action]
+    consequences = {"skip": "; its update is left out", "rollback": _rollback_words(decision)}
     if job.world.is_first and not (stopped or decision.quiet):
-        warning(f"step {decision.step + 1:,}: {decision.reason}{said}")
+        warning(f"step {decision.step + 1:,}: {decision.reason}{consequences.get(decision.action, '')}")
     for callback in job.callbacks:
         callback.on_decision(job, decision)
     if stopped:
@@ -76,14 +76,14 @@ def rolled_back(job: Job, feed: Prefetcher, result: StepResult) -> bool:
     return True
 
 
-def _told(decision: Decision) -> str:
+def _rollback_words(decision: Decision) -> str:
     first, last = decision.first_step + 1, decision.step + 1
     steps = f"step {last:,}" if first == last else f"steps {first:,} to {last:,}"
     return f"; going back to step {decision.to_step or 0:,}, and leaving out the rows of {steps}"
 
 
-def _planned(job: Job, decision: Decision) -> tuple[Decision, DivergedError | None]:
-    """The decision with the checkpoint to go back to; or to stop, and why."""
+def _plan_rollback(job: Job, decision: Decision) -> tuple[Decision, DivergedError | None]:
+    """Complete the decision with the checkpoint to return to, or change it to stop, with the error that says why."""
     limit, before = job.config.health.rollback_limit, len(job.state.skipped_ranges)
     where = f"step {decision.step + 1} of {job.config.run_directory}"
     if before >= limit:
@@ -91,13 +91,13 @@ def _planned(job: Job, decision: Decision) -> tuple[Decision, DivergedError | No
         what = f"{decision.reason}, after {before} rollbacks"
         fix = "lower optimizer.learning_rate or look at the data; health.rollback_limit allows more rollbacks"
         return stop, DivergedError(what, where=where, fix=fix)
-    with suppress(CheckpointError):  # what could not be saved is none to go back to, and is told as ever
+    with suppress(CheckpointError):  # a failed save is reported below, and is no target
         job.writer.wait()
     for outcome in job.writer.outcomes():
         for callback in job.callbacks:
             callback.on_saved(job, outcome)
-    # Before anybody knows of the decision: a state that is held may be made with the rows that it leaves out, and if
-    # this worker died, it would be written and push out those to go back to.
+    # Before the decision is reported: a snapshot in memory may come from the rows that the decision leaves out. If this
+    # worker died, the snapshot would be written, and would push out the checkpoints to return to.
     job.writer.release_snapshot()
     target = None if job.rewinder is None else job.rewinder.target(decision.first_step, job.state.skipped_ranges)
     if target is None:

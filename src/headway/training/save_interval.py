@@ -1,4 +1,4 @@
-"""How often to save: what a save costs against what a failure costs.
+"""How often to save: the cost of a save against the cost of a failure.
 
 A save every `tau` seconds costs its own time, and a failure costs half of `tau` on average. The best `tau` follows from
 the cost of a save and the mean time between failures (Young 1974, "A first order approximation to the optimum
@@ -19,25 +19,25 @@ from headway.core.format import format_seconds
 from headway.telemetry.record import FINISHED, PREEMPTED, RUNNING, open_run
 
 DAY_SECONDS = 86400.0
-#: An interval is never outside of these: below, files come and go all the time; above, too much is at stake.
+# Bounds of the interval: below, files come and go all the time; above, too much work is at stake.
 SHORTEST_SECONDS, LONGEST_SECONDS = 5.0, 3600.0
-#: Until the first save has shown what one costs; less where failures come so often that this share of their mean
-#: distance is less.
+# The interval until the first save has shown what one costs; shorter where failures are so frequent that this share of
+# their mean distance is less.
 FIRST_SECONDS, _FIRST_SHARE = 60.0, 0.05
-#: Training may wait for saves for no more than this share of the time, whatever the formula says; and while one is
-#: written beside it, which takes processors and a disk, for no more than that.
+# Training may wait for saves for no more than this share of the time, whatever the formula says. The background write,
+# which takes processors and a disk, may take no more than the second share.
 _MOST_SHARE, _MOST_WRITING = 0.005, 0.1
-#: Exit codes of success, config, data, divergence and Ctrl-C: such an end was wanted, or comes again at once.
+# Exit codes of success, config, data, divergence and Ctrl-C: such an end was intended, or recurs at once.
 _MISTAKES = (0, 2, 3, 5, INTERRUPTED)
-#: Saves whose median cost counts: an odd one is passed over, and a state that has grown is noticed.
+# Number of saves whose median cost counts: it passes over an outlier, and follows a state that has grown.
 _REMEMBERED = 5
 
 
 def daly_interval(cost_seconds: float, mean_seconds: float) -> float:
-    """The interval between saves that costs least, in seconds (Daly 2006, equation 37).
+    """Return the interval between saves that costs least, in seconds (Daly 2006, equation 37).
 
     Args:
-        cost_seconds: For how long training waits for one save (delta).
+        cost_seconds: How long training waits for one save (delta).
         mean_seconds: Mean time between failures (M).
     """
     if cost_seconds >= 2 * mean_seconds:
@@ -48,18 +48,18 @@ def daly_interval(cost_seconds: float, mean_seconds: float) -> float:
 
 @dataclass(frozen=True)
 class FailureRate:
-    """How often a run ends without being asked to."""
+    """How often a run ends unexpectedly."""
 
     per_day: float
     source: str
-    """Where that is known from, in words."""
+    """Source of the rate, in words."""
 
 
 def failure_rate(run: Path, given: float | None) -> FailureRate:
-    """The rate that is given, or an estimate from the run's own attempts.
+    """Return the given rate, or an estimate from the run's own attempts.
 
-    The estimate is the mean of the posterior of a Poisson rate, with one failure in one day as prior: so a run without
-    any counts on one a day at first, and on fewer the longer none comes. Preemptions do not count, since the state is
+    The estimate is the mean of the posterior of a Poisson rate, with one failure in one day as prior. So a run without
+    failures assumes one a day at first, and fewer the longer none occurs. Preemptions do not count, since the state is
     saved before they take effect.
     """
     if given is not None:
@@ -76,23 +76,23 @@ def failure_rate(run: Path, given: float | None) -> FailureRate:
 
 
 class ChosenInterval:
-    """Chooses the seconds between saves from what they cost."""
+    """Chooses the seconds between saves from their cost."""
 
     def __init__(self, failures: FailureRate) -> None:
         self._failures, self._costs = failures, deque[float](maxlen=_REMEMBERED)
         self._writes = deque[float](maxlen=_REMEMBERED)
         first = _FIRST_SHARE * DAY_SECONDS / failures.per_day
         self.seconds = min(max(first, SHORTEST_SECONDS), FIRST_SECONDS)
-        """The interval at present."""
+        """The current interval."""
 
     def after_save(self, cost_seconds: float) -> float:
-        """The interval from now on; says so the first time."""
+        """Return the next interval after a save that held up training; report it the first time."""
         first = not self._costs
         self._costs.append(cost_seconds)
         return self._choose(first)
 
     def after_write(self, seconds: float) -> float:
-        """The interval from now on, when a save has been written beside training in so many seconds."""
+        """Return the next interval after a save was written in the background in so many seconds."""
         self._writes.append(seconds)
         return self._choose(first=False) if self._costs else self.seconds
 
@@ -107,7 +107,7 @@ class ChosenInterval:
         return self.seconds
 
     def describe(self, cost_seconds: float, best_seconds: float) -> str:
-        """The choice and its reasons."""
+        """Describe the interval and its reasons."""
         limited = "" if abs(best_seconds - self.seconds) < 1 else f" (by the formula {format_seconds(best_seconds)})"
         return (
             f"saving every {format_seconds(self.seconds)}{limited}: a save holds training up for {cost_seconds:.2f} s,"

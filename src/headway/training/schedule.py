@@ -10,16 +10,16 @@ if TYPE_CHECKING:
 
 
 def learning_rate(config: Config, step: int) -> float:
-    """Learning rate of the update that follows `step` finished ones (so the first update has step 0).
+    """Return the learning rate of the update that follows `step` finished ones (the first update has step 0).
 
     Warm-up is linear from peak / warmup to the peak. `cosine` then follows half a cosine (Loshchilov & Hutter 2017,
-    equation 5), `linear` a straight line, and `wsd` stays level and falls linearly over its last part (Hu et al. 2024,
-    section 4), which begins where warm-up ends at the earliest; all three reach `min_ratio` of the peak at the last
+    equation 5), `linear` a straight line. `wsd` stays level and falls linearly over its last part (Hu et al. 2024,
+    section 4), which begins where warm-up ends at the earliest. All three reach `min_ratio` of the peak at the last
     update. `rsqrt` is the peak times sqrt(warmup / step), counting updates from 1 (Vaswani et al. 2017, section 5.3),
     and never below `min_ratio` of it.
 
-    With `unit: tokens` all of these count the tokens of steps in place of steps. `batch_scaling: sqrt` multiplies the
-    rate by sqrt(rows of the step / `train.global_batch`).
+    With `unit: tokens` all of these count tokens instead of steps. `batch_scaling: sqrt` multiplies the rate by
+    sqrt(rows of the step / `train.global_batch`).
     """
     rate = _unscaled(config, step)
     if config.schedule.batch_scaling == "none":
@@ -55,7 +55,7 @@ def _unscaled(config: Config, step: int) -> float:
 
 
 def _decay(config: Config, end: int) -> int:
-    """Length of the last part of `wsd`, in the unit in which the run ends at `end`."""
+    """Return the length of the last part of `wsd`, in the unit in which the run ends at `end`."""
     schedule, batches, steps = config.schedule, config.train.batches, config.train.steps
     assert steps is not None
     if isinstance(schedule.decay, float):

@@ -1,4 +1,4 @@
-"""From a task whose model is cut into pipeline stages to the pipeline that computes it."""
+"""The pipeline of a task whose model is cut into stages."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from headway.training.task import Task
 
 
 def check_model_is_cut(task: Task, world: World) -> None:
-    """A model must say where it may be cut.
+    """Check that a model declares where it may be cut, if there is a pipeline.
 
     Raises:
-        ConfigError: it does not, and there is a pipeline.
+        ConfigError: it does not.
     """
     if world.mesh.pp > 1 and (task.stages is None or task.objective.staged is None):
         raise ConfigError(
@@ -28,7 +28,7 @@ def check_model_is_cut(task: Task, world: World) -> None:
 
 
 def make_pipeline(config: Config, task: Task, world: World) -> Pipeline | None:
-    """The pipeline of a task, None without one; all workers make it together."""
+    """Make the pipeline of a task, None without one; all workers must call it."""
     if world.mesh.pp == 1:
         return None
     staged, stages, model = task.objective.staged, task.stages, task.model
@@ -36,7 +36,7 @@ def make_pipeline(config: Config, task: Task, world: World) -> Pipeline | None:
     assert stages is not None
 
     def forward(batch: MicroBatch, x: torch.Tensor | None, layers: range) -> torch.Tensor:
-        # Around the forward pass only: backward passes come in between, and are not to be under autocast.
+        # Only the forward pass is under autocast: backward passes run in between.
         with autocast(config.train.precision, world.device):
             return staged.forward(model, batch, x, layers)
 

@@ -1,4 +1,4 @@
-"""What must survive: weights, moments, and a cursor of a few numbers."""
+"""The state that checkpoints preserve: weights, moments, and a cursor of a few numbers."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from headway.training.optimizer import materialize, optimizer_tensors
 
 @dataclass
 class Cursor:
-    """Where a run is. Everything else that a step needs follows from `step`."""
+    """The position of a run. Everything else that a step needs follows from `step`."""
 
     step: int = 0
     """Finished steps, skipped ones included."""
     skipped_steps: int = 0
     """Steps whose update was left out because loss or gradient was not finite."""
     skipped_in_row: int = 0
-    """How many of them were the very last ones; not counting those that only the loss scale is to blame for."""
+    """Length of the current series of skipped steps, without those that only the loss scale is to blame for."""
     loss_scale: int | None = None
-    """What losses are multiplied by in fp16 (`training.loss_scale`); None in other precisions."""
+    """The factor of losses in fp16 (`training.loss_scale`); None in other precisions."""
     steps_at_scale: int = 0
-    """Steps since it changed."""
+    """Steps since the loss scale changed."""
     left_out_steps: int = 0
-    """Steps that were not computed, since a rollback has left their rows out."""
+    """Steps that were not computed, because a rollback left their rows out."""
 
 
 _SCALING = ("loss_scale", "steps_at_scale")
@@ -47,40 +47,42 @@ class TrainState:
     optimizer: Optimizer
     cursor: Cursor = field(default_factory=Cursor)
     engine: Engine | None = None
-    """Who keeps weights and moments, when a library has them in buffers of its own."""
+    """The library that keeps weights and moments in buffers of its own, if there is one."""
     history: History = field(default_factory=History)
-    """What is usual for loss and gradient norm."""
+    """Running statistics of loss and gradient norm."""
     decides: bool = False
-    """Updates may follow from `history`, so it is part of what must survive."""
+    """Whether updates may depend on `history`, so that checkpoints must preserve it."""
     skipped_ranges: tuple[tuple[int, int], ...] = ()
-    """Steps whose rows are left out by decision: first step, and the one after the last."""
+    """Ranges of steps whose rows a decision left out: first step, and the one after the last."""
 
     @property
     def trained(self) -> nn.Module:
-        """What a forward pass that trains calls."""
+        """The module whose forward pass is called in training."""
         return self.model if self.engine is None else self.engine.model
 
     def blocks(self) -> StateBlocks:
-        """What this worker has of weights, buffers and moments, by name; a weight that is used twice appears once."""
+        """Return this worker's blocks of weights, buffers and moments, by name; a tied weight appears once."""
         if self.engine is not None:
             return _engine_blocks(self.model, self.engine)
         tensors = {**model_tensors(self.model), **optimizer_tensors(self.optimizer, parameter_names(self.model))}
         return {name: block_of(tensor) for name, tensor in tensors.items()}
 
     def prepare_to_load(self) -> StateBlocks:
-        """As `blocks`, with the optimizer's state created where it is not there yet."""
+        """Return `blocks`, and create the optimizer's state first if there is none."""
         with nullcontext() if self.engine is None else self.engine.exposed():
             materialize(self.optimizer)
         return self.blocks()
 
     def loaded(self) -> None:
-        """To be called after what `prepare_to_load` gave was overwritten."""
+        """Take over the blocks that `prepare_to_load` returned, after they were overwritten."""
         if self.engine is not None:
             self.engine.loaded()
 
     def cursor_record(self) -> dict[str, int]:
-        """The cursor as it is written to a checkpoint: a loss scale, steps left out and a history only where there is
-        one."""
+        """Return the cursor as checkpoints store it.
+
+        A loss scale, steps left out and a history appear only if there are any.
+        """
         record = asdict(self.cursor)
         if self.cursor.loss_scale is None:
             record = {key: value for key, value in record.items() if key not in _SCALING}
@@ -90,7 +92,7 @@ class TrainState:
         return {**record, **{f"{_HISTORY}{key}": value for key, value in history.items()}}
 
     def take_cursor(self, record: Mapping[str, int]) -> None:
-        """Go on from where `cursor_record` was made."""
+        """Continue from where `cursor_record` was made."""
         history = {key: value for key, value in record.items() if key.startswith(_HISTORY)}
         self.cursor = Cursor(**{key: value for key, value in record.items() if key not in history})
         self.history = History(**{key.removeprefix(_HISTORY): value for key, value in history.items()})
@@ -98,7 +100,7 @@ class TrainState:
 
 @contextmanager
 def kept_buffers(model: nn.Module) -> Iterator[None]:
-    """Around passes that leave no trace: buffers are afterwards what they were before."""
+    """Restore the model's buffers at the end of the block, so that passes leave no trace."""
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         yield
@@ -109,21 +111,21 @@ def kept_buffers(model: nn.Module) -> Iterator[None]:
 
 
 def parameter_names(model: nn.Module) -> dict[torch.Tensor, str]:
-    """Name of every parameter; tied ones have the first of their names."""
+    """Return the name of every parameter; tied parameters have the first of their names."""
     return {p: name for name, p in model.named_parameters()}
 
 
 def model_tensors(model: nn.Module) -> StateTensors:
-    """Live parameters and persistent buffers as `model.<name>`, each tensor once.
+    """Return live parameters and persistent buffers as `model.<name>`, each tensor once.
 
     Raises:
-        TypeError: a module keeps state that is no tensor, which a checkpoint could not carry.
+        TypeError: a module keeps state that is not a tensor, which a checkpoint could not carry.
     """
     return {f"model.{name}": tensor.detach() for name, tensor in _named_state(model)}
 
 
 def _named_state(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and persistent buffers themselves, each once."""
+    """Yield parameters and persistent buffers themselves, each once."""
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if name.endswith("_extra_state"):
@@ -134,7 +136,7 @@ def _named_state(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _engine_blocks(model: nn.Module, engine: Engine) -> StateBlocks:
-    """The same state under the same names, where an engine keeps it."""
+    """Return the blocks of the state, by the usual names, where an engine keeps it."""
     blocks: StateBlocks = {}
     for name, tensor in _named_state(model):
         if not isinstance(tensor, nn.Parameter):

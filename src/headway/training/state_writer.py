@@ -1,4 +1,4 @@
-"""Who takes the states that a training loop hands over."""
+"""The interface to which a training loop hands over its states."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from headway.core.types import StateBlocks
 
 
 class StateWriter(Protocol):
-    """What the loop wants of `checkpoint.writer.CheckpointWriter`, whose words say what each is for."""
+    """The part of `checkpoint.writer.CheckpointWriter` that the loop uses; its docstrings explain each method."""
 
     def get_ready(self, blocks: StateBlocks) -> Any:
-        """Make room for a state."""
+        """Allocate memory for a copy of a state."""
         ...
 
     def submit(
@@ -25,51 +25,51 @@ class StateWriter(Protocol):
         context: Mapping[str, Any],
         spent: Collection[str] = (),
     ) -> float:
-        """Take a state to be written; returns the seconds that training waited."""
+        """Accept a state to write; return the seconds that training waited."""
         ...
 
     def snapshot(self, step: int, blocks: StateBlocks, cursor: Mapping[str, int], context: Mapping[str, Any]) -> float:
-        """Take a state to be written only if this worker dies."""
+        """Accept a state that is written only if this worker dies; return the seconds that training waited."""
         ...
 
     def release_snapshot(self) -> None:
-        """Let go of the states that are held."""
+        """Release the states that are held."""
         ...
 
     def rolled_back(self, step: int, skipped_ranges: Sequence[tuple[int, int]]) -> None:
-        """Take what comes next for what follows `step`, with the rows of those steps left out."""
+        """Treat the states that follow as successors of `step`, with the rows of those steps left out."""
         ...
 
     def outcomes(self) -> list[Outcome]:
-        """What came of saves since this was last asked."""
+        """Return the outcomes of saves since the last call."""
         ...
 
     def uploads(self) -> list[Upload]:
-        """What came of uploads since this was last asked."""
+        """Return the outcomes of uploads since the last call."""
         ...
 
     def lost_upload(self) -> CheckpointError | None:
-        """After `close`: why the newest checkpoint is not in the remote tier, where somebody else has that."""
+        """Return, after `close`, why another process prevented the upload of the newest checkpoint."""
         ...
 
     def wants_another_try(self) -> bool:
-        """Whether what was handed over last should be handed over again."""
+        """Return whether the state that was handed over last should be handed over again."""
         ...
 
     def wait(self) -> None:
-        """Return when all that was handed over is on disk."""
+        """Block until all states that were handed over are on disk."""
         ...
 
     def close(self, flush_snapshot: bool = False, hurried: Callable[[], bool] = lambda: False) -> None:
-        """Finish, and let go of all resources."""
+        """Finish, and release all resources."""
         ...
 
 
 class NoWriter:
-    """Stands where checkpoints go, and lets none be made: for training that is measured and leaves nothing."""
+    """A writer that makes no checkpoints, for training that is measured and leaves nothing behind."""
 
     def get_ready(self, blocks: StateBlocks) -> None:
-        """Nothing to get ready for."""
+        """Do nothing."""
 
     def submit(
         self,
@@ -79,36 +79,36 @@ class NoWriter:
         context: Mapping[str, Any],
         spent: Collection[str] = (),
     ) -> float:
-        """Not even the last state is kept."""
+        """Discard the state."""
         return 0.0
 
     def snapshot(self, step: int, blocks: StateBlocks, cursor: Mapping[str, int], context: Mapping[str, Any]) -> float:
-        """Nothing is held."""
+        """Discard the state."""
         return 0.0
 
     def release_snapshot(self) -> None:
-        """There are none."""
+        """Do nothing."""
 
     def rolled_back(self, step: int, skipped_ranges: Sequence[tuple[int, int]]) -> None:
-        """Nothing was saved."""
+        """Do nothing."""
 
     def outcomes(self) -> list[Outcome]:
-        """Nothing was saved."""
+        """Return no outcomes."""
         return []
 
     def uploads(self) -> list[Upload]:
-        """Nothing was uploaded."""
+        """Return no outcomes."""
         return []
 
     def lost_upload(self) -> None:
-        """Nothing was uploaded."""
+        """Do nothing."""
 
     def wants_another_try(self) -> bool:
-        """There was no first one."""
+        """Return False."""
         return False
 
     def wait(self) -> None:
-        """Nothing is under way."""
+        """Do nothing."""
 
     def close(self, flush_snapshot: bool = False, hurried: Callable[[], bool] = lambda: False) -> None:
-        """Nothing was opened."""
+        """Do nothing."""

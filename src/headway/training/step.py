@@ -33,7 +33,7 @@ from headway.training.task import Task, to_device
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step did, the same on every worker."""
+    """What one step did; equal on every worker."""
 
     loss: float
     """Mean over all items of the global batch."""
@@ -42,15 +42,15 @@ class StepResult:
     """Global norm before clipping."""
     learning_rate: float
     skipped: bool
-    """The update was left out: loss or gradient was not finite, or no item took part in the loss."""
+    """The update was skipped: loss or gradient was not finite, or no item took part in the loss."""
     flags: Sequence[bool]
     """The caller's flags, as agreed by all workers (see `train_step`)."""
     model_metrics: Mapping[str, float] = field(default_factory=dict)
-    """What the model itself, and a comparison with the steps before, say of the step."""
+    """Metrics of the model itself, and of the comparison with earlier steps."""
     decision: Decision | None = None
-    """What is to be done about a step that is not well."""
+    """What to do about an unhealthy step."""
     left_out: bool = False
-    """The step was not computed, since its rows are left out."""
+    """The step was not computed, because its rows are skipped."""
 
 
 def train_step(
@@ -59,62 +59,68 @@ def train_step(
     state: TrainState,
     strategy: Strategy,
     world: World,
+    *,
     batches: Mapping[int, Sequence[MicroBatch]],
     flags: Sequence[bool] = (),
     pipeline: Pipeline | None = None,
 ) -> StepResult:
-    """Train on this worker's lanes of the current step and move the cursor on.
+    """Train on this worker's lanes of the current step and advance the cursor.
 
     Args:
         batches: The micro-batches of each of this worker's lanes, by lane number.
-        flags: Wishes of this worker (to stop, to save). They travel with the losses, so that agreeing on them costs
-            nothing; the result holds for each whether any worker wished it.
-        pipeline: The stages of the model that this worker has, when others have the rest.
+        flags: Requests of this worker (to stop, to save). They travel with the losses, so agreeing on them costs
+            nothing. The result holds for each flag whether any worker has raised it.
+        pipeline: This worker's stages of the model, if other workers have the rest.
     """
     if is_left_out(state.skipped_ranges, state.cursor.step):
         return _leave_out(config, state, world, flags)
-    beat(Phase.COMPUTE)  # also while gradients are cleared
-    _counted(state.model)  # by passes that were no part of a step
-    gradients = partial(_gradients, config, task, state, strategy, world, batches, pipeline)
+    beat(Phase.COMPUTE)  # covers clearing the gradients, too
+    _take_counts(state.model)  # discards what passes outside of steps have counted
+    gradients = partial(_gradients, config, task, state, strategy, world, batches=batches, pipeline=pipeline)
     rate = learning_rate(config, state.cursor.step)
     replays = replay_is_due(config.health.replay_every, state.cursor.step)
     queued = not replays and queues_update(config, state, world)
     if queued:
         losses, items = gradients()
-        sums = _queue_and_read(config, state, strategy, world, losses, items, flags, rate)
-        counts = _counted(state.model)  # of passes that the host has waited for by now
+        sums = _queue_and_read(config, state, strategy, world, losses, items=items, flags=flags, rate=rate)
+        counts = _take_counts(state.model)  # the host has waited for these passes by now
     else:
         compute = partial(_read, gradients, world)
-        read = replayed(compute, partial(_counted, state.model), state, world) if replays else compute()
-        counts = _counted(state.model)  # while the device has nothing queued that it would be waited for
-        sums = _exchange(config, state, strategy, world, pipeline, *read, flags)
+        read = replayed(compute, partial(_take_counts, state.model), state, world) if replays else compute()
+        counts = _take_counts(state.model)  # nothing is queued on the device, so reading does not wait
+        lane_losses, items = read
+        sums = _exchange(config, state, strategy, world, pipeline, lane_losses=lane_losses, items=items, flags=flags)
 
     health = judge(config.health, state.history, sums.loss, sums.grad_norm)
     decision = decide(config.health, health, state.cursor.step)
     finite = math.isfinite(sums.loss) and math.isfinite(sums.grad_norm)
-    good = well = finite and (decision is None or decision.action == "warn")
-    if well:
+    accepted = finite and (decision is None or decision.action == "warn")
+    updated = False
+    if accepted:
         remember(config.health, state.history, sums.loss, sums.grad_norm)
-        good = queued or _update(config, state, strategy, sums, rate)
+        updated = queued or _update(config, state, strategy, sums, rate)
     elif state.engine is not None:
         state.engine.skip()
-    model_metrics = _after_step(state.model, counts, world, updated=good)
+    model_metrics = _after_step(state.model, counts, world, updated)
 
+    # The engine may skip an update that was accepted: then it has found an overflow that the norm does not show.
+    engine_skipped = accepted and not updated
     cursor = state.cursor
     cursor.step += 1
-    cursor.skipped_steps += not good
+    cursor.skipped_steps += not updated
     scale = cursor.loss_scale
-    explained = update_scale(cursor, overflow=math.isfinite(sums.loss) and (well > good or not finite))
-    cursor.skipped_in_row = 0 if good else cursor.skipped_in_row + (not explained)
-    if explained or well > good:  # it has left the update out, whatever health would do about such a step
+    overflow = math.isfinite(sums.loss) and (engine_skipped or not finite)
+    scale_to_blame = update_scale(cursor, overflow)
+    cursor.skipped_in_row = 0 if updated else cursor.skipped_in_row + (not scale_to_blame)
+    if scale_to_blame or engine_skipped:  # the update is already skipped, whatever health would do about such a step
         reason = "the gradient overflowed" + (f" at the loss scale {scale:,}" if scale else "")
-        decision = Decision(cursor.step - 1, "skip", reason, cursor.step - 1, quiet=explained)
+        decision = Decision(cursor.step - 1, "skip", reason, cursor.step - 1, quiet=scale_to_blame)
     return StepResult(
         loss=sums.loss,
         items=sums.items,
         grad_norm=sums.grad_norm,
         learning_rate=rate,
-        skipped=not good,
+        skipped=not updated,
         flags=sums.flags,
         model_metrics={**model_metrics, **health.metrics},
         decision=decision,
@@ -123,15 +129,15 @@ def train_step(
 
 @dataclass(frozen=True)
 class _Sums:
-    """What a step's passes have given, over all workers."""
+    """What the passes of a step yield, summed over all workers."""
 
     loss: float
-    """Mean over all items; NaN without any, or where a lane's is not finite."""
+    """Mean over all items; NaN without items, or if the loss of a lane is not finite."""
     items: int
     grad_norm: float
-    """Of the mean gradient, before clipping."""
+    """Norm of the mean gradient before clipping."""
     flags: Sequence[bool]
-    """As agreed."""
+    """For each flag, whether any worker has raised it."""
 
 
 def _queue_and_read(
@@ -140,11 +146,12 @@ def _queue_and_read(
     strategy: Strategy,
     world: World,
     losses: torch.Tensor,
+    *,
     items: int,
     flags: Sequence[bool],
     rate: float,
 ) -> _Sums:
-    """Have the device update by itself, and read loss and norm when that is queued: see `queued_update`."""
+    """Queue an update that the device may skip by itself, then read loss and norm (see `queued_update`)."""
     everyone = world.gather([float(items), *map(float, flags)])  # while the device computes
     items = int(sum(worker[0] for worker in everyone))
     beat(Phase.UPDATE)
@@ -164,11 +171,12 @@ def _exchange(
     strategy: Strategy,
     world: World,
     pipeline: Pipeline | None,
+    *,
     lane_losses: list[float],
     items: int,
     flags: Sequence[bool],
 ) -> _Sums:
-    """Agree on flags, and sum losses, items and norms in ways whose result does not depend on the number of workers."""
+    """Agree on flags, and sum losses, items and norms so that the result does not depend on the number of workers."""
     if state.engine is None:
         norms = norm_parts(_counted_by(strategy, state, pipeline), exact=config.determinism == "elastic")
     else:
@@ -179,18 +187,18 @@ def _exchange(
     total = exact_sum([loss for worker in everyone for loss in worker[first_loss:]])
     items = int(sum(worker[0] for worker in everyone))
     norm = total_norm([worker[first_norm:first_loss] for worker in everyone])
-    # Of no items there is no mean.
+    # There is no mean of zero items: dividing by NaN says so.
     grad_norm = norm / ((items or math.nan) * (state.cursor.loss_scale or 1)) * _injected_fault(state)
     return _Sums(total / (items or math.nan), items, grad_norm, _agreed(everyone, len(flags)))
 
 
 def _agreed(everyone: Sequence[Sequence[float]], flags: int) -> list[bool]:
-    """Whether any worker wishes it, for each of the flags, which come behind the number of its items."""
+    """Return for each flag whether any worker has raised it. A worker's flags follow its number of items."""
     return [any(worker[1 + i] for worker in everyone) for i in range(flags)]
 
 
 def _counted_by(strategy: Strategy, state: TrainState, pipeline: Pipeline | None) -> Iterator[nn.Parameter]:
-    """Parameters whose gradient this worker counts into the norm."""
+    """Yield the parameters whose gradient this worker counts into the norm."""
     for group in state.optimizer.param_groups:
         for p in group["params"]:
             if p.grad is not None and strategy.owns_for_norm(p) and (pipeline is None or pipeline.owns_for_norm(p)):
@@ -198,14 +206,16 @@ def _counted_by(strategy: Strategy, state: TrainState, pipeline: Pipeline | None
 
 
 def _injected_fault(state: TrainState) -> float:
-    """What a test wants the norm multiplied by."""
+    """Return the factor by which a test wants the norm multiplied; 1 outside of tests."""
     fault = fault_point("gradient", state.cursor.step + 1)
     return 1.0 if fault is None else {"nan": math.nan, "spike": 1e4}[fault]
 
 
 def _update(config: Config, state: TrainState, strategy: Strategy, sums: _Sums, rate: float) -> bool:
-    """Gradients are sums over all items; the mean and the clipping are one multiplication. Returns whether the update
-    was done, which a library may leave out."""
+    """Apply the mean gradient, clipped, and return whether the update was done: an engine may skip it.
+
+    Gradients are sums over all items, so the mean and the clipping are one multiplication.
+    """
     limit = config.train.max_grad_norm
     clip = 1.0 if limit is None else min(1.0, limit / (sums.grad_norm + 1e-6))
     factor = clip / (sums.items * (state.cursor.loss_scale or 1))
@@ -218,7 +228,7 @@ def _update(config: Config, state: TrainState, strategy: Strategy, sums: _Sums, 
 
 
 def _leave_out(config: Config, state: TrainState, world: World, flags: Sequence[bool]) -> StepResult:
-    """A step whose rows are left out: nothing but the cursor moves, and workers agree on their wishes."""
+    """Skip a step whose rows are left out: only the cursor moves, and workers agree on their flags."""
     everyone = world.gather([float(flag) for flag in flags] or [0.0])
     rate = learning_rate(config, state.cursor.step)
     state.cursor.step += 1
@@ -233,6 +243,7 @@ def _gradients(
     state: TrainState,
     strategy: Strategy,
     world: World,
+    *,
     batches: Mapping[int, Sequence[MicroBatch]],
     pipeline: Pipeline | None,
 ) -> tuple[torch.Tensor, int]:
@@ -240,11 +251,11 @@ def _gradients(
 
     Returns:
         The loss sum of each of this worker's lanes, (lanes,), and the number of items; zeros where another worker of
-        the pipeline tells them.
+        the pipeline counts them.
     """
     strategy.begin()
     prepare_own_losses(state.model, state.cursor.loss_scale)
-    losses, items = _forward_backward(config, task, state, strategy, world, batches, pipeline)
+    losses, items = _forward_backward(config, task, state, strategy, world, batches=batches, pipeline=pipeline)
     beat(Phase.REDUCE)
     strategy.reduce()
     if pipeline is not None:
@@ -253,14 +264,13 @@ def _gradients(
 
 
 def _read(gradients: Callable[[], tuple[torch.Tensor, int]], world: World) -> tuple[list[float], int]:
-    """What `_gradients` gives, as numbers."""
+    """Compute gradients and return loss sums and items as Python numbers."""
     losses, items = gradients()
     return _numbers(world, losses.tolist), items
 
 
 def _numbers(world: World, read: Callable[[], list[float]]) -> list[float]:
-    """Values of the device. Reading waits for it, and with it for other workers, so all that it has to do up to here is
-    queued before."""
+    """Read values from the device. Reading waits for the device, and so for other workers: queue all work before it."""
     with exchanging("sum of gradients", observed=False) if world.queues_exchanges else nullcontext():
         return read()
 
@@ -271,13 +281,14 @@ def _forward_backward(
     state: TrainState,
     strategy: Strategy,
     world: World,
+    *,
     batches: Mapping[int, Sequence[MicroBatch]],
     pipeline: Pipeline | None,
 ) -> tuple[torch.Tensor, int]:
     """Accumulate gradients of this worker's lanes.
 
     Returns:
-        The loss sum of each lane, (lanes,), and the number of items; zeros where another worker of the pipeline tells
+        The loss sum of each lane, (lanes,), and the number of items; zeros where another worker of the pipeline counts
         them.
     """
     losses: list[torch.Tensor] = []
@@ -293,7 +304,7 @@ def _forward_backward(
         ]
         around = partial(_around, strategy, lane == last_lane)
         if pipeline is None:
-            loss = _lane(config, task, state, world, micro_batches, seeds, around)
+            loss = _lane(config, task, state, world, micro_batches, seeds=seeds, around=around)
         else:
             loss = pipeline.train(to_device(list(micro_batches), world.device), seeds, around)
         losses.append(loss if world.counts_loss else torch.zeros_like(loss))
@@ -302,10 +313,11 @@ def _forward_backward(
 
 
 def _rng_coordinates(model: nn.Module, world: World) -> tuple[int, ...]:
-    """What tells this worker's random numbers from those of others that compute the same rows.
+    """Return what distinguishes this worker's random numbers from those of workers that compute the same rows.
 
-    They have other positions, and masks that repeat there would be no masks at random. A model must declare by
-    `draws_by_position = True` that it draws for nothing else; of what all have whole they must draw the same.
+    Such workers hold different positions, and dropout masks that repeat between them would not be random. A model
+    declares by `draws_by_position = True` that it draws random numbers for positions only. For tensors that all of
+    these workers hold whole, they must draw equal numbers.
     """
     if world.mesh.cp * world.mesh.tp == 1 or not getattr(model, "draws_by_position", False):
         return ()
@@ -323,10 +335,11 @@ def _lane(
     state: TrainState,
     world: World,
     batches: Sequence[MicroBatch],
+    *,
     seeds: Sequence[int],
     around: AroundBackward,
 ) -> torch.Tensor:
-    """One lane, a micro-batch after the other; returns its summed loss."""
+    """Compute one lane, micro-batch by micro-batch, and return its summed loss."""
     total = torch.zeros((), device=world.device)
     for index, batch in enumerate(batches):
         beat(Phase.COMPUTE)
@@ -345,27 +358,27 @@ def _lane(
 
 
 def prepare_own_losses(model: nn.Module, scale: int | None) -> None:
-    """Tell a model whose own losses join in the backward pass what the loss is multiplied by (`scaled`).
+    """Give the loss scale to a model that adds losses of its own in the backward pass (see `scaled`).
 
-    A model declares that by `scale_losses(scale)`.
+    A model declares such losses by a method `scale_losses(scale)`.
     """
     declared = getattr(model, "scale_losses", None)
     if declared is not None:
         declared(float(scale or 1))
 
 
-def _counted(model: nn.Module) -> torch.Tensor | None:
-    """What this worker's passes have counted, as int64 on the CPU; None of a model that counts nothing."""
+def _take_counts(model: nn.Module) -> torch.Tensor | None:
+    """Take what this worker's passes have counted, as int64 on the CPU; None if the model counts nothing."""
     take = getattr(model, "take_counts", None)
     counts: torch.Tensor | None = take() if take is not None else None
     return counts
 
 
 def _after_step(model: nn.Module, counts: torch.Tensor | None, world: World, updated: bool) -> dict[str, float]:
-    """Let a model change state of its own, by integers that it has counted over the whole global batch.
+    """Let a model update state of its own from integers that it has counted over the whole global batch.
 
-    A model declares that by `take_counts() -> tensor or None` and `after_step(counts, updated) -> metrics`. Integers
-    add up to the same in any order, so every worker gives its copy the same state, whatever their number.
+    A model declares that by `take_counts() -> tensor or None` and `after_step(counts, updated) -> metrics`. Sums of
+    integers do not depend on their order, so every worker gives its copy equal state, whatever their number.
     """
     if counts is None:
         return {}
@@ -374,10 +387,10 @@ def _after_step(model: nn.Module, counts: torch.Tensor | None, world: World, upd
 
 
 def exact_sum(values: Sequence[float]) -> float:
-    """Sum without rounding on the way; NaN when a value is not finite."""
+    """Sum values without intermediate rounding; NaN if a value is not finite."""
     return math.fsum(values) if all(map(math.isfinite, values)) else math.nan
 
 
 def scaled(loss: torch.Tensor, scale: int | None) -> torch.Tensor:
-    """The loss whose gradient is computed; in fp32, where every scale has a place."""
+    """Return the loss to differentiate, times the scale; in fp32, which can hold every scale."""
     return loss if scale is None else loss.float() * scale

@@ -1,4 +1,4 @@
-"""What is trained on what: a model, a feed, and a loss that adds up over micro-batches."""
+"""The task of a run: a model, a feed, and a loss that adds up over micro-batches."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ class StagedLoss:
     """A summed loss, computed one pipeline stage after the other."""
 
     forward: Callable[[nn.Module, MicroBatch, torch.Tensor | None, range], torch.Tensor]
-    """(model, micro-batch, what the stage before gave, layers) -> what the next one needs; of the last the loss."""
+    """(model, micro-batch, output of the previous stage, layers) -> input of the next stage, or the loss."""
     output: Callable[[nn.Module, MicroBatch, int], torch.Tensor]
-    """(model, micro-batch, workers that have the positions of a row between layers) -> a tensor on the meta device like
-    what a stage but the last gives on one of them."""
+    """(model, micro-batch, workers that share the positions of a row between layers) -> a tensor on the meta device,
+    with the shape of what any stage but the last gives on one of these workers."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What is minimised: the sum of losses over the sum of items of the whole global batch.
+    """What training minimises: the sum of losses over the sum of items of the whole global batch.
 
-    So micro-batches with different numbers of items weigh what they should.
+    So micro-batches with different numbers of items have the right weight.
     """
 
     summed_loss: SummedLoss
     count_items: Callable[[MicroBatch], int]
     """Items (tokens, samples) in a micro-batch, counted before it leaves the CPU."""
     staged: StagedLoss | None = None
-    """The same for a model that can be cut into pipeline stages."""
+    """The loss by stages, for a model that can be cut into pipeline stages."""
 
 
 @dataclass
@@ -67,16 +67,16 @@ class Task:
     objective: Objective
     evaluation: BatchList | None = None
     fingerprints: dict[str, str] = field(default_factory=dict)
-    """What a checkpoint of this task belongs to: data manifest, tokenizer."""
+    """Fingerprints of the data manifest and the tokenizer that a checkpoint of this task belongs to."""
     flops_per_item: float | None = None
-    """Of the first step."""
+    """FLOPs to train on one item of the first step."""
     flops_at: Callable[[int], float] | None = None
-    """The same of any step, counted from 0, where not all have rows of one length."""
+    """Step, counted from 0 -> FLOPs per item, where the length of rows differs between steps."""
     recut: Callable[[LaneGrid], tuple[Feed, BatchList | None]] | None = None
-    """Feed and evaluation for another number of rows per micro-batch; None where there can be no other."""
+    """Makes feed and evaluation for another number of rows per micro-batch; None if the number is fixed."""
     vocab_size: int | None = None
     parameters: int | None = None
-    """Of the whole model, where this worker has a part of it."""
+    """Parameters of the whole model, where this worker has a part of it."""
     stages: Sequence[range] | None = None
     """The layers of every pipeline stage; the model has only those of this worker."""
     first_value: Callable[[str, Sequence[int]], torch.Tensor] | None = None
@@ -84,22 +84,24 @@ class Task:
     strategy has cut it (`parallel.materialize`). Such a model has a method `make_buffers` for what is no state."""
 
     settle_data: Callable[[int, float, Callable[[], None]], bool] | None = None
-    """(step, seconds, beat) -> whether all data that were used so far are known to be what they should; waits for that
-    as long as it may. Raises what is wrong with them. None where nobody checks."""
+    """(step, seconds, beat) -> whether all data used so far have been verified; waits for that at most so many seconds.
+    Raises an error if the data are damaged. None if the task does not verify its data."""
 
     def item_flops(self, step: int) -> float | None:
-        """FLOPs to train on one item of a step, counted from 0; None when nobody knows."""
+        """Return the FLOPs to train on one item of a step, counted from 0; None if unknown."""
         return self.flops_per_item if self.flops_at is None else self.flops_at(step)
 
     def facts(self) -> dict[str, int]:
-        """What the run's record says about the model."""
+        """Return the facts about the model for the run's record."""
         facts = {"parameters": self.parameters or sum(p.numel() for p in self.model.parameters())}
         return facts if self.vocab_size is None else {**facts, "vocab_size": self.vocab_size}
 
 
 def language_model_loss(model: nn.Module, batch: MicroBatch) -> torch.Tensor:
-    """Cross-entropy summed over the micro-batch's targets; each document by itself where the micro-batch tells them
-    apart (`data.document_mask`)."""
+    """Return the cross-entropy summed over the micro-batch's targets.
+
+    Where the micro-batch tells documents apart (`data.document_mask`), each document is computed by itself.
+    """
     loss: torch.Tensor = model(batch["ids"], batch["targets"], **_documents(batch))
     return loss
 
@@ -107,7 +109,7 @@ def language_model_loss(model: nn.Module, batch: MicroBatch) -> torch.Tensor:
 def language_model_stage(
     model: nn.Module, batch: MicroBatch, x_BTD: torch.Tensor | None, layers: range
 ) -> torch.Tensor:
-    """What one pipeline stage adds to `language_model_loss`."""
+    """Compute one pipeline stage of `language_model_loss`."""
     y: torch.Tensor = model(batch["ids"], batch["targets"], stage=layers, x_BTD=x_BTD, **_documents(batch))
     return y
 
@@ -126,7 +128,7 @@ def _stage_output(model: nn.Module, batch: MicroBatch, workers: int) -> torch.Te
 
 
 def count_targets(batch: MicroBatch) -> int:
-    """Targets that take part in the loss."""
+    """Count the targets that take part in the loss."""
     return int(torch.count_nonzero(batch["targets"] != IGNORE_TARGET))
 
 
@@ -134,7 +136,7 @@ LANGUAGE_MODELLING = Objective(language_model_loss, count_targets, StagedLoss(la
 
 
 def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None = None, rank: int = 0) -> Task:
-    """The native decoder on a token store, as the config says; with pipeline stages, those of one worker.
+    """Make the task of the native decoder on a token store, or of one worker's pipeline stages of it.
 
     The model is on the CPU, or on the meta device where its weights will be cut (`Task.first_value`).
     """
@@ -145,7 +147,7 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
     from headway.models.facts import flops_per_token
 
     assert config.train.steps is not None, "the config is resolved"
-    # Patience ends before a supervisor would take a worker that waits for one that hangs.
+    # Give up before the supervisor would take a worker that waits for data for one that hangs.
     store = open_run_store(config, patience_seconds=0.8 * config.supervise.data_seconds)
     checker = store.check_on_first_use() if config.data.verify == "first_use" else None
 
@@ -172,9 +174,9 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
         figures = {length: feed.packing_figures(length) for length in attended}
         notice(packing_notice(figures[lengths[0]], config.data.packing))
         if config.data.document_mask:
-            # Attention does not cross documents, so what it would cost if it did is no work done.
+            # Attention does not cross documents, so the FLOPs that it would take across them are not counted.
             attended = {length: round(total_figures(of.values()).attention_length) for length, of in figures.items()}
-    task = decoder_task(config, feed, store.vocab_size, attended[lengths[0]], mesh, rank)
+    task = decoder_task(config, feed, store.vocab_size, attention_length=attended[lengths[0]], mesh=mesh, rank=rank)
     shape = cast("ModelConfig", task.model.config)
     flops = {length: flops_per_token(shape, over) for length, over in attended.items()}
     task.flops_at = lambda step: flops[plan.sequence_length(step)]
@@ -185,13 +187,19 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
 
 
 def decoder_task(
-    config: Config, feed: Feed, vocab_size: int, attention_length: int, mesh: MeshShape | None = None, rank: int = 0
+    config: Config,
+    feed: Feed,
+    vocab_size: int,
+    *,
+    attention_length: int,
+    mesh: MeshShape | None = None,
+    rank: int = 0,
 ) -> Task:
-    """The native decoder, or a worker's stages of it, on batches of token ids; without evaluation.
+    """Make the task of the native decoder, or of a worker's stages of it, on batches of token ids; without evaluation.
 
     Args:
-        vocab_size: Token ids that the feed may hold.
-        attention_length: Positions that attention goes over, for the count of FLOPs.
+        vocab_size: Number of token ids that the feed may hold.
+        attention_length: Positions that attention covers, for the count of FLOPs.
     """
     from headway.models.build import build_model, build_without_memory
     from headway.models.facts import count_parameters, flops_per_token
@@ -227,7 +235,7 @@ def _pipeline_stages(config: Config, vocab_size: int) -> list[range]:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """A nested batch with every tensor on `device`; other objects move themselves if they have a method `to`."""
+    """Move every tensor of a nested batch to `device`. Other objects with a method `to` move themselves."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=device.type == "cuda")
     if isinstance(batch, Mapping):

@@ -1,4 +1,4 @@
-"""Importing torchao without what it says about kernels for other machines."""
+"""Import of torchao without its messages about kernels for other machines."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from headway.core.errors import ConfigError
 
 @contextmanager
 def importing_torchao(what: str, where: str, instead: str) -> Iterator[None]:
-    """Around the imports.
+    """Silence messages and explain a missing library within a block of imports.
 
     Args:
-        what: Which value of the config needs it.
-        where: Its key.
-        instead: A value that does not.
+        what: The config value that needs torchao.
+        where: The key of that value.
+        instead: A value that does not need torchao.
 
     Raises:
         ConfigError: torchao is not installed.
@@ -32,7 +32,7 @@ def importing_torchao(what: str, where: str, instead: str) -> Iterator[None]:
 
 
 def missing_torchao(what: str, where: str, instead: str) -> ConfigError:
-    """The error where it is not installed; arguments as above."""
+    """Return the error for a missing torchao; arguments as in `importing_torchao`."""
     return ConfigError(
         f"{what} needs torchao, which is not installed",
         where=where,

@@ -1,4 +1,4 @@
-"""Forward and backward of one micro-batch before the first step, so that memory runs out before a run has begun."""
+"""A trial of one micro-batch before the first step, so that a lack of memory shows before a run has begun."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headway.training.task import Task, to_device
 if TYPE_CHECKING:
     from headway.config import Config
 
-#: In errors of no type of their own: two of the host's, CUDA's where PyTorch's allocator has no part in it, cuBLAS's.
+# Texts of errors without a type of their own: two of the host's, CUDA's outside of PyTorch's allocator, cuBLAS's.
 _OUT_OF_MEMORY = (
     "can't allocate memory",
     "not enough memory",
@@ -32,11 +32,11 @@ _OUT_OF_MEMORY = (
 
 
 def trial_step(
-    config: Config, task: Task, state: TrainState, strategy: Strategy, world: World, batch: MicroBatch
+    config: Config, task: Task, state: TrainState, strategy: Strategy, world: World, *, batch: MicroBatch
 ) -> None:
-    """Compute a gradient while moments are in place, and throw it away. All workers must call it.
+    """Compute a gradient while moments are in place, and discard it. All workers must call it.
 
-    Nothing that training reads is changed: no weight, no moment, no buffer, no generator of random numbers.
+    Nothing that training reads changes: no weight, moment, buffer or random state.
 
     Raises:
         ConfigError: memory ran out; the message names what takes less.
@@ -44,13 +44,13 @@ def trial_step(
     optimizer, cursor, engine = state.optimizer, state.cursor, state.engine
     fresh = not optimizer.state
     cuda = [world.device] if world.device.type == "cuda" else []
-    send = sends_in_trial(config, world)
+    exchanges = exchanges_in_trial(config, world)
     try:
         with torch.random.fork_rng(devices=cuda), explain_out_of_memory(config, batch), kept_buffers(state.model):
-            state.prepare_to_load()  # moments, if there are none
+            state.prepare_to_load()  # creates moments if there are none
             strategy.begin()
             prepare_own_losses(state.model, cursor.loss_scale)
-            with strategy.micro_batch(True, last=send):
+            with strategy.micro_batch(True, last=exchanges):
                 with autocast(config.train.precision, world.device):
                     loss = task.objective.summed_loss(state.trained, to_device(batch, world.device))
                 to_differentiate = scaled(loss, cursor.loss_scale)
@@ -58,7 +58,7 @@ def trial_step(
                     to_differentiate.backward()
                 else:
                     engine.backward(to_differentiate)
-            if send:
+            if exchanges:
                 strategy.end_lane()
                 strategy.reduce()
             if engine is not None:
@@ -69,24 +69,29 @@ def trial_step(
             optimizer.state.clear()
 
 
-def sends_in_trial(config: Config, world: World) -> bool:
-    """Whether a trial has workers send each other gradients. Where these can be summed after all of them are there, it
-    does not: a worker whose memory runs out must not leave others waiting for its part. (Elastic sums take memory of
-    their own.)"""
+def exchanges_in_trial(config: Config, world: World) -> bool:
+    """Return whether workers exchange gradients in a trial.
+
+    They do not where gradients can be summed after the backward pass: a worker whose memory runs out must not leave
+    others waiting for its part. Elastic sums are exchanged, since they take memory of their own.
+    """
     name = effective_strategy(config.parallel.strategy, world.mesh)
     return config.determinism == "elastic" or name not in ("single", "ddp", "zero1")
 
 
 def largest_micro_batch(feed: Feed, lane: int, first: int, last: int) -> MicroBatch:
-    """A micro-batch of the steps `first` to `last` (exclusive) with the longest rows, as far as the feed can tell."""
+    """Return a micro-batch of the steps `first` to `last` (exclusive) with the longest rows that the feed knows of."""
     longest = getattr(feed, "longest_step", None)
     return feed.batch(first if longest is None else longest(first, last), lane)[0]
 
 
 @contextmanager
 def explain_out_of_memory(config: Config, batch: Any) -> Iterator[None]:
-    """Turn memory that ran out over a micro-batch, or some of one shape in any order, into an error that says what to
-    do."""
+    """Turn a lack of memory over a micro-batch into an error that names remedies.
+
+    Args:
+        batch: The micro-batch, or several of one shape in any nesting.
+    """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -103,16 +108,16 @@ def explain_out_of_memory(config: Config, batch: Any) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on a GPU or on the host."""
+    """Return whether an error means that memory ran out, on a GPU or on the host."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
 def _savings(config: Config) -> Iterator[str]:
-    """What would take less memory than the config does, cheapest first."""
+    """Yield the settings that would take less memory than the config does, cheapest first."""
     train, strategy = config.train, config.parallel.strategy
-    yield "a smaller train.micro_batch (or auto), which changes the global batch in no way"
+    yield "a smaller train.micro_batch (or auto), which does not change the global batch"
     if train.activation_checkpointing == "none":
         yield "train.activation_checkpointing=selective"
     if train.activation_checkpointing != "full":

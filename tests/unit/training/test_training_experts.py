@@ -58,7 +58,7 @@ def run(
     task = Task(model, None, LANGUAGE_MODELLING)  # type: ignore[arg-type]
     state = TrainState(model, build_optimizer(config.optimizer, model, here.device))
     begin_scaling(state.cursor, config.train.precision)
-    result = train_step(config, task, state, make_strategy(config, model, here), here, batches)
+    result = train_step(config, task, state, make_strategy(config, model, here), here, batches=batches)
     return model, result
 
 

@@ -195,7 +195,7 @@ def test_training_goes_on_when_the_disk_hangs(
     run = train(load_config(tiny(), [*allowed, "train.steps=4"]))
     assert run.metrics.series("checkpoint/failed_step")[1].tolist() == [2.0]
     assert run.metrics.series("checkpoint/saved_step")[1].tolist() == [4.0]
-    assert "training goes on without a checkpoint of step 2: the disk seems to hang" in capsys.readouterr().err
+    assert "training continues without a checkpoint of step 2: the disk seems to hang" in capsys.readouterr().err
 
 
 def test_an_evaluation_counts_as_done_by_the_history_or_by_the_checkpoint(tmp_path: Path) -> None:

@@ -59,7 +59,9 @@ def train(device: torch.device, spoilt: int = -1, **sections: Any) -> tuple[list
 
     task = Task(net, None, replace(LANGUAGE_MODELLING, summed_loss=summed_loss))
     lanes = [{lane: [rows(2 * n, lane), rows(2 * n + 1, lane)] for lane in (0, 1)} for n in range(STEPS)]
-    return [train_step(config, task, state, strategy, world, lane, flags=(True, False)) for lane in lanes], state
+    return [
+        train_step(config, task, state, strategy, world, batches=lane, flags=(True, False)) for lane in lanes
+    ], state
 
 
 @pytest.mark.parametrize(

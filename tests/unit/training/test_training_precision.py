@@ -86,7 +86,7 @@ def setup(c: Config) -> tuple[Task, TrainState]:
 def step(c: Config, task: Task, state: TrainState, factor: float = 1.0) -> StepResult:
     generator = torch.Generator().manual_seed(state.cursor.step)
     batch = {"x": torch.randn(16, 8, generator=generator), "factor": torch.tensor(factor)}
-    return train_step(c, task, state, make_strategy(c, task.model, WORLD), WORLD, {0: [batch]})
+    return train_step(c, task, state, make_strategy(c, task.model, WORLD), WORLD, batches={0: [batch]})
 
 
 def tensors(state: TrainState) -> dict[str, torch.Tensor]:

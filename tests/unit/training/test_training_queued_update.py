@@ -53,7 +53,7 @@ def train(c: Config, orders: dict[int, str] | None = None) -> tuple[dict[str, st
 
     task = Task(model, None, replace(LANGUAGE_MODELLING, summed_loss=summed_loss))
     results = [
-        train_step(c, task, state, strategy, WORLD, {lane: [rows(number, lane)] for lane in (0, 1)})
+        train_step(c, task, state, strategy, WORLD, batches={lane: [rows(number, lane)] for lane in (0, 1)})
         for number in range(6)
     ]
     return hash_tensors({name: block.local for name, block in state.blocks().items()}), results, state

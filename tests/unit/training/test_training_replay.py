@@ -40,7 +40,7 @@ def run(replay_every: int, determinism: str = "run") -> list[torch.Tensor]:
         batches: dict[int, Any] = {
             lane: [{"x": torch.randn(6, 4, generator=generator)} for _ in range(2)] for lane in (0, 1)
         }
-        train_step(c, task, state, strategy, WORLD, batches)
+        train_step(c, task, state, strategy, WORLD, batches=batches)
     return [block.local.clone() for block in state.blocks().values()]
 
 

@@ -63,7 +63,7 @@ def setup(c: Config, grid: LaneGrid, tracked: bool = False) -> tuple[Task, Train
 def run(c: Config, task: Task, state: TrainState, strategy: Strategy, steps: int) -> None:
     for _ in range(steps):
         batches = {0: task.feed.batch(state.cursor.step, 0)}
-        train_step(c, task, state, strategy, WORLD, batches)
+        train_step(c, task, state, strategy, WORLD, batches=batches)
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "lion", "adafactor"])
@@ -77,7 +77,7 @@ def test_a_trial_changes_nothing(name: str, determinism: str) -> None:
         for step in range(4):
             if step == trial_at:
                 random = torch.get_rng_state()
-                trial_step(c, task, state, strategy, WORLD, task.feed.batch(7, 0)[0])
+                trial_step(c, task, state, strategy, WORLD, batch=task.feed.batch(7, 0)[0])
                 assert torch.equal(random, torch.get_rng_state())
                 assert all(p.grad is None or not p.grad.any() for p in task.model.parameters())
             run(c, task, state, strategy, 1)
@@ -98,7 +98,7 @@ def test_no_worker_waits_for_another_whose_memory_may_have_run_out(
     monkeypatch.setattr(own, "reduce", lambda: told.append("summed"))
     monkeypatch.setattr(own, "micro_batch", lambda lane, last: told.append(last) or nullcontext())
     world = World(0, 2, 0, CPU, MeshShape(dp_shard=2))
-    trial_step(c, task, state, own, world, task.feed.batch(0, 0)[0])
+    trial_step(c, task, state, own, world, batch=task.feed.batch(0, 0)[0])
     assert told == ([True, "summed"] if sums else [False])
 
 
@@ -128,7 +128,7 @@ def test_memory_that_runs_out_is_an_error_that_names_what_takes_less(error: Base
     c = config()
     task, state, strategy, moments = failing(c, error)
     with pytest.raises(ConfigError, match=r"8 x 64.*does not fit") as caught:
-        trial_step(c, task, state, strategy, WORLD, task.feed.batch(0, 0)[0])
+        trial_step(c, task, state, strategy, WORLD, batch=task.feed.batch(0, 0)[0])
     assert moments == [6], "the moments were there"
     assert not state.optimizer.state, "and are gone"
     assert caught.value.where == "train.micro_batch"
@@ -141,7 +141,7 @@ def test_other_errors_stay_what_they_are() -> None:
     c = config()
     task, state, strategy, _ = failing(c, RuntimeError("shapes cannot be multiplied"))
     with pytest.raises(RuntimeError, match="multiplied"):
-        trial_step(c, task, state, strategy, WORLD, task.feed.batch(0, 0)[0])
+        trial_step(c, task, state, strategy, WORLD, batch=task.feed.batch(0, 0)[0])
     assert not is_out_of_memory(ValueError("can allocate"))
 
 
@@ -181,7 +181,7 @@ def activations(rows: int) -> int:
     c = config()
     task, state, strategy = setup(c, LaneGrid(1, 1, rows))
     return fit._peak(
-        lambda n: trial_step(c, task, state, strategy, WORLD, task.feed.batch(0, 0)[0]), rows, state, WORLD
+        lambda n: trial_step(c, task, state, strategy, WORLD, batch=task.feed.batch(0, 0)[0]), rows, state, WORLD
     )
 
 
@@ -192,7 +192,7 @@ def test_the_largest_that_fits_is_what_a_measurement_of_each_would_choose(rows: 
 
     def attempt(n: int) -> None:
         feed = Rows(LaneGrid(1, 1, n))
-        trial_step(c, task, state, strategy, WORLD, feed.batch(0, 0)[0])  # type: ignore[arg-type]
+        trial_step(c, task, state, strategy, WORLD, batch=feed.batch(0, 0)[0])  # type: ignore[arg-type]
 
     limit = activations(rows) + 200
     assert largest_that_fits([1, 2, 3, 4, 6, 8, 12, 24], attempt, state, WORLD, limit) == rows

@@ -86,7 +86,9 @@ def test_a_step_waits_for_the_device_for_losses_and_norm_alone_and_if_it_can_onc
     task = Task(model, None, LANGUAGE_MODELLING)
     for _ in range(2):
         with Crossings() as seen:
-            result = train_step(c, task, state, spread, world, {0: [rows, rows], 1: [rows, rows]}, flags=(True,))
+            result = train_step(
+                c, task, state, spread, world, batches={0: [rows, rows], 1: [rows, rows]}, flags=(True,)
+            )
         assert not result.skipped
         assert seen.to_host == waits
         assert seen.to_device == 4 * len(rows), "the micro-batches, and no number that the host has made"

@@ -1,1 +1,1 @@
-"""Conditions that a run needs around it: each is one small module that reads something and says when it is not well."""
+"""Conditions that a run needs: each small module reads one of them and warns when it is bad."""

@@ -1,4 +1,4 @@
-"""Whether the clock runs evenly: times in records, certificates and leases depend on it."""
+"""The clock condition: times in records, certificates and leases depend on a steady clock."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Callable
 from headway.telemetry.metrics import CLOCK_JUMP
 from headway.training.conditions.condition import Reading
 
-#: Time services correct a clock by less than this at a time.
+# Time services correct a clock by less than this per correction.
 _JUMP_SECONDS = 1.0
 
 
 class ClockJumps:
-    """The wall clock beside one that only counts.
+    """Compares the wall clock with a monotonic one.
 
     Args:
         wall: Unix seconds.
-        steady: Seconds that nobody sets.
+        steady: Seconds of a clock that is never set.
     """
 
     def __init__(self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = time.monotonic) -> None:
@@ -25,7 +25,7 @@ class ClockJumps:
         self._apart = wall() - steady()
 
     def read(self) -> Reading:
-        """A jump since the last reading."""
+        """Report a jump since the last reading."""
         apart = self._wall() - self._steady()
         jump, self._apart = apart - self._apart, apart
         if abs(jump) < _JUMP_SECONDS:

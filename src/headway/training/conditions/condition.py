@@ -1,4 +1,4 @@
-"""What a condition is."""
+"""The interface of a condition."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Reading:
-    """What a condition has found."""
+    """What a condition has read."""
 
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """For `metrics.jsonl`; what is unknown is absent."""
+    """Metrics for `metrics.jsonl`; unknown ones are absent."""
     warnings: Mapping[str, str] = field(default_factory=dict)
-    """What is not well, in words, by what it is about; said once, until it is well again."""
+    """Warnings by topic; each is shown once, until the condition is good again."""
 
 
 class Condition(Protocol):
-    """Something around a run that may go wrong."""
+    """Something in a run's environment that may go wrong."""
 
     def read(self) -> Reading:
-        """Look at it. Called every so many seconds, on a thread of its own."""
+        """Read the condition. It is called every so many seconds, on a separate thread."""
         ...

@@ -1,4 +1,4 @@
-"""Whether the next checkpoints will fit on the disk."""
+"""The disk condition: whether the next checkpoints will fit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headway.core.format import format_bytes
 from headway.core.machine import Machine
 from headway.training.conditions.condition import Reading
 
-#: A checkpoint is written before an old one is removed, and the disk is seldom only the run's.
+# A checkpoint is written before an old one is removed, and other processes often use the disk, too.
 _ENOUGH = 2
 
 
@@ -17,15 +17,15 @@ class Disk:
     """The file system of a run's checkpoints, which are all about as large as the newest.
 
     Args:
-        checkpoints: Their folder.
-        machine: Whose disk it is.
+        checkpoints: The folder of checkpoints.
+        machine: The machine that has the disk.
     """
 
     def __init__(self, checkpoints: Path, machine: Machine) -> None:
         self._checkpoints, self._machine = checkpoints, machine
 
     def read(self) -> Reading:
-        """Before there is a checkpoint nobody knows how large they are."""
+        """Report free space, and warn if few checkpoints fit; before the first one their size is unknown."""
         size = _newest_bytes(self._checkpoints)
         try:
             there = self._checkpoints if self._checkpoints.is_dir() else self._checkpoints.parent
@@ -45,7 +45,7 @@ class Disk:
 
 
 def _newest_bytes(checkpoints: Path) -> int:
-    """Bytes of the newest checkpoint's files; 0 without one."""
+    """Return the bytes of the newest checkpoint's files; 0 without one."""
     folders = sorted(checkpoints.glob("step-*")) if checkpoints.is_dir() else []
     return sum(_sizes(folders[-1])) if folders else 0
 

@@ -1,4 +1,4 @@
-"""Whether GPUs are well: memory errors, heat, and what the kernel's log says of them (Xid messages)."""
+"""The GPU condition: memory errors, heat, and Xid messages in the kernel's log."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from headway.training.conditions.condition import Reading
 
 
 class Gpus:
-    """The NVIDIA GPUs of a machine. What was wrong before the run began is `headway doctor`'s to say.
+    """The NVIDIA GPUs of a machine. Only faults since the run began count; `headway doctor` reports older ones.
 
     Args:
-        machine: Whose they are.
+        machine: The machine that has the GPUs.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -23,10 +23,10 @@ class Gpus:
         self._xids: Counter[tuple[str, int]] | None = None
 
     def read(self) -> Reading:
-        """What the driver and the kernel say; nothing where there is no GPU."""
+        """Report what the driver and the kernel say; nothing where there is no GPU."""
         driver = read_driver(self._machine)
         if not driver.gpus:
-            if self._errors is None:  # it never told of any
+            if self._errors is None:  # it has never listed one
                 return Reading()
             return Reading({}, {"driver": _lost(driver.output), **dict(self._of_kernel())})
         hottest = max(
@@ -58,17 +58,17 @@ class Gpus:
 
 
 def _lost(output: Output) -> str:
-    """What it means that nvidia-smi tells of no GPU any more."""
+    """Explain why nvidia-smi no longer lists a GPU."""
     if output.state == "silent":
-        return "nvidia-smi does not answer any more: a GPU or its driver hangs"
+        return "nvidia-smi no longer answers: a GPU or its driver hangs"
     said = next(
         (line.strip() for line in output.text.splitlines() if line.strip() and "<" not in line), "no reason given"
     )
-    return f"nvidia-smi tells of no GPU any more: {said}; one that fell off the bus does this (headway doctor)"
+    return f"nvidia-smi no longer lists a GPU: {said}; a GPU that fell off the bus causes this (headway doctor)"
 
 
 def _heat(gpu: Gpu) -> Iterator[tuple[str, str]]:
     hot = [text for text in gpu.throttles if "hot" in text]
     if hot:
         at = "" if gpu.temperature_celsius is None else f" at {gpu.temperature_celsius} degrees"
-        yield f"heat {gpu.index}", f"GPU {gpu.index} is slowed down{at}: {'; '.join(hot)}; look after its cooling"
+        yield f"heat {gpu.index}", f"GPU {gpu.index} is slowed down{at}: {'; '.join(hot)}; check its cooling"

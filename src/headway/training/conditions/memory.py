@@ -1,4 +1,4 @@
-"""Whether main memory is nearly used up: beyond a limit the kernel kills without a word."""
+"""The memory condition: when main memory runs out, the kernel kills processes without a message."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from headway.core.machine import Machine
 from headway.core.memory import host_memory
 from headway.training.conditions.condition import Reading
 
-#: Less than this share of what is allowed.
+# Warn if less than this share of the allowed memory is left.
 _LOW_SHARE = 0.05
 
 
 class Memory:
-    """Main memory of the machine, or of the container or job that this process is in."""
+    """Main memory of the machine, or of the container or job that this process runs in."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
 
     def read(self) -> Reading:
-        """What is left."""
+        """Report the memory that is left."""
         found = host_memory(self._machine)
         if found is None or found.available_bytes is None:
             return Reading()

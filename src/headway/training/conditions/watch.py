@@ -1,4 +1,4 @@
-"""Looking at conditions on a thread, never in a step's way."""
+"""Background readings of conditions, which never delay a step."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
 
 def conditions(checkpoints: Path, machine: Machine | None = None) -> dict[str, Condition]:
-    """What is watched on each machine of a run.
+    """Return the conditions to watch on each machine of a run.
 
     Args:
-        checkpoints: Their folder.
-        machine: This one when not given.
+        checkpoints: The folder of checkpoints.
+        machine: This machine if not given.
     """
     machine = machine or Machine()
     return {"disk": Disk(checkpoints, machine), "clock": ClockJumps(), "memory": Memory(machine), "gpus": Gpus(machine)}
 
 
 class ConditionWatch(Callback):
-    """Reads conditions every so many seconds; what is not well is said once, and measured in the next step's record.
+    """Reads conditions every so many seconds; warns of each fault once, and adds metrics to the next step.
 
     Args:
-        conditions: By name.
-        every_seconds: Between readings.
+        conditions: Conditions by name.
+        every_seconds: Time between readings.
     """
 
     def __init__(self, conditions: Mapping[str, Condition], every_seconds: float) -> None:
@@ -44,22 +44,22 @@ class ConditionWatch(Callback):
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._metrics: dict[str, float] = {}
-        self._said: set[tuple[str, str]] = set()
+        self._warned: set[tuple[str, str]] = set()
 
     def on_start(self, job: Job) -> None:
-        """Begin."""
+        """Start reading."""
         self._closing.clear()
         threading.Thread(target=self._work, name="headway-conditions", daemon=True).start()
 
     def on_step(self, job: Job, step: int, metrics: dict[str, float]) -> None:
-        """What was read since the last step."""
+        """Add what was read since the last step."""
         if self._metrics:
             with self._lock:
                 metrics.update(self._metrics)
                 self._metrics = {}
 
     def on_end(self, job: Job) -> None:
-        """End; a reading under way is not waited for."""
+        """Stop reading, without waiting for a reading that is in progress."""
         self._closing.set()
 
     def look(self) -> None:
@@ -67,18 +67,18 @@ class ConditionWatch(Callback):
         for name, condition in self._conditions.items():
             try:
                 reading = condition.read()
-            except Exception as error:  # whatever is wrong here is no reason to disturb training
-                self._say({(name, "failed"): f"{name} cannot be watched: {type(error).__name__}: {error}"}, name)
+            except Exception as error:  # a failed reading must not disturb training
+                self._warn({(name, "failed"): f"{name} cannot be watched: {type(error).__name__}: {error}"}, name)
                 continue
             with self._lock:
                 self._metrics.update(reading.metrics)
-            self._say({(name, about): text for about, text in reading.warnings.items()}, name)
+            self._warn({(name, about): text for about, text in reading.warnings.items()}, name)
 
-    def _say(self, found: Mapping[tuple[str, str], str], name: str) -> None:
+    def _warn(self, found: Mapping[tuple[str, str], str], name: str) -> None:
         for key, text in found.items():
-            if key not in self._said and not self._closing.is_set():
+            if key not in self._warned and not self._closing.is_set():
                 warning(text)
-        self._said = {key for key in self._said if key[0] != name} | set(found)
+        self._warned = {key for key in self._warned if key[0] != name} | set(found)
 
     def _work(self) -> None:
         while not self._closing.is_set():

@@ -1,4 +1,4 @@
-"""Adafactor for matrices of which every worker has some rows."""
+"""Adafactor for matrices whose rows are distributed over workers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from headway.parallel.blocks import cut_like, local_part
 class ShardedAdafactor(Optimizer):
     """`torch.optim.Adafactor` on shards: the same update up to the order of sums (Shazeer & Stern 2018, algorithm 4).
 
-    Means over a row are here; means over a column, and norms, are summed over the workers that share a matrix. What is
-    kept by row is cut as the rows are, what is kept by column every worker has. Parameters that are not cut are taken
-    too.
+    Means over a row are local; means over a column, and norms, are summed over the workers that share a matrix. State
+    by row is cut as the rows are; every worker has the state by column. Parameters that are not cut are accepted, too.
 
     Args:
         groups: Parameters with their `weight_decay`; cut along the first dimension if at all.
@@ -26,13 +25,13 @@ class ShardedAdafactor(Optimizer):
     """
 
     def __init__(self, groups: Sequence[dict[str, Any]], lr: float) -> None:
-        # As in torch.optim.Adafactor: exponent of the second moments' decay, the least root mean square of a parameter
-        # that steps are relative to, and the largest of an update.
+        # As in torch.optim.Adafactor: exponent of the second moments' decay, the smallest root mean square of a
+        # parameter that steps are relative to, and the largest of an update.
         super().__init__(groups, {"lr": lr, "beta2_decay": -0.8, "eps2": 1e-3, "d": 1.0, "weight_decay": 0.0})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update; all workers that share the parameters must call it."""
+        """Update the parameters; all workers that share them must call it."""
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
@@ -55,7 +54,7 @@ class ShardedAdafactor(Optimizer):
         weight.add_(update, alpha=-step / max(1.0, _norm(update, p) / (size * group["d"])))
 
     def _second_moment(self, p: torch.Tensor, gradient: torch.Tensor, share: float, eps: float) -> torch.Tensor:
-        """This worker's part of the estimate, of which the newest gradient makes `share`."""
+        """Update this worker's part of the estimate; the newest gradient contributes `share`."""
         state = self.state[p]
         if p.ndim == 1:
             return local_part(state["variance"]).lerp_(gradient.square(), share).clone()
@@ -63,7 +62,7 @@ class ShardedAdafactor(Optimizer):
         rows.lerp_(torch.norm(gradient, dim=-1, keepdim=True).square_().div_(p.shape[-1]), share)
         by_column = torch.norm(gradient, dim=-2, keepdim=True).square_()
         mean = rows.sum(dim=-2, keepdim=True)
-        if p.ndim == 2:  # stacks of matrices have whole ones
+        if p.ndim == 2:  # stacks are cut between whole matrices
             _add_up(by_column, p)
             _add_up(mean, p)
         columns.lerp_(by_column.div_(p.shape[-2]), share)
@@ -80,20 +79,20 @@ def _new_state(p: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def _zeros(p: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Zeros of a shape that is cut along its first dimension as the parameter is."""
+    """Return zeros of a shape that is cut along its first dimension as the parameter is."""
     local = local_part(p)
     return cut_like(p, local.new_zeros((local.shape[0], *shape[1:])), shape)
 
 
 def _norm(part: torch.Tensor, p: torch.Tensor) -> float:
-    """The norm of a tensor that is cut as a parameter is, given this worker's part."""
+    """Return the norm of a tensor that is cut as a parameter is, given this worker's part."""
     total = part.square().sum()
     _add_up(total, p)
     return float(total.sqrt())
 
 
 def _add_up(value: torch.Tensor, p: torch.Tensor) -> None:
-    """Sum over the workers that share a parameter."""
+    """Sum a value in place over the workers that share a parameter."""
     if is_dtensor(p):
         for dimension, placement in enumerate(p.placements):
             if not placement.is_replicate():

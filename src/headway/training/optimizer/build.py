@@ -1,4 +1,4 @@
-"""From a config to an optimizer."""
+"""Construction of an optimizer from a config."""
 
 from __future__ import annotations
 
@@ -34,37 +34,42 @@ def build_optimizer(
     model: nn.Module,
     device: torch.device,
     updates: Callable[[torch.Tensor], bool] = lambda p: True,
+    *,
     elastic: bool = False,
     products: torch.dtype = torch.bfloat16,
 ) -> Optimizer:
-    """The optimizer of `optimizer.name`.
+    """Build the optimizer of `optimizer.name`.
 
     Decay is decoupled and for matrices only; norms, biases and other vectors are not decayed.
 
     Args:
-        updates: Whether a parameter is this worker's to update.
+        updates: Whether this worker updates a parameter.
         elastic: The bits must not depend on where a matrix is cut, as those of AdamW's fused kernel for the CPU do
-            (`training.optimizer.whole_vectors`, and `training.cut_proof`, which tries it).
+            (`training.optimizer.whole_vectors`, checked by `training.cut_proof`).
         products: The type of Muon's own matrix products.
 
     Raises:
-        ConfigError: the optimizer cannot work on parts of matrices, or its library is missing; or moments are to leave
-            a device that is the host itself.
+        ConfigError: the optimizer cannot work on parts of matrices, or its library is missing; or moments are to be
+            offloaded from a device that is the host itself.
     """
     trainable = [p for p in model.parameters() if p.requires_grad and updates(p)]
     _check_shards(config, trainable)
     keep_compiler_out()
     hidden = {id(p) for p in hidden_matrices(model)}
-    order = OptimizerSpec(config, device, elastic, products, trainable, [id(p) in hidden for p in trainable])
+    spec = OptimizerSpec(config, device, elastic, products, trainable, [id(p) in hidden for p in trainable])
     if not config.offload:
-        return _BUILDERS[config.name](order)
+        return _BUILDERS[config.name](spec)
     check_offload(device)
     build = _BUILDERS[config.name]
-    return HostOffload(trainable, lambda copies: build(replace(order, parameters=copies, device=_HOST)), _HOST)
+    return HostOffload(trainable, lambda copies: build(replace(spec, parameters=copies, device=_HOST)), _HOST)
 
 
 def check_offload(device: torch.device) -> None:
-    """Moments can leave a GPU for the host, and nothing else."""
+    """Check that moments can be offloaded: only from a GPU to the host.
+
+    Raises:
+        ConfigError: the device is not a GPU.
+    """
     if device.type != "cuda":
         raise ConfigError(
             f"moments are in host memory already when training on {device.type}",
@@ -75,7 +80,7 @@ def check_offload(device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """What is to be built."""
+    """What a builder needs to build an optimizer."""
 
     config: OptimizerConfig
     device: torch.device
@@ -86,7 +91,8 @@ class OptimizerSpec:
     """For each parameter, whether it is one of `hidden_matrices`."""
 
     def groups(self) -> list[dict[str, Any]]:
-        """Parameters that are decayed, and those that are not; kernels take those of one mesh of workers at a time."""
+        """Return the parameters with and without decay, by mesh of workers: a kernel takes those of one mesh at a
+        time."""
         groups: dict[tuple[bool, Any], dict[str, Any]] = {}
         for p in sorted(self.parameters, key=lambda p: p.ndim < 2):
             decay = 0.0 if p.ndim < 2 else self.config.weight_decay
@@ -97,15 +103,16 @@ class OptimizerSpec:
         return list(groups.values())
 
     def only(self, hidden: bool) -> OptimizerSpec:
-        """The same for the parameters that are hidden matrices, or for those that are not."""
+        """Return a copy for the parameters that are hidden matrices, or for the others."""
         kept = [p for p, yes in zip(self.parameters, self.is_hidden, strict=True) if yes == hidden]
         return replace(self, parameters=kept, is_hidden=[hidden] * len(kept))
 
 
 def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """Trainable matrices that map activations to activations: neither embeddings nor the output projection.
+    """Return the trainable matrices that map activations to activations.
 
-    A model names its output projection by an attribute `projection`; without one, the last matrix is taken for it.
+    These are neither embeddings nor the output projection. A model names its output projection by an attribute
+    `projection`; without one, the last matrix is taken for it.
     """
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     matrices = [p for p in model.parameters() if p.requires_grad and p.ndim == 2 and id(p) not in embeddings]
@@ -115,7 +122,11 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _check_shards(config: OptimizerConfig, parameters: Sequence[nn.Parameter]) -> None:
-    """The same as `config.mesh` refuses, for whoever shards a model in another way."""
+    """Check that the optimizer can update the shards, for models that are sharded without `config.mesh`.
+
+    Raises:
+        ConfigError: it needs whole rows, and a row is cut.
+    """
     from headway.config.mesh import needs_whole_rows
 
     reason = needs_whole_rows(config)
@@ -127,53 +138,53 @@ def _cuts_rows(p: DTensor) -> bool:
     return any(getattr(placement, "dim", 0) != 0 for placement in p.placements)
 
 
-def _adamw(order: OptimizerSpec) -> Optimizer:
-    config = order.config
-    if order.device.type == "cpu" and order.elastic:
-        return WholeVectorAdamW(order.groups(), config.learning_rate, config.betas, config.eps)
-    fused = order.device.type in ("cuda", "cpu")
+def _adamw(spec: OptimizerSpec) -> Optimizer:
+    config = spec.config
+    if spec.device.type == "cpu" and spec.elastic:
+        return WholeVectorAdamW(spec.groups(), config.learning_rate, config.betas, config.eps)
+    fused = spec.device.type in ("cuda", "cpu")
     return eager(torch.optim.AdamW)(
-        order.groups(),
+        spec.groups(),
         lr=config.learning_rate,
         betas=config.betas,
         eps=config.eps,
         fused=fused,
-        foreach=False if order.elastic and not fused else None,
+        foreach=False if spec.elastic and not fused else None,
     )
 
 
-def _muon(order: OptimizerSpec) -> Optimizer:
-    config, hidden, rest = order.config, order.only(hidden=True), order.only(hidden=False)
+def _muon(spec: OptimizerSpec) -> Optimizer:
+    config, hidden, rest = spec.config, spec.only(hidden=True), spec.only(hidden=False)
     parts = [_adamw(rest)] if rest.parameters else []
     if hidden.parameters:
         sharded = any(is_dtensor(p) for p in hidden.parameters)
-        # Scaled so that updates are about as large as AdamW's, one learning rate serves both (Liu et al. 2025, 2.2).
+        # Updates scaled to about the size of AdamW's, so one learning rate serves both (Liu et al. 2025, 2.2).
         options: dict[str, Any] = {
             "lr": config.learning_rate,
             "weight_decay": config.weight_decay,
             "momentum": config.momentum,
             "adjust_lr_fn": "match_rms_adamw",
         }
-        if sharded or order.products != torch.bfloat16:
-            parts.append(ShardedMuon(hidden.parameters, order.products, **options))
+        if sharded or spec.products != torch.bfloat16:
+            parts.append(ShardedMuon(hidden.parameters, spec.products, **options))
         else:
             parts.append(eager(torch.optim.Muon)(hidden.parameters, **options))
     return parts[0] if len(parts) == 1 else Combined(parts)
 
 
-def _lion(order: OptimizerSpec) -> Optimizer:
-    return Lion(order.groups(), lr=order.config.learning_rate, betas=order.config.betas)
+def _lion(spec: OptimizerSpec) -> Optimizer:
+    return Lion(spec.groups(), lr=spec.config.learning_rate, betas=spec.config.betas)
 
 
-def _adafactor(order: OptimizerSpec) -> Optimizer:
+def _adafactor(spec: OptimizerSpec) -> Optimizer:
     # Second moments of matrices by row and column, no first moment; steps relative to a parameter's own size
     # (Shazeer & Stern 2018, algorithm 4).
-    cut = any(is_dtensor(p) for p in order.parameters)
-    return (ShardedAdafactor if cut else eager(torch.optim.Adafactor))(order.groups(), lr=order.config.learning_rate)
+    cut = any(is_dtensor(p) for p in spec.parameters)
+    return (ShardedAdafactor if cut else eager(torch.optim.Adafactor))(spec.groups(), lr=spec.config.learning_rate)
 
 
-def _adamw8bit(order: OptimizerSpec) -> Optimizer:
-    return eight_bit_adamw(order.config, order.groups(), order.device)
+def _adamw8bit(spec: OptimizerSpec) -> Optimizer:
+    return eight_bit_adamw(spec.config, spec.groups(), spec.device)
 
 
 _BUILDERS: dict[str, Callable[[OptimizerSpec], Optimizer]] = {

@@ -1,4 +1,4 @@
-"""Several optimizers of one model, seen as one."""
+"""One optimizer made of several, for one model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 
 class Combined(Optimizer):
-    """Several optimizers of one model, seen as one."""
+    """Several optimizers of one model behind the interface of one."""
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:
         self.parts = parts
@@ -18,6 +18,6 @@ class Combined(Optimizer):
             part.state = self.state
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step of every part."""
+        """Step every part."""
         for part in self.parts:
             part.step()

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def eight_bit_adamw(config: OptimizerConfig, groups: Sequence[dict[str, Any]], device: torch.device) -> Optimizer:
-    """AdamW whose moments are quantised in blocks of 256 values (Dettmers et al. 2022, "8-bit optimizers").
+    """Make an AdamW whose moments are quantised in blocks of 256 values (Dettmers et al. 2022, "8-bit optimizers").
 
-    A block never goes on in the next row, so that shards, which are whole rows, have the blocks of the whole matrix:
-    rows that 256 does not divide have blocks of the largest power of two that does. On the CPU updates run without
-    compilation: nothing is gained there but memory.
+    A block never crosses rows, so shards, which are whole rows, have the blocks of the whole matrix. Rows that 256 does
+    not divide have blocks of the largest power of two that divides them. On the CPU updates run without compilation:
+    there 8 bits save memory, not time.
 
     Raises:
         ConfigError: torchao is not installed.
@@ -33,7 +33,7 @@ def eight_bit_adamw(config: OptimizerConfig, groups: Sequence[dict[str, Any]], d
     compiled = device.type == "cuda"
 
     class EightBitAdamW(AdamW8bit):  # type: ignore[misc]
-        """torchao's, compiled only where that is worth its time, and with blocks of rows."""
+        """torchao's optimizer, compiled only where that pays, and with blocks within rows."""
 
         def _new_buffer(self, p: torch.Tensor, signed: bool) -> torch.Tensor:
             block, local = block_size(tuple(p.shape)), local_part(p)
@@ -51,7 +51,7 @@ def eight_bit_adamw(config: OptimizerConfig, groups: Sequence[dict[str, Any]], d
 
 
 def quantised_parts(moment: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """The plain tensors that a quantised moment is made of, cut as it is; scales are (..., rows, blocks of a row)."""
+    """Yield the plain tensors of a quantised moment, cut as it is; scales are (..., rows, blocks of a row)."""
     local: Any = local_part(moment)
     yield "codes", cut_like(moment, local.codes)
     scales = local.scale.view(*local.shape[:-1], -1)

@@ -1,4 +1,4 @@
-"""Lion: the sign of an interpolated momentum."""
+"""Lion: updates by the sign of an interpolated momentum."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ _TOGETHER = 2**25
 
 
 class Lion(Optimizer):
-    """Chen et al. 2023 ("Symbolic discovery of optimization algorithms"), algorithm 2. State: one moment, `exp_avg`.
+    """Lion (Chen et al. 2023, "Symbolic discovery of optimization algorithms", algorithm 2), with one moment,
+    `exp_avg`.
 
-    Every element is updated by itself, so shards are updated as the whole would be.
+    Every element is updated independently, so shards are updated as the whole would be.
 
     Args:
-        betas: How much of the moment is kept for the direction, and from step to step.
+        betas: The share of the moment kept for the direction, and the share kept from step to step.
         weight_decay: Decoupled.
     """
 
@@ -32,7 +33,7 @@ class Lion(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update."""
+        """Update the parameters."""
         for group in self.param_groups:
             for parameters in _chunks([p for p in group["params"] if p.grad is not None]):
                 self._update(parameters, group)
@@ -53,7 +54,7 @@ class Lion(Optimizer):
 
 
 def _chunks(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """The parameters in order, in lists of about `_TOGETHER` elements."""
+    """Yield the parameters in order, in lists of about `_TOGETHER` elements."""
     chunk: list[nn.Parameter] = []
     elements = 0
     for p in parameters:

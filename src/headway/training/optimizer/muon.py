@@ -1,4 +1,4 @@
-"""Muon for matrices that are cut between workers, and in fp32."""
+"""Muon for matrices that are cut between workers, and for matrix products in fp32."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from headway.parallel.blocks import block_of, cut_like, local_part
 
 
 class ShardedMuon(torch.optim.Muon):
-    """`torch.optim.Muon` on shards, with the bits it has on whole matrices (Liu et al. 2025, algorithm 1), which it
-    takes too; and, unlike that, in fp32 if asked to.
+    """`torch.optim.Muon` on shards, with the bits that it has on whole matrices (Liu et al. 2025, algorithm 1).
 
-    The momentum stays cut and is updated where it lies. A direction needs the whole matrix: as many matrices as there
-    are workers are brought together at a time, each worker orthogonalises one of them and sends the others the result,
-    in half as many bytes in bf16. On a mesh of several dimensions every worker orthogonalises all of them.
+    It accepts whole matrices, too, and unlike PyTorch's it can compute in fp32.
+
+    The momentum stays cut and is updated in place. A direction needs the whole matrix. So as many matrices as there are
+    workers are gathered at a time, each worker orthogonalises one of them and sends the result to the others, which
+    takes half as many bytes in bf16. On a mesh of several dimensions every worker orthogonalises all of them.
 
     Args:
         options: As for `torch.optim.Muon`.
@@ -33,7 +34,7 @@ class ShardedMuon(torch.optim.Muon):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update; all workers that share the matrices must call it."""
+        """Update the matrices; all workers that share them must call it."""
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             together = max((p.device_mesh.size() for p in parameters if is_dtensor(p)), default=1)
@@ -46,7 +47,7 @@ class ShardedMuon(torch.optim.Muon):
             whole = _whole(self._momentum(p, group))
             directions.append(whole if _is_owner(p, turn) else None)
             del whole
-        # Each worker is at work on its own matrix here, all of them at once.
+        # Each worker orthogonalises its own matrix here, all of them at once.
         directions = [None if whole is None else orthogonalized(whole, group, self._products) for whole in directions]
         rate, decay = float(group["lr"]), group["weight_decay"]
         for turn, p in enumerate(parameters):
@@ -57,7 +58,7 @@ class ShardedMuon(torch.optim.Muon):
             )
 
     def _momentum(self, p: Any, group: dict[str, Any]) -> torch.Tensor:
-        """What is to be orthogonalised, cut as the matrix is (Nesterov's form when the group says so)."""
+        """Return the momentum to orthogonalise, cut as the matrix is (Nesterov's form if the group says so)."""
         if "momentum_buffer" not in self.state[p]:
             self.state[p]["momentum_buffer"] = torch.zeros_like(p.grad)
         momentum, gradient = local_part(self.state[p]["momentum_buffer"]), local_part(p.grad)
@@ -66,12 +67,12 @@ class ShardedMuon(torch.optim.Muon):
         return cut_like(p, update)
 
     def _shared(self, direction: torch.Tensor | None, p: Any, turn: int) -> torch.Tensor:
-        """The owner's result, on every worker."""
+        """Return the owner's result on every worker."""
         if not is_dtensor(p) or p.device_mesh.ndim > 1:
             assert direction is not None
             return direction
         if direction is None:
-            # Not where the part lies: that may be in host memory, and the owner's result is where the workers meet.
+            # Not on the part's device: that may be the host, and the owner's result is on the mesh's device.
             direction = torch.empty(p.shape, dtype=self._products, device=p.device_mesh.device_type)
         direction = direction.contiguous()
         mesh = p.device_mesh
@@ -81,10 +82,10 @@ class ShardedMuon(torch.optim.Muon):
 
 
 def orthogonalized(matrix: torch.Tensor, group: dict[str, Any], products: torch.dtype) -> torch.Tensor:
-    """A matrix with about the same singular vectors, and singular values near 1, by Newton-Schulz (Jordan et al. 2024).
+    """Return a matrix with about the same singular vectors, and singular values near 1.
 
-    In bf16 that is PyTorch's. In fp32 the same is done in the matrix's own type, and through plain products, so that a
-    CPU without instructions for bf16 need not emulate them.
+    Newton-Schulz (Jordan et al. 2024). In bf16 this is PyTorch's function. In fp32 it is computed in the matrix's own
+    type and through plain products, so that a CPU without bf16 instructions need not emulate them.
     """
     coefficients, steps, eps = group["ns_coefficients"], group["ns_steps"], group["eps"]
     if products == torch.bfloat16:
@@ -104,7 +105,7 @@ def _whole(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def _is_owner(p: Any, turn: int) -> bool:
-    """Whether this worker orthogonalises the matrix."""
+    """Return whether this worker orthogonalises the matrix."""
     if not is_dtensor(p):
         return True
     mesh = p.device_mesh

@@ -1,4 +1,4 @@
-"""An optimizer whose moments live, and whose updates are computed, in host memory."""
+"""An optimizer whose moments and updates are in host memory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch.optim import Optimizer
 class HostOffload(Optimizer):
     """Runs an optimizer on copies of the weights in host memory (Ren et al. 2021, "ZeRO-Offload", section 4.1).
 
-    Per parameter and step its gradient travels to the host and its weight back. The device keeps weights and gradients;
-    the host has another copy of the weights, and the moments, which are the state that is saved.
+    Per parameter and step, the gradient travels to the host and the weight back. The device keeps weights and
+    gradients; the host keeps another copy of the weights, and the moments, which are the saved state.
 
     Args:
-        parameters: On the device.
-        build: Makes the optimizer for the copies, which are given in the same order.
-        host: Where the copies are.
+        parameters: Parameters on the device.
+        build: Makes the optimizer for the copies, which have the same order.
+        host: The device of the copies.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class HostOffload(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update."""
+        """Update the parameters."""
         for mine, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
             inner.update({key: value for key, value in mine.items() if key != "params"})
         with_gradient = [p for p in self._host if p.grad is not None]
         for p in with_gradient:
             self._fetch(p)
         _finish(with_gradient)
-        # The state here is the one that is saved, loaded and cleared; the inner optimizer works on the same tensors.
+        # The state of this object is saved, loaded and cleared; the inner optimizer works on the same tensors.
         self._inner.state.clear()
         self._inner.state.update({copy: self.state[p] for p, copy in self._host.items() if p in self.state})
         self._inner.step()
@@ -57,7 +57,7 @@ class HostOffload(Optimizer):
         _finish(with_gradient)
 
     def _fetch(self, p: nn.Parameter) -> None:
-        """Bring what the update needs: the gradient, and the weight if anyone but this optimizer has changed it."""
+        """Copy what the update needs: the gradient, and the weight if something else has changed it."""
         copy = self._host[p]
         assert p.grad is not None
         if self._versions.get(p) != p._version:
@@ -72,6 +72,6 @@ def _empty_on(device: torch.device, like: torch.Tensor, pinned: bool) -> torch.T
 
 
 def _finish(parameters: Sequence[torch.Tensor]) -> None:
-    """Wait for the copies: the host reads its side at once."""
+    """Wait for the copies, since the host reads its side at once."""
     for device in {p.device for p in parameters if p.is_cuda}:
         torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""An optimizer's state as named tensors, and the little that must be done to it from outside."""
+"""An optimizer's state as named tensors, and the few changes made to it from outside."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from headway.training.optimizer.eight_bit import quantised_parts
 
 
 def materialize(optimizer: Optimizer) -> None:
-    """Create the state that an optimizer otherwise creates in its first step, as it is before that step, so that it can
-    be saved or loaded into. State that is there already stays as it is.
+    """Create the state that an optimizer otherwise creates in its first step, to save it or to load into it.
 
-    A step with zero gradients and a zero learning rate leaves the weights as they are, and moments zero; but it counts.
-    Gradients that are there are zeroed, since a second set would be as large as the weights; a step of training clears
-    them before it begins, too.
+    Existing state does not change. A step with zero gradients and a zero learning rate leaves weights unchanged and
+    moments zero, but it counts, so the count is reset. Existing gradients are zeroed, since a second set would be as
+    large as the weights; a training step clears them before it begins, too.
     """
     if optimizer.state:
         return
@@ -49,9 +48,9 @@ def materialize(optimizer: Optimizer) -> None:
 
 
 def optimizer_tensors(optimizer: Optimizer, names: Mapping[torch.Tensor, str]) -> StateTensors:
-    """Live tensors of the optimizer's state as `optimizer.<moment>.<parameter>`.
+    """Return live tensors of the optimizer's state as `optimizer.<moment>.<parameter>`.
 
-    A quantised moment is the plain tensors it is made of: `optimizer.<moment>.<part>.<parameter>`.
+    A quantised moment appears as its plain tensors: `optimizer.<moment>.<part>.<parameter>`.
 
     Raises:
         TypeError: the state holds something other than tensors, which a checkpoint could not carry.
@@ -70,25 +69,27 @@ def optimizer_tensors(optimizer: Optimizer, names: Mapping[torch.Tensor, str]) -
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
-    """Give every parameter group this learning rate, times its own `lr_scale` where it has one."""
+    """Set the learning rate of every parameter group, times its own `lr_scale` if it has one."""
     for group in optimizer.param_groups:
         _set_rate(group, rate * group.get("lr_scale", 1.0))
 
 
 def scales_while_updating(optimizer: Optimizer) -> bool:
-    """Whether `update` leaves the factor to the optimizer's kernel, without a pass over all gradients before: the fused
-    ones of AdamW multiply what they read, and write it back."""
+    """Return whether the optimizer's kernel applies the factor of `update`, without an extra pass over gradients.
+
+    The fused kernels of AdamW multiply the gradients that they read, and write them back.
+    """
     return isinstance(optimizer, torch.optim.AdamW) and bool(optimizer.defaults.get("fused"))
 
 
 def update(optimizer: Optimizer, factor: float) -> None:
-    """One step of the optimizer by its parameters' gradients times `factor`, which overwrites them."""
+    """Step the optimizer with the gradients times `factor`, which overwrites them."""
     groups = optimizer.param_groups
     gradients = [local_part(p.grad) for group in groups for p in group["params"] if p.grad is not None]
     if not gradients:
         return
     if scales_while_updating(optimizer):
-        # Filled where it is wanted: a copy from the host would wait for the device. The kernels divide by it.
+        # Filled on the device: a copy from the host would wait for the device. The kernels divide by it.
         divisor = torch.full((), 1 / factor, dtype=torch.float32, device=gradients[0].device)
         optimizer.grad_scale = divisor  # type: ignore[attr-defined]
     else:
@@ -97,8 +98,10 @@ def update(optimizer: Optimizer, factor: float) -> None:
 
 
 def update_unless(optimizer: Optimizer, left_out: torch.Tensor, factor: torch.Tensor) -> None:
-    """The same of an optimizer for which `scales_while_updating` holds, with numbers that are on the device and that
-    nobody has read yet; where `left_out` is true, (), the kernel changes nothing, and the step does not count."""
+    """Step an optimizer for which `scales_while_updating` holds, with device scalars that the host has not read.
+
+    Where `left_out`, (), is true, the kernel changes nothing, and the step does not count.
+    """
     optimizer.grad_scale, optimizer.found_inf = (1 / factor).float(), left_out.float()  # type: ignore[attr-defined]
     try:
         optimizer.step()
@@ -107,10 +110,10 @@ def update_unless(optimizer: Optimizer, left_out: torch.Tensor, factor: torch.Te
 
 
 def _plain(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors that one is made of; a sharded one stays one, since it is a box of a whole."""
+    """Yield the plain tensors of a tensor; a sharded one stays one, since it is a block of a whole."""
     local = local_part(tensor)
     if not local.numel():
-        return  # a worker without any row of a matrix has nothing to save or load of it
+        return  # a worker without rows of a matrix has nothing to save or load
     if hasattr(local, "codes"):
         for part, plain in quantised_parts(tensor):
             yield f"{name}.{part}", plain
@@ -123,7 +126,8 @@ def _plain(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]
 
 
 def _set_rate(group: dict[str, Any], rate: float) -> None:
-    """Some optimizers keep the rate as a tensor that compiled kernels read, and ask that it stay the same one."""
+    """Set the rate of a group. Some optimizers keep it as a tensor that compiled kernels read; that tensor must
+    stay."""
     if isinstance(group["lr"], torch.Tensor):
         group["lr"].fill_(rate)
     else:

@@ -1,4 +1,4 @@
-"""AdamW on the CPU whose bits do not depend on where a matrix is cut, at the speed of the fused kernel."""
+"""AdamW on the CPU whose bits do not depend on where a matrix is cut, as fast as the fused kernel."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch.optim import Optimizer
 
 from headway.parallel.blocks import local_part
 
-#: Elements. PyTorch's vectors are at most 16 numbers of 32 bits long, and its threads cut buffers at multiples of that.
+# Elements. PyTorch's vectors have at most 16 numbers of 32 bits, and its threads cut buffers at multiples of that.
 _WIDTH = 64
 
 
 class WholeVectorAdamW(Optimizer):
     """AdamW (Loshchilov & Hutter 2019, algorithm 2) with the state of `torch.optim.AdamW`.
 
-    PyTorch's fused kernel for the CPU goes through a buffer in vectors and through what is left at its end one by one,
-    by other instructions that round otherwise; so bits depend on where buffers end. Here that remainder is copied into
-    a buffer of whole vectors, and every element has been part of one.
+    PyTorch's fused kernel for the CPU processes a buffer in vectors, and the remainder at its end one by one, with
+    other instructions that round differently. So bits depend on where buffers end. Here that remainder is copied into a
+    buffer of whole vectors, so every element is processed as part of a vector.
 
     Args:
         params: Groups of parameters.
@@ -42,7 +42,7 @@ class WholeVectorAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update."""
+        """Update the parameters."""
         for group in self.param_groups:
             by_type: dict[torch.dtype, _Buffers] = defaultdict(_Buffers)
             for p in group["params"]:
@@ -69,10 +69,10 @@ class _Buffers:
     flat: list[list[torch.Tensor]] = field(default_factory=lambda: [[], [], [], []])
     steps: list[torch.Tensor] = field(default_factory=list)
     copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    """Where a result belongs, and where the kernel leaves it."""
+    """Pairs of the tensor that a result belongs to, and the buffer where the kernel leaves it."""
 
     def add(self, tensors: Sequence[torch.Tensor], step: torch.Tensor) -> None:
-        """What belongs to one parameter: weight, gradient, moments."""
+        """Add the tensors of one parameter: weight, gradient, moments."""
         count = tensors[0].numel()
         if not all(tensor.is_contiguous() for tensor in tensors):
             self._add_copied([tensor.reshape(-1) for tensor in tensors], step, tensors)
@@ -85,7 +85,7 @@ class _Buffers:
             self._add_copied(rest, step, rest)
 
     def update(self, group: dict[str, Any]) -> None:
-        """Run the kernel over all of them."""
+        """Run the kernel over all buffers."""
         weights, gradients, first, second = self.flat
         torch._fused_adamw_(
             weights,
@@ -114,5 +114,5 @@ class _Buffers:
         count = flat[0].numel()
         padded = [torch.nn.functional.pad(tensor, (0, -count % _WIDTH)) for tensor in flat]
         self._append(padded, step)
-        # The gradient, second in line, is only read.
+        # The gradient, second in the list, is only read.
         self.copies += [(targets[place], padded[place][:count]) for place in (0, 2, 3)]
