@@ -66,4 +66,4 @@ def test_plain_torchrun_gives_the_same_bits(tiny: Callable[..., Path], tmp_path:
 def test_a_worker_that_dies_is_named(tiny: Callable[..., Path]) -> None:
     result = headway("train", tiny(), "-w", "2", faults="kill@step=3")
     assert result.returncode == 1
-    assert "died (signal 9)" in result.stderr and "goes on from the newest checkpoint" in result.stderr
+    assert "died (signal 9)" in result.stderr and "continues from the newest checkpoint" in result.stderr

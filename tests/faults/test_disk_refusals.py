@@ -58,11 +58,11 @@ def test_the_first_process_of_an_attempt_tells_its_supervisor(
     told: list[dict[str, Any]] = []
 
     class Channel:
-        def say(self, kind: str, **content: Any) -> None:
+        def send(self, kind: str, **content: Any) -> None:
             told.append({"kind": kind, **content})
 
-    monkeypatch.setattr(attempt_process, "_first", refuse)
-    assert attempt_process.lead(Channel(), headway.load_config(tiny()).resolved(), RunOptions()) == 4  # type: ignore[arg-type]
+    monkeypatch.setattr(attempt_process, "_run_first", refuse)
+    assert attempt_process.run_attempt(Channel(), headway.load_config(tiny()).resolved(), RunOptions()) == 4  # type: ignore[arg-type]
     (said,) = told
     assert (said["kind"], said["exit_code"], said["where"]) == ("error", 4, "/disk/run.json")
     assert "Traceback" not in capfd.readouterr().err

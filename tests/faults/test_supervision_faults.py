@@ -119,7 +119,7 @@ def test_a_worker_that_is_lost_twice_is_left_out_until_it_is_back(tiny: Callable
     frozen, killed, fewer, finished = attempts(run)
     assert (frozen["kind"], frozen["rank"], frozen["step"], frozen["waiting_workers"]) == ("hung", 1, 5, [0])
     assert (killed["kind"], killed["rank"], killed["signal"]) == ("died", 1, 9)
-    assert killed["decision"] == "worker 1 is lost for good; the run goes on with 1 worker"
+    assert killed["decision"] == "worker 1 is lost for good; the run continues with 1 worker"
     assert (fewer["workers"], fewer["outcome"], fewer["exit_code"]) == (1, "preempted", 75)
     assert (finished["workers"], finished["outcome"]) == (2, "finished")
     assert "2 workers again" in fewer["decision"]

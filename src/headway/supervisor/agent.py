@@ -1,4 +1,4 @@
-"""An attempt with several workers on this machine, from the process that starts them."""
+"""The agent of an attempt: the process that starts several workers on this machine and waits for them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def run_agent(config: Config, attempt: Attempt) -> None:
     """Train with `parallel.workers` processes and wait for them.
 
     Raises:
-        HeadwayError: what ended the attempt, as told by the worker that met it.
+        HeadwayError: the error that ended the attempt, as reported by the worker that met it.
     """
     try:
-        with _left_to_supervisor():
+        with _leave_signals_to_supervisor():
             start_workers(
                 config.parallel.workers,
                 attempt.directory,
@@ -37,45 +37,48 @@ def run_agent(config: Config, attempt: Attempt) -> None:
                 ends_workers_on=(),
             )
     except WorkersFailed as error:
-        told = _told(attempt, error.records)
-        # Whom another worker's death has made crash has less to tell than that death.
-        if told is None or (told.exit_code == 1 and error.killed):
+        reported = _reported_error(attempt, error.records)
+        # A worker that crashed because another one died says less than that death.
+        if reported is None or (reported.exit_code == 1 and error.killed):
             raise _died(error, attempt) from None
-        raise told from None
-    except WorkersStopped as error:  # SIGQUIT, which asks for no more than an end
+        raise reported from None
+    except WorkersStopped as error:  # by SIGQUIT, which asks to end without saving
         stopped = Preempted(str(error), fix="run the same command again")
-        raise _told(attempt) or stopped from None
+        raise _reported_error(attempt) or stopped from None
 
 
 @contextmanager
-def _left_to_supervisor() -> Iterator[None]:
-    """Have the supervisor answer signals to stop, which schedulers send to all processes of a job: it gives workers the
-    time that their saves take, the agent half a minute. Ctrl-C reaches it too, and twice would mean something else."""
+def _leave_signals_to_supervisor() -> Iterator[None]:
+    """Leave the answer to stop signals to the supervisor.
 
-    def tell(number: int, frame: FrameType | None) -> None:
+    Schedulers send such signals to all processes of a job. The supervisor gives workers the time that their saves take;
+    the agent would give them half a minute. Ctrl-C reaches the supervisor, too, and must not arrive twice.
+    """
+
+    def forward(number: int, frame: FrameType | None) -> None:
         if number != signal.SIGINT:
             os.kill(os.getppid(), number)
 
-    with handled(STOP_SIGNALS, tell):
+    with handled(STOP_SIGNALS, forward):
         yield
 
 
 def load_training() -> None:
-    """Load what a worker needs, PyTorch and all, into a process that is to be copied."""
+    """Load what a worker needs, PyTorch included, into a process that will be copied."""
     with with_variables(ONE_THREAD):
         import headway.session.session
         import headway.training.task  # noqa: F401
 
 
-def _told(attempt: Attempt, spare: Iterable[Mapping[str, Any]] = ()) -> HeadwayError | None:
-    """The error that a worker reported."""
+def _reported_error(attempt: Attempt, spare: Iterable[Mapping[str, Any]] = ()) -> HeadwayError | None:
+    """Return the error that a worker reported; None without one."""
     first = first_record(attempt.directory, spare)
     if first is None:
         return None
-    told = WorkerDied(first["what"], where=first["where"] or str(attempt.worker_log(first["rank"])), fix=first["fix"])
-    told.exit_code = first["exit_code"]
-    told.record = first
-    return told
+    error = WorkerDied(first["what"], where=first["where"] or str(attempt.worker_log(first["rank"])), fix=first["fix"])
+    error.exit_code = first["exit_code"]
+    error.record = first
+    return error
 
 
 def _died(error: WorkersFailed, attempt: Attempt) -> WorkerDied:
@@ -83,9 +86,9 @@ def _died(error: WorkersFailed, attempt: Attempt) -> WorkerDied:
     died = WorkerDied(
         f"worker {rank} died ({in_words(code)})",
         where=str(attempt.worker_log(rank)),
-        fix="run the same command again: it goes on from the newest checkpoint",
+        fix="run the same command again: it continues from the newest checkpoint",
     )
-    # On a full disk a worker cannot leave its reason, but its exit code is one.
+    # On a full disk a worker cannot write its error, but its exit code tells the kind.
     died.exit_code = max(1, *(end.code for end in error.ends))
     died.record = {"rank": rank, "signal": -code if code < 0 else None}
     return died

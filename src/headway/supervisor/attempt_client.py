@@ -1,4 +1,4 @@
-"""The supervisor's side of a leader: starting it, hearing what it says, waiting for its end."""
+"""The supervisor's side of an attempt process: start it, receive its messages, wait for its end."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from headway.core.torch_libraries import wait_for_libraries
 from headway.core.waiting import wait_until
 from headway.session.attempt import RunOptions, with_variables
 from headway.supervisor.agent import load_training
-from headway.supervisor.attempt_process import Channel, lead
+from headway.supervisor.attempt_process import Channel, run_attempt
 from headway.supervisor.local_workers import ONE_THREAD
 from headway.supervisor.processes import can_be_copied
 from headway.supervisor.worker import die_with_parent
 
 
-class Leader:
-    """The first process of an attempt, from outside."""
+class AttemptProcess:
+    """The first process of an attempt, as the supervisor sees it."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Leader:
         wait_for_libraries()
         with with_variables(environment):
             if own_process and can_be_copied():
-                self.pid, self.channel = _copied(config, options, number)
+                self.pid, self.channel = _fork(config, options, number)
             else:
                 self._popen = self._start(config, options, number)
         resume_collection()
@@ -57,11 +57,11 @@ class Leader:
         popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
         theirs.close()
         self.pid, self.channel = popen.pid, Channel(ours)
-        self.channel.say("order", **_order(config, options, number))
+        self.channel.send("order", **_start_message(config, options, number))
         return popen
 
     def poll(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
+        """Return its exit code, negative for a signal; None while it runs."""
         if self.code is None:
             if self._popen is not None:
                 self.code = self._popen.poll()
@@ -71,58 +71,62 @@ class Leader:
         return self.code
 
     def wait(self, seconds: float) -> None:
-        """For its end, up to a time."""
+        """Wait for its end, up to a time."""
         wait_until(lambda: self.poll() is not None, seconds, 0.01)
 
     def listen(self, seconds: float) -> list[dict[str, Any]]:
-        """What it says within a time."""
-        heard = []
+        """Return the messages that arrive within a time."""
+        messages = []
         while select.select([self.channel.end], [], [], seconds)[0]:
-            message = self.channel.hear()
+            message = self.channel.receive()
             if message is None:
-                time.sleep(seconds)  # it is about to end
+                time.sleep(seconds)  # the process is about to end
                 break
-            heard.append(message)
+            messages.append(message)
             seconds = 0.0
         while self.channel.pending:
-            message = self.channel.hear()
+            message = self.channel.receive()
             assert message is not None, "received before"
-            heard.append(message)
-        return heard
+            messages.append(message)
+        return messages
 
 
 def has_data(config: Config) -> bool:
-    """Whether there is a store to train on, as far as this machine knows: of one that is missing an attempt tells at
-    once, if nothing is loaded first."""
-    with with_variables(ONE_THREAD):  # NumPy's threads would stay, and this process is to be copied
+    """Return whether there is a store to train on, as far as this machine knows.
+
+    The attempt reports a missing store at once, if nothing is loaded first.
+    """
+    with with_variables(ONE_THREAD):  # NumPy's threads would prevent copies of this process
         from headway.data.store import MANIFEST
 
     return config.data.remote is not None or (config.data.store / MANIFEST).exists()
 
 
 def load_ahead(config: Config) -> None:
-    """Load what workers need into this process, of which leaders are copies: after a failure the next one starts a
-    second or two faster, and all have these 200 MB in common."""
+    """Load what workers need into this process, of which attempt processes are copies.
+
+    After a failure the next attempt starts a second or two faster, and all processes share these 200 MB.
+    """
     pause_collection()
     try:
         load_training()
         if config.checkpoint.remote is not None:
             load_filesystem(config.checkpoint.remote.url)
     finally:
-        resume_collection()  # without these pages: a collection in the copy would write to all of them, and copy them
+        resume_collection()  # frozen: a collection in a copy would write to these pages, and so duplicate them
 
 
-def _copied(config: Config, options: RunOptions, number: int | None) -> tuple[int, Channel]:
-    """A leader that is a copy of this process, which must have no other thread.
+def _fork(config: Config, options: RunOptions, number: int | None) -> tuple[int, Channel]:
+    """Start an attempt process as a copy of this process, which must have only one thread.
 
     Returns:
-        Its number, and the supervisor's end of the channel.
+        Its process number, and the supervisor's end of the channel.
     """
     ours, theirs = socket.socketpair()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
-            stream.flush()  # what is in their buffers would be written twice
-    # A signal in between would be taken by this process's handlers in the other one.
+            stream.flush()  # or their buffers would be written twice
+    # Until the copy resets them, it would handle a signal by this process's handlers.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     pid = os.fork()
     if pid == 0:
@@ -133,7 +137,7 @@ def _copied(config: Config, options: RunOptions, number: int | None) -> tuple[in
             reset(STOP_SIGNALS)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
             die_with_parent()
-            code = lead(Channel(theirs), config, options, number)
+            code = run_attempt(Channel(theirs), config, options, number)
         finally:
             flush_streams()
             os._exit(code)  # the frames above belong to the supervisor
@@ -142,8 +146,8 @@ def _copied(config: Config, options: RunOptions, number: int | None) -> tuple[in
     return pid, Channel(ours)
 
 
-def _order(config: Config, options: RunOptions, number: int | None) -> dict[str, Any]:
-    """What a leader in a process of its own has to know."""
+def _start_message(config: Config, options: RunOptions, number: int | None) -> dict[str, Any]:
+    """Return what an attempt process that is not a copy has to know."""
     return {
         "config": config.model_dump(mode="json"),
         "asked": config.train.asked(),

@@ -1,8 +1,8 @@
-"""The first process of an attempt, in which the supervisor has its work done: the only worker, or the agent of several.
+"""The first process of an attempt: the only worker, or the agent that starts several.
 
-It looks at config, data and machine, asks the supervisor to begin the attempt, and says why it ended. It is a copy of
-the supervisor's process (`fork`), which saves it a third of a second, or where that is not safe
-`python -m headway.supervisor.attempt_process CHANNEL`.
+It checks config, data and machine, asks the supervisor to begin the attempt, and reports why it ended. It is a copy of
+the supervisor's process (`fork`), which saves a third of a second. Where that is not safe, it is started as `python -m
+headway.supervisor.attempt_process CHANNEL`.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from headway.supervisor.worker import begin_process, error_record, report_to
 
 
 class Channel:
-    """JSON objects between the supervisor and a leader, one per line."""
+    """JSON messages between the supervisor and an attempt process, one per line."""
 
     def __init__(self, end: socket.socket) -> None:
         self.end = end
         self._buffer = b""
 
-    def say(self, kind: str, **content: Any) -> None:
-        """Tell the other side, which may be gone."""
+    def send(self, kind: str, **content: Any) -> None:
+        """Send a message. The other side may be gone."""
         with suppress(OSError):
             self.end.sendall(json.dumps({"kind": kind, **content}).encode() + b"\n")
 
-    def hear(self) -> dict[str, Any] | None:
-        """The next message; waits for it. None when the other side is gone."""
+    def receive(self) -> dict[str, Any] | None:
+        """Wait for the next message and return it; None when the other side is gone."""
         while b"\n" not in self._buffer:
             try:
                 more = self.end.recv(65536)
-            except ConnectionResetError:  # it has gone without having heard all
+            except ConnectionResetError:  # it ended with messages unread
                 return None
             if not more:
                 return None
@@ -59,60 +59,60 @@ class Channel:
 
     @property
     def pending(self) -> bool:
-        """Whether a whole message has been received and not been heard."""
+        """Whether a complete message is in the buffer."""
         return b"\n" in self._buffer
 
 
-def lead(channel: Channel, config: Config, options: RunOptions, number: int | None = None) -> int:
-    """Do an attempt; returns the exit code.
+def run_attempt(channel: Channel, config: Config, options: RunOptions, number: int | None = None) -> int:
+    """Run an attempt and return the exit code.
 
     Args:
-        number: Of the attempt, when the supervisor has begun it already: the config is complete, and was checked.
+        number: Number of the attempt, if the supervisor has begun it already: then the config is complete and checked.
     """
     if config.parallel.workers > 1:
-        for variable, value in ONE_THREAD.items():  # looking at the data loads NumPy
+        for variable, value in ONE_THREAD.items():  # checking the data loads NumPy
             os.environ.setdefault(variable, value)
     try:
         with preemptible():
             if number is None:
-                _first(channel, config, options)
+                _run_first(channel, config, options)
             else:
-                _again(config, options, Attempt.join(config.run_directory, number))
+                _run_again(config, options, Attempt.join(config.run_directory, number))
     except HeadwayError as error:
-        told = error.record if isinstance(error, WorkerDied) else {}
+        reported = error.record if isinstance(error, WorkerDied) else {}
         own = {"exit_code": error.exit_code, "what": error.what, "where": error.where, "fix": error.fix}
-        channel.say("error", **{**error_record(error, 0), **told, **own})
+        channel.send("error", **{**error_record(error, 0), **reported, **own})
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
     except BaseException as error:
         explained = explain_refusal(error, CheckpointError, str(config.run_directory))
         if explained is not None:
-            channel.say("error", **error_record(explained, 0))
+            channel.send("error", **error_record(explained, 0))
             return explained.exit_code
         say(traceback.format_exc().rstrip())
-        channel.say("error", **error_record(error, 0), traceback=traceback.format_exc())
+        channel.send("error", **error_record(error, 0), traceback=traceback.format_exc())
         return 1
-    channel.say("done")
+    channel.send("done")
     return 0
 
 
-def _again(config: Config, options: RunOptions, attempt: Attempt) -> None:
-    """Nothing that the attempt before has looked at is looked at again: what counts is the time to the next step."""
+def _run_again(config: Config, options: RunOptions, attempt: Attempt) -> None:
+    """Run a further attempt without repeating the checks of the one before: the time to the next step counts."""
     if config.parallel.workers == 1:
         from headway.session.session import run_in_this_process
         from headway.training.task import language_model_task
 
         run_in_this_process(
-            config, language_model_task, options, own=lambda *_: _watched(config, attempt), own_process=True
+            config, language_model_task, options, own=lambda *_: _reporting(config, attempt), own_process=True
         )
     else:
         run_agent(config, attempt)
 
 
-def _first(channel: Channel, config: Config, options: RunOptions) -> None:
+def _run_first(channel: Channel, config: Config, options: RunOptions) -> None:
     config, store = completed(config)
-    from headway.session.changes import StoreData, settle_segments  # loads NumPy, which a supervisor must not
+    from headway.session.changes import StoreData, settle_segments  # loads NumPy, which the supervisor must not
 
     config = settle_segments(config, StoreData(config, store), options, store.tokenizer_fingerprint)
     if config.parallel.workers == 1:
@@ -129,18 +129,18 @@ def _first(channel: Channel, config: Config, options: RunOptions) -> None:
     data = config.segments[-1].data if config.segments else store.fingerprint
     fingerprints = {"data": data, "tokenizer": store.tokenizer_fingerprint}
     if check_local(config, fingerprints, options):
-        run_agent(config, _begun(channel, config, fingerprints, facts))
+        run_agent(config, _begin(channel, config, fingerprints, facts))
 
 
-def _begun(channel: Channel, config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any]) -> Attempt:
-    """The attempt, which the supervisor begins."""
+def _begin(channel: Channel, config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any]) -> Attempt:
+    """Ask the supervisor to begin the attempt, and return it."""
     segments = [segment.model_dump(mode="json") for segment in config.segments]
-    channel.say("ready", model=config.model.model_dump(mode="json"), segments=segments)
-    answer = channel.hear()
+    channel.send("ready", model=config.model.model_dump(mode="json"), segments=segments)
+    answer = channel.receive()
     if answer is None:
         raise Preempted("the supervisor is gone", where=str(config.run_directory), fix="run the same command again")
     attempt = Attempt.join(config.run_directory, answer["attempt"])
-    with defer_signals():  # pydantic would take an error in the middle of the config for a value that cannot be written
+    with defer_signals():  # pydantic would take a signal's error for a value that it cannot serialise
         describe(attempt, config, fingerprints, facts)
     return attempt
 
@@ -149,29 +149,29 @@ def _begun(channel: Channel, config: Config, fingerprints: Mapping[str, str], fa
 def _only_worker(
     channel: Channel, config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], options: RunOptions
 ) -> Iterator[Attempt]:
-    with _watched(config, _begun(channel, config, fingerprints, facts)) as attempt:
+    with _reporting(config, _begin(channel, config, fingerprints, facts)) as attempt:
         yield attempt
 
 
 @contextmanager
-def _watched(config: Config, attempt: Attempt) -> Iterator[Attempt]:
-    """With all that an attempt's only worker has around it: somebody to tell of errors, and an ear for notices."""
+def _reporting(config: Config, attempt: Attempt) -> Iterator[Attempt]:
+    """Surround an attempt's only worker with what it needs: reports of errors, and reading of notices."""
     report_to(attempt.directory, 0)
     with watching_for(attempt.directory, config.preemption), record_preemption():
         yield attempt
 
 
 def main() -> None:
-    """Take the order from the channel, and lead."""
+    """Receive the order from the channel, and run the attempt."""
     begin_process()
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
-    given = channel.hear()
+    given = channel.receive()
     if given is None:
         sys.exit(1)
     sys.argv = given["argv"]
     config = Config.model_validate(given["config"])
     config = config.model_copy(update={"train": config.train.asking(given["asked"])})
-    exit_process(lead(channel, config, RunOptions(**given["options"]), given["number"]))
+    exit_process(run_attempt(channel, config, RunOptions(**given["options"]), given["number"]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Trainings that other verbs start: the command that a user types, in a process that does not outlive them."""
+"""Trainings that other verbs start: each runs the command that a user would type, in a child process."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from headway.core.signals import TERMINATION_SIGNALS, defer_signals, handled
 
 
 def check_not_a_worker(verb: str) -> None:
-    """Refuse to start workers in a process that is itself said to be one of several: they would inherit that, and take
-    themselves for those of the other agent.
+    """Check that this process is not itself one of several workers: its own workers would inherit that role.
 
     Raises:
         ConfigError: it is.
@@ -26,53 +25,53 @@ def check_not_a_worker(verb: str) -> None:
     size = world_size_from_environment()
     if size is not None:
         raise ConfigError(
-            f"{verb} starts its workers itself, and this process is said to be one of {size} already",
+            f"{verb} starts its workers itself, but this process is already one of {size}",
             where="WORLD_SIZE",
             fix="start it once, without torchrun: unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT",
         )
 
 
 def train_command(config: Path, *words: str) -> list[str]:
-    """`headway train` on a config, with overrides and options."""
+    """Return the command `headway train` on a config, with overrides and options."""
     return module_command("headway", "train", str(config), *words)
 
 
 def place(run: str, folder: Path) -> list[str]:
-    """The overrides that put a run of this name into a folder, whatever its path looks like as YAML."""
+    """Return the overrides that put a run of this name into a folder, quoted for YAML."""
     return [f"name={json.dumps(run)}", f"runs={json.dumps(str(folder), ensure_ascii=False)}"]
 
 
 @contextmanager
 def running(command: Sequence[str], log: Path, variables: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process for the length of a block; it is killed at the end of it, and its workers with it.
+    """Run a process for the length of a block, and kill it at the end, together with its workers.
 
-    In the block a signal to stop is as Ctrl-C.
+    Within the block a stop signal acts as Ctrl-C.
 
     Args:
-        log: What it says is appended to this file.
+        log: The file to which its output is appended.
         variables: Added to its environment.
     """
     environment = {**os.environ, **variables}
     with stoppable(), log.open("ab") as file, ExitStack() as stack:
-        with defer_signals():  # a signal between the two would leave it without anybody to end it
+        with defer_signals():  # a signal between these two lines would leave the process running
             process = subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)
-            stack.callback(_end, process)
+            stack.callback(_kill, process)
         yield process
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _kill(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Have a signal to stop mean what Ctrl-C means, so that what was begun is ended and removed."""
+    """Treat a stop signal as Ctrl-C, so that what was started is ended and removed."""
     with handled(TERMINATION_SIGNALS, signal.default_int_handler):
         yield
 
 
 def failed(what: str, code: int, log: Path) -> HeadwayError:
-    """The error for a training that went otherwise than it was to: with its own exit code, and with its last words."""
+    """Return the error for a training that did not end as expected, with its exit code and the end of its log."""
     text = log.read_text(encoding="utf-8", errors="replace")
     return (error_with(code) or HeadwayError)(f"{what}:\n{text[-3000:]}")

@@ -1,5 +1,4 @@
-"""Who is to blame for the end of an attempt, and all that is known of it: for people in words, for `attempt.json` in
-fields."""
+"""Diagnosis of the end of an attempt: which worker is to blame, in words for people, in fields for `attempt.json`."""
 
 from __future__ import annotations
 
@@ -9,15 +8,15 @@ from typing import Any
 
 from headway.core.heartbeat import Reading
 from headway.runs.run_directory import Attempt
-from headway.supervisor.restart_policy import Ending, frames_of_dump
+from headway.supervisor.restart_policy import AttemptOutcome, frames_of_dump
 from headway.supervisor.watchdog import Finding
 
-#: What `faulthandler` begins the stack with when a process dies of an error of its own.
-_OF_DEATH = "Fatal Python error"
+# The words with which `faulthandler` begins the stack of a process that dies of a fatal error.
+_FATAL_ERROR = "Fatal Python error"
 
 
-def blame(found: Finding, readings: Mapping[int, Reading], attempt: Attempt) -> Ending:
-    """The ending that a worker has brought about, by what it and the others told last."""
+def diagnose(found: Finding, readings: Mapping[int, Reading], attempt: Attempt) -> AttemptOutcome:
+    """Return the outcome of an attempt that a worker ended, from the last reports of all workers."""
     assert found.kind != "waits", "more than a warning"
     reading, host = readings[found.rank], attempt.owner.host
     waiting = [rank for rank in readings if rank not in found.suspects]
@@ -32,18 +31,18 @@ def blame(found: Finding, readings: Mapping[int, Reading], attempt: Attempt) -> 
     }
     stack = attempt.directory / f"stack-{found.rank}.txt"
     dump = ""
-    with suppress(OSError):  # it was not asked for, or the disk is broken
+    with suppress(OSError):  # no stack was requested, or the disk is broken
         dump = stack.read_text(encoding="utf-8", errors="replace")
-    if found.kind == "died" and _OF_DEATH not in dump:
-        dump = ""  # a warning's, of what it did long before
+    if found.kind == "died" and _FATAL_ERROR not in dump:
+        dump = ""  # an old stack that a warning requested
     after = f" after step {reading.step}, in phase '{reading.phase}'" if found.kind == "died" else ""
-    others = _who_waited(waiting, readings) if found.kind != "died" else ""
-    return Ending(
+    others = _waiting_words(waiting, readings) if found.kind != "died" else ""
+    return AttemptOutcome(
         found.kind,
         f"worker {found.rank} on {host} {found.what}{after}{last_exchange(reading)}{others}",
         1,
         where=str(stack if dump else attempt.worker_log(found.rank)),
-        fix="run the same command again: it goes on from the newest checkpoint",
+        fix="run the same command again: it continues from the newest checkpoint",
         rank=found.rank,
         step=reading.step,
         signal=found.signal,
@@ -53,7 +52,7 @@ def blame(found: Finding, readings: Mapping[int, Reading], attempt: Attempt) -> 
 
 
 def last_exchange(reading: Reading) -> str:
-    """How far a worker came in its exchanges, to be added to what is said of it; nothing before the first."""
+    """Describe the last exchange of a worker, as the end of a sentence; empty before the first."""
     if not reading.begun.number:
         return ""
     unfinished = "still in it" if reading.waits_for else "not finished"
@@ -61,14 +60,14 @@ def last_exchange(reading: Reading) -> str:
 
 
 def exchanges(readings: Mapping[int, Reading]) -> dict[str, Any] | None:
-    """The same of every worker, for the record, by rank."""
+    """Return the last exchange of every worker, by rank, for the record; None if there was none."""
     pages = {str(rank): page for rank, page in sorted(readings.items()) if page.begun.number}
-    told = {rank: {"begun": page.begun._asdict(), "finished": page.finished._asdict()} for rank, page in pages.items()}
-    return told or None
+    found = {rank: {"begun": page.begun._asdict(), "finished": page.finished._asdict()} for rank, page in pages.items()}
+    return found or None
 
 
-def _who_waited(ranks: list[int], readings: Mapping[int, Reading]) -> str:
-    """With the exchange, where all wait in the same one."""
+def _waiting_words(ranks: list[int], readings: Mapping[int, Reading]) -> str:
+    """Describe which workers waited, and the exchange if all wait in one."""
     if not ranks:
         return ""
     where = {readings[rank].begun for rank in ranks if readings[rank].waits_for}

@@ -1,4 +1,4 @@
-"""What speaks against several workers on this machine, before any is started."""
+"""Checks before several workers are started on this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headway.training.available import check_available
 
 
 def check_local(config: Config, fingerprints: Mapping[str, str], options: RunOptions) -> bool:
-    """Whether there is something to do.
+    """Check that this machine can run the workers, and return whether the run has steps left.
 
     Raises:
         HeadwayError: this machine cannot do it.

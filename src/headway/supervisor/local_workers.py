@@ -1,8 +1,8 @@
-"""Several worker processes on this machine: started together, waited for together, ended together.
+"""Worker processes on this machine: started, waited for and ended together.
 
-PyTorch's elastic agent does this too. It listens on two ports of every interface, and unpickles what it finds at its
-rendezvous and in files of the temporary folder. Here the workers meet in a file that lies in the memory of the process
-that starts them, which only this user's processes can open.
+PyTorch's elastic agent does this, too. But it listens on two ports of every interface, and unpickles data from its
+rendezvous and from files of the temporary folder. Here the workers meet in a file in the memory of the process that
+starts them, which only this user's processes can open.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from headway.session.attempt import with_variables
 from headway.supervisor.processes import can_be_copied
 from headway.supervisor.worker import SPARE_VARIABLE
 
-#: Keeps NumPy from starting threads when it is loaded: a process with threads cannot be copied.
+# Keeps NumPy from starting threads when it is loaded: a process with several threads cannot be copied.
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 
-#: How often the workers are looked at, and how long they may take to end when they are told to.
+# The time between looks at the workers, and the time that they may take to end when they are asked to.
 _POLL_SECONDS, _END_SECONDS = 0.05, 30.0
 
 
@@ -48,11 +48,11 @@ class WorkerEnd:
 
 
 class WorkersFailed(Exception):
-    """A worker ended with an error, and the others have been ended because of it.
+    """A worker ended with an error, and the others were ended because of it.
 
     Args:
-        ends: Of those that had ended by then, in the order in which that was seen.
-        records: What workers have left of the reasons that the run's disk did not take.
+        ends: The ends seen so far, in that order.
+        records: Errors that workers could not write to the run's disk.
     """
 
     def __init__(self, ends: list[WorkerEnd], records: list[dict[str, Any]]) -> None:
@@ -61,17 +61,17 @@ class WorkersFailed(Exception):
 
     @property
     def killed(self) -> WorkerEnd | None:
-        """The end of the first worker that somebody else has killed: neither its own error, nor this process."""
+        """The end of the first worker that was killed from outside, not by its own error or by this process."""
         return next((end for end in self.ends if end.code < 0), None)
 
     @property
     def first(self) -> WorkerEnd:
-        """The end that says most: of a worker that was killed, or the first one seen."""
+        """The most informative end: that of a killed worker, or the first one seen."""
         return self.killed or self.ends[0]
 
 
 class WorkersStopped(Exception):
-    """This process was told to stop, and has told the workers."""
+    """This process received a stop signal, and passed it on to the workers."""
 
     def __init__(self, number: signal.Signals) -> None:
         self.signal = number
@@ -80,16 +80,16 @@ class WorkersStopped(Exception):
 
 @dataclass(frozen=True)
 class _Process:
-    """A worker, however it was started."""
+    """A worker process, however it was started."""
 
     pid: int
     poll: Callable[[], int | None]
-    """Gives its exit code, negative for a signal; None while it runs."""
+    """Returns its exit code, negative for a signal; None while it runs."""
 
 
 @dataclass
 class _Workers:
-    """Those that were started, by rank."""
+    """The started workers, by rank."""
 
     processes: list[_Process] = field(default_factory=list)
     codes: dict[int, int] = field(default_factory=dict)
@@ -106,11 +106,11 @@ class _Workers:
         return len(self.codes) == len(self.processes)
 
     def end(self, number: signal.Signals) -> None:
-        """Send a signal to those that run, and kill those that are there half a minute later."""
+        """Send a signal to the running workers, and kill those that still run half a minute later."""
         for then, seconds in ((number, _END_SECONDS), (signal.SIGKILL, _END_SECONDS)):
             self.look()
             for rank, process in enumerate(self.processes):
-                if rank not in self.codes:  # its number is its own until its end was seen here
+                if rank not in self.codes:  # its process number is not reused until its end is seen here
                     os.kill(process.pid, then)
             until = time.monotonic() + seconds
             while not self.all_ended and time.monotonic() < until:
@@ -127,23 +127,23 @@ def start_workers(
     load: Callable[[], object] = lambda: None,
     ends_workers_on: Iterable[signal.Signals] = STOP_SIGNALS,
 ) -> None:
-    """Run a module's `main` in so many processes that know of each other, and wait for all of them.
+    """Run a module's `main` in several worker processes, and wait for all of them.
 
-    Where that is safe they are copies of this process, which loads PyTorch once for all of them, else
-    programs of their own, which find modules where this process does.
+    Where that is safe, the workers are copies of this process, which loads PyTorch once for all of them. Otherwise they
+    are separate programs with the module path of this process.
 
     Args:
-        folder: For what the processes share, where that cannot lie in memory.
+        folder: For files that the processes share, where these cannot be in memory.
         variables: Added to the environment of the processes.
-        load: Called in a process that is to be copied, to load what all copies need.
-        ends_workers_on: Signals that are passed on to the processes, to kill those that are there 30 s later.
+        load: Called in a process that will be copied, to load what all copies need.
+        ends_workers_on: Signals that are passed on to the processes; those that still run 30 s later are killed.
 
     Raises:
-        WorkersFailed: a process ended with an error; the others have been ended.
-        WorkersStopped: this process was told to stop, and has told the others.
+        WorkersFailed: a process ended with an error; the others were ended.
+        WorkersStopped: this process received a stop signal, and passed it on.
     """
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, no child's end can be known
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it were ignored, the ends of children would be lost
     pause_collection()
     with with_variables(ONE_THREAD):
         importlib.import_module(module)
@@ -151,12 +151,12 @@ def start_workers(
         if copied:
             load()
     resume_collection()
-    came: list[int] = []
+    received: list[int] = []
     with (
         _shared_file(folder, "rendezvous") as rendezvous,
         _shared_file(folder, "reasons") as reasons,
-        # Before the first worker is there: until its number is known nobody could end it.
-        handled((signal.SIGQUIT, *ends_workers_on), lambda number, frame: came.append(number)),
+        # Before the first worker exists: a signal must not arrive while its number is unknown.
+        handled((signal.SIGQUIT, *ends_workers_on), lambda number, frame: received.append(number)),
     ):
         # Workers set their own number of threads; this keeps libraries from starting one per core until then.
         common = {
@@ -174,12 +174,12 @@ def start_workers(
                 environment = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
                 start = _start_copy if copied else _start_program
                 started.processes.append(start(environment, module, arguments))
-            ends = _wait(started, came)
+            ends = _wait(started, received)
         except BaseException:
             started.end(signal.SIGTERM)
             raise
-        if came:
-            stop = signal.Signals(came[0])
+        if received:
+            stop = signal.Signals(received[0])
             started.end(stop)
             raise WorkersStopped(stop)
         if ends:
@@ -187,9 +187,9 @@ def start_workers(
             raise WorkersFailed(ends, list(read_json_lines(reasons)))
 
 
-def _wait(started: _Workers, came: list[int]) -> list[WorkerEnd]:
-    """Wait until all workers have ended, or one has failed, or a signal came; returns the failures."""
-    while not came and not started.all_ended:
+def _wait(started: _Workers, received: list[int]) -> list[WorkerEnd]:
+    """Wait until all workers have ended, one has failed, or a signal received; return the failures."""
+    while not received and not started.all_ended:
         if ends := [end for end in started.look() if end.code]:
             return ends
         if not started.all_ended:
@@ -198,7 +198,7 @@ def _wait(started: _Workers, came: list[int]) -> list[WorkerEnd]:
 
 
 def _start_copy(environment: Mapping[str, str], module: str, arguments: tuple[str, ...]) -> _Process:
-    # By `fork`: nothing is pickled, and no semaphore is made.
+    # By `fork`: nothing is pickled, and no semaphore is created.
     process = multiprocessing.get_context("fork").Process(target=_run_copy, args=(environment, module, arguments))
     process.start()
     assert process.pid is not None, "it was started"
@@ -212,19 +212,19 @@ def _start_program(environment: Mapping[str, str], module: str, arguments: tuple
 
 
 def _run_copy(environment: Mapping[str, str], module: str, arguments: tuple[str, ...]) -> None:
-    """Do what a Python does that is started for the module, in a session of its own."""
+    """Do what an interpreter does that is started for the module, in a session of its own."""
     os.setsid()
-    reset((*STOP_SIGNALS, signal.SIGQUIT))  # the handlers of the process that was copied are not its own
+    reset((*STOP_SIGNALS, signal.SIGQUIT))  # drop the handlers of the process that was copied
     os.environ.update(environment)
     if (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # a program would have read this when it began
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # a separate program reads this at its start
     sys.argv = [module, *arguments]
     importlib.import_module(module).main()
 
 
 @contextmanager
 def _shared_file(folder: Path, name: str) -> Iterator[Path]:
-    """Give an empty file that workers can read and write, in memory where there can be one."""
+    """Create an empty file that workers can read and write, in memory where possible."""
     made = file_in_memory(f"headway-{name}")
     if made is not None:
         descriptor, path = made

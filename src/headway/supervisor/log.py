@@ -1,4 +1,4 @@
-"""The log of what a supervisor says of an attempt."""
+"""The log of an attempt's supervisor."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from pathlib import Path
 
 from headway.core.secrets import redact
 
-#: So long a line is waited for. It takes microseconds, and signals come and workers hang meanwhile.
+# How long to wait for a line to be written. It usually takes microseconds; meanwhile signals arrive and workers hang.
 _SECONDS = 1.0
 
 
 class SupervisorLog:
-    """Its lines wait in memory while its disk hangs, and are lost where that is full: a supervisor that waits in the
-    kernel passes no signal on.
+    """A log whose lines wait in memory while its disk hangs, and are lost if it is full.
 
-    A thread writes, and ends when it has: who has another thread cannot be copied into the next attempt's first
-    process (`supervise.processes.can_be_copied`), and would have to start one anew.
+    A supervisor that waits in the kernel passes no signal on. So a thread writes, and ends when it is done: a process
+    with another thread cannot be copied into the next attempt process (`processes.can_be_copied`).
     """
 
     def __init__(self, path: Path) -> None:
@@ -27,7 +26,7 @@ class SupervisorLog:
         self._thread: threading.Thread | None = None
 
     def write(self, text: str) -> None:
-        """Append a line; for one thread."""
+        """Append a line. Only one thread may call this."""
         self._waiting.append(redact(text))
         while self._waiting:
             if self._thread is None or not self._thread.is_alive():
@@ -40,6 +39,6 @@ class SupervisorLog:
     def _write(self) -> None:
         while self._waiting:
             line = self._waiting.popleft()
-            # Opened each time: to open a file on such a disk waits too.
+            # Opened for each line: opening a file on a hanging disk waits, too.
             with suppress(OSError), self._path.open("ab", buffering=0) as file:
                 file.write(f"{line}\n".encode())

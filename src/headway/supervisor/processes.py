@@ -1,8 +1,8 @@
-"""The processes of an attempt: how they are doing, and making sure that none is left.
+"""The processes of an attempt: their state, and their complete removal.
 
-Each worker leads a session of its own, so all that it starts carries its number, also what outlives it. A process that
-leaves the session is still a descendant; one that does both and loses its parents is seen when the supervisor adopts
-orphans (`adopt_orphans`).
+Each worker leads a session of its own, so all that it starts carries its session number, even what outlives it. A
+process that leaves the session is still a descendant. One that does both and loses its parents is found when the
+supervisor adopts orphans (`adopt_orphans`).
 """
 
 from __future__ import annotations
@@ -30,20 +30,23 @@ from headway.core.process_table import (
     has_one_thread,
 )
 
-#: How long it may take, and how long killed processes may take to go.
+# How long processes may take to finish their writes, and how long killed processes may take to disappear.
 GRACE_SECONDS, GONE_SECONDS = 5.0, 30.0
-#: How long a process may have no command line: the kernel gives it one some time after it has begun (execve(2)).
+# How long a process may have no command line: the kernel sets it some time after the start (execve(2)).
 _BEGIN_SECONDS = 1.0
 
 
 def can_be_copied() -> bool:
-    """Whether a copy of this process (`fork`) could train as well as another process."""
+    """Return whether a copy of this process (`fork`) could train as well as a new process."""
     return has_one_thread() and not _lacks_gpus_when_copied()
 
 
 def _lacks_gpus_when_copied() -> bool:
-    """Whether CUDA is spoilt for copies of this process, which refuse to use it once this one has as much as asked
-    whether there are GPUs (`torch.cuda.is_available`). Only a copy knows, so one is made and asked."""
+    """Return whether copies of this process could not use CUDA.
+
+    They refuse to use it once this process has as much as asked whether there are GPUs (`torch.cuda.is_available`).
+    Only a copy knows that, so this makes one and asks it.
+    """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda._is_compiled():
         return False
@@ -53,13 +56,13 @@ def _lacks_gpus_when_copied() -> bool:
         try:
             code = int(torch.cuda._is_in_bad_fork())
         finally:
-            os._exit(code)  # the frames above belong to the process that was copied
+            os._exit(code)  # the stack frames belong to the process that was copied
     _, status = os.waitpid(copy, 0)
     return status != 0 and torch.cuda.device_count() > 0
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parents die (Linux). For a process that has no other children."""
+    """Become the parent of descendants whose own parents die (Linux). Only for a process without other children."""
     if LINUX:
         pr_set_child_subreaper = 36
         ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
@@ -68,7 +71,7 @@ def adopt_orphans() -> None:
 def members(
     processes: Iterable[ProcessState], leaders: Collection[int], descendants_of: int | None = None
 ) -> list[ProcessState]:
-    """The processes of some sessions, with all their descendants, and those of one process if it is given."""
+    """Return the processes of some sessions with all their descendants, and the descendants of one process if given."""
     processes = [p for p in processes if p.state != DEAD]
     found = {p.pid for p in processes if p.session in leaders or p.pid in leaders}
     parents = {*found, *([descendants_of] if descendants_of is not None else [])}
@@ -87,18 +90,18 @@ def end_all(
 ) -> list[int]:
     """Kill every process of an attempt, and wait until all are gone.
 
-    One that finishes what it writes (`process_table.FINISHES_ITS_WORK`), and what the next attempt is to begin from,
-    has a few seconds for that, and more while it gets on: a large state takes long to write, and far longer to be
-    computed again. What comes after that, the next attempt does: an upload is not waited for. Alerts are let be and not
-    waited for, within their time: they tell of just such an end.
+    A process that is writing what the next attempt begins from (`process_table.FINISHES_ITS_WORK`) has a few seconds
+    for that, and more while it makes progress: a large state takes long to write, and far longer to be computed again.
+    It is not spared for what the next attempt can do itself, such as an upload. Alerts are not killed within their time
+    limit, and not waited for: they report just such an end.
 
     Args:
-        leaders: Workers and whatever has started them; each leads a session.
+        leaders: Workers and the processes that have started them; each leads a session.
         descendants_of: A process all of whose descendants belong to the attempt.
-        unfinished: Whether there still is something that the next attempt is to begin from.
+        unfinished: Whether a write that the next attempt begins from is still incomplete.
 
     Returns:
-        Those that do not go, in an uninterruptible call to a driver or a file system.
+        The processes that do not end, because they are in an uninterruptible call to a driver or a file system.
     """
     if not LINUX:
         for leader in leaders:
@@ -109,10 +112,10 @@ def end_all(
     spared, seen = start, dict[int, Seen]()
     while True:
         processes = all_processes()
-        # A dead parent leads to no child: one that was killed is looked for by its own number, with its session. Once
-        # neither is there, the number is free for a stranger.
+        # A dead parent leads to no child, so a killed process is looked up by its own number, with its session. Once
+        # neither exists, the number may be reused by an unrelated process.
         killed.intersection_update(number for p in processes for number in (p.pid, p.session))
-        left = [p for p in members(processes, {*leaders, *killed}, descendants_of) if not _tells(p.session)]
+        left = [p for p in members(processes, {*leaders, *killed}, descendants_of) if not _is_alerting(p.session)]
         _reap(p for p in processes if p.pid in killed and p.pid not in leaders)
         now = time.monotonic()
         if not left or now - spared > GONE_SECONDS:
@@ -132,12 +135,12 @@ def end_all(
 
 
 def _finishes_its_work(pid: int, seconds: float) -> bool:
-    """Whether a process is one that may, or has so little begun that it has no command line yet."""
+    """Return whether a process may finish its work, or is so new that it has no command line yet."""
     return finishes_its_work(pid) or (seconds < _BEGIN_SECONDS and not arguments_of(pid))
 
 
-def _tells(leader: int) -> bool:
-    """Whether the processes of a session tell somebody what is wrong, and are not overdue."""
+def _is_alerting(leader: int) -> bool:
+    """Return whether a session is an alert that is not overdue."""
     return is_alert(arguments_of(leader)) and _age_seconds(leader) < LIMIT_SECONDS
 
 
@@ -151,7 +154,7 @@ def _age_seconds(pid: int) -> float:
 
 
 def _reap(processes: Iterable[ProcessState]) -> None:
-    """Take leave of dead children that were adopted; those that were started here are waited for by others."""
+    """Reap adopted children that have died. Children that were started here are reaped elsewhere."""
     for process in processes:
         if process.parent == os.getpid() and process.state == DEAD:
             with suppress(ChildProcessError):
@@ -162,8 +165,8 @@ def ask_for_stacks(files: Mapping[int, Path], seconds: float, stopped: bool = Fa
     """Have processes write their stacks, and wait until all have, or a time has passed.
 
     Args:
-        files: Where each process writes when SIGURG comes, by its number.
-        stopped: They are, by SIGSTOP, and shall be again once they have written: they go on for some milliseconds.
+        files: The file to which each process writes on SIGURG, by process number.
+        stopped: The processes are stopped by SIGSTOP. They are continued for some milliseconds, then stopped again.
     """
     before = {path: _size(path) for path in files.values()}
     for pid in files:
@@ -183,7 +186,7 @@ def ask_for_stacks(files: Mapping[int, Path], seconds: float, stopped: bool = Fa
 
 
 def _ask_main_thread(pid: int) -> None:
-    """Of a process that goes on for that, another thread might answer when the main one is elsewhere already."""
+    """Send SIGURG to the main thread: in a continued process another thread might answer instead."""
     if not LINUX or ctypes.CDLL(None).tgkill(pid, pid, signal.SIGURG) != 0:
         os.kill(pid, signal.SIGURG)
 
@@ -196,7 +199,7 @@ def _size(path: Path) -> int:
 
 
 def reap_orphans(leader: int) -> None:
-    """Take leave of adopted descendants that have ended by themselves. For a process with one child of its own."""
+    """Reap adopted descendants that have ended by themselves. Only for a process with one child of its own."""
     if not LINUX:
         return
     options = os.WEXITED | os.WNOHANG | os.WNOWAIT

@@ -1,8 +1,8 @@
-"""How an attempt ended, and whether the run goes on by itself.
+"""The outcome of an attempt, and whether the run continues by itself.
 
-Failures and preemptions have separate budgets: bad luck is limited, being told to make room is not. What would only
-happen again (a mistake in the config, damaged data, divergence) is never tried again, and a fault that comes back at
-the same step with the same stack is a bug.
+Failures and preemptions have separate budgets: failures are limited, preemptions are not. Errors that would recur (a
+mistake in the config, damaged data, divergence) are never retried, and a fault that recurs at the same step with the
+same stack is a bug.
 """
 
 from __future__ import annotations
@@ -24,22 +24,21 @@ from headway.core.format import format_seconds
 #: Signals that only a scheduler, a person or the operating system sends: SIGHUP, SIGINT, SIGUSR1, SIGTERM, SIGPWR.
 _FROM_OUTSIDE = (1, 2, 10, 15, 30) if sys.platform == "linux" else (1, 2, 15, 30)
 
-#: Exit codes of deliberate errors that the next attempt would meet again: usage and config, data, checkpoint,
-#: diverged.
+# Exit codes of deliberate errors that the next attempt would meet again: usage and config, data, checkpoint, diverged.
 _FINAL = (2, 3, 4, 5)
 _PREEMPTED = 75
 
-#: Modules of `headway.supervisor` that are on the way from a command to a worker.
+# Modules of `headway.supervisor` between a command and a worker.
 _STARTERS = ("agent", "attempt_client", "attempt_monitor", "attempt_process", "supervisor", "worker")
 
-#: In a dump of `faulthandler`: `  File "/x/y.py", line 3 in name`.
-_DUMPED = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
+# A frame in a dump of `faulthandler`: `  File "/x/y.py", line 3 in name`.
+_DUMP_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
 _FIRST_DELAY_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Ending:
-    """Why an attempt ended."""
+class AttemptOutcome:
+    """Why and how an attempt ended."""
 
     kind: Literal["finished", "preempted", "error", "died", "hung", "slow"]
     what: str
@@ -47,34 +46,34 @@ class Ending:
     where: str | None = None
     fix: str | None = None
     rank: int | None = None
-    """The worker to blame; None for none in particular."""
+    """The worker to blame; None if there is none in particular."""
     step: int | None = None
-    """Its finished steps."""
+    """Finished steps of that worker."""
     signal: int | None = None
     error: str | None = None
     """Type of the exception."""
     frames: tuple[str, ...] = ()
     """Frames of Headway and of the user's code, innermost last, as `file:line function`."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """More for the record: phase, last exchange, host, who was waited for, where stacks are."""
+    """More for the record: phase, last exchange, host, waiting workers, files of stacks."""
 
     @property
     def signature(self) -> tuple[object, ...] | None:
-        """Equal for the same fault at the same step; None where there is no stack to compare."""
+        """A value that is equal for the same fault at the same step; None without a stack to compare."""
         return (self.kind, self.error, self.signal, self.step, self.frames) if self.frames else None
 
     @property
     def is_final(self) -> bool:
-        """Whether another attempt would meet the same."""
+        """Whether another attempt would meet the same error."""
         return self.exit_code in _FINAL
 
     @property
     def is_from_outside(self) -> bool:
-        """Whether a scheduler, a person or the operating system has told a worker to end, and not the command."""
+        """Whether a signal from outside (a scheduler, a person, the operating system) ended a worker."""
         return self.kind == "died" and self.signal in _FROM_OUTSIDE
 
     def record(self) -> dict[str, Any]:
-        """For `attempt.json`; what is unknown is left out."""
+        """Return the fields for `attempt.json`; unknown ones are absent."""
         known = {
             "kind": self.kind,
             "rank": self.rank,
@@ -91,50 +90,50 @@ class Ending:
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether the run goes on by itself."""
+    """Whether the run continues by itself, and why."""
 
-    goes_on: bool
+    continues: bool
     why: str
     delay_seconds: float = 0.0
     is_bug: bool = False
-    """The same fault at the same step with the same stack."""
+    """Whether the fault recurred at the same step with the same stack."""
 
 
 class Budget:
     """Counts failures over the attempts of one command.
 
     Args:
-        clock: Seconds that only rise.
+        clock: Returns seconds that never decrease.
     """
 
     def __init__(self, config: SuperviseConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._config, self._clock = config, clock
         self._failures: deque[float] = deque()
         self._seen: set[tuple[object, ...]] = set()
-        self._furthest, self._in_vain = -2, 0  # -1 is a run that has no checkpoint yet
+        self._furthest, self._without_progress = -2, 0  # -1 is a run that has no checkpoint yet
 
-    def decide(self, ending: Ending, newest_step: int) -> Decision:
-        """What follows from an ending.
+    def decide(self, outcome: AttemptOutcome, newest_step: int) -> Decision:
+        """Decide what follows from an outcome.
 
         Args:
-            newest_step: Of the newest checkpoint; more than ever before is progress.
+            newest_step: Step of the newest checkpoint; more than ever before is progress.
         """
-        if ending.kind == "finished":
+        if outcome.kind == "finished":
             return Decision(False, "finished")
-        if ending.is_final:
-            return Decision(False, "another attempt would meet the same")
+        if outcome.is_final:
+            return Decision(False, "another attempt would meet the same error")
         delay = self._delay(newest_step)
-        if ending.exit_code == _PREEMPTED and ending.kind == "preempted":
+        if outcome.exit_code == _PREEMPTED and outcome.kind == "preempted":
             if self._config.restart_preempted:
                 return Decision(True, "preempted, which does not count as a failure", delay)
             return Decision(False, "preempted")
-        if ending.is_from_outside:
-            return Decision(True, "told to end by a signal from outside, which does not count as a failure", delay)
-        if ending.signature is not None and ending.signature in self._seen:
+        if outcome.is_from_outside:
+            return Decision(True, "ended by a signal from outside, which does not count as a failure", delay)
+        if outcome.signature is not None and outcome.signature in self._seen:
             why = "the same fault at the same step with the same stack: this is a bug, not bad luck"
             return Decision(False, why, delay, is_bug=True)
-        if ending.signature is not None:
-            self._seen.add(ending.signature)
+        if outcome.signature is not None:
+            self._seen.add(outcome.signature)
         return self._count(delay)
 
     def _count(self, delay: float) -> Decision:
@@ -151,26 +150,29 @@ class Budget:
         return Decision(True, f"failure {count} of {limit} {within}", delay)
 
     def _delay(self, newest_step: int) -> float:
-        """None at first, then growing as long as there is no progress."""
-        self._in_vain = 0 if newest_step > self._furthest else self._in_vain + 1
+        """Return the seconds until the next attempt: 0 after progress, then growing."""
+        self._without_progress = 0 if newest_step > self._furthest else self._without_progress + 1
         self._furthest = max(self._furthest, newest_step)
-        if not self._in_vain:
+        if not self._without_progress:
             return 0.0
-        return min(self._config.max_delay_seconds, _FIRST_DELAY_SECONDS * 2.0 ** (self._in_vain - 1))
+        return min(self._config.max_delay_seconds, _FIRST_DELAY_SECONDS * 2.0 ** (self._without_progress - 1))
 
 
 def frames_of(error: BaseException) -> list[str]:
-    """The frames of an exception that are Headway's or the user's, innermost last."""
+    """Return the frames of an exception that are Headway's or the user's, innermost last."""
     summary = traceback.extract_tb(error.__traceback__)
     return [_frame(f.filename, f.lineno or 0, f.name) for f in summary if _is_own(f.filename)]
 
 
 def frames_of_dump(text: str) -> tuple[str, ...]:
-    """The same from the newest dump of `faulthandler`: those of the thread that has most, which is the one at work."""
+    """Return such frames from the newest dump of `faulthandler`.
+
+    They are those of the thread that has most, which is the working one.
+    """
     newest = re.split(r"(?m)^(?:Fatal Python error|Stack \(most recent|=== )", text)[-1]
     threads: list[list[str]] = []
     for line in newest.splitlines():
-        match = _DUMPED.match(line)
+        match = _DUMP_FRAME.match(line)
         if match is None:
             threads.append([])
         elif threads and _is_own(match[1]):
@@ -183,7 +185,7 @@ def _frame(file: str, line: int, name: str) -> str:
 
 
 def _is_own(file: str) -> bool:
-    """Whether a frame is Headway's or the user's; what starts a worker is not, since it differs between attempts."""
+    """Return whether a frame is Headway's or the user's. Modules that start workers are not, since they vary."""
     if file.startswith("<"):
         return False
     path = Path(file)

@@ -1,8 +1,8 @@
-"""Which worker has died, hangs, or is slow: judged from what workers tell and what the process table says.
+"""Detection of a dead, hanging or slow worker, from the workers' heartbeats and the process table.
 
 Workers wait for each other, so when one hangs all stand still. Only the one that is behind is to blame: it has finished
-fewer steps or begun fewer exchanges, and does not wait for anybody. Limits are for that one, by its phase; those who
-wait for it have none of their own.
+fewer steps or begun fewer exchanges, and does not wait for another. Limits apply to that one, by its phase; workers
+that wait for it have none.
 """
 
 from __future__ import annotations
@@ -20,62 +20,62 @@ from headway.core.format import format_seconds
 from headway.core.heartbeat import Phase, Reading
 from headway.core.process_table import DEAD, STOPPED, TRACED, UNINTERRUPTIBLE, ProcessState
 
-#: A stopped process does nothing by itself any more; short stops (a snapshot, a shell) are let pass.
+# A stopped process cannot continue by itself; short stops (a snapshot, a shell) are tolerated.
 _STOPPED_SECONDS = 5.0
-#: Own times are compared over so long, and so many steps, at least; and so often in a row before anyone is named.
+# Workers' own times are compared over at least so many seconds and steps, so often in a row before one is named.
 _WINDOW_SECONDS, _WINDOW_STEPS, _WINDOWS = 8.0, 3, 2
-#: From here on one step is enough: who slows steps down to 20 s is named within a minute, too.
+# In a window this long one step is enough: a worker that slows steps to 20 s is named within a minute, too.
 _LONG_WINDOW_SECONDS = 10.0
 _MEDIAN_OF = 21
-#: Before its first step a worker loads and compiles, and says little.
+# Before its first step a worker loads and compiles, with few heartbeats.
 _START_SECONDS = 55.0
-#: What a worker that is well may be silent for, in the longest silence after which the run went on lately.
+# A healthy worker may be silent for this multiple of the longest recent silence that ended well.
 _SILENCES = 3.0
-#: Phases whose silences are as long as the model makes them, and not a disk, a store or a compiler.
+# Phases whose silences depend on the model, not on a disk, a store or a compiler.
 _AT_WORK = frozenset((Phase.COMPUTE, Phase.BACKWARD, Phase.REDUCE, Phase.UPDATE, Phase.RECORD, Phase.EVALUATION))
-#: How long before others give an exchange up the one whom they wait for is ended, in their patience at least: they
-#: would end the attempt with an error of their own, and one of them would be blamed.
+# A hanging worker is ended this share of the others' patience before they give an exchange up. Otherwise they would end
+# the attempt with an error of their own, and one of them would be blamed.
 _BEFORE_TIMEOUT = 0.1
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong with a worker."""
+    """A fault of a worker."""
 
     kind: Literal["died", "hung", "slow", "waits"]
-    """`waits`: longer than a step may take, where that is allowed (for data, a disk, a compiler); it is only said."""
+    """`waits`: longer than usual, in a phase where that is allowed (data, a disk, a compiler); only a warning."""
     rank: int
     what: str
-    """In words, without the worker's name."""
+    """The fault in words, without the worker's name."""
     seconds: float = 0.0
-    """Since its last sign of life."""
+    """Seconds since its last sign of life."""
     signal: int | None = None
     exit_code: int | None = None
     suspects: tuple[int, ...] = ()
-    """All of those that may be to blame."""
+    """All workers that may be to blame."""
 
 
 @dataclass
 class _Window:
-    """Where a worker was when the comparison began."""
+    """Positions of the workers when a comparison began."""
 
     at: float
     steps: dict[int, int]
     own: dict[int, float]
     data: dict[int, float]
     done: int = 0
-    """Steps that all have finished since, when it was last looked at."""
+    """Steps that all workers had finished since then, at the last look."""
 
 
 @dataclass
 class _Silences:
-    """The longest silence of every step, after which the worker went on."""
+    """The longest silence of each recent step, after which the worker continued."""
 
     _of_steps: dict[int, float] = field(default_factory=dict)
     _of_the_first: float = 0.0
 
     def add(self, reading: Reading, seconds: float) -> None:
-        """One has ended that began with this reading."""
+        """Add a silence that began with this reading and has ended."""
         if not reading.has_finished_a_step:
             self._of_the_first = max(self._of_the_first, seconds)
             return
@@ -84,23 +84,23 @@ class _Silences:
             del self._of_steps[next(iter(self._of_steps))]
 
     def longest(self, with_first: bool) -> float:
-        """In seconds; with that of the attempt's first step or without, in which much is done for once."""
+        """Return the longest silence in seconds, with or without the attempt's first step, which does one-time work."""
         return max(*self._of_steps.values(), self._of_the_first if with_first else 0.0, 0.0)
 
 
 @dataclass
 class Watchdog:
-    """Looks at an attempt's workers again and again."""
+    """Judges an attempt's workers, look by look."""
 
     config: SuperviseConfig
     compiles: bool = False
-    """The model is compiled, which the first batch of an evaluation may have to wait for."""
+    """Whether the model is compiled: then the first batch of an evaluation may wait for the compiler."""
     timeout_seconds: float = 600.0
     """How long workers wait for others in an exchange."""
     _steps: deque[float] = field(default_factory=lambda: deque(maxlen=_MEDIAN_OF))
     _newest: tuple[int, float] | None = None
     _silent: dict[int, tuple[Reading, float]] = field(default_factory=dict)
-    """Those that the others wait for, and how long each has been silent."""
+    """The stragglers, and how long each has been silent."""
     _at_steps: _Silences = field(default_factory=_Silences)
     _at_evaluations: _Silences = field(default_factory=_Silences)
     _stopped_since: dict[int, float] = field(default_factory=dict)
@@ -114,14 +114,14 @@ class Watchdog:
     def look(
         self, now: float, readings: Mapping[int, Reading], states: Mapping[int, ProcessState | None]
     ) -> Finding | None:
-        """The first thing that is wrong.
+        """Return the first fault found; None if all is well.
 
         Args:
-            now: Of the monotonic clock.
-            readings: By rank; of the workers that have begun.
-            states: By rank; None for one that is gone.
+            now: Time of the monotonic clock.
+            readings: Heartbeats of the workers that have begun, by rank.
+            states: Process states by rank; None for a process that is gone.
         """
-        # When this process itself was stopped, or the machine asleep, nothing of that time is anybody's fault.
+        # If this process was stopped, or the machine asleep, no worker is to blame for that time.
         if self._looked is not None and now - self._looked > 5.0:
             self._forgiven = now
             self._stopped_since.clear()
@@ -141,7 +141,7 @@ class Watchdog:
         return statistics.median(self._steps) if self._steps else None
 
     def limit_seconds(self, reading: Reading) -> float:
-        """How long a worker may be without a sign of life in its phase."""
+        """Return how long a worker may be without a sign of life in its phase."""
         config = self.config
         if reading.phase == Phase.START or not reading.has_finished_a_step:
             return config.start_seconds
@@ -153,7 +153,7 @@ class Watchdog:
         return max(limit, config.data_seconds) if reading.phase == Phase.DATA else limit
 
     def patience_seconds(self, reading: Reading) -> float:
-        """How long a worker may be without a sign of life until that is said, though it may take longer."""
+        """Return how long a worker may be without a sign of life before a warning."""
         usual = self._usual_silence
         if reading.phase == Phase.EVALUATION:
             usual = max(usual, self._at_evaluations.longest(with_first=False))
@@ -162,12 +162,12 @@ class Watchdog:
 
     @property
     def start_patience_seconds(self) -> float:
-        """How long a worker may take to its first sign of life until that is said."""
+        """How long a worker may take to its first sign of life before a warning."""
         return max(_START_SECONDS, self.config.hang_seconds)
 
     @property
     def _usual_silence(self) -> float:
-        """The longest of recent steps; of the first one until another is done: nothing else is known of steps."""
+        """The longest silence of recent steps, or of the first step until another is done."""
         return self._at_steps.longest(with_first=not self._steps)
 
     def _measure(self, readings: Mapping[int, Reading]) -> None:
@@ -181,14 +181,14 @@ class Watchdog:
             self._newest = (first.step, first.steps_seconds)
 
     def _silences(self, now: float, readings: Mapping[int, Reading]) -> dict[int, float]:
-        """How long each of those that the others wait for has been silent."""
-        behind = {rank: readings[rank] for rank in those_behind(readings)}
-        # Who waits with all others has waited for the last one to come, which may have been data that were late.
+        """Return how long each straggler has been silent."""
+        behind = {rank: readings[rank] for rank in stragglers(readings)}
+        # If all wait in an exchange, it began when the last one joined, which may have waited for late data.
         since = max((r.beat_seconds for r in behind.values() if r.waits_for), default=0.0)
         return {rank: now - max(reading.beat_seconds, since, self._forgiven) for rank, reading in behind.items()}
 
     def _learn(self, readings: Mapping[int, Reading], silent: Mapping[int, float]) -> None:
-        """How long workers are silent while all is well: this is what a step is made of."""
+        """Learn how long workers are silent in normal operation, from silences that have ended."""
         for rank, (reading, seconds) in self._silent.items():
             if readings[rank].beat_seconds != reading.beat_seconds and reading.phase in _AT_WORK:
                 evaluates = reading.phase == Phase.EVALUATION
@@ -211,13 +211,13 @@ class Watchdog:
         self, now: float, readings: Mapping[int, Reading], states: Mapping[int, ProcessState | None]
     ) -> Finding | None:
         if any(state is not None and state.state == TRACED for state in states.values()):
-            return None  # somebody looks at it with a debugger
+            return None  # it is being debugged
         silent = self._silences(now, readings)
         self._learn(readings, silent)
         limits = {rank: self.limit_seconds(readings[rank]) for rank in silent}
         if self._others_give_up_soon(now, readings, silent):
             limits = {rank: min(limit, self.patience_seconds(readings[rank])) for rank, limit in limits.items()}
-        if any(silent[rank] < limit for rank, limit in limits.items()):  # who may be to blame is still within his time
+        if any(silent[rank] < limit for rank, limit in limits.items()):  # a suspect is still within its limit
             rank = max(silent, key=silent.__getitem__)
             return self._waits(rank, readings[rank], silent[rank])
         if not silent:
@@ -232,14 +232,16 @@ class Watchdog:
         return Finding("hung", rank, what, seconds, suspects=tuple(silent))
 
     def _others_give_up_soon(self, now: float, readings: Mapping[int, Reading], behind: Collection[int]) -> bool:
-        """Whether the exchange in which the others wait is about to fail; it may have begun as long before they wait
-        for it as a backward pass takes."""
+        """Return whether the exchange in which the others wait is about to time out.
+
+        It may have begun before their wait, by as much as a backward pass takes.
+        """
         waiting = [r.beat_seconds for rank, r in readings.items() if r.waits_for and rank not in behind]
         before = max(_BEFORE_TIMEOUT * self.timeout_seconds, self._usual_silence)
         return bool(waiting) and now - max(min(waiting), self._forgiven) >= self.timeout_seconds - before
 
     def _waits(self, rank: int, reading: Reading, silent: float) -> Finding | None:
-        """Said once for every time that a worker is silent for longer than is usual, where it is allowed to."""
+        """Return a warning, once per silence, for a worker that is silent longer than usual where that is allowed."""
         key = (rank, reading.step, reading.phase)
         if silent < self.patience_seconds(reading) or key in self._waited:
             return None
@@ -258,11 +260,11 @@ class Watchdog:
             self._window = _window(now, readings)
             return None
         done = {rank: reading.step - window.steps[rank] for rank, reading in readings.items()}
-        if min(done.values()) < 0:  # a rollback: how many steps were done since is not to be told
+        if min(done.values()) < 0:  # after a rollback the number of finished steps is unknown
             self._window = _window(now, readings)
             return None
         seconds, before, window.done = now - window.at, window.done, min(done.values())
-        # In the middle of a step some have done their part of it and others have not, which counts in a few steps.
+        # Amid a step some workers have done their part of it and others have not, which distorts a short comparison.
         if window.done == before or seconds < _WINDOW_SECONDS:
             return None
         if window.done < _WINDOW_STEPS and seconds < _LONG_WINDOW_SECONDS:
@@ -297,20 +299,20 @@ def _window(now: float, readings: Mapping[int, Reading]) -> _Window:
 
 
 def _dead(readings: Mapping[int, Reading], states: Mapping[int, ProcessState | None]) -> Finding | None:
-    """A worker that has ended by a signal or a crash; one that has ended well, or was told to stop, is not dead.
+    """Return a finding for a worker that a signal or a crash has ended, but not for a regular or requested end.
 
-    Of several the one to blame: a death makes others crash, which lose their connection to it, and the agent ends the
-    rest by SIGTERM.
+    Of several dead workers, pick the one to blame: a death makes others crash, because they lose their connection to
+    it, and the agent ends the rest by SIGTERM.
     """
     codes = {
         rank: os.waitstatus_to_exitcode(state.wait_status)
         for rank in readings
         if (state := states.get(rank)) is not None and state.state == DEAD and state.wait_status is not None
     }
-    # Whom the agent has taken leave of already was the first to go; what ends by itself says that it ends.
-    taken = [rank for rank, r in readings.items() if rank in states and states[rank] is None and r.phase != Phase.END]
-    if taken:
-        return Finding("died", taken[0], "died", suspects=(taken[0],))
+    # A worker that the agent has already reaped died first; one that ends regularly reports that it ends.
+    reaped = [rank for rank, r in readings.items() if rank in states and states[rank] is None and r.phase != Phase.END]
+    if reaped:
+        return Finding("died", reaped[0], "died", suspects=(reaped[0],))
     dead = {rank: code for rank, code in codes.items() if code not in (0, 75)}
     if not dead:
         return None
@@ -320,9 +322,11 @@ def _dead(readings: Mapping[int, Reading], states: Mapping[int, ProcessState | N
     return Finding("died", rank, f"died ({in_words(code)})", suspects=(rank,), **ended)
 
 
-def those_behind(readings: Mapping[int, Reading]) -> list[int]:
-    """The workers that the others wait for: those that have begun the fewest exchanges, and of them those that do not
-    wait themselves. Everyone, when all wait for each other."""
+def stragglers(readings: Mapping[int, Reading]) -> list[int]:
+    """Return the workers that the others wait for; all of them if all wait for each other.
+
+    They have begun the fewest exchanges and, among those that have, do not wait themselves.
+    """
     if not readings:
         return []
     fewest = min(reading.collectives for reading in readings.values())
@@ -332,5 +336,5 @@ def those_behind(readings: Mapping[int, Reading]) -> list[int]:
 
 
 def in_words(code: int) -> str:
-    """How a process ended, from the exit code that Python gives."""
+    """Describe how a process ended, from the exit code that Python returns."""
     return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,4 +1,4 @@
-"""What the local launcher starts: `python -m headway.supervisor.worker RUN_DIRECTORY`, once per worker."""
+"""A worker process: `python -m headway.supervisor.worker RUN_DIRECTORY`, started by the local launcher."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from headway.core.secrets import redact
 from headway.runs.run_directory import attempt_folder, worker_log
 from headway.supervisor.restart_policy import frames_of
 
-#: The file in memory in which whoever started the workers looks for reasons that the run's disk did not take.
+#: Names a file in memory for errors that cannot be written to the run's disk; the starting process reads it.
 SPARE_VARIABLE = "HEADWAY_REASONS_FILE"
 
-#: Kept open: the signal handler has only its number.
+#: Kept open: the signal handler holds only its file number.
 _stacks: IO[str] | None = None
 
 
 def main() -> None:
-    """Train as one worker; an error goes to `attempts/NNN/error-<rank>.json` for the launcher to tell."""
+    """Train as one worker; an error goes to `attempts/NNN/error-<rank>.json`, which the launcher reads."""
     begin_process()
     run, number, rank = Path(sys.argv[1]), int(os.environ["HEADWAY_ATTEMPT"]), int(os.environ["RANK"])
     folder = attempt_folder(run, number)
@@ -52,7 +52,7 @@ def main() -> None:
 
 @contextmanager
 def reasons_in(folder: Path, rank: int) -> Iterator[None]:
-    """End this process with an exit code if there is an error, and leave `error-<rank>.json` for `first_record`."""
+    """End this process with an exit code on an error, and write `error-<rank>.json` for `first_record`."""
     try:
         yield
     except HeadwayError as error:
@@ -71,8 +71,8 @@ def reasons_in(folder: Path, rank: int) -> Iterator[None]:
             with suppress(OSError):  # a full disk must not hide what went wrong
                 _stacks.write(f"{text}\n")
                 _stacks.flush()
-        # Often this only says that another worker is gone. The first one to end has all others stopped, so let the one
-        # that met the reason write it down.
+        # Often this error only shows that another worker is gone. The first worker that ends has all others stopped,
+        # so give the one that met the cause time to report it.
         time.sleep(1.0)
         _report(folder, error_record(error, rank))
         exit_process(1)
@@ -86,13 +86,13 @@ def keep_log(path: Path) -> None:
 
 
 def report_to(folder: Path, rank: int) -> None:
-    """Let the supervisor see what this worker does, and take its stack whenever it likes.
+    """Let the supervisor watch this worker, and request its stack at any time.
 
-    The stack is written by a signal handler in C, which needs no lock of the interpreter, so a thread that holds it for
-    ever can be seen too. SIGURG is ignored by processes that do not handle it (yet), so asking does no harm.
+    A signal handler in C writes the stack without the interpreter's lock, so a thread that holds the lock forever
+    shows, too. Processes that do not handle SIGURG (yet) ignore it, so a request does no harm.
 
     Raises:
-        HeadwayError: the files for that cannot be made; the supervisor would wait for them in vain.
+        HeadwayError: the files for that cannot be created; the supervisor would wait for them in vain.
     """
     global _stacks
     try:
@@ -102,17 +102,17 @@ def report_to(folder: Path, rank: int) -> None:
         raise HeadwayError(
             f"worker {rank} cannot be watched: {error.strerror or error}",
             where=error.filename or str(folder),
-            fix=fix_for(error, "make room on its disk, or see to its permissions; then run the same command again"),
+            fix=fix_for(error, "free space on its disk, or check its permissions; then run the same command again"),
         ) from error
     faulthandler.enable(_stacks, all_threads=True)
     faulthandler.register(signal.SIGURG, _stacks, all_threads=True)
 
 
 def first_record(folder: Path, spare: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any] | None:
-    """Of what `reasons_in` has left of all workers: a deliberate error rather than the crashes of those that waited.
+    """Return the most informative error record: a deliberate error rather than the crashes that follow from it.
 
     Args:
-        spare: What they have left where the disk of the run did not take it.
+        spare: Records that could not be written to the run's disk.
     """
     records = [dict(record) for record in spare]
     with suppress(OSError):
@@ -121,7 +121,7 @@ def first_record(folder: Path, spare: Iterable[Mapping[str, Any]] = ()) -> dict[
 
 
 def error_record(error: BaseException, rank: int) -> dict[str, Any]:
-    """What there is to tell about the end of a worker."""
+    """Return the record of the error that ended a worker."""
     record: dict[str, Any] = {"rank": rank, "type": type(error).__name__, "step": current_step()}
     if isinstance(error, HeadwayError):
         return {**record, "exit_code": error.exit_code, "what": error.what, "where": error.where, "fix": error.fix}
@@ -133,24 +133,24 @@ def _report(folder: Path, record: dict[str, Any]) -> None:
     try:
         write_json(folder / f"error-{record['rank']}.json", record)
     except OSError as error:
-        if spare := os.environ.get(SPARE_VARIABLE):  # in memory, whatever has become of the run's disk
+        if spare := os.environ.get(SPARE_VARIABLE):  # in memory, in case the run's disk has failed
             with suppress(OSError):
-                if record["rank"]:  # at the first end the agent looks for reasons, and the first worker's says most
+                if record["rank"]:  # the agent reads at the first end, and worker 0 says most
                     time.sleep(1.0)
                 append_json_line(Path(spare), record)
                 return
-        say(f"worker {record['rank']} cannot leave its reason: {error}: {record}")
+        say(f"worker {record['rank']} cannot record its error: {error}: {record}")
 
 
 def begin_process() -> None:
-    """First of all in a process that somebody has started for himself, and that ends by `leave`."""
+    """Set up a separate process that ends by `exit_process`; call it first."""
     atexit.register(end)
     redact_streams()
     die_with_parent()
 
 
 def die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent dies: the agent's death leaves no orphans that go on writing."""
+    """Ask Linux to kill this process when its parent dies, so that the agent's death leaves no writing orphans."""
     if sys.platform != "linux":
         return
     pr_set_pdeathsig = 1

@@ -1,4 +1,4 @@
-"""How many workers the run has now: fewer when some are lost for good, all again when they may be back."""
+"""The current number of workers: fewer when some are permanently lost, all again when they may be back."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 from headway.config import resolve_grid
 from headway.core.errors import ConfigError
 from headway.core.format import counted
-from headway.supervisor.restart_policy import Ending
+from headway.supervisor.restart_policy import AttemptOutcome
 
 if TYPE_CHECKING:
     from headway.config import Config
 
-#: A run that grows in vain again and again tries it at most this much more seldom.
+# A run that repeatedly fails to grow waits up to this much longer between tries.
 _MOST_PATIENCE = 64
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """All workers again, which have still to show that they get on; and what to go back to if they do not."""
+    """A trial with all workers, and the smaller pool to return to if it fails."""
 
     newest_step: int
     size: int
@@ -31,14 +31,13 @@ class _Trial:
 class WorkerPool:
     """The number of workers, and the GPUs that they may use.
 
-    A worker is lost for good when the same one is to blame for two endings without a new checkpoint between them: it
-    died, hung or failed to start again. All of them are tried in vain when an attempt with all again fails before it
-    has made a checkpoint.
+    A worker is lost for good when it is to blame for two failures without a new checkpoint between them: it died, hung
+    or failed to start again. A trial with all workers fails when its attempt ends before it has made a checkpoint.
 
     Args:
-        config: Resolved, with the number of workers that are wanted.
-        devices: `CUDA_VISIBLE_DEVICES` of this process, if it is set; empty, it keeps the run off all GPUs.
-        clock: Seconds that only rise.
+        config: Resolved, with the desired number of workers.
+        devices: `CUDA_VISIBLE_DEVICES` of this process, if it is set; if empty, it keeps the run off all GPUs.
+        clock: Returns seconds that never decrease.
     """
 
     def __init__(self, config: Config, devices: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -54,39 +53,39 @@ class WorkerPool:
 
     @property
     def devices(self) -> str | None:
-        """What `CUDA_VISIBLE_DEVICES` shall be while a GPU is left out; None for as it is."""
+        """The value of `CUDA_VISIBLE_DEVICES` while a GPU is left out; None to leave it unchanged."""
         return ",".join(self._devices) if len(self._devices) < len(self._all_devices) else None
 
-    def lose(self, ending: Ending, newest_step: int) -> str | None:
-        """Go on with fewer workers, if the run may have fewer, and one is lost for good or all were tried in vain.
+    def shrink(self, outcome: AttemptOutcome, newest_step: int) -> str | None:
+        """Continue with fewer workers, if the run may have fewer, and one is lost for good or a trial failed.
 
         Args:
-            newest_step: Of the newest checkpoint.
+            newest_step: Step of the newest checkpoint.
 
         Returns:
-            Why, in words; None when the number stays.
+            The reason, in words; None if the number stays.
         """
-        if ending.is_final or ending.kind in ("finished", "preempted"):
+        if outcome.is_final or outcome.kind in ("finished", "preempted"):
             return None
         if self._tried is not None and newest_step > self._tried.newest_step:
             self._tried, self._patience = None, 1
-        if self._tried is not None and not ending.is_from_outside:
+        if self._tried is not None and not outcome.is_from_outside:
             why = f"{counted(self.size, 'worker')} were tried again in vain"
             self._patience = min(_MOST_PATIENCE, self._patience * 2)
-            return self._go_on(why, self._tried.size, self._tried.devices)
-        if ending.rank is None or ending.kind == "slow":
+            return self._resize(why, self._tried.size, self._tried.devices)
+        if outcome.rank is None or outcome.kind == "slow":
             return None
-        before, self._blamed = self._blamed, (ending.rank, newest_step)
+        before, self._blamed = self._blamed, (outcome.rank, newest_step)
         fewer = [size for size in self._allowed if size < self.size]
         if before != self._blamed or not fewer:
             return None
-        devices = [device for rank, device in enumerate(self._devices) if rank != ending.rank]
-        return self._go_on(f"worker {ending.rank} is lost for good", fewer[-1], devices)
+        devices = [device for rank, device in enumerate(self._devices) if rank != outcome.rank]
+        return self._resize(f"worker {outcome.rank} is lost for good", fewer[-1], devices)
 
-    def _go_on(self, why: str, size: int, devices: list[str]) -> str:
+    def _resize(self, why: str, size: int, devices: list[str]) -> str:
         self.size, self._devices = size, devices
         self._since, self._blamed, self._tried = self._clock(), None, None
-        return f"{why}; the run goes on with {counted(size, 'worker')}"
+        return f"{why}; the run continues with {counted(size, 'worker')}"
 
     @property
     def may_grow(self) -> bool:
@@ -94,17 +93,17 @@ class WorkerPool:
         return self.size < self._wanted and self._clock() - self._since >= self._cool_down * self._patience
 
     def grow(self, newest_step: int) -> None:
-        """With all of them again; in vain, the next try comes twice as late.
+        """Try with all workers again; after a failure the next trial waits twice as long.
 
         Args:
-            newest_step: Of the newest checkpoint, which the attempt with all of them begins from.
+            newest_step: Step of the newest checkpoint, from which the trial begins.
         """
         self._tried = _Trial(newest_step, self.size, self._devices)
         self.size, self._devices = self._wanted, list(self._all_devices)
 
 
 def allowed_sizes(config: Config) -> Sequence[int]:
-    """The numbers of workers that the run may have, rising."""
+    """Return the numbers of workers that the run may have, in rising order."""
     most = config.parallel.workers
     fewest = config.parallel.min_workers or most
     return [size for size in range(fewest, most + 1) if _fits(config, size)]

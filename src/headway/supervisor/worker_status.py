@@ -1,4 +1,4 @@
-"""What is known of an attempt's workers from outside, also of those that have not begun."""
+"""The status of an attempt's workers as seen from outside, including those that have not begun."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 from headway.core.heartbeat import Reading, read_heartbeat, why_unreadable
 from headway.core.process_table import ProcessState, children_of, process_state, what_it_does
-from headway.supervisor.restart_policy import Ending
+from headway.supervisor.restart_policy import AttemptOutcome
 
-AGAIN = "run the same command again: it goes on from the newest checkpoint"
+AGAIN = "run the same command again: it continues from the newest checkpoint"
 
 
 @dataclass
-class WorkersSeen:
-    """The last signs of life and states of so many workers, by rank and in the ranks' order."""
+class WorkerStatuses:
+    """The last heartbeats and process states of an attempt's workers, in the order of ranks."""
 
     count: int
     readings: dict[int, Reading] = field(default_factory=dict)
@@ -25,62 +25,62 @@ class WorkersSeen:
 
     @property
     def alive(self) -> list[int]:
-        """Process numbers."""
+        """Process numbers of the workers that are alive."""
         found = (self.readings[rank].pid for rank, state in self.states.items() if state is not None)
         return [pid for pid in found if pid > 1]
 
     @property
     def missing(self) -> list[int]:
-        """Those that have not begun."""
+        """Ranks of the workers that have not begun."""
         return [rank for rank in range(self.count) if rank not in self.readings]
 
     def look(self, folder: Path) -> None:
-        """Once more, at all of them; their pages are in the attempt's folder."""
+        """Read all heartbeats and states anew; the pages are in the attempt's folder."""
         for rank in range(self.count):
             with suppress(OSError):  # it has not begun yet
                 if rank not in self._pages:
-                    # Kept open: what a worker did last is asked for when it is gone, or its disk is.
+                    # Kept open: the last heartbeat is needed after the worker, or its disk, is gone.
                     self._pages[rank] = os.open(folder / f"heartbeat-{rank}", os.O_RDONLY)
             reading = read_heartbeat(self._pages[rank]) if rank in self._pages else None
             if reading is not None:
                 self.readings[rank] = reading
                 self.states[rank] = process_state(reading.pid)
-        # They begin in any order, and are named in one.
+        # Workers begin in any order, but are listed by rank.
         self.readings, self.states = dict(sorted(self.readings.items())), dict(sorted(self.states.items()))
 
     def close(self) -> None:
-        """Let go of their pages; what was seen stays."""
+        """Release the pages; the last readings stay."""
         for page in self._pages.values():
             os.close(page)
         self._pages.clear()
 
-    def late(self, seconds: float, leader: int, has_begun: bool) -> str:
-        """What to say of workers that give no sign of life yet, with what their processes do.
+    def late(self, seconds: float, first: int, has_begun: bool) -> str:
+        """Describe the workers that give no sign of life yet, and what their processes do.
 
         Args:
-            seconds: Since they were to begin.
-            leader: The number of the attempt's first process: the worker, or what starts several.
-            has_begun: It has looked at the run and its data; before that there is no other process.
+            seconds: Time since the start.
+            first: Number of the attempt process: the only worker, or the agent of several.
+            has_begun: Whether it has checked the run and its data; before that there is no other process.
         """
         known = {reading.pid for reading in self.readings.values()}
-        suspects = [pid for pid in children_of(leader) if pid not in known] if has_begun and self.count > 1 else []
-        doing = ", ".join(f"process {pid} {what_it_does(pid)}" for pid in suspects or [leader])
-        who = _named(self.missing) if has_begun else "the attempt's first process"
+        suspects = [pid for pid in children_of(first) if pid not in known] if has_begun and self.count > 1 else []
+        doing = ", ".join(f"process {pid} {what_it_does(pid)}" for pid in suspects or [first])
+        late = _worker_names(self.missing) if has_begun else "the attempt's first process"
         still = "gave no sign of life yet" if has_begun else "is not ready yet"
-        return f"{who} {still}, {seconds:.0f} s after the start: {doing}"
+        return f"{late} {still}, {seconds:.0f} s after the start: {doing}"
 
-    def not_begun(self, seconds: float, folder: Path | None) -> Ending:
-        """The ending of an attempt that is waited for no longer.
+    def not_begun(self, seconds: float, folder: Path | None) -> AttemptOutcome:
+        """Return the outcome of an attempt whose workers did not begin in time.
 
         Args:
-            seconds: How long it was.
-            folder: The attempt's, if there is one.
+            seconds: How long the supervisor has waited.
+            folder: The attempt's folder, if there is one.
         """
-        what = f"{_named(self.missing)} did not begin within {seconds:.0f} s"
+        what = f"{_worker_names(self.missing)} did not begin within {seconds:.0f} s"
         if folder is not None:
             what += why_unreadable(folder / f"heartbeat-{self.missing[0]}")
-        return Ending("hung", what, 1, fix=AGAIN, rank=self.missing[0])
+        return AttemptOutcome("hung", what, 1, fix=AGAIN, rank=self.missing[0])
 
 
-def _named(ranks: list[int]) -> str:
+def _worker_names(ranks: list[int]) -> str:
     return f"worker{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -28,7 +28,7 @@ from headway.runs.ownership import OwnerLock
 from headway.session.attempt import RunOptions
 from headway.supervisor import attempt_monitor, log, supervisor, worker_status
 from headway.supervisor.attempt_monitor import AttemptMonitor
-from headway.supervisor.restart_policy import Budget, Ending
+from headway.supervisor.restart_policy import AttemptOutcome, Budget
 from headway.supervisor.watchdog import Finding
 from headway.supervisor.worker_pool import WorkerPool
 from waits import LONG
@@ -75,9 +75,9 @@ def test_what_alerts_need_is_open_when_the_attempt_has_begun(
     config, seen = load_config(tiny(telemetry={"alert": "true"})), []
 
     class Begun(AttemptMonitor):
-        def make(self, restarts: int, lock: OwnerLock | None) -> Ending:
+        def make(self, restarts: int, lock: OwnerLock | None) -> AttemptOutcome:
             seen.append(self.begin(lock).run.joinpath("alerts.log").exists())
-            return Ending("finished", "finished", 0)
+            return AttemptOutcome("finished", "finished", 0)
 
     monkeypatch.setattr(supervisor, "AttemptMonitor", Begun)
     supervisor.supervise(config, RunOptions(), own_process=False)
@@ -182,14 +182,14 @@ def test_who_outlives_a_death_leaves_its_stack_before_it_is_killed(
         attempt._look()
         (folder / "die").touch()
         assert wait_until(lambda: (state := process_state(dead.pid)) is not None and state.state == DEAD, LONG)
-        leader: Any = SimpleNamespace(
+        process: Any = SimpleNamespace(
             pid=-1, code=1, poll=survivor.poll, listen=lambda seconds: time.sleep(seconds) or []
         )
         kill = attempt._hurry
         # On a busy machine it takes longer than it is given.
-        monkeypatch.setattr(attempt_monitor, "_TELL_SECONDS", 100.0)
+        monkeypatch.setattr(attempt_monitor, "_REPORT_SECONDS", 100.0)
         monkeypatch.setattr(attempt, "_hurry", lambda: (wait_until(has_written, LONG), kill()))
-        ending = attempt._watch(leader, None)
+        ending = attempt._watch(process, None)
         assert survivor.poll() == -signal.SIGKILL
     finally:
         survivor.kill()
@@ -228,8 +228,8 @@ def test_a_death_is_said_within_a_second_and_its_attempt_over_within_two(
     monkeypatch.setattr(attempt_monitor, "ask_for_stacks", lambda *_: None)
     monkeypatch.setattr(attempt, "_say", lambda text: told.append(now))
     monkeypatch.setattr(attempt, "_hurry", lambda: killed.append(now))
-    leader: Any = SimpleNamespace(pid=-1, code=1, listen=listen, poll=lambda: 1 if killed else None)
-    ending = attempt._watch(leader, None)
+    process: Any = SimpleNamespace(pid=-1, code=1, listen=listen, poll=lambda: 1 if killed else None)
+    ending = attempt._watch(process, None)
     assert (ending.kind, ending.rank, ending.signal) == ("died", 1, signal.SIGKILL)
     assert 0.0 <= told[0] - died <= 1.0 and now - died <= 2.0
     assert killed[0] - told[0] >= attempt_monitor._HURRY_SECONDS, "or nobody would hear of it from the agent"
@@ -288,19 +288,19 @@ def test_a_second_ctrl_c_ends_workers_at_once(attempt: AttemptMonitor, monkeypat
         with suppress(subprocess.TimeoutExpired):
             worker.wait(seconds)
 
-    leader: Any = SimpleNamespace(pid=worker.pid, poll=worker.poll, wait=wait)
+    process: Any = SimpleNamespace(pid=worker.pid, poll=worker.poll, wait=wait)
     try:
-        attempt._pass_on(leader)
+        attempt._pass_on(process)
         with pytest.raises(subprocess.TimeoutExpired):  # it may save
             worker.wait(0.5)
         attempt._signals.append(signal.SIGINT)
-        attempt._pass_on(leader)
-        leader.code = worker.wait(LONG)
+        attempt._pass_on(process)
+        process.code = worker.wait(LONG)
     finally:
         worker.kill()
         worker.wait()
-    assert leader.code == -signal.SIGKILL
-    ending = attempt._ended(leader, None)
+    assert process.code == -signal.SIGKILL
+    ending = attempt._ended(process, None)
     assert (ending.kind, ending.exit_code) == ("error", INTERRUPTED)
 
 
@@ -340,12 +340,12 @@ def test_zero_alone_is_no_success(
     attempt: AttemptMonitor, messages: list[dict[str, Any]], kind: str, code: int
 ) -> None:
     """It is what Python makes of any end of a child where SIGCHLD is ignored."""
-    leader: Any = SimpleNamespace(code=0)
+    process: Any = SimpleNamespace(code=0)
     for message in messages:
-        attempt._take(message, leader, None)
-    ending = attempt._ended(leader, None)
+        attempt._handle(message, process, None)
+    ending = attempt._ended(process, None)
     assert (ending.kind, ending.exit_code) == (kind, code)
-    assert kind != "died" or "nobody can say how" in ending.what
+    assert kind != "died" or "cause unknown" in ending.what
 
 
 def test_a_caller_that_ignores_children_hears_of_an_error(tiny: Callable[..., Path]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from headway.core.heartbeat import Exchange, Heartbeat, Reading, read_heartbeat
 from headway.runs.run_directory import Attempt, RunDirectory
-from headway.supervisor.diagnose import blame, last_exchange
+from headway.supervisor.diagnose import diagnose, last_exchange
 from headway.supervisor.watchdog import Finding
 
 BEFORE, INSIDE = Exchange(6, "gather of numbers"), Exchange(7, "sum of gradients")
@@ -42,14 +42,14 @@ def test_who_waited_is_told_and_where_if_it_is_one_place(page: Reading, attempt:
     waiting = replace(page, begun=INSIDE, finished=BEFORE, waits_for=INSIDE.name)
     elsewhere = replace(waiting, begun=Exchange(9, "sum of integers"), waits_for="sum of integers")
     hung = Finding("hung", 1, "gave no sign of life", 31.0, suspects=(1,))
-    ending = blame(hung, {0: waiting, 1: behind, 2: waiting}, attempt)
+    ending = diagnose(hung, {0: waiting, 1: behind, 2: waiting}, attempt)
     assert ending.what.endswith(", finished; workers 0, 2 waited for it in exchange 7 (sum of gradients)")
     assert ending.record()["exchanges"]["1"] == {"begun": BEFORE._asdict(), "finished": BEFORE._asdict()}
     assert ending.record()["exchanges"]["2"] == {"begun": INSIDE._asdict(), "finished": BEFORE._asdict()}
-    ending = blame(hung, {0: waiting, 1: behind, 2: elsewhere}, attempt)
+    ending = diagnose(hung, {0: waiting, 1: behind, 2: elsewhere}, attempt)
     assert ending.what.endswith("; workers 0, 2 waited for it")
-    assert blame(hung, {0: waiting, 1: behind}, attempt).what.count("; worker 0 waited for it in") == 1
-    died = blame(Finding("died", 1, "died", suspects=(1,)), {0: waiting, 1: behind}, attempt)
+    assert diagnose(hung, {0: waiting, 1: behind}, attempt).what.count("; worker 0 waited for it in") == 1
+    died = diagnose(Finding("died", 1, "died", suspects=(1,)), {0: waiting, 1: behind}, attempt)
     assert died.what.endswith("in phase 'starting'; last exchange 6 (gather of numbers), finished"), "it is over"
-    alone = blame(Finding("died", 0, "died", suspects=(0,)), {0: page}, attempt)
+    alone = diagnose(Finding("died", 0, "died", suspects=(0,)), {0: page}, attempt)
     assert "exchanges" not in alone.record() and alone.what.endswith("in phase 'starting'")

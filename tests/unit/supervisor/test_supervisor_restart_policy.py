@@ -10,10 +10,10 @@ import pytest
 
 from headway.config.supervise import SuperviseConfig
 from headway.supervisor import supervisor
-from headway.supervisor.restart_policy import Budget, Ending, frames_of, frames_of_dump
+from headway.supervisor.restart_policy import AttemptOutcome, Budget, frames_of, frames_of_dump
 
-KILLED = Ending("died", "worker 0 died (signal 9)", 1, rank=0, step=4, signal=9)
-CRASHED = Ending("error", "worker 0 crashed", 1, rank=0, step=4, error="ValueError", frames=("a.py:1 f",))
+KILLED = AttemptOutcome("died", "worker 0 died (signal 9)", 1, rank=0, step=4, signal=9)
+CRASHED = AttemptOutcome("error", "worker 0 crashed", 1, rank=0, step=4, error="ValueError", frames=("a.py:1 f",))
 
 
 class Clock:
@@ -27,24 +27,24 @@ class Clock:
 def test_failures_are_limited_within_a_window_only() -> None:
     clock = Clock()
     budget = Budget(SuperviseConfig(max_failures=2), clock)
-    assert [budget.decide(KILLED, step).goes_on for step in (1, 2, 3)] == [True, True, False]
+    assert [budget.decide(KILLED, step).continues for step in (1, 2, 3)] == [True, True, False]
     clock.now = 3601.0
     again = budget.decide(KILLED, 4)
-    assert again.goes_on and again.why == "failure 1 of 2 within 1 h 0 m"
+    assert again.continues and again.why == "failure 1 of 2 within 1 h 0 m"
 
 
 def test_preemptions_are_not_limited_and_signals_from_outside_are_no_failures() -> None:
-    preempted = Ending("preempted", "stopped by SIGTERM; step 4 is saved", 75)
-    assert not Budget(SuperviseConfig()).decide(preempted, 1).goes_on
+    preempted = AttemptOutcome("preempted", "stopped by SIGTERM; step 4 is saved", 75)
+    assert not Budget(SuperviseConfig()).decide(preempted, 1).continues
     budget = Budget(SuperviseConfig(max_failures=1, restart_preempted=True))
     ended = replace(KILLED, signal=15)
-    assert all(budget.decide(ending, step).goes_on for step in range(10) for ending in (preempted, ended))
-    assert budget.decide(KILLED, 11).goes_on, "nothing of that has been counted"
+    assert all(budget.decide(ending, step).continues for step in range(10) for ending in (preempted, ended))
+    assert budget.decide(KILLED, 11).continues, "nothing of that has been counted"
 
 
 @pytest.mark.parametrize("code", [2, 3, 4, 5])
 def test_what_would_happen_again_is_not_tried_again(code: int) -> None:
-    assert not Budget(SuperviseConfig()).decide(Ending("error", "no", code), 1).goes_on
+    assert not Budget(SuperviseConfig()).decide(AttemptOutcome("error", "no", code), 1).continues
 
 
 @pytest.mark.parametrize("kind", ["error", "hung"])
@@ -52,9 +52,9 @@ def test_the_same_fault_twice_is_a_bug(kind: Literal["error", "hung"]) -> None:
     fault = replace(CRASHED, kind=kind)
     others = [replace(fault, step=5), replace(fault, frames=("a.py:2 f",)), replace(fault, error="KeyError"), KILLED]
     budget = Budget(SuperviseConfig(max_failures=100))
-    assert all(budget.decide(ending, 1).goes_on for ending in (fault, *others, KILLED))
+    assert all(budget.decide(ending, 1).continues for ending in (fault, *others, KILLED))
     decision = budget.decide(fault, 1)
-    assert not decision.goes_on and "bug" in decision.why
+    assert not decision.continues and "bug" in decision.why
 
 
 @pytest.mark.parametrize("first", [-1, 2])

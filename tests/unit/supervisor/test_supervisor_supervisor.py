@@ -18,13 +18,13 @@ from headway.runs.ownership import OwnerLock
 from headway.session.attempt import RunOptions, WorkerDied
 from headway.supervisor import supervisor
 from headway.supervisor.attempt_monitor import AttemptMonitor
-from headway.supervisor.restart_policy import Decision, Ending
+from headway.supervisor.restart_policy import AttemptOutcome, Decision
 from headway.supervisor.worker_pool import WorkerPool
 
-DIED = Ending("died", "worker 2 died (signal 9)", 1, rank=2, step=7, signal=9)
-CRASHED = Ending("error", "worker 2 crashed", 1, rank=2, step=7, error="ValueError", frames=("a.py:1 f",))
-SAVED = Ending("preempted", "stopped by SIGUSR1; step 7 is saved", 75)
-FINISHED = Ending("finished", "finished", 0)
+DIED = AttemptOutcome("died", "worker 2 died (signal 9)", 1, rank=2, step=7, signal=9)
+CRASHED = AttemptOutcome("error", "worker 2 crashed", 1, rank=2, step=7, error="ValueError", frames=("a.py:1 f",))
+SAVED = AttemptOutcome("preempted", "stopped by SIGUSR1; step 7 is saved", 75)
+FINISHED = AttemptOutcome("finished", "finished", 0)
 
 
 class Played:
@@ -37,7 +37,11 @@ class Played:
         self._patch = monkeypatch
 
     def __call__(
-        self, *endings: Ending | Callable[[], Ending], workers: Any = 1, restart: bool = False, **supervise: Any
+        self,
+        *endings: AttemptOutcome | Callable[[], AttemptOutcome],
+        workers: Any = 1,
+        restart: bool = False,
+        **supervise: Any,
     ) -> None:
         """Each attempt takes one."""
         left = list(endings)
@@ -53,18 +57,18 @@ class Played:
         sizes, concluded = self.sizes, self.concluded
 
         class Attempt(AttemptMonitor):
-            def make(self, restarts: int, lock: OwnerLock | None) -> Ending:
+            def make(self, restarts: int, lock: OwnerLock | None) -> AttemptOutcome:
                 if self.record is None:
                     self.begin(lock)
                 sizes.append(self.config.parallel.workers)
                 given = left.pop(0)
-                ending = given if isinstance(given, Ending) else given()
+                ending = given if isinstance(given, AttemptOutcome) else given()
                 # As workers make room, when it is time for more of them.
-                self.grows = ending is SAVED and self._crew.may_grow
+                self.grows = ending is SAVED and self._pool.may_grow
                 return ending
 
-            def conclude(self, ending: Ending, decision: Decision) -> None:
-                super().conclude(ending, decision)
+            def record_outcome(self, ending: AttemptOutcome, decision: Decision) -> None:
+                super().record_outcome(ending, decision)
                 concluded()
 
         self._patch.setattr(supervisor, "AttemptMonitor", Attempt)
@@ -74,10 +78,10 @@ class Played:
         supervisor.supervise(Config.model_validate(values), RunOptions(restart=restart), own_process=False)
         assert not left, "every attempt was made"
 
-    def saves(self, step: int, ending: Ending, seconds: float = 0.0) -> Callable[[], Ending]:
+    def saves(self, step: int, ending: AttemptOutcome, seconds: float = 0.0) -> Callable[[], AttemptOutcome]:
         """An ending after a checkpoint, and after so long."""
 
-        def make() -> Ending:
+        def make() -> AttemptOutcome:
             newest = max(self.run.glob("attempts/*"))
             post(newest, Notice("aws", "rebalance recommendation", "save"))
             post(newest, Notice("signal", "SIGUSR1", key=SIGNAL_KEY))
@@ -97,10 +101,10 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
     return Played(tmp_path, monkeypatch)
 
 
-def told(ending: Ending, *numbers: int) -> Callable[[], Ending]:
+def told(ending: AttemptOutcome, *numbers: int) -> Callable[[], AttemptOutcome]:
     """An ending beside which the command hears signals."""
 
-    def make() -> Ending:
+    def make() -> AttemptOutcome:
         for number in numbers:
             signal.raise_signal(number)
         return ending
@@ -116,16 +120,16 @@ def test_a_worker_that_is_lost_and_tried_again_in_vain_is_no_failure(play: Playe
     decisions = [record["decision"] for record in play.records]
     assert decisions[:4] == [
         "failure 1 of 1 within 1 h 0 m",
-        "worker 2 is lost for good; the run goes on with 4 workers",
-        "to go on with 8 workers again",
-        "8 workers were tried again in vain; the run goes on with 4 workers",
+        "worker 2 is lost for good; the run continues with 4 workers",
+        "to continue with 8 workers again",
+        "8 workers were tried again in vain; the run continues with 4 workers",
     ]
 
 
 def test_a_machine_that_goes_while_workers_make_room_is_a_preemption(play: Played) -> None:
     """Another attempt would begin on it."""
 
-    def announced() -> Ending:
+    def announced() -> AttemptOutcome:
         post(play.run / "attempts/003", Notice("gcp", "preemption"))
         post(play.run / "attempts/003", Notice("signal", "SIGUSR1", key=SIGNAL_KEY))
         return play.saves(10, SAVED, 600.0)()
@@ -153,11 +157,11 @@ def test_the_same_fault_twice_is_called_a_bug_when_it_comes_with_fewer_workers_t
     with pytest.raises(WorkerDied, match="this is a bug") as ended:
         play(CRASHED, CRASHED, replace(CRASHED, rank=0), workers="1:4", max_failures=5)
     assert play.sizes == [4, 4, 2] and "    a.py:1 f" in ended.value.what
-    assert play.records[1]["decision"] == "worker 2 is lost for good; the run goes on with 2 workers"
+    assert play.records[1]["decision"] == "worker 2 is lost for good; the run continues with 2 workers"
 
 
 @pytest.mark.parametrize("ending", [DIED, CRASHED, replace(DIED, kind="hung", signal=None)])
-def test_a_signal_while_a_failed_attempt_is_cleared_away_is_a_preemption(play: Played, ending: Ending) -> None:
+def test_a_signal_while_a_failed_attempt_is_cleared_away_is_a_preemption(play: Played, ending: AttemptOutcome) -> None:
     with pytest.raises(Preempted, match="stopped by SIGTERM before the next attempt") as ended:
         play(told(ending, signal.SIGTERM))
     assert ended.value.what.startswith(ending.what)
@@ -197,7 +201,7 @@ def test_nobody_waits_for_a_checkpoint_of_a_run_that_is_moved_aside(
 
 def test_a_signal_hides_nothing_that_would_have_ended_the_run(play: Played) -> None:
     with pytest.raises(DataError, match="no data"):
-        play(told(Ending("error", "no data", 3), signal.SIGTERM))
+        play(told(AttemptOutcome("error", "no data", 3), signal.SIGTERM))
     with pytest.raises(WorkerDied, match="worker 2 died"):
         play(told(DIED, signal.SIGTERM), max_failures=0)
     play(told(FINISHED, signal.SIGTERM))
@@ -205,8 +209,8 @@ def test_a_signal_hides_nothing_that_would_have_ended_the_run(play: Played) -> N
         play(told(SAVED, signal.SIGTERM), restart_preempted=True)
 
 
-@pytest.mark.parametrize("ending", [DIED, Ending("error", "interrupted", INTERRUPTED)])
-def test_a_second_ctrl_c_is_an_interruption(play: Played, ending: Ending) -> None:
+@pytest.mark.parametrize("ending", [DIED, AttemptOutcome("error", "interrupted", INTERRUPTED)])
+def test_a_second_ctrl_c_is_an_interruption(play: Played, ending: AttemptOutcome) -> None:
     with pytest.raises(KeyboardInterrupt):
         play(told(ending, signal.SIGINT, signal.SIGINT))
 

@@ -19,7 +19,7 @@ from headway.core import heartbeat
 from headway.core.heartbeat import Heartbeat, Phase, Reading, read_heartbeat
 from headway.core.process_table import DEAD, STOPPED, TRACED, ProcessState
 from headway.core.waiting import wait_until
-from headway.supervisor.watchdog import Finding, Watchdog, those_behind
+from headway.supervisor.watchdog import Finding, Watchdog, stragglers
 from waits import LONG
 
 CONFIG = SuperviseConfig()
@@ -308,8 +308,8 @@ def test_the_worker_that_the_others_wait_for_is_named() -> None:
     found = Watchdog(CONFIG).look(140.0, {0: waiting, 1: reading(), 2: waiting}, running("S", "R", "S"))
     assert found is not None and (found.rank, found.suspects) == (1, (1,))
     # One that has begun the same exchange waits; one that has not begun it does not.
-    assert those_behind({0: reading(waits_for="x"), 1: reading()}) == [1]
-    assert those_behind({0: reading(waits_for="x"), 1: reading(waits_for="x")}) == [0, 1]
+    assert stragglers({0: reading(waits_for="x"), 1: reading()}) == [1]
+    assert stragglers({0: reading(waits_for="x"), 1: reading(waits_for="x")}) == [0, 1]
     # While the one behind saves a checkpoint, those who wait for it are not hung.
     saving = reading(phase=Phase.CHECKPOINT)
     found = Watchdog(CONFIG).look(140.0, {0: saving, 1: waiting}, running("S", "S"))

@@ -9,10 +9,10 @@ import pytest
 
 from headway.config import Config
 from headway.core.errors import ConfigError
-from headway.supervisor.restart_policy import Ending
+from headway.supervisor.restart_policy import AttemptOutcome
 from headway.supervisor.worker_pool import WorkerPool, allowed_sizes
 
-DIED = Ending("died", "worker 2 died (signal 9)", 1, rank=2, step=7, signal=9)
+DIED = AttemptOutcome("died", "worker 2 died (signal 9)", 1, rank=2, step=7, signal=9)
 
 
 def config(workers: Any, determinism: str = "elastic", **train: Any) -> Config:
@@ -47,12 +47,12 @@ def test_what_cannot_be_kept_is_refused(workers: str, determinism: str, message:
 def test_a_worker_that_fails_twice_without_progress_is_left_out() -> None:
     now = [0.0]
     crew = WorkerPool(config("1:8"), "3,4,5,6,7,8,9,10", lambda: now[0])
-    assert not crew.lose(DIED, 4)
-    assert not crew.lose(DIED, 5), "there was progress"
-    assert not crew.lose(replace(DIED, rank=1), 5), "it was another one"
-    assert not crew.lose(DIED, 5)
+    assert not crew.shrink(DIED, 4)
+    assert not crew.shrink(DIED, 5), "there was progress"
+    assert not crew.shrink(replace(DIED, rank=1), 5), "it was another one"
+    assert not crew.shrink(DIED, 5)
     assert crew.devices is None
-    assert crew.lose(DIED, 5) == "worker 2 is lost for good; the run goes on with 4 workers"
+    assert crew.shrink(DIED, 5) == "worker 2 is lost for good; the run continues with 4 workers"
     assert (crew.size, crew.devices) == (4, "3,4,6,7,8,9,10")
     assert not crew.may_grow
     now[0] = 60.0
@@ -68,7 +68,7 @@ def now() -> list[float]:
 def grown(now: list[float]) -> WorkerPool:
     """All workers again, at 60 s, from step 6."""
     crew = WorkerPool(config("1:8"), "3,4,5,6,7,8,9,10", lambda: now[0])
-    assert [bool(crew.lose(DIED, 5)) for _ in range(2)] == [False, True]
+    assert [bool(crew.shrink(DIED, 5)) for _ in range(2)] == [False, True]
     now[0] = 60.0
     assert crew.may_grow
     crew.grow(6)
@@ -78,10 +78,10 @@ def grown(now: list[float]) -> WorkerPool:
 
 @pytest.mark.parametrize("ending", [DIED, replace(DIED, rank=None), replace(DIED, rank=0), replace(DIED, kind="slow")])
 def test_all_workers_in_vain_are_as_few_as_before_and_tried_half_as_often(
-    grown: WorkerPool, now: list[float], ending: Ending
+    grown: WorkerPool, now: list[float], ending: AttemptOutcome
 ) -> None:
     for wait in (120.0, 240.0):
-        assert grown.lose(ending, 6) == "8 workers were tried again in vain; the run goes on with 4 workers"
+        assert grown.shrink(ending, 6) == "8 workers were tried again in vain; the run continues with 4 workers"
         assert (grown.size, grown.devices) == (4, "3,4,6,7,8,9,10")
         now[0] += wait - 1.0
         assert not grown.may_grow
@@ -91,10 +91,10 @@ def test_all_workers_in_vain_are_as_few_as_before_and_tried_half_as_often(
 
 
 def test_after_all_workers_got_on_the_next_loss_is_as_the_first(grown: WorkerPool, now: list[float]) -> None:
-    assert grown.lose(DIED, 6) is not None
+    assert grown.shrink(DIED, 6) is not None
     now[0] += 120.0
     grown.grow(6)
-    assert [bool(grown.lose(DIED, 7)) for _ in range(2)] == [False, True], "there was progress"
+    assert [bool(grown.shrink(DIED, 7)) for _ in range(2)] == [False, True], "there was progress"
     now[0] += 59.0
     assert not grown.may_grow
     now[0] += 1.0
@@ -106,24 +106,24 @@ def test_after_all_workers_got_on_the_next_loss_is_as_the_first(grown: WorkerPoo
     [
         replace(DIED, signal=15),
         replace(DIED, kind="error", exit_code=3),
-        Ending("preempted", "stopped", 75),
-        Ending("finished", "finished", 0),
+        AttemptOutcome("preempted", "stopped", 75),
+        AttemptOutcome("finished", "finished", 0),
     ],
 )
-def test_what_says_nothing_of_workers_takes_none_away(grown: WorkerPool, ending: Ending) -> None:
-    assert grown.lose(ending, 6) is None and grown.size == 8
-    assert grown.lose(DIED, 6) is not None, "they have still to show that they get on"
+def test_what_says_nothing_of_workers_takes_none_away(grown: WorkerPool, ending: AttemptOutcome) -> None:
+    assert grown.shrink(ending, 6) is None and grown.size == 8
+    assert grown.shrink(DIED, 6) is not None, "they have still to show that they get on"
 
 
 def test_without_a_range_nobody_is_left_out() -> None:
     crew = WorkerPool(config(8))
-    assert [crew.lose(DIED, 5) for _ in range(4)] == [None] * 4 and crew.size == 8
+    assert [crew.shrink(DIED, 5) for _ in range(4)] == [None] * 4 and crew.size == 8
 
 
 @pytest.mark.parametrize("hidden", ["", "-1"])
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_run_that_was_to_see_no_gpu_sees_none_with_fewer_workers_either(hidden: str, rank: int) -> None:
     crew, died = WorkerPool(config("1:8"), hidden), replace(DIED, rank=rank)
-    assert not crew.lose(died, 4)
-    assert crew.lose(died, 4)
+    assert not crew.shrink(died, 4)
+    assert crew.shrink(died, 4)
     assert crew.devices in (None, "")

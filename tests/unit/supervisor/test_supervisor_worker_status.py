@@ -24,7 +24,7 @@ from headway.supervisor import attempt_monitor
 from headway.supervisor.attempt_monitor import AttemptMonitor
 from headway.supervisor.watchdog import Watchdog
 from headway.supervisor.worker_pool import WorkerPool
-from headway.supervisor.worker_status import WorkersSeen
+from headway.supervisor.worker_status import WorkerStatuses
 from waits import LONG
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the state of a process cannot be told")
@@ -79,11 +79,11 @@ def test_a_hang_before_the_first_sign_of_life_is_named_once_with_what_the_proces
         left[0] -= bool(told)  # some looks more: it is not said again
         return None if left[0] else 0
 
-    leader: Any = SimpleNamespace(pid=stopped.pid, code=0, poll=poll, listen=lambda _: [])
+    process: Any = SimpleNamespace(pid=stopped.pid, code=0, poll=poll, listen=lambda _: [])
     monkeypatch.setattr(attempt_monitor, "_LOOK_SECONDS", 0.0)
     attempt._done = True
     with alert_with(told.append):
-        attempt._watch(leader, None)
+        attempt._watch(process, None)
     (suspect,) = children_of(stopped.pid) if child else [stopped.pid]
     what = f"{named}, 1 s after the start: process {suspect} was stopped by a signal (SIGSTOP)"
     (said,) = told
@@ -94,7 +94,7 @@ def test_a_hang_before_the_first_sign_of_life_is_named_once_with_what_the_proces
 
 
 def test_workers_are_named_in_their_ranks_order_whoever_begins_first(tmp_path: Path) -> None:
-    seen = WorkersSeen(3)
+    seen = WorkerStatuses(3)
     pages = []
     for rank in (1, 2, 0):
         pages.append(Heartbeat(tmp_path / f"heartbeat-{rank}"))
