@@ -129,7 +129,7 @@ def test_another_arrangement_of_as_many_workers_is_told(tiny: Callable[..., Path
     again = headway("train", config, "-w", "2", TENSOR, faults="stop@step=6")
     assert again.returncode == 75 and "not bit for bit" not in again.stderr
     result = headway("train", config, "-w", "2", CONTEXT)
-    assert result.returncode == 0 and "cp 2 instead of tp 2: the run goes on, but not bit for bit" in result.stderr
+    assert result.returncode == 0 and "cp 2 instead of tp 2: the run continues, but not bit for bit" in result.stderr
 
 
 def _weights(run: Path) -> dict[str, Any]:

@@ -226,7 +226,7 @@ def test_a_dry_run_says_what_becomes_of_the_run_that_is_there(place: Path) -> No
         "train", config, "--dry-run", "train.global_batch=16", code=2, says="train.global_batch was 8 and is now 16"
     )
     assert "tiny (finished, step 10)" in preview(load_config(config), RunOptions())
-    assert "starts anew" in preview(load_config(config, ["train.global_batch=16"]), RunOptions(restart=True))
+    assert "starts over" in preview(load_config(config, ["train.global_batch=16"]), RunOptions(restart=True))
     assert sorted(place.rglob("*")) == before
 
 

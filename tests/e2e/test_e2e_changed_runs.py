@@ -120,7 +120,7 @@ def test_data_that_grows_joins_when_asked(own: Callable[..., Path], tmp_path: Pa
     found = ledger(run_of(tmp_path))
     assert [s["segment"]["first_step"] for s in found["segments"]] == [0, 4]
     joined = next(change for change in found["segments"][1]["segment"]["changes"] if change.startswith("data was"))
-    assert "rows more" in joined
+    assert "more rows" in joined
     rows: Counter[bytes] = Counter()
     for part in texts_used(run_of(tmp_path)):
         rows += part
@@ -137,7 +137,7 @@ def test_a_run_goes_on_with_its_own_data_when_the_store_has_grown(own: Callable[
     append(tmp_path, "other")
     assert headway("data", "prepare", config).returncode == 0
     done = headway("train", config, "name=kept")
-    assert done.returncode == 0 and "goes on with what it had" in done.stderr, done.stderr
+    assert done.returncode == 0 and "continues with what it had" in done.stderr, done.stderr
     assert state_hash(tmp_path / "runs/kept") == state_hash(tmp_path / "runs/whole")
     ledger(tmp_path / "runs/kept")
 

@@ -165,7 +165,7 @@ def test_a_run_that_may_not_upload_says_so_goes_on_and_the_same_command_makes_up
     proxy.rules = []
     assert remote_manifests(f"{url}/tiny") == [], "half of a checkpoint must not be seen"
     again = headway("train", config)
-    assert again.returncode == 0 and f"not known to be at {url}; it is sent" in again.stderr, again.stderr
+    assert again.returncode == 0 and f"not known to be at {url}; uploading it" in again.stderr, again.stderr
     (found,) = remote_manifests(f"{url}/tiny")
     assert found.manifest.state_sha256 == whole
     resolved = load_resolved(run / "config.yaml")

@@ -1,4 +1,4 @@
-"""From a task to what is trained: the model under its strategy, and its optimizer, on this worker's device."""
+"""Assembly of what is trained: the model under its strategy, and its optimizer, on this worker's device."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from headway.training.task import Task
 def assemble(
     config: Config, task: Task, world: World, threads: int, *, fresh: bool = True
 ) -> tuple[TrainState, Strategy]:
-    """The state that training changes, and the strategy around it. All workers call it together.
+    """Make the state that training changes, and the strategy around it. All workers must call it.
 
     Args:
         threads: CPU threads of this worker.
-        fresh: The weights are those of the start; otherwise they are about to be loaded.
+        fresh: Whether training starts from the initial weights; otherwise weights are about to be loaded.
     """
     apply_precision(config, task.model.train(), world.device)
     strategy = _cut(config, task, world, fresh)
@@ -43,7 +43,8 @@ def assemble(
 
 
 def _cut(config: Config, task: Task, world: World, fresh: bool) -> Strategy:
-    """The strategy around a model that has weights, the same on every worker if they are the first ones."""
+    """Make the strategy around a model, and give the model its weights: equal on every worker if they are the initial
+    ones."""
     if task.first_value is None:
         task.model.to(world.device)
         if fresh:
@@ -56,10 +57,10 @@ def _cut(config: Config, task: Task, world: World, fresh: bool) -> Strategy:
 
 
 def _updates(config: Config, world: World) -> tuple[OptimizerConfig, torch.device]:
-    """The optimizer's settings, and where it computes. Some strategies keep moments in host memory themselves."""
+    """Return the optimizer's settings and its device. Some strategies keep moments in host memory themselves."""
     settings, strategy = config.optimizer, effective_strategy(config.parallel.strategy, world.mesh)
-    # A run that shards on a CPU may come down to one worker, whose moments are in host memory as they are.
-    as_it_is = world.device.type == "cpu" and config.parallel.strategy in FULLY_SHARDED
-    if settings.offload and (as_it_is or strategy in (*DEEPSPEED, *FULLY_SHARDED)):
+    # A run that shards on a CPU may shrink to one worker, whose moments are in host memory already.
+    on_host = world.device.type == "cpu" and config.parallel.strategy in FULLY_SHARDED
+    if settings.offload and (on_host or strategy in (*DEEPSPEED, *FULLY_SHARDED)):
         return settings.model_copy(update={"offload": False}), torch.device("cpu")
     return settings, world.device

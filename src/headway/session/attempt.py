@@ -48,38 +48,38 @@ from headway.runs.run_directory import Attempt, RunDirectory, command_line
 from headway.telemetry.provenance import provenance
 from headway.training.schedule import learning_rate
 
-#: Set by the local launcher for its workers: the number of the attempt that it owns.
+#: Set by the local launcher for its workers: the number of the attempt.
 ATTEMPT_VARIABLE = "HEADWAY_ATTEMPT"
-#: The flag that lets a run go on with what has changed.
+#: The flag that lets a run continue with a changed config or changed data.
 ACCEPT = "--accept-changes"
-#: In an attempt's record: what its machines cost. A later one may have other machines.
+#: A key of an attempt's record: the price of its machines. A later attempt may have other machines.
 PRICE_KEY = "usd_per_hour"
 
 
 class WorkerDied(HeadwayError):
-    """What ended a worker in another process."""
+    """The error that ended a worker in another process."""
 
     exit_code = 1
     record: Mapping[str, Any] = {}
-    """More than the three lines: `rank`, `signal`, and what the worker itself left."""
+    """Details: `rank`, `signal`, and the worker's own error record."""
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What to do about a run directory that is already there."""
+    """What to do about a run directory that already exists."""
 
     restart: bool = False
     """Move it aside and start from step 0."""
     accept_changes: bool = False
-    """Go on although the config now says something else about the mathematics, or the data are others."""
+    """Continue although the config has changed in ways that affect results, or the data have changed."""
     start_epoch: bool = False
-    """Begin an epoch of all data where the run goes on."""
+    """Begin an epoch of all data where the run continues."""
     leave_finished: bool = False
-    """Make no attempt at a run that is finished: the run is wanted, and not a model in memory."""
+    """Make no attempt at a finished run: the caller wants the run, not a model in memory."""
 
 
 def prepare_run_directory(config: Config, options: RunOptions) -> RunDirectory:
-    """The run directory, once nothing speaks against an attempt in it: an earlier run is moved aside if wished.
+    """Check that an attempt can begin in the run directory, move an earlier run aside if requested, and return it.
 
     Raises:
         CheckpointError: an earlier run is in use and cannot be moved aside.
@@ -87,43 +87,44 @@ def prepare_run_directory(config: Config, options: RunOptions) -> RunDirectory:
     """
     check_keys_present(config)
     run = RunDirectory(config.run_directory)
-    # When torchrun starts its workers once more, the wish has been granted before.
+    # If torchrun starts its workers again, the restart has already been done.
     if options.restart and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         moved = run.archive()
         if moved:
             notice(f"the earlier run is kept in {moved}")
-    tell_changes(run, config, options)
+    report_changes(run, config, options)
     return run
 
 
-def not_yet_granted(
+def without_done_restart(
     config: Config, options: RunOptions, gather: Callable[[list[float]], Sequence[Sequence[float]]]
 ) -> RunOptions:
-    """The wishes without those that were granted when torchrun first started its workers. All workers must call it.
+    """Return the options without a restart that was done when torchrun first started its workers.
 
-    It starts them again whenever a machine comes or goes, which it does not count, and the first worker may then be on
-    a machine that was not there before. But the agent of some worker was, before the run's newest attempt began.
+    All workers must call it. torchrun starts them again whenever a machine joins or leaves, without counting that, and
+    the first worker may then be on a new machine. But the agent of some worker already ran before the run's newest
+    attempt began.
     """
     if not options.restart or "TORCHELASTIC_RUN_ID" not in os.environ:
         return options
-    oldest = min(worker[0] for worker in gather([_agent_began()]))
+    oldest = min(worker[0] for worker in gather([_agent_start()]))
     records = RunDirectory(config.run_directory).attempt_records()
     started = records[-1].get("started") if records else None
     if not isinstance(started, int | float) or started < oldest:
         return options
-    notice("this run was started over when torchrun began; now it goes on")
+    notice("this run was started over when torchrun began; now it continues")
     return replace(options, restart=False)
 
 
-def _agent_began() -> float:
-    """When the process that has started this one began, in Unix seconds."""
+def _agent_start() -> float:
+    """Return when the process that started this one began, in Unix seconds."""
     import psutil
 
     return float(psutil.Process(os.getppid()).create_time())
 
 
 def check_run(config: Config, options: RunOptions) -> None:
-    """Refuse what `prepare_run_directory` and a claim would refuse, and leave all as it is.
+    """Make the checks of `prepare_run_directory` and of taking ownership, without changing anything.
 
     Raises:
         CheckpointError: the place cannot become a run directory, or the run there is in use.
@@ -138,15 +139,17 @@ def check_run(config: Config, options: RunOptions) -> None:
 
 
 def check_remote_usable(config: Config, options: RunOptions, data: str | None = None) -> None:
-    """Ask the remote tier for the run's checkpoints, as the run will. That it does not answer is only said: a run that
-    has a checkpoint here, or gets an answer in time, goes on.
+    """Check the remote tier for the run's checkpoints, as the run will.
+
+    If it does not answer, only warn: a run that has a local checkpoint, or gets an answer in time, continues.
 
     Args:
         data: Fingerprint of the data.
 
     Raises:
-        ConfigError: the URL cannot be used, or what it needs is missing; or the checkpoints there are another run's.
-        CheckpointError: the store refuses.
+        ConfigError: the URL cannot be used, or something that it needs is missing; or the checkpoints there belong to
+            another run.
+        CheckpointError: the store refuses access.
     """
     if config.checkpoint.remote is None:
         return
@@ -162,17 +165,19 @@ def check_remote_usable(config: Config, options: RunOptions, data: str | None = 
 
 
 def check_keys_present(config: Config) -> None:
-    """Refuse to begin without the keys that checkpoints are to be signed and encrypted with, or they would be missed at
-    the first save only; and with one that would have the run's own checkpoints refused when it is to go on.
+    """Check the keys that checkpoints are signed and encrypted with.
+
+    Otherwise a missing key would show only at the first save. A key that is set but not used would make the run refuse
+    its own checkpoints on resume.
 
     Raises:
-        ConfigError: one is missing, cannot be used, or is there and not to be used.
+        ConfigError: a key is missing or cannot be used, or is set without being used.
     """
     if config.checkpoint.sign:
         key_to_sign_with()
     elif signing_key() is not None:
         raise ConfigError(
-            f"{VARIABLE} is set, so unsigned checkpoints are refused, and this run would save no others",
+            f"{VARIABLE} is set, so unsigned checkpoints are refused, but this run would save only such",
             where=f"checkpoint.sign, {VARIABLE}",
             fix=f"checkpoint.sign=true, or leave {VARIABLE} unset for this command",
         )
@@ -183,7 +188,7 @@ def check_keys_present(config: Config) -> None:
 
 
 def check_data(config: Config, fingerprints: Mapping[str, str], start: CheckpointInfo) -> None:
-    """Compare the fingerprints of data and tokenizer with those that a checkpoint was made with.
+    """Check the fingerprints of data and tokenizer against those of a checkpoint.
 
     Raises:
         DataError: they differ, and no segment of the run accounts for that.
@@ -201,13 +206,14 @@ def check_data(config: Config, fingerprints: Mapping[str, str], start: Checkpoin
 
 
 def note_restart(run: Path, config: Config, options: RunOptions) -> None:
-    """What is in the remote tier is of the run before, when this one starts anew; for whoever has begun an attempt."""
+    """Mark what is in the remote tier as the earlier run's if this run starts over; call it after the attempt has
+    begun."""
     if options.restart and config.checkpoint.remote is not None and not (run / CLAIM_FILE).exists():
         (run / RESTARTED_FILE).touch()
 
 
 def describe(attempt: Attempt, config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any]) -> None:
-    """Write down what is about to run, for the run and for the attempt."""
+    """Record what is about to run, for the run and for the attempt."""
     record = provenance(
         command=sys.argv,
         config_fingerprint=fingerprint(identity(config)),
@@ -221,7 +227,7 @@ def describe(attempt: Attempt, config: Config, fingerprints: Mapping[str, str], 
     for folder in (attempt.run, attempt.directory):
         write_json(folder / "run.json", record)
     if "tokenizer" in fingerprints:
-        # The store may be prepared with another one, or go, while the run's checkpoints are still to be exported.
+        # Keep copies: the store may change or vanish while the run's checkpoints are still to be exported.
         from headway.data.pinned import keep_manifest
         from headway.data.remote_store import tokenizer_folder
         from headway.data.tokenizing.tokenizer import keep_copy
@@ -234,7 +240,7 @@ def describe(attempt: Attempt, config: Config, fingerprints: Mapping[str, str], 
 
 
 def write_config(config: Config, *folders: Path) -> None:
-    """The resolved config, as `config.yaml` in each of these."""
+    """Write the resolved config as `config.yaml` into each of the folders."""
     text = dump_config(config)
     for folder in folders:
         with atomic_write(folder / "config.yaml", "w") as file:
@@ -242,7 +248,7 @@ def write_config(config: Config, *folders: Path) -> None:
 
 
 def _begin(config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], options: RunOptions) -> Attempt:
-    """Take ownership of the run directory and write down what is about to run."""
+    """Take ownership of the run directory and record what is about to run."""
     price = {PRICE_KEY: config.telemetry.usd_per_hour}
     attempt = prepare_run_directory(config, options).begin_attempt(command_line(), None, None, **price)
     try:
@@ -255,25 +261,25 @@ def _begin(config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, 
 
 
 class _Stop(BaseException):
-    """A signal to stop. No `Exception`: compilers wrap or swallow those."""
+    """A stop signal. Not an `Exception`, since compilers wrap or swallow those."""
 
 
 @contextmanager
 def record_preemption() -> Iterator[None]:
-    """Make of a signal that came in `preemptible` what it means for the attempt."""
+    """Turn a signal that came within `preemptible` into `Preempted`."""
     try:
         yield
     except _Stop as stop:
         pending_signals.clear()
-        what = f"stopped by {stop} while no step was under way"
+        what = f"stopped by {stop} while no step was running"
         raise Preempted(what, fix="run the same command again") from None
 
 
 @contextmanager
 def preemptible() -> Iterator[None]:
-    """Turn a signal to stop that comes outside the training loop into `Preempted`; the loop has handlers of its own.
+    """Turn a stop signal that comes outside the training loop into `Preempted`; the loop has its own handlers.
 
-    A worker among others keeps the default, which also ends it while it waits for them.
+    One of several workers keeps the default handler, which also ends it while it waits for the others.
     """
     if world_size_from_environment() is not None:
         yield
@@ -291,11 +297,11 @@ def preemptible() -> Iterator[None]:
 def attempt_scope(
     config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], options: RunOptions
 ) -> Iterator[Attempt]:
-    """Begin an attempt, and record why it ended, whatever the way it ended.
+    """Begin an attempt, and record why it ended, however it ended.
 
     Args:
-        fingerprints: Of the data and the tokenizer.
-        facts: On the model: its parameters and vocabulary.
+        fingerprints: Fingerprints of the data and the tokenizer.
+        facts: Parameters and vocabulary of the model.
 
     Raises:
         CheckpointError: the directory is in use, or is not a run.
@@ -305,11 +311,12 @@ def attempt_scope(
     if not options.restart:
         wait_for_orphaned_writers(config.run_directory)
     with ExitStack() as stack:
-        with defer_signals():  # a signal between the two would end an attempt that nobody concludes
+        with defer_signals():  # a signal amid these lines would leave an attempt without an outcome
             with explaining_refusals(CheckpointError, str(config.run_directory)):
                 attempt = _begin(config, fingerprints, facts, options)
             hold = stack.enter_context(holding())
-            # Ends after the attempt's record is complete: an answer to a notice may have the machine taken at once.
+            # Ends after the attempt's record is complete: after an answer to a notice the machine may be taken away at
+            # once.
             stack.enter_context(watching_for(attempt.directory, config.preemption))
             stack.enter_context(_record_outcome(attempt))
             stack.enter_context(record_preemption())
@@ -339,9 +346,9 @@ def _record_outcome(attempt: Attempt) -> Iterator[None]:
 
 
 def is_finished(config: Config, fingerprints: Mapping[str, str], options: RunOptions) -> bool:
-    """Whether a run has all its steps, in a checkpoint that verifies, by this config and with this data; says so.
+    """Return whether a run has all its steps, in a checkpoint that verifies, by this config and data; report it.
 
-    Where the remote tier does not have it yet, one more attempt sends it.
+    If the remote tier does not have the checkpoint yet, one more attempt uploads it.
     """
     run = RunDirectory(config.run_directory)
     if options.restart or not run.config_path.exists() or changes(load_resolved(run.config_path), config):
@@ -351,7 +358,7 @@ def is_finished(config: Config, fingerprints: Mapping[str, str], options: RunOpt
         return False
     if Ledger(run.ledger_path).committed_step != config.train.steps:
         return False
-    # The last one only: if it is damaged, an attempt makes it anew from the one before.
+    # Verify only the last one: if it is damaged, an attempt recreates it from the one before.
     last = [f for f in CheckpointStore(run.checkpoints).folders() if f.name == f"step-{config.train.steps:08d}"]
     found = verify_checkpoint(last[0]) if last else None
     if found is None or not found.good or found.manifest is None:
@@ -361,16 +368,16 @@ def is_finished(config: Config, fingerprints: Mapping[str, str], options: RunOpt
     notice(f"{run.path} is finished: all {config.train.steps:,} steps are done")
     remote = config.checkpoint.remote
     if remote is not None and not is_sent(remote, run_identity(config), found.manifest, patience_seconds=5.0):
-        notice(f"its last checkpoint is not known to be at {remote.url}; it is sent")
+        notice(f"its last checkpoint is not known to be at {remote.url}; uploading it")
         return False
     return True
 
 
 def check_changes(run: RunDirectory, config: Config, options: RunOptions) -> list[str]:
-    """What differs between a run's config and the one that it is to go on with, in words.
+    """Describe the differences between a run's config and the one that it is to continue with.
 
     Raises:
-        ConfigError: something does, the run has begun, and it was not accepted; or the run has done more steps.
+        ConfigError: there is a difference, the run has begun, and it was not accepted; or the run has done more steps.
     """
     if not run.config_path.exists() or not run.has_begun():
         return []
@@ -382,7 +389,7 @@ def check_changes(run: RunDirectory, config: Config, options: RunOptions) -> lis
         raise ConfigError(
             "the config differs from the one this run was made with: " + "; ".join(differences),
             where=str(run.config_path),
-            fix=f"choose another name=..., or go on with the new values with {ACCEPT}",
+            fix=f"choose another name=..., or continue with the new values: {ACCEPT}",
         )
     last = config.train.steps or 0
     if last < done:
@@ -397,12 +404,12 @@ def check_changes(run: RunDirectory, config: Config, options: RunOptions) -> lis
 def counted_for(config: Config, old: Config, step: int) -> Config:
     """Return the config as a run that has done some steps continues with it.
 
-    What it asks for in tokens counts those of the steps done, with the batches that these had.
+    Amounts in tokens count the tokens of the finished steps, with the batches that these had.
 
     Args:
         config: Resolved.
-        old: The run's, as it is in its directory.
-        step: Of the newest checkpoint.
+        old: The config in the run directory.
+        step: Step of the newest checkpoint.
     """
     same = config.with_segments(old.segments)
     if not step or _batches_of(same) == _batches_of(old):
@@ -416,19 +423,19 @@ def _batches_of(config: Config) -> tuple[Any, ...]:
 
 
 def newest_manifest(run: RunDirectory) -> tuple[int, Mapping[str, Any]] | None:
-    """Step and context of the newest checkpoint here whose manifest can be read."""
+    """Return step and context of the newest local checkpoint whose manifest can be read."""
     for folder in reversed(CheckpointStore(run.checkpoints).folders()):
-        with suppress(CheckpointError):  # what cannot be read is passed over, and said, when the attempt begins
+        with suppress(CheckpointError):  # the attempt itself reports checkpoints that cannot be read
             manifest = read_manifest(folder)
             return manifest.step, manifest.context
     return None
 
 
-def tell_changes(run: RunDirectory, config: Config, options: RunOptions) -> None:
-    """Say what a run goes on with that differs from before, and how the learning rate jumps by it.
+def report_changes(run: RunDirectory, config: Config, options: RunOptions) -> None:
+    """Report what a run continues with that differs from before, and how the learning rate jumps.
 
     Raises:
-        ConfigError: as `check_changes` does.
+        ConfigError: as `check_changes`.
     """
     differences = check_changes(run, config, options)
     if not differences:
@@ -436,7 +443,7 @@ def tell_changes(run: RunDirectory, config: Config, options: RunOptions) -> None
             notice(f"{run.path} has no step yet: its config is replaced by this one")
         return
     for difference in differences:
-        warning(f"the run goes on with a changed config: {difference}")
+        warning(f"the run continues with a changed config: {difference}")
     newest, old = newest_manifest(run), load_resolved(run.config_path)
     done = newest[0] if newest else 0
     if 0 < done < (config.train.steps or 0):
@@ -447,7 +454,7 @@ def tell_changes(run: RunDirectory, config: Config, options: RunOptions) -> None
 
 @contextmanager
 def with_variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for the processes that are started in a block."""
+    """Set environment variables for the processes that are started in a block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

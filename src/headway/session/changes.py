@@ -1,6 +1,6 @@
-"""What a run goes on with when its config or its data have changed since its newest checkpoint.
+"""How a run continues when its config or its data have changed since its newest checkpoint.
 
-Nothing is written here: the answer is a config with segments (`headway.config.segments`), from which all else follows.
+Nothing is written here: the result is a config with segments (`headway.config.segments`), from which all else follows.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Joined:
-    """Data that a run goes on with."""
+    """Data that a run continues with."""
 
     rows: PartRows
     shards: Sequence[Mapping[str, Sequence[str]]] = ()
     words: str = ""
-    """What has joined."""
+    """Description of the new data."""
 
 
 class RunData(Protocol):
-    """What a run would be trained on."""
+    """The data that a run would be trained on."""
 
     @property
     def fingerprint(self) -> str:
-        """Of the data that is there now."""
+        """Fingerprint of the current data."""
         ...
 
     def rows(self, config: Config, data: str) -> PartRows | None:
-        """Rows of data with a fingerprint, as one part; None when nobody knows them any more."""
+        """Return the rows of data with a fingerprint, as one part; None if they are no longer known."""
         ...
 
     def is_there(self, data: str) -> bool:
-        """Whether data with a fingerprint can still be read."""
+        """Return whether data with a fingerprint can still be read."""
         ...
 
     def grown(self, config: Config, last: Segment) -> Joined:
-        """The data that is there now, behind that of a segment.
+        """Return the current data, after that of a segment.
 
         Raises:
-            DataError: not all that the segment knows is part of it.
+            DataError: not all data that the segment knows is part of it.
         """
         ...
 
@@ -71,23 +71,23 @@ class StoreData:
 
     @property
     def fingerprint(self) -> str:
-        """The manifest's."""
+        """Fingerprint of the manifest."""
         return self.store.fingerprint
 
     def rows(self, config: Config, data: str) -> PartRows | None:
-        """Counted by its manifest, which the store or the run directory has."""
+        """Count rows by the manifest, which the store or the run directory has."""
         store = self._known(data)
         return None if store is None else part_rows(config, [store])
 
     def is_there(self, data: str) -> bool:
-        """Whether the run has kept the manifest, and the store all its shards."""
+        """Return whether the run has kept the manifest, and the store all its shards."""
         with suppress(DataError):
             pinned(self.store, self.config.run_directory, data)
             return True
         return False
 
     def grown(self, config: Config, last: Segment) -> Joined:
-        """The parts that the segment knows, and as one more all that is in none of them."""
+        """Return the parts that the segment knows, and all other data as one more part."""
         known = self._known(last.data)
         if known is None:
             raise _lost(self.fingerprint, last, "the run has not kept its manifest", str(self.store.path))
@@ -97,7 +97,7 @@ class StoreData:
             parts = locate(store_parts(known, last), self.store, "train")
         except Lost as lost:
             raise _lost(
-                self.fingerprint, last, f"{lost} are not in the token store any more", str(self.store.path)
+                self.fingerprint, last, f"{lost} are no longer in the token store", str(self.store.path)
             ) from None
         except DataError as error:
             raise _lost(self.fingerprint, last, error.what, error.where or str(self.store.path)) from None
@@ -122,23 +122,23 @@ class DatasetData:
     ledger: Ledger
 
     def rows(self, config: Config, data: str) -> PartRows | None:
-        """As many as the dataset has, or had by the ledger."""
+        """Return the number of rows that the dataset has, or had according to the ledger."""
         known = [self.count, *(commit.epoch_rows or 0 for commit in self.ledger.commits())]
         found = next((count for count in known if count and self.fingerprint_of(count) == data), None)
         return None if found is None else {DATASET: {1: [found]}}
 
     def is_there(self, data: str) -> bool:
-        """A dataset that has changed is another one."""
+        """Return whether the dataset is unchanged: a changed one is another."""
         return data == self.fingerprint
 
     def grown(self, config: Config, last: Segment) -> Joined:
-        """What is behind the rows that the segment knows."""
+        """Return the rows that were appended after those that the segment knows."""
         known = last.rows[DATASET][1]
         more = self.count - sum(known)
         if more < 0:
-            raise _lost(self.fingerprint, last, f"the dataset has {-more:,} rows less", DATASET)
+            raise _lost(self.fingerprint, last, f"the dataset has {-more:,} fewer rows", DATASET)
         rows = {DATASET: {1: [*known, more]}}
-        return Joined(rows, [{}] * len(known), f"{more:,} rows more of '{DATASET}'")
+        return Joined(rows, [{}] * len(known), f"{more:,} more rows of '{DATASET}'")
 
 
 def _lost(now: str, last: Segment, why: str, where: str) -> DataError:
@@ -150,24 +150,24 @@ def _lost(now: str, last: Segment, why: str, where: str) -> DataError:
 
 
 def part_rows(config: Config, parts: Sequence[TokenStore]) -> PartRows:
-    """Rows of every part of some data, by source and row length."""
+    """Count the rows of every part of some data, by source and row length."""
     data, lengths = config.data, row_lengths(config)
     split = SplitRows(list(parts), "train", *lengths, packing=data.packing, document_mask=data.document_mask)
     return {name: {n: split.counts_by_part(name, n) for n in lengths} for name in split.sources}
 
 
 def settle_segments(config: Config, data: RunData, options: RunOptions, tokenizer: str | None = None) -> Config:
-    """The config that the run goes on with: with its segments, if it was changed on the way or is being changed.
+    """Return the config that the run continues with: with segments if the run has changed or is changing.
 
     Args:
         config: Resolved, as the user wants it now.
-        data: What is there to train on.
-        wishes: What the user accepts.
+        data: The current data.
+        options: What the user accepts.
         tokenizer: Fingerprint of the data's tokenizer.
 
     Raises:
-        ConfigError: something has changed that was not accepted, or cannot be.
-        DataError: the same of the data.
+        ConfigError: something has changed that was not accepted, or cannot change.
+        DataError: the data have changed in such a way.
     """
     run = RunDirectory(config.run_directory)
     if not options.restart:
@@ -205,52 +205,54 @@ def settle_segments(config: Config, data: RunData, options: RunOptions, tokenize
     if joins and not options.accept_changes:
         if not data.is_there(last.data):
             raise DataError(
-                f"the data has changed: its fingerprint is {data.fingerprint[:12]}, and the run goes on from step"
-                f" {step:,} with {last.data[:12]}, which is not all there any more",
+                f"the data has changed: its fingerprint is {data.fingerprint[:12]}, and the run continues from step"
+                f" {step:,} with {last.data[:12]}, which is no longer complete",
                 where=str(run.path),
-                fix=f"run the same command with {ACCEPT} to go on with the data that is there now, restore the data"
+                fix=f"run the same command with {ACCEPT} to continue with the current data, restore the data"
                 " that the run had, or choose another name=... for a new run",
             )
         warning(
-            f"the data has changed since the run began (now {data.fingerprint[:12]}): the run goes on with what it had"
-            f" ({last.data[:12]}); {ACCEPT} has what is new join from step {step:,} on"
+            f"the data has changed since the run began (now {data.fingerprint[:12]}): the run continues with what it"
+            f" had ({last.data[:12]}); {ACCEPT} adds the new data from step {step:,} on"
         )
         joins = False
     kept = [segment for segment in segments if segment.first_step < step]
-    wanted = _wanted(config, step, last, data, joins, options.start_epoch, is_dataset)
-    epoch_goes_on = last.new_epoch and not joins and _same_epoch(config, segments, step)
-    if options.start_epoch and epoch_goes_on:
-        notice(f"the epoch that {START_EPOCH} began at step {last.first_step:,} goes on")
-    begins = options.start_epoch and not epoch_goes_on
+    wanted = _wanted_segment(
+        config, step, last, data, joins=joins, new_epoch=options.start_epoch, is_dataset=is_dataset
+    )
+    epoch_continues = last.new_epoch and not joins and _same_epoch(config, segments, step)
+    if options.start_epoch and epoch_continues:
+        notice(f"the epoch that {START_EPOCH} began at step {last.first_step:,} continues")
+    begins = options.start_epoch and not epoch_continues
     if not joins and not begins and wanted.plans_as(last):
         if not old.segments and last.data == data.fingerprint:
             return config.with_segments([])
         return config.with_segments([*segments[:-1], last.model_copy(update={"steps": wanted.steps})])
     if not joins and not begins and kept and wanted.plans_as(kept[-1]):
         return config.with_segments([*kept[:-1], kept[-1].model_copy(update={"steps": wanted.steps})])
-    said = [*changes(old, config), *([wanted.changes[0]] if joins else [])]
-    said += [f"{START_EPOCH}: an epoch of all data begins"] if begins else []
-    begun = wanted.model_copy(update={"new_epoch": begins, "changes": said})
+    words = [*changes(old, config), *([wanted.changes[0]] if joins else [])]
+    words += [f"{START_EPOCH}: an epoch of all data begins"] if begins else []
+    begun = wanted.model_copy(update={"new_epoch": begins, "changes": words})
     result = config.with_segments([*kept, begun])
-    plan = SegmentedPlan(result)  # refuses what cannot go on
+    plan = SegmentedPlan(result)  # raises an error if the run cannot continue so
     if joins:
-        warning(f"the run goes on with changed data: {wanted.changes[0]}")
-    notice(_told(plan, step, joins))
+        warning(f"the run continues with changed data: {wanted.changes[0]}")
+    notice(_describe_rows(plan, step, joins))
     return result
 
 
 def _as_dataset(segment: Segment, config: Config) -> Segment:
-    """A dataset's rows have no length, but count as `train.sequence_length` tokens."""
+    """Adapt a segment to a dataset, whose rows have no length but count as `train.sequence_length` tokens."""
     tokens = segment.row_tokens or config.train.sequence_length
     return segment.model_copy(update={"sequence_length": 1, "row_tokens": tokens})
 
 
-def _wanted(
-    config: Config, step: int, last: Segment, data: RunData, joins: bool, new_epoch: bool, is_dataset: bool
+def _wanted_segment(
+    config: Config, step: int, last: Segment, data: RunData, *, joins: bool, new_epoch: bool, is_dataset: bool
 ) -> Segment:
-    """The segment that the config would begin at a step."""
+    """Return the segment that the config would begin at a step."""
     if not joins:
-        rows = _again(config, last, data)
+        rows = _recount(config, last, data)
         segment = Segment.of(config, step, last.data, rows, shards=last.shards)
         return _as_dataset(segment, config) if is_dataset else segment
     try:
@@ -267,8 +269,8 @@ def _wanted(
     return _as_dataset(segment, config) if is_dataset else segment
 
 
-def _again(config: Config, last: Segment, data: RunData) -> PartRows:
-    """Rows of the same data, for a config that may want other lengths or another packing."""
+def _recount(config: Config, last: Segment, data: RunData) -> PartRows:
+    """Count the rows of unchanged data for a config that may have other lengths or another packing."""
     if isinstance(data, DatasetData):
         return last.rows
     assert isinstance(data, StoreData), "there are two kinds"
@@ -277,14 +279,14 @@ def _again(config: Config, last: Segment, data: RunData) -> PartRows:
 
 
 def _same_epoch(config: Config, segments: Sequence[Segment], step: int) -> bool:
-    """Whether the epoch that the last segment began anew is still under way."""
+    """Return whether the epoch that the last segment began is still in progress."""
     plan = SegmentedPlan(config.with_segments(segments))
     first = segments[-1].first_step
     return step <= first or int(max(plan.epochs(step - 1))) == int(max(plan.epochs(first)))
 
 
 def _joined(last: Segment, rows: PartRows, length: int) -> str:
-    """What has joined, in words."""
+    """Describe the data that has joined."""
     parts = []
     for name, of in rows.items():
         before = sum(map(sum, [last.rows.get(name, {}).get(length, [])]))
@@ -292,12 +294,12 @@ def _joined(last: Segment, rows: PartRows, length: int) -> str:
         if name not in last.rows:
             parts.append(f"'{name}' is new with {more:,} rows of {length} tokens")
         elif more:
-            parts.append(f"'{name}' has {more:,} rows more")
+            parts.append(f"'{name}' has {more:,} more rows")
     return ", ".join(parts)
 
 
-def _told(plan: SegmentedPlan, step: int, joins: bool) -> str:
-    """One line on where the rows go on."""
+def _describe_rows(plan: SegmentedPlan, step: int, joins: bool) -> str:
+    """Describe in one line how the rows continue."""
     border = plan.border(step) if step in plan.firsts else None
     rows, length = plan.step_rows(step), plan.sequence_length(step)
     of_tokens = f" of {length:,} tokens" if length > 1 else ""
@@ -307,5 +309,5 @@ def _told(plan: SegmentedPlan, step: int, joins: bool) -> str:
     if border.row_map is None:
         return f"{head}; an epoch of all data begins"
     fresh = sum(count for _, _, count in border.row_map.fresh)
-    more = f", {fresh:,} rows more than before" if joins and fresh else ""
-    return f"{head}; the epoch goes on with the rows that are left of it{more}"
+    more = f", {fresh:,} more rows than before" if joins and fresh else ""
+    return f"{head}; the epoch continues with its remaining rows{more}"

@@ -1,4 +1,4 @@
-"""Whether a run is compiled, where that is left to what pays."""
+"""Decision whether a run is compiled, for `train.compile: auto`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from headway.training.task import Task
 
 
 def decide_compile(config: Config, task: Task, world: World, grid: LaneGrid, start: CheckpointInfo | None) -> bool:
-    """Whether to compile; with `train.compile=auto` as the run has begun, or as it pays. All workers must call it.
+    """Decide whether to compile; with `train.compile=auto` as the run began, or as it pays.
+
+    All workers must call it.
 
     Raises:
-        ConfigError: it is not known what would be gained with a model of this kind.
+        ConfigError: the gain cannot be measured for a model of this kind.
     """
     if config.train.compile != "auto":
         return config.train.compile
@@ -24,7 +26,7 @@ def decide_compile(config: Config, task: Task, world: World, grid: LaneGrid, sta
         return before
     if not isinstance(task.model, Decoder):
         raise ConfigError(
-            f"what torch.compile gains is measured for the native decoder, and not for {type(task.model).__name__}",
+            f"torch.compile can be measured for the native decoder only, not for {type(task.model).__name__}",
             where="train.compile",
             fix="train.compile=true, or false",
         )

@@ -1,4 +1,4 @@
-"""A config whose data is there and whose model has every size, as the first process of an attempt looks at it."""
+"""Completion of a config: its data is found, and its model gets every size."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from headway.config.data import DataConfig
     from headway.data.store import TokenStore
 
-#: `model.max_sequence_length` where nobody has given one, which for a checkpoint's shape means the checkpoint's.
+#: `model.max_sequence_length` where none is given, which for a pretrained checkpoint means the checkpoint's.
 _NOT_GIVEN: int = ModelConfig.model_fields["max_sequence_length"].default
 
 
 def completed(config: Config) -> tuple[Config, TokenStore]:
-    """The config with the shape of its model filled in, and the data that it names.
+    """Return the config with the shape of its model filled in, and the data that it names.
 
     Args:
         config: Resolved.
@@ -29,28 +29,28 @@ def completed(config: Config) -> tuple[Config, TokenStore]:
     Raises:
         HeadwayError: the data is missing or does not fit, or the model cannot be made or cut as the config says.
     """
-    # Looked for before torch is imported: a missing store should be said at once.
+    # Open the store before torch is imported, so that a missing store is reported at once.
     from headway.data.remote_store import open_store
 
-    started = world_size_from_environment() is not None  # by an agent, which also says how many are on this machine
+    started = world_size_from_environment() is not None  # by an agent, which also sets the number on this machine
     store = open_store(config.data, processes=None if started else config.parallel.workers)
-    _say_what_differs(config.data, store)
+    _warn_of_differences(config.data, store)
     from headway.config.experts import decoder_problems
     from headway.models.build import complete
 
     config = config.model_copy(update={"model": complete(config.model, store.vocab_size)})
-    for problem in decoder_problems(config):  # of a pretrained shape, which only now is known
+    for problem in decoder_problems(config):  # the shape of a pretrained model is known only now
         raise problem
     if config.model.from_pretrained is not None:
         _check_row_length(config)
-        _look_at_tokenizer(config, config.model.from_pretrained, store)
+        _check_tokenizer(config, config.model.from_pretrained, store)
     return config, store
 
 
-def _say_what_differs(data: DataConfig, store: TokenStore) -> None:
-    """Say when the store is not the one that would be prepared from the config.
+def _warn_of_differences(data: DataConfig, store: TokenStore) -> None:
+    """Warn if the store differs from one prepared by this config.
 
-    A remote or an imported one was prepared with another config, or with none.
+    A remote or an imported store was prepared by another config, or by none.
     """
     from headway.data.preparing.settings import differing_keys
 
@@ -58,12 +58,13 @@ def _say_what_differs(data: DataConfig, store: TokenStore) -> None:
     if differing and is_first_worker():
         warning(
             f"{store.path} was prepared with other settings than the config has: {', '.join(differing)};"
-            " it is trained on as it is, and headway data prepare CONFIG brings it up to date"
+            " it is used as it is; headway data prepare CONFIG brings it up to date"
         )
 
 
 def _check_row_length(config: Config) -> None:
-    """What is checked of other models when the config is read. The stages of a mixture have no longer rows."""
+    """Check that rows fit a pretrained model; for other models the config's own checks do. Stages of a mixture are no
+    longer."""
     length, longest = config.train.sequence_length, config.model.max_sequence_length
     if length > longest:
         raise ConfigError(
@@ -73,11 +74,14 @@ def _check_row_length(config: Config) -> None:
         )
 
 
-def _look_at_tokenizer(config: Config, pretrained: Path, store: TokenStore) -> None:
-    """Refuse data whose ids select the embeddings of other tokens than the checkpoint was trained on; of a run that has
-    learned them, only say it.
+def _check_tokenizer(config: Config, pretrained: Path, store: TokenStore) -> None:
+    """Check that the data's ids mean the tokens that the pretrained checkpoint was trained on.
 
-    Ids that only one of the two knows are no contradiction: tokens may be added, and a `tokenizer.json` written anew.
+    If the run has checkpoints of its own, only warn. Ids that only one of the two knows are no contradiction: tokens
+    may be added, and `tokenizer.json` may be rewritten.
+
+    Raises:
+        ConfigError: an id means different tokens.
     """
     ours, theirs = store.tokenizer_folder / "tokenizer.json", pretrained / "tokenizer.json"
     if not ours.is_file() or not theirs.is_file() or read_bytes(ours) == read_bytes(theirs):
@@ -98,7 +102,7 @@ def _look_at_tokenizer(config: Config, pretrained: Path, store: TokenStore) -> N
 
 
 def _tokens(file: Path) -> dict[int, str]:
-    """Id -> token."""
+    """Return a map from id to token."""
     from headway.data.tokenizing.spec import parse, vocabulary
 
     return {number: token for token, number in vocabulary(parse(read_bytes(file), str(file))).items()}

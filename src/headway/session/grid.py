@@ -1,4 +1,4 @@
-"""The cut of a lane into micro-batches, where it is left to what fits into memory."""
+"""The cut of a lane into micro-batches, for `train.micro_batch: auto`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from headway.training.trial import exchanges_in_trial, largest_micro_batch, tria
 
 
 def common_threads(config: Config, world: World, grid: LaneGrid) -> int:
-    """CPU threads of each worker, on all machines as many as on the one that has fewest for each of its own: bits can
-    depend on them, and a checkpoint knows one number. All workers must call it.
+    """Return the CPU threads of each worker: the smallest number over all machines.
+
+    Bits can depend on it, and a checkpoint stores one number. All workers must call it.
     """
     threads = resolve_threads(config, workers_of_this_machine(world.size), grid.lanes, usable_cores())
     return int(min(worker[0] for worker in world.gather([float(threads)])))
@@ -31,13 +32,14 @@ def choose_micro_batch(
     state: TrainState,
     strategy: Strategy,
     world: World,
+    *,
     grid: LaneGrid,
     start: CheckpointInfo | None,
 ) -> LaneGrid:
-    """The grid to train with; with `train.micro_batch=auto` the task's feeds are cut anew.
+    """Return the grid to train with; with `train.micro_batch=auto`, replace the task's feeds to match.
 
-    Rows of a step, and how they are dealt to lanes, stay what they are. Bits depend on the cut, so a resumed run keeps
-    the one it has, unless its lanes have become others or nothing was promised.
+    Rows of a step, and their distribution over lanes, do not change. Bits depend on the cut, so a resumed run keeps its
+    own, unless its lanes have changed or nothing was promised.
 
     Raises:
         ConfigError: not even the smallest fits, or the task cannot be cut in another way.

@@ -1,4 +1,4 @@
-"""What a process that trains does before anything else: set itself up as its config wants it, and join the others."""
+"""The first steps of a process that trains: set itself up as its config says, and join the other workers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from headway.training.determinism import apply_determinism
 
 @contextmanager
 def join_workers(config: Config, mesh: MeshShape) -> Iterator[World]:
-    """The workers of a mesh; all of them must call it.
+    """Join the workers of a mesh; all of them must call it.
 
     Raises:
-        ConfigError: this machine has not what the config needs, or another worker's network is set up differently.
+        ConfigError: this machine lacks what the config needs, or another worker's network is set up differently.
     """
     apply_determinism(config.determinism)
     profile = apply_nccl_profile(config.parallel.nccl_profile, config.train.device, config.determinism)

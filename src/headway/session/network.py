@@ -1,4 +1,4 @@
-"""NCCL's settings for the workers of a run: each machine's own, chosen before its process groups exist."""
+"""NCCL's settings for the workers of a run, chosen per machine before process groups exist."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def apply_nccl_profile(
     machine: Machine | None = None,
     environment: MutableMapping[str, str] | None = None,
 ) -> Profile:
-    """Set what NCCL should know, where it will be used: by several workers on GPUs.
+    """Set NCCL's variables where NCCL will be used: by several workers on GPUs.
 
-    NCCL reads its variables when the first communicator is made. Variables that are set already stay as they are.
+    NCCL reads its variables when the first communicator is made. Variables that are already set do not change.
 
     Args:
         wanted: `parallel.nccl_profile`.
         device: `train.device`.
-        determinism: What the run promises.
-        machine: Looked at instead of this one.
+        determinism: The level that the run promises.
+        machine: Examined instead of this one.
         environment: Changed instead of this process's.
 
     Raises:
-        ConfigError: a profile was asked for that does not fit the machine.
+        ConfigError: the requested profile does not fit the machine.
     """
     environment = os.environ if environment is None else environment
     size = world_size_from_environment() or 1
@@ -45,9 +45,9 @@ def apply_nccl_profile(
         return Profile("none", "one worker")
     if pick_device(device, place_from_environment(size)[1]).type != "cuda":
         return Profile("none", "NCCL is for GPUs")
-    keep_to_loopback(size, environment)  # the profile's interface is for what leaves the machine
+    keep_to_loopback(size, environment)  # the profile's interface serves other machines
     found = read_interconnect(machine or Machine())
-    if not found.gpus:  # there need not be an nvidia-smi for CUDA to work
+    if not found.gpus:  # CUDA works without nvidia-smi, too
         found = replace(found, gpus=torch.cuda.device_count())
     profile = choose_profile(wanted, found, determinism)
     added = profile.environment(environment)
@@ -58,7 +58,7 @@ def apply_nccl_profile(
 
 
 def assert_same_profile(world: World, profile: Profile) -> None:
-    """Workers whose machines would talk over different networks never meet; say so instead of waiting.
+    """Check that all machines use one profile: workers on different networks would wait for each other forever.
 
     Raises:
         ConfigError: the profiles differ.

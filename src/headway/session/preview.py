@@ -1,4 +1,4 @@
-"""What `headway train --dry-run` says: everything that can be known before the first step."""
+"""The output of `headway train --dry-run`: what can be known before the first step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from headway.telemetry.record import is_run, open_run
 from headway.training.available import check_available, shortfalls
 from headway.training.callbacks import load_callbacks
 
-# Segments of a mixture that are listed.
+# Number of segments of a mixture that are listed.
 _SEGMENTS = 8
 
 
@@ -34,10 +34,10 @@ def preview(config: Config, options: RunOptions | None = None) -> str:
     """Check a resolved config against this machine and its data, and describe the run in a few lines.
 
     Args:
-        options: About the run directory; without them it is not looked at, since nothing would be trained there.
+        options: Options about the run directory; without them the directory is not checked, since no run is intended.
 
     Raises:
-        HeadwayError: whatever would have stopped the run.
+        HeadwayError: the error that would have stopped the run.
     """
     workers, train = config.parallel.workers, config.train
     assert train.steps is not None
@@ -83,7 +83,7 @@ def preview(config: Config, options: RunOptions | None = None) -> str:
 
 
 def _epochs(config: Config, plan: RowPlan) -> float:
-    """How often the run goes through all data, of which there may be more since it was changed."""
+    """Return how often the run goes through all data, which may have grown with a change of the run."""
     batches, steps = config.train.batches, config.train.steps or 0
     return sum(
         (batches.tokens_before(last) - batches.tokens_before(first))
@@ -97,7 +97,7 @@ def _has_several(train: TrainConfig) -> bool:
 
 
 def _run(config: Config, options: RunOptions | None, data: str) -> list[str]:
-    """Where the run is, and how it stands; nothing without wishes about it."""
+    """Describe the run directory and the state of the run; empty without options."""
     if options is None:
         return []
     check_run(config, options)
@@ -106,16 +106,16 @@ def _run(config: Config, options: RunOptions | None, data: str) -> list[str]:
     if not is_run(where):
         state = "new"
     elif options.restart:
-        state = "starts anew, the earlier run is moved aside"
+        state = "starts over, the earlier run is moved aside"
     else:
         run = open_run(where)
         step, last = run.step, config.train.steps or 0
-        state = f"{'goes on: ' if step < last else ''}{run.outcome}, step {step:,}"
+        state = f"{'continues: ' if step < last else ''}{run.outcome}, step {step:,}"
     return [f"run        {where} ({state})"]
 
 
 def _pipeline(config: Config, model: ModelConfig, micro_batches: int) -> list[str]:
-    """The layers of every stage, counted from 0, and how long workers wait for each other; nothing without a pipeline.
+    """Describe the layers of every stage, counted from 0, and the idle share; empty without a pipeline.
 
     Raises:
         ConfigError: the layers cannot be cut that way.
@@ -130,7 +130,7 @@ def _pipeline(config: Config, model: ModelConfig, micro_batches: int) -> list[st
 
 
 def _mixture(plan: RowPlan) -> list[str]:
-    """Shares at the start, and at the first step of up to so many changes; none without a mixture."""
+    """Describe the shares at the start and after up to so many changes; empty without a mixture."""
     plan = plan.plans[-1] if isinstance(plan, SegmentedPlan) else plan
     if not isinstance(plan, MixedPlan):
         return []

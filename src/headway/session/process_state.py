@@ -1,4 +1,4 @@
-"""Training in a process that is somebody else's: what it finds changed afterwards is what it asked for."""
+"""Training in a process that belongs to a caller: afterwards its state is restored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from headway.parallel.world import abort_groups
 from headway.training.determinism import determinism_restored
 
-#: What a run adds to the environment, besides NCCL's variables.
+#: Variables that a run adds to the environment, besides NCCL's.
 _ADDED = (
     "CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_DETERMINISTIC", "LOCAL_RANK", "DS_ACCELERATOR", "GLOO_SOCKET_IFNAME",
 )  # fmt: skip
@@ -20,7 +20,7 @@ _ADDED = (
 
 @contextmanager
 def restore_process_state() -> Iterator[None]:
-    """Give the caller's process back as it was: switches, threads, random numbers, environment, process groups."""
+    """Restore the caller's process at the end: switches, threads, random state, environment, process groups."""
     environment, threads, grouped = dict(os.environ), torch.get_num_threads(), dist.is_initialized()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices), determinism_restored():
@@ -31,7 +31,7 @@ def restore_process_state() -> Iterator[None]:
                 abort_groups()
             raise
         finally:
-            if dist.is_initialized() and not grouped:  # DeepSpeed wants one for a single worker too
+            if dist.is_initialized() and not grouped:  # DeepSpeed creates one even for a single worker
                 dist.destroy_process_group()
             torch.set_num_threads(threads)
             for name in {name for name in os.environ if name.startswith("NCCL_") or name in _ADDED}:

@@ -1,7 +1,7 @@
-"""One attempt inside one process: join the others, find where to start, train, and say why it ended.
+"""One attempt inside one process: join the others, find where to start, train, and record why it ended.
 
-The same code runs in a plain process, under the local launcher and under torchrun; they differ only in who owns the
-attempt. Its owner, the process that began it, also ends it.
+The same code runs in a plain process, under the local launcher and under torchrun. They differ only in which process
+owns the attempt. The owner, which began it, also ends it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from headway.session.attempt import (
     check_data,
     check_keys_present,
     is_finished,
-    not_yet_granted,
+    without_done_restart,
     write_config,
 )
 from headway.session.compiled import decide_compile
@@ -96,7 +96,7 @@ def run_in_this_process(
     """Train as one worker: the only one, or one of those that torchrun or the local launcher started.
 
     Args:
-        own: Begins an attempt, where nobody else has, and ends it.
+        own: Begins an attempt if no other process has, and ends it.
         own_process: This process ends with the attempt.
     """
     mesh = resolve_mesh(config, world_size_from_environment() or 1)
@@ -108,26 +108,27 @@ def run_in_this_process(
         if _is_finished(config, task, world, options):
             return
         with (
-            # Outside of the attempt: its record and the answer to a notice do not wait for a command that tells.
+            # Outside of the attempt: its record and the answer to a notice do not wait for an alert command.
             alerting(config.telemetry.alert, config.run_directory) as alerts,
             _joined_attempt(config, task, world, options, own) as attempt,
-            _log(attempt, world),
+            _first_worker_log(attempt, world),
         ):
             if alerts is not None:
                 alerts.open_file()
-            _train(config, task, make_task, world, grid, attempt, callbacks, own_process)
+            _train(config, task, make_task, world, grid, attempt=attempt, callbacks=callbacks, own_process=own_process)
 
 
 def _is_finished(config: Config, task: Task, world: World, options: RunOptions) -> bool:
-    """Whether there is nothing to do, on every worker alike; never where somebody else has begun the attempt."""
+    """Return whether there is nothing to do, equally on every worker; False if another process has begun the
+    attempt."""
     if ATTEMPT_VARIABLE in os.environ or not options.leave_finished:
         return False
     finished = world.is_first and is_finished(config, task.fingerprints, options)
     return bool(world.broadcast_number(int(finished)))
 
 
-def _log(attempt: Attempt, world: World) -> AbstractContextManager[None]:
-    """The first worker's log; what others print goes to theirs whole (see `launch.worker`)."""
+def _first_worker_log(attempt: Attempt, world: World) -> AbstractContextManager[None]:
+    """Write the first worker's messages to its log. Others redirect all their output (see `supervisor.worker`)."""
     return log_to(attempt.worker_log(0), tolerate_hangs=True) if world.is_first else nullcontext()
 
 
@@ -135,15 +136,18 @@ def _log(attempt: Attempt, world: World) -> AbstractContextManager[None]:
 def _joined_attempt(
     config: Config, task: Task, world: World, options: RunOptions, own: Callable[..., AbstractContextManager[Attempt]]
 ) -> Iterator[Attempt]:
-    """The attempt that this worker takes part in; the first worker begins and concludes it if nobody else has."""
+    """Join the attempt that this worker takes part in.
+
+    If no other process has begun it, the first worker begins it, and records its outcome.
+    """
     given = os.environ.pop(ATTEMPT_VARIABLE, None)  # not for the children of this process
     if given:
         attempt = Attempt.join(config.run_directory, int(given))
-        # Not in the agent, which is to be copied and can have no threads.
+        # The agent does not listen: it will be copied, so it can have no threads.
         with listening(attempt.directory, config.preemption) if world.is_first else nullcontext():
             yield attempt
         return
-    options = not_yet_granted(config, options, world.gather)
+    options = without_done_restart(config, options, world.gather)
     if world.is_first:
         with own(config, task.fingerprints, task.facts(), options) as attempt:
             world.gather_json([attempt.number, attempt.owner.token])
@@ -151,7 +155,7 @@ def _joined_attempt(
     else:
         number, token = world.gather_json(None)[0]
         attempt = Attempt.join(config.run_directory, number, token, VISIBILITY_TIMEOUT)
-        # The attempt's owner watches on its machine; here the first worker of any other does.
+        # The attempt's owner listens on its machine, and on every other the first worker there.
         with listening(attempt.directory, config.preemption) if world.local_rank == 0 else nullcontext():
             yield attempt
 
@@ -162,6 +166,7 @@ def _train(
     make_task: Callable[[Config, LaneGrid, MeshShape, int], Task],
     world: World,
     grid: LaneGrid,
+    *,
     attempt: Attempt,
     callbacks: Sequence[Callback],
     own_process: bool,
@@ -170,14 +175,14 @@ def _train(
     store = CheckpointStore(run.checkpoints, may_write=attempt.assert_current)
     check_keys_present(config)
     began = time.monotonic()
-    start = _find_start(config, task, run, store, world, attempt)
+    start = _find_start(config, task, run, store, world, attempt=attempt)
     load_seconds = time.monotonic() - began
-    config, task = _with_segments_of(start, config, task, make_task, grid, world, run)
+    config, task = _adopt_segments(start, config, task, make_task=make_task, grid=grid, world=world, run=run)
     _check_rows(config, grid, start)
     threads = _threads(config, world, grid, start)
     torch.set_num_threads(threads)
 
-    parameters = task.facts()["parameters"]  # a strategy may leave nothing of them to be counted
+    parameters = task.facts()["parameters"]  # counted now: a strategy may take them away
     state, strategy = assemble(config, task, world, threads, fresh=start is None)
     resume_collection()
     if start is not None:
@@ -192,15 +197,15 @@ def _train(
     state.decides = config.health.on_spike in ("skip", "rollback", "stop")
     left_out = take_decisions(state, config.segments, Ledger(run.ledger_path), start, world)
     begin_scaling(state.cursor, config.train.precision)
-    world.broadcast_(task.model.buffers())  # those that are no part of the state too
-    grid = choose_micro_batch(config, task, state, strategy, world, grid, start)
+    world.broadcast_(task.model.buffers())  # including those that are not part of the state
+    grid = choose_micro_batch(config, task, state, strategy, world, grid=grid, start=start)
     compiled = decide_compile(config, task, world, grid, start)
     if compiled:
         if own_process:
             pause_collection()
         compile_model(config, task.model)
         resume_collection()
-    _try_memory(config, task, state, strategy, world, grid)
+    _try_memory(config, task, state, strategy, world, grid=grid)
 
     context = {
         IDENTITY: fingerprint(identity(config)),
@@ -214,7 +219,7 @@ def _train(
         "compiled": compiled,
         "determinism": config.determinism,
         "attempt": attempt.number,
-        OF_RUN: run_identity(config).record(),  # the id may have come from the remote tier just now
+        OF_RUN: run_identity(config).record(),  # the id may have just come from the remote tier
         CLAIM: _claim_number(attempt),
         PARENT: parent_record(start.manifest) if start else None,
         "headway": __version__,
@@ -223,7 +228,7 @@ def _train(
         **left_out,
     }
     notices, remote = NoticeReader(attempt.directory), config.checkpoint.remote
-    recorders = [notices, *_recorders(config, run, attempt, start, world, load_seconds)]
+    recorders = [notices, *_recorders(config, run, attempt, start, world, load_seconds=load_seconds)]
     job = Job(
         config=config,
         task=task,
@@ -239,7 +244,7 @@ def _train(
                 rank=world.rank,
                 workers=world.size,
                 patience_seconds=config.parallel.timeout_seconds,
-                stalled_seconds=config.supervise.save_seconds / 2,  # before the supervisor calls the worker hung
+                stalled_seconds=config.supervise.save_seconds / 2,  # before the supervisor considers the worker hung
                 after_save=CheckpointMaintainer.settings(
                     config, attempt.number, state.skipped_ranges, task.fingerprints.get("data")
                 ),
@@ -249,7 +254,7 @@ def _train(
             world.gather_json,
         ),
         checkpoint_context=context,
-        callbacks=[*callbacks, *recorders],  # recorded last: with what the others have added
+        callbacks=[*callbacks, *recorders],  # recorders come last, to record what the others have added
         rewinder=CheckpointRewinder(
             store, world, None if remote is None else partial(find_tier, remote, run_identity(config))
         ),
@@ -257,20 +262,21 @@ def _train(
         pipeline=make_pipeline(config, task, world),
         own_process=own_process,
     )
-    _announce(job, start, parameters)
+    _report_start(job, start, parameters)
     train_loop(job)
 
 
-def _with_segments_of(
+def _adopt_segments(
     start: CheckpointInfo | None,
     config: Config,
     task: Task,
+    *,
     make_task: Callable[[Config, LaneGrid, MeshShape, int], Task],
     grid: LaneGrid,
     world: World,
     run: RunDirectory,
 ) -> tuple[Config, Task]:
-    """Take up the segments of a checkpoint that came without its run directory, as after the loss of a disk."""
+    """Adopt the segments of a checkpoint that came without its run directory, as after the loss of a disk."""
     known = start.context.get(SEGMENTS) if start is not None else None
     if not known or config.segments:
         return config, task
@@ -281,7 +287,7 @@ def _with_segments_of(
 
 
 def _check_rows(config: Config, grid: LaneGrid, start: CheckpointInfo | None) -> None:
-    """Refuse to go back into an earlier segment whose steps cannot be cut into the lanes of the last one.
+    """Check that the steps of an earlier segment to which the run returns can be cut into the lanes of the last one.
 
     Raises:
         ConfigError: they cannot.
@@ -297,11 +303,11 @@ def _check_rows(config: Config, grid: LaneGrid, start: CheckpointInfo | None) ->
 
 
 def _try_memory(
-    config: Config, task: Task, state: TrainState, strategy: Strategy, world: World, grid: LaneGrid
+    config: Config, task: Task, state: TrainState, strategy: Strategy, world: World, *, grid: LaneGrid
 ) -> None:
-    """Let memory run out before the first step, if it does."""
-    by_itself = world.device.type == "cuda" and world.mesh.pp == 1
-    wanted = by_itself if config.train.trial_step is None else config.train.trial_step
+    """Try a step, so that a lack of memory shows before the first one."""
+    by_default = world.device.type == "cuda" and world.mesh.pp == 1
+    wanted = by_default if config.train.trial_step is None else config.train.trial_step
     step, last = state.cursor.step, config.train.steps
     assert last is not None, "the config is resolved"
     if wanted and step < last:
@@ -310,11 +316,11 @@ def _try_memory(
 
 
 def _find_start(
-    config: Config, task: Task, run: RunDirectory, store: CheckpointStore, world: World, attempt: Attempt
+    config: Config, task: Task, run: RunDirectory, store: CheckpointStore, world: World, *, attempt: Attempt
 ) -> CheckpointInfo | None:
-    """The checkpoint to go on from, the same on every worker; None starts at step 0.
+    """Return the checkpoint to resume from, equal on every worker; None to start at step 0.
 
-    Only the first worker reads every byte to verify it, and brings it from the remote tier if it has to.
+    Only the first worker verifies every byte, and downloads it from the remote tier if necessary.
     """
     if not world.is_first:
         step = world.broadcast_number(0)
@@ -323,7 +329,7 @@ def _find_start(
     discard_outdated(store, left_out)
     claimed, remote = None, config.checkpoint.remote
     if remote is not None:
-        # With a checkpoint here there is no need to wait for long until a store answers.
+        # With a local checkpoint there is no need to wait long for a store's answer.
         patience = 10.0 if store.folders() else 120.0
         mine = run_identity(config, task.fingerprints.get("data"))
         claimed = partial(claim_tier, remote, attempt.number, mine, patience_seconds=patience)
@@ -340,24 +346,28 @@ def _find_start(
 
 
 def _claim_number(attempt: Attempt) -> int | None:
-    """The number of the claim on the remote tier that this attempt has made; None where it has none yet."""
+    """Return the number of this attempt's claim on the remote tier; None if it has none yet."""
     claim = read_claim(attempt.run)
     return claim.number if claim is not None and claim.attempt == attempt.number else None
 
 
 def _check_same_run(config: Config, manifest: Manifest, where: str) -> None:
-    """With an empty run directory, only the checkpoint itself can tell whether it is one of this run."""
+    """Check that a remote checkpoint belongs to this run; without a run directory only the checkpoint shows that.
+
+    Raises:
+        ConfigError: it was made with another config.
+    """
     if manifest.context.get(IDENTITY) != fingerprint(identity(config)):
         raise ConfigError(
             "there is no checkpoint here, and those in the remote tier were made with another config",
             where=where,
-            fix="choose another name=..., or start over with --restart; to go on with it all the same, first"
+            fix="choose another name=..., or start over with --restart; to continue from it nevertheless, first"
             " `headway checkpoints restore` it, then train with --accept-changes",
         )
 
 
 def _threads(config: Config, world: World, grid: LaneGrid, start: CheckpointInfo | None) -> int:
-    """CPU threads of every worker. Bits can depend on them, so a resumed run keeps the number it has."""
+    """Return the CPU threads of every worker. Bits can depend on them, so a resumed run keeps its number."""
     threads = common_threads(config, world, grid)
     before: int | None = start.context.get("threads") if start else None
     same_layout = config.determinism == "elastic" or (start is not None and _has_layout(start, world))
@@ -372,12 +382,12 @@ def _threads(config: Config, world: World, grid: LaneGrid, start: CheckpointInfo
             fix=f"parallel.threads={before}, or auto",
         )
     if config.determinism == "run":
-        warning(f"{threads} threads per worker instead of {before}: the run goes on, but not bit for bit")
+        warning(f"{threads} threads per worker instead of {before}: the run continues, but not bit for bit")
     return threads
 
 
 def _has_layout(start: CheckpointInfo, world: World) -> bool:
-    """Whether a checkpoint was made by as many workers that were arranged in the same way."""
+    """Return whether a checkpoint was made by as many workers in the same arrangement."""
     context, mesh = start.context, world.mesh.arrangement
     return context.get("world_size") == world.size and context.get("mesh", mesh) == mesh
 
@@ -388,6 +398,7 @@ def _recorders(
     attempt: Attempt,
     start: CheckpointInfo | None,
     world: World,
+    *,
     load_seconds: float,
 ) -> list[Callback]:
     recorders: list[Callback] = []
@@ -412,7 +423,7 @@ def _recorders(
 
 
 def _spent_usd(run: RunDirectory, attempt: Attempt, usd_per_hour: float | None) -> float:
-    """What the run has cost until now: each attempt at its own price, this one from where its first process began."""
+    """Return the cost of the run until now: each attempt at its own price, this one since its first process began."""
     found = open_run(run.path)
     spent = 0.0
     for one in found.attempts:
@@ -430,12 +441,12 @@ def _batch(job: Job) -> str:
     return f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else str(sizes[0])
 
 
-def _announce(job: Job, start: CheckpointInfo | None, parameters: int) -> None:
-    """Say what is about to happen, before the first step takes its time."""
+def _report_start(job: Job, start: CheckpointInfo | None, parameters: int) -> None:
+    """Report what is about to happen, before the first step takes its time."""
     config, world, step = job.config, job.world, job.state.cursor.step
     if config.parallel.workers not in (1, world.size) and config.parallel.min_workers is None:
         started = counted(world.size, "worker")
-        notice(f"parallel.workers={config.parallel.workers} does not count: the agent has started {started}")
+        notice(f"parallel.workers={config.parallel.workers} is ignored: the agent has started {started}")
     notice(
         f"{config.name}: {format_count(parameters)} parameters · {job.total_steps:,} steps of"
         f" {_batch(job)} rows · {counted(world.size, 'worker')} on"
@@ -446,7 +457,7 @@ def _announce(job: Job, start: CheckpointInfo | None, parameters: int) -> None:
     if start is None:
         return
     if step >= job.total_steps:
-        notice(f"all {job.total_steps:,} steps of {config.run_directory} are done")  # what is left may be an evaluation
+        notice(f"all {job.total_steps:,} steps of {config.run_directory} are done")  # an evaluation may be left
         return
     notice(f"resuming from {start.path} (state {start.state_sha256[:12]})")
     before, mesh = start.context.get("world_size"), start.context.get("mesh")
@@ -454,9 +465,9 @@ def _announce(job: Job, start: CheckpointInfo | None, parameters: int) -> None:
         return
     if before != world.size:
         warning(
-            f"{world.size} workers instead of {before}: the run goes on, but not bit for bit"
+            f"{world.size} workers instead of {before}: the run continues, but not bit for bit"
             " (determinism=elastic promises that)"
         )
     elif mesh not in (None, world.mesh.arrangement):
         then = MeshShape(**mesh)
-        warning(f"workers arranged as {world.mesh} instead of {then}: the run goes on, but not bit for bit")
+        warning(f"workers arranged as {world.mesh} instead of {then}: the run continues, but not bit for bit")

@@ -37,13 +37,13 @@ from headway.supervisor.worker_pool import WorkerPool
 from headway.supervisor.worker_status import AGAIN, WorkerStatuses
 
 _POLL_SECONDS, _LOOK_SECONDS = 0.1, 0.2
-# The time between looks while workers begin: of one that dies at once, only the last look tells anything.
+#: The time between looks while workers begin: of one that dies at once, only the last look tells anything.
 _BEGIN_SECONDS = 0.02
 #: Asks workers to save and stop, so that the next attempt can have more of them.
 _GROW_SIGNAL = signal.SIGUSR1
-# Time limits: for the agent to report a dead worker, for stacks to be written, for workers after a second Ctrl-C.
+#: Time limits: for the agent to report a dead worker, for stacks to be written, for workers after a second Ctrl-C.
 _REPORT_SECONDS, _STACK_SECONDS, _GIVE_UP_SECONDS = 4.0, 2.0, 5.0
-# How long the agent may take to notice a worker's death before the others are killed: their own errors are noise.
+#: How long the agent may take to notice a worker's death before the others are killed: their own errors are noise.
 _HURRY_SECONDS = 0.4
 
 

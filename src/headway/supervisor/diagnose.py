@@ -11,7 +11,7 @@ from headway.runs.run_directory import Attempt
 from headway.supervisor.restart_policy import AttemptOutcome, frames_of_dump
 from headway.supervisor.watchdog import Finding
 
-# The words with which `faulthandler` begins the stack of a process that dies of a fatal error.
+#: The words with which `faulthandler` begins the stack of a process that dies of a fatal error.
 _FATAL_ERROR = "Fatal Python error"
 
 

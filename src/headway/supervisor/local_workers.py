@@ -31,10 +31,10 @@ from headway.session.attempt import with_variables
 from headway.supervisor.processes import can_be_copied
 from headway.supervisor.worker import SPARE_VARIABLE
 
-# Keeps NumPy from starting threads when it is loaded: a process with several threads cannot be copied.
+#: Keeps NumPy from starting threads when it is loaded: a process with several threads cannot be copied.
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 
-# The time between looks at the workers, and the time that they may take to end when they are asked to.
+#: The time between looks at the workers, and the time that they may take to end when they are asked to.
 _POLL_SECONDS, _END_SECONDS = 0.05, 30.0
 
 

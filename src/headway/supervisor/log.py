@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headway.core.secrets import redact
 
-# How long to wait for a line to be written. It usually takes microseconds; meanwhile signals arrive and workers hang.
+#: How long to wait for a line to be written. It usually takes microseconds; meanwhile signals arrive and workers hang.
 _SECONDS = 1.0
 
 

@@ -30,9 +30,9 @@ from headway.core.process_table import (
     has_one_thread,
 )
 
-# How long processes may take to finish their writes, and how long killed processes may take to disappear.
+#: How long processes may take to finish their writes, and how long killed processes may take to disappear.
 GRACE_SECONDS, GONE_SECONDS = 5.0, 30.0
-# How long a process may have no command line: the kernel sets it some time after the start (execve(2)).
+#: How long a process may have no command line: the kernel sets it some time after the start (execve(2)).
 _BEGIN_SECONDS = 1.0
 
 

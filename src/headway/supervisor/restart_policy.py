@@ -24,14 +24,14 @@ from headway.core.format import format_seconds
 #: Signals that only a scheduler, a person or the operating system sends: SIGHUP, SIGINT, SIGUSR1, SIGTERM, SIGPWR.
 _FROM_OUTSIDE = (1, 2, 10, 15, 30) if sys.platform == "linux" else (1, 2, 15, 30)
 
-# Exit codes of deliberate errors that the next attempt would meet again: usage and config, data, checkpoint, diverged.
+#: Exit codes of deliberate errors that the next attempt would meet again: usage and config, data, checkpoint, diverged.
 _FINAL = (2, 3, 4, 5)
 _PREEMPTED = 75
 
-# Modules of `headway.supervisor` between a command and a worker.
+#: Modules of `headway.supervisor` between a command and a worker.
 _STARTERS = ("agent", "attempt_client", "attempt_monitor", "attempt_process", "supervisor", "worker")
 
-# A frame in a dump of `faulthandler`: `  File "/x/y.py", line 3 in name`.
+#: A frame in a dump of `faulthandler`: `  File "/x/y.py", line 3 in name`.
 _DUMP_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
 _FIRST_DELAY_SECONDS = 1.0
 

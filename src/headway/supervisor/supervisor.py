@@ -28,11 +28,11 @@ from headway.supervisor.processes import adopt_orphans
 from headway.supervisor.restart_policy import AttemptOutcome, Budget, Decision
 from headway.supervisor.worker_pool import WorkerPool
 
-# Time between looks while it waits between attempts.
+#: Time between looks while it waits between attempts.
 _POLL_SECONDS = 0.1
-# Loading that takes longer than this is reported with its stack.
+#: Loading that takes longer than this is reported with its stack.
 _LONG_SECONDS = 55.0
-# How long a thread of the C library may take to end.
+#: How long a thread of the C library may take to end.
 _THREAD_SECONDS = 1.0
 
 

@@ -20,21 +20,21 @@ from headway.core.format import format_seconds
 from headway.core.heartbeat import Phase, Reading
 from headway.core.process_table import DEAD, STOPPED, TRACED, UNINTERRUPTIBLE, ProcessState
 
-# A stopped process cannot continue by itself; short stops (a snapshot, a shell) are tolerated.
+#: A stopped process cannot continue by itself; short stops (a snapshot, a shell) are tolerated.
 _STOPPED_SECONDS = 5.0
-# Workers' own times are compared over at least so many seconds and steps, so often in a row before one is named.
+#: Workers' own times are compared over at least so many seconds and steps, so often in a row before one is named.
 _WINDOW_SECONDS, _WINDOW_STEPS, _WINDOWS = 8.0, 3, 2
-# In a window this long one step is enough: a worker that slows steps to 20 s is named within a minute, too.
+#: In a window this long one step is enough: a worker that slows steps to 20 s is named within a minute, too.
 _LONG_WINDOW_SECONDS = 10.0
 _MEDIAN_OF = 21
-# Before its first step a worker loads and compiles, with few heartbeats.
+#: Before its first step a worker loads and compiles, with few heartbeats.
 _START_SECONDS = 55.0
-# A healthy worker may be silent for this multiple of the longest recent silence that ended well.
+#: A healthy worker may be silent for this multiple of the longest recent silence that ended well.
 _SILENCES = 3.0
-# Phases whose silences depend on the model, not on a disk, a store or a compiler.
+#: Phases whose silences depend on the model, not on a disk, a store or a compiler.
 _AT_WORK = frozenset((Phase.COMPUTE, Phase.BACKWARD, Phase.REDUCE, Phase.UPDATE, Phase.RECORD, Phase.EVALUATION))
-# A hanging worker is ended this share of the others' patience before they give an exchange up. Otherwise they would end
-# the attempt with an error of their own, and one of them would be blamed.
+#: A hanging worker is ended this share of the others' patience before they give an exchange up. Otherwise they would
+#: end the attempt with an error of their own, and one of them would be blamed.
 _BEFORE_TIMEOUT = 0.1
 
 

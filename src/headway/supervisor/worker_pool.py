@@ -15,7 +15,7 @@ from headway.supervisor.restart_policy import AttemptOutcome
 if TYPE_CHECKING:
     from headway.config import Config
 
-# A run that repeatedly fails to grow waits up to this much longer between tries.
+#: A run that repeatedly fails to grow waits up to this much longer between tries.
 _MOST_PATIENCE = 64
 
 

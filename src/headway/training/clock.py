@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from headway.training.step import StepResult
 
 
-# A scheduler signals every process of a job, and the supervisor passes its own signal on: both are one Ctrl-C.
+#: A scheduler signals every process of a job, and the supervisor passes its own signal on: both are one Ctrl-C.
 _DUPLICATE_SECONDS = 1.0
 
-# Handlers that stay until the process ends. Python would restore the previous handlers when it frees these.
+#: Handlers that stay until the process ends. Python would restore the previous handlers when it frees these.
 _permanent_handlers: list[object] = []
 
 

@@ -31,12 +31,12 @@ from headway.telemetry.hardware import cpu_kind, device_name
 from headway.training.compiler_start import start_compiler
 from headway.training.precision import apply_precision, autocast
 
-# A run whose layers take less time than this in total is not worth a trial, which takes about half a minute.
+#: A run whose layers take less time than this in total is not worth a trial, which takes about half a minute.
 _LEAST_SECONDS = 300.0
-# How often a layer is computed each way; the fastest counts, since other processes may use the machine too.
+#: How often a layer is computed each way; the fastest counts, since other processes may use the machine too.
 _ROUNDS = 7
-# Layouts of batches, stages and evaluation have code of their own; PyTorch's limit is for code that recompiles
-# endlessly.
+#: Layouts of batches, stages and evaluation have code of their own; PyTorch's limit is for code that recompiles
+#: endlessly.
 _MOST_SHAPES = 64
 
 

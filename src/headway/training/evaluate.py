@@ -18,9 +18,9 @@ from headway.training.precision import autocast
 from headway.training.step import exact_sum
 from headway.training.task import BatchList, Objective, to_device
 
-# About how often workers ask each other whether one of them was asked to stop. In between they do not wait.
+#: About how often workers ask each other whether one of them was asked to stop. In between they do not wait.
 _AGREE_SECONDS = 1.0
-# They also ask after at most this many batches, in case batches become slow.
+#: They also ask after at most this many batches, in case batches become slow.
 _AGREE_BATCHES = 32
 
 

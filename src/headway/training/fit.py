@@ -19,8 +19,8 @@ from headway.parallel.world import World
 from headway.training.state import TrainState
 from headway.training.trial import is_out_of_memory
 
-# The share of the available memory that a run may plan to use. On a GPU the rest is for the allocator's fragmentation
-# and for what NCCL allocates later; on the host it is also for all other processes.
+#: The share of the available memory that a run may plan to use. On a GPU the rest is for the allocator's fragmentation
+#: and for what NCCL allocates later; on the host it is also for all other processes.
 _USABLE = {"cuda": 0.92, "cpu": 0.5}
 
 
@@ -112,7 +112,7 @@ def _peak(attempt: Callable[[int], None], rows: int, state: TrainState, world: W
     return int(live.peak) + sum(tensor.nbytes for tensor in kept)
 
 
-# Types with a storage of their own; wrapper subclasses consist of these.
+#: Types with a storage of their own; wrapper subclasses consist of these.
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 

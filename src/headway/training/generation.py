@@ -11,9 +11,9 @@ from headway.core.console import warning
 from headway.core.errors import ConfigError
 from headway.models.decoder import Decoder
 
-# The range of seeds that PyTorch's generators accept.
+#: The range of seeds that PyTorch's generators accept.
 _LEAST_SEED, _LARGEST_SEED = -(2**63), 2**64 - 1
-# Below this, the likeliest token has all the probability that fp32 can represent, and quotients become infinite.
+#: Below this, the likeliest token has all the probability that fp32 can represent, and quotients become infinite.
 _COLDEST = 1e-20
 
 

@@ -25,7 +25,7 @@ Action = Literal["warn", "skip", "rollback", "stop"]
 #: Standard deviations of a normal distribution in one mean absolute deviation.
 _SIGMA = math.sqrt(math.pi / 2)
 
-# Smaller deviations count as this: 1 % of the loss, and 5 % of the norm.
+#: Smaller deviations count as this: 1 % of the loss, and 5 % of the norm.
 _LOSS_FLOOR, _NORM_FLOOR = 0.01, 0.05
 
 

@@ -37,12 +37,12 @@ from headway.training.step import train_step
 from headway.training.task import Task
 from headway.training.trial import explain_out_of_memory
 
-# How often another process tries to write the last state of an attempt when one dies while writing it.
+#: How often another process tries to write the last state of an attempt when one dies while writing it.
 _RETRIES = 2
-# Errors after which a snapshot in memory is not written: a newer state is saved, no state can be trusted, or another
-# process has the run.
+#: Errors after which a snapshot in memory is not written: a newer state is saved, no state can be trusted, or another
+#: process has the run.
 _DISCARD_SNAPSHOT_ON = (Preempted, DivergedError, CorruptionError, Fenced, WrongShardError)
-# How long a save waits for the checks of opened shards; the last save of a run waits for all of them.
+#: How long a save waits for the checks of opened shards; the last save of a run waits for all of them.
 _DATA_CHECK_SECONDS = 5.0
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from headway.training.state import Cursor
 
-# Losses are sums over the items of a micro-batch, not means, so scales are smaller than elsewhere.
+#: Losses are sums over the items of a micro-batch, not means, so scales are smaller than elsewhere.
 FIRST, LEAST, MOST = 2**10, 1, 2**15
 GROWTH_INTERVAL = 2000
 """Steps without an overflow after which the scale is doubled."""

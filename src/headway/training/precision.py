@@ -15,7 +15,7 @@ from headway.training.torchao_import import importing_torchao
 if TYPE_CHECKING:
     from headway.config import Config
 
-# Precision -> (compute capability that a GPU needs, nearest precision to take instead).
+#: Precision -> (compute capability that a GPU needs, nearest precision to take instead).
 _NEEDS = {"tf32": ((8, 0), "fp32"), "fp8": ((8, 9), "bf16")}
 
 #: The hardware multiplies 8-bit matrices in tiles of this many rows and columns.

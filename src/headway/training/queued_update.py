@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from headway.parallel.world import World
     from headway.training.state import TrainState
 
-# Devices whose work the host queues ahead.
+#: Devices whose work the host queues ahead.
 _QUEUES = ("cuda",)
 
 

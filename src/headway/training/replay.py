@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-# An odd number with bits spread over its length (the golden ratio's first 64).
+#: An odd number with bits spread over its length (the golden ratio's first 64).
 _FACTOR = 0x9E3779B97F4A7C15 - 2**64
 
-# Words per chunk of a checksum: 64-bit copies of all words at once would take several times the tensor's memory.
+#: Words per chunk of a checksum: 64-bit copies of all words at once would take several times the tensor's memory.
 _TOGETHER = 2**22
 
 #: (loss sums of this worker's lanes, number of items)

@@ -19,17 +19,17 @@ from headway.core.format import format_seconds
 from headway.telemetry.record import FINISHED, PREEMPTED, RUNNING, open_run
 
 DAY_SECONDS = 86400.0
-# Bounds of the interval: below, files come and go all the time; above, too much work is at stake.
+#: Bounds of the interval: below, files come and go all the time; above, too much work is at stake.
 SHORTEST_SECONDS, LONGEST_SECONDS = 5.0, 3600.0
-# The interval until the first save has shown what one costs; shorter where failures are so frequent that this share of
-# their mean distance is less.
+#: The interval until the first save has shown what one costs; shorter where failures are so frequent that this share of
+#: their mean distance is less.
 FIRST_SECONDS, _FIRST_SHARE = 60.0, 0.05
-# Training may wait for saves for no more than this share of the time, whatever the formula says. The background write,
-# which takes processors and a disk, may take no more than the second share.
+#: Training may wait for saves for no more than this share of the time, whatever the formula says. The background write,
+#: which takes processors and a disk, may take no more than the second share.
 _MOST_SHARE, _MOST_WRITING = 0.005, 0.1
-# Exit codes of success, config, data, divergence and Ctrl-C: such an end was intended, or recurs at once.
+#: Exit codes of success, config, data, divergence and Ctrl-C: such an end was intended, or recurs at once.
 _MISTAKES = (0, 2, 3, 5, INTERRUPTED)
-# Number of saves whose median cost counts: it passes over an outlier, and follows a state that has grown.
+#: Number of saves whose median cost counts: it passes over an outlier, and follows a state that has grown.
 _REMEMBERED = 5
 
 

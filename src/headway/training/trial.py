@@ -22,7 +22,7 @@ from headway.training.task import Task, to_device
 if TYPE_CHECKING:
     from headway.config import Config
 
-# Texts of errors without a type of their own: two of the host's, CUDA's outside of PyTorch's allocator, cuBLAS's.
+#: Texts of errors without a type of their own: two of the host's, CUDA's outside of PyTorch's allocator, cuBLAS's.
 _OUT_OF_MEMORY = (
     "can't allocate memory",
     "not enough memory",

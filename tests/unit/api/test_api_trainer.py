@@ -217,7 +217,7 @@ def test_a_dataset_of_another_size_is_refused(config: Callable[..., Config]) -> 
         Trainer(Model(), Squares(), loss, config(), callbacks=[Break()]).fit()
     with pytest.raises(DataError, match="the data has changed"):
         Trainer(Model(), Squares(4), loss, config()).fit()
-    with pytest.raises(DataError, match="rows less"):
+    with pytest.raises(DataError, match="fewer rows"):
         Trainer(Model(), Squares(4), loss, config()).fit(accept_changes=True)
 
 

@@ -61,7 +61,7 @@ def test_a_number_of_workers_that_an_agent_overrules_is_told(
         ((["parallel.workers=1"], False), (elastic[:1], True), (elastic, False))
     ):
         train(load_config(tiny(train={"steps": 2}), [*overrides, f"name=of{number}"]))
-        said = "parallel.workers=2 does not count: the agent has started 1 worker\n"
+        said = "parallel.workers=2 is ignored: the agent has started 1 worker\n"
         assert (said in capfd.readouterr().err) == told
 
 

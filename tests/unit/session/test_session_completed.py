@@ -16,7 +16,7 @@ from headway.core.errors import ConfigError
 from headway.data.store import TokenStore
 from headway.models.build import build_model
 from headway.models.huggingface import export_model
-from headway.session.completed import _say_what_differs, completed
+from headway.session.completed import _warn_of_differences, completed
 
 SHAPE = {"dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "ffn_dim": 64, "max_sequence_length": 64}
 
@@ -98,7 +98,7 @@ def test_nothing_is_said_of_a_store_that_no_config_made_nor_twice(
     store = TokenStore.open(data.store)
 
     def said(data: DataConfig) -> str:
-        _say_what_differs(data, store)
+        _warn_of_differences(data, store)
         return capsys.readouterr().err
 
     assert "data.validation" in said(data)

@@ -232,7 +232,7 @@ def settle(c: Config, start: Any = None, recut: bool = True) -> tuple[LaneGrid, 
     if not recut:
         task.recut = None
     info: CheckpointInfo | None = start
-    return choose_micro_batch(c, task, state, strategy, WORLD, grid, info), task
+    return choose_micro_batch(c, task, state, strategy, WORLD, grid=grid, start=info), task
 
 
 def test_auto_cuts_the_same_rows_into_micro_batches_that_fit(limit: Callable[[int], None]) -> None:

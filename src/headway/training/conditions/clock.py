@@ -8,7 +8,7 @@ from collections.abc import Callable
 from headway.telemetry.metrics import CLOCK_JUMP
 from headway.training.conditions.condition import Reading
 
-# Time services correct a clock by less than this per correction.
+#: Time services correct a clock by less than this per correction.
 _JUMP_SECONDS = 1.0
 
 

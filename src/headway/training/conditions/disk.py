@@ -9,7 +9,7 @@ from headway.core.format import format_bytes
 from headway.core.machine import Machine
 from headway.training.conditions.condition import Reading
 
-# A checkpoint is written before an old one is removed, and other processes often use the disk, too.
+#: A checkpoint is written before an old one is removed, and other processes often use the disk, too.
 _ENOUGH = 2
 
 

@@ -7,7 +7,7 @@ from headway.core.machine import Machine
 from headway.core.memory import host_memory
 from headway.training.conditions.condition import Reading
 
-# Warn if less than this share of the allowed memory is left.
+#: Warn if less than this share of the allowed memory is left.
 _LOW_SHARE = 0.05
 
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from headway.parallel.blocks import local_part
 
-# Elements. PyTorch's vectors have at most 16 numbers of 32 bits, and its threads cut buffers at multiples of that.
+#: Elements. PyTorch's vectors have at most 16 numbers of 32 bits, and its threads cut buffers at multiples of that.
 _WIDTH = 64
 
 
