@@ -1,0 +1,167 @@
+"""Pages of `docs/extending`: the first block of Python of each is a module, and does what its page says."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import headway
+from headway.cli import application
+from headway.config import Config
+from headway.config.clean import PythonStep
+from headway.config.data import DataConfig
+from headway.config.schema import OptimizerConfig
+from headway.core.machine import Machine
+from headway.data.clean.cleaner import Cleaner
+from headway.data.reading.sources import find_sources
+from headway.data.reading.streams import read_stream
+from headway.parallel.strategy import Strategy
+from headway.parallel.world import World
+from headway.training.conditions.watch import ConditionWatch, conditions
+from headway.training.optimizer import build, build_optimizer, optimizer_tensors, set_learning_rate
+
+PAGES = Path(__file__).parents[2] / "docs" / "extending"
+CPU = torch.device("cpu")
+
+
+def example(page: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The first block of Python of a page, imported under the name of the file that its first line names."""
+    block = re.search(r"^```python\n(.*?)^```", (PAGES / f"{page}.md").read_text(encoding="utf-8"), re.M | re.S)
+    assert block is not None, page
+    named = re.match(r"# (?:.*/)?(\w+)\.py", block[1])
+    assert named is not None, f"{page} does not say which file its example is"
+    module = ModuleType(named[1])
+    monkeypatch.setitem(sys.modules, named[1], module)
+    exec(compile(block[1], f"{page}.md", "exec"), module.__dict__)
+    return module
+
+
+def test_every_page_is_listed_and_has_its_test() -> None:
+    index, tests = (PAGES / "index.md").read_text(encoding="utf-8"), Path(__file__).read_text(encoding="utf-8")
+    pages = {path.stem for path in PAGES.glob("*.md")} - {"index"}
+    assert len(pages) >= 8
+    assert not {page for page in pages if f"({page}.md)" not in index or f'example("{page}"' not in tests}
+
+
+def test_an_optimizer_is_built_by_its_name_and_keeps_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = example("optimizer", monkeypatch)
+    monkeypatch.setitem(build._BUILDERS, "signum", module.build)
+    config = OptimizerConfig(learning_rate=0.05).model_copy(update={"name": "signum"})
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 1), torch.randn(32, 4)
+    optimizer = build_optimizer(config, model, CPU)
+    losses = []
+    for step in range(60):
+        set_learning_rate(optimizer, 0.05 * (1 - step / 60))
+        optimizer.zero_grad()
+        error = (model(x) - x.sum(1, keepdim=True)).square().mean()
+        error.backward()
+        optimizer.step()
+        losses.append(error.item())
+    assert losses[-1] < losses[0] / 4
+    names = {p: name for name, p in model.named_parameters()}
+    assert sorted(optimizer_tensors(optimizer, names)) == ["optimizer.momentum.bias", "optimizer.momentum.weight"]
+
+
+def test_a_strategy_follows_the_protocol_and_sums_over_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = example("strategy", monkeypatch)
+    asked = {name for name in vars(Strategy) if not name.startswith("_")}
+    assert asked <= vars(module.PlainDataParallel).keys()
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    unused = model.register_parameter("unused", nn.Parameter(torch.ones(2)))
+    batches = [torch.randn(2, 4) for _ in range(4)]
+    whole = torch.autograd.grad(model(torch.cat(batches)).square().sum(), [model.weight, model.bias])
+    spread = module.PlainDataParallel(model, World(0, 1, 0, CPU), Config.model_validate({"train": {"steps": 1}}))
+    for _ in range(2):  # the second step must not see the gradients of the first
+        spread.begin()
+        for number, batch in enumerate(batches):
+            with spread.micro_batch(last_of_lane=True, last=number == 3):
+                model(batch).square().sum().backward()
+            spread.end_lane()
+        spread.reduce()
+        spread.after_update()
+    assert unused is None and torch.equal(model.unused.grad, torch.zeros(2))
+    for p, expected in zip((model.weight, model.bias), whole, strict=True):
+        assert p.grad is not None
+        torch.testing.assert_close(p.grad, expected)
+
+
+def test_a_condition_is_measured_and_warns_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = [1000.0]
+    found = example("condition", monkeypatch).Load(read_load=lambda: (load[0], 0.0, 0.0))
+    assert "load" not in conditions(tmp_path, Machine()), "the example is there already"
+    watch, metrics = ConditionWatch({"load": found}, 60.0), dict[str, float]()
+    watch.look()
+    watch.look()
+    watch.on_step(Any, 1, metrics)
+    assert metrics == {"health/load": 1000.0}
+    assert capsys.readouterr().err.count("other programs slow this run down") == 1
+    load[0] = 0.5
+    assert not found.read().warnings
+
+
+def test_a_verb_is_one_file_and_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = example("verb", monkeypatch)
+    monkeypatch.setitem(sys.modules, "headway.cli.steps", module)
+    monkeypatch.setattr(application, "VERBS", ("steps", "report"))
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").touch()
+    (run / "metrics.jsonl").write_text('{"step": 1200, "attempt": 1, "time": 1.0, "train/loss": 2.0}\n')
+    app = application.application(("steps", "report"))
+    told = CliRunner().invoke(app, ["steps", str(run)])
+    assert told.output.strip() == f"{run}: 1,200 steps", told
+    assert CliRunner().invoke(app, ["steps", str(run), "--quiet"]).output.strip() == "1200"
+
+
+def test_a_function_is_a_cleaning_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    example("cleaning-step", monkeypatch)
+    cleaner = Cleaner([PythonStep(function="own_cleaning:without_boilerplate")])
+    prose = "One line that has some words in it.\nAnother line that is just as long."
+    assert cleaner.clean(f"{prose}\nCopyright 2020") == prose
+    assert cleaner.clean("Home\nNews\nAbout us") is None
+
+
+def test_a_function_is_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    example("source-format", monkeypatch)
+    with sqlite3.connect("messages.sqlite") as connection:
+        connection.execute("CREATE TABLE messages (title TEXT, body TEXT)")
+        connection.executemany("INSERT INTO messages VALUES (?, ?)", [("A", "first"), ("B", "second")])
+    path, template = "python:own_sources:messages", "{title}\n{text}"
+    data = DataConfig.model_validate({"sources": [{"name": "chat", "path": path, "template": template}]})
+    (source,) = find_sources(data.sources)
+    assert source.stream is not None
+    for _ in range(2):
+        batches = [batch for batch, _ in read_stream("chat", source.stream, source.field, source.template, 1000)]
+        assert [text for batch in batches for text in batch.texts] == ["A\nfirst", "B\nsecond"]
+
+
+def test_a_module_is_trained_with_a_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, callbacks = example("model", monkeypatch), example("callback", monkeypatch)
+    config = Config.model_validate(
+        {
+            "name": "wave",
+            "runs": str(tmp_path),
+            "train": {"steps": 3, "global_batch": 8, "device": "cpu"},
+            "parallel": {"threads": 1},
+            "telemetry": {"report": False},
+        }
+    )
+    run = headway.train(
+        config, model=own.Wave(), dataset=own.Rows(), loss=own.loss, callbacks=[callbacks.TokensPerStep()]
+    )
+    assert run.step == 3
+    assert run.metrics.last("mine/tokens") is not None
