@@ -1,6 +1,6 @@
-"""What a checkpoint tells besides the state: the metrics of its step, and in full ones config, provenance, evaluation.
+"""Additional content of a checkpoint: the metrics of its step and, in full ones, config, provenance and evaluation.
 
-None of it is needed to resume, and none of it is part of the state or its name. It goes into the manifest's context.
+It goes into the manifest's context. It is not needed to resume, and not part of the state or its hash.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 #: Key of the context: `full` or `light`.
 KIND = "kind"
-#: Fields of a record of `metrics.jsonl` that are no metric.
+#: Fields of a record of `metrics.jsonl` that are not metrics.
 _NOT_METRICS = ("step", "attempt", "time")
-#: In the first record of a step that a rollback has left out.
+#: Present in the first record of a step that a rollback skipped.
 _LEFT_OUT = "train/left_out_steps"
 _BLOCK_BYTES = 64 * 1024
-#: A step and an evaluation are looked for in so many bytes at the end of the metrics.
+#: Bytes at the end of the metrics in which to look for a step or an evaluation.
 _LOOK_BACK_BYTES = 64 * 2**20
 
 
 def step_metrics(run: Path, step: int) -> dict[str, float]:
-    """What `metrics.jsonl` has for one step: of several attempts at it the last one; empty when it has nothing.
+    """Return the metrics of one step from `metrics.jsonl`, as the last attempt recorded them; empty if there are none.
 
-    Values that are not finite are left out, as is what an attempt recorded that has been gone back behind since.
+    Values that are not finite are omitted, and so are records from before a rollback that skipped the step.
     """
     found: dict[str, float] = {}
     attempt = None
@@ -47,12 +47,12 @@ def step_metrics(run: Path, step: int) -> dict[str, float]:
         values = {k: v for k, v in numbers.items() if v is not None}
         found = {**values, **found}
         if _LEFT_OUT in record:
-            break  # what comes before is of when the step was computed
+            break  # earlier records date from before the rollback, when the step was computed
     return found
 
 
 def latest_evaluation(run: Path, step: int) -> dict[str, float] | None:
-    """The newest evaluation up to a step, with its `step`; None when there was none, or it was very long ago."""
+    """Return the newest evaluation up to a step, with its `step`; None if there is none, or it is too far back."""
     for record in _backwards(run / "metrics.jsonl"):
         at = record.get("step")
         values = {k: v for k, v in record.items() if k.startswith("evaluation/") and isinstance(v, (int, float))}
@@ -62,20 +62,20 @@ def latest_evaluation(run: Path, step: int) -> dict[str, float] | None:
 
 
 def step_context(run: Path, step: int, full: bool) -> dict[str, Any]:
-    """What goes into the context of a checkpoint of `step`; what a file of the run does not tell is left out."""
+    """Return the additional context of a checkpoint of `step`, without facts that no file of the run has."""
     context: dict[str, Any] = {KIND: "full" if full else "light"}
     metrics = step_metrics(run, step)
     if metrics:
         context["metrics"] = metrics
     if not full:
         return context
-    # Cut off by whatever, or not what Headway has written: the checkpoint does without.
+    # If a file is cut short or was not written by Headway, the checkpoint does without it.
     with suppress(OSError, ValueError):
         context["config"] = read_text(run / "config.yaml")
-    # Manifests travel, and can be read by whoever can read weights or not.
+    # Manifests are copied to other places, and more people may read them than the run directory.
     with suppress(OSError, ValueError):
         context["run"] = redact_values(read_json(run / "run.json"))
-    # One that an earlier version has written may have it, whatever the config says now.
+    # A `run.json` of an earlier version may hold a diff, whatever the config says now.
     if "git_diff: full" not in context.get("config", ""):
         _drop_diff(context.get("run"))
     evaluation = latest_evaluation(run, step)
@@ -91,11 +91,17 @@ def _drop_diff(record: Any) -> None:
 
 
 def crossed(interval: Every, before: tuple[int, float], now: tuple[int, float], batches: Batches | None) -> bool:
-    """Whether something that happens every so often is due at a point, when it last happened at the one before.
+    """Return whether a periodic event is due now, given its last occurrence.
 
-    Points are (step, Unix seconds). In steps and tokens it is due when a multiple lies between the two, so checkpoints
-    need not fall on multiples; by time when so much has passed, or the clock went back: it had been ahead, and nobody
-    knows for how long. Tokens without known batches: always.
+    Points in time are (step, Unix seconds). In steps and tokens, the event is due if a multiple of the interval lies
+    between the two points, so that checkpoints need not fall on multiples. In seconds, it is due if the interval has
+    passed, or the clock went back: the clock had been ahead then, for an unknown time.
+
+    Args:
+        interval: The period.
+        before: Point of the last occurrence.
+        now: The current point.
+        batches: Tokens of each step. Without it, an interval in tokens is always due.
     """
     if interval.unit == "seconds":
         return not 0 <= now[1] - before[1] < interval.amount or now[0] < before[0]
@@ -107,7 +113,7 @@ def crossed(interval: Every, before: tuple[int, float], now: tuple[int, float], 
 
 
 def _backwards(path: Path) -> Iterator[dict[str, Any]]:
-    """Records from the end of the file on: it may be long, and only its end is asked for."""
+    """Yield the records from the end of the file backwards: it may be long, and only its end is needed."""
     try:
         with open_regular(path) as file:
             start = size = file.seek(0, os.SEEK_END)
@@ -116,7 +122,7 @@ def _backwards(path: Path) -> Iterator[dict[str, Any]]:
                 end, start = start, max(0, start - _BLOCK_BYTES)
                 file.seek(start)
                 lines = (file.read(end - start) + rest).split(b"\n")
-                rest = lines.pop(0)[:LINE_BYTES]  # of what is too long for a line the beginning, which is passed over
+                rest = lines.pop(0)[:LINE_BYTES]  # a line that is too long is truncated, and then skipped
                 yield from parse_json_lines(reversed(lines))
             if start == 0:
                 yield from parse_json_lines([rest])

@@ -1,4 +1,4 @@
-"""Which checkpoints grew out of which: each says which attempt made it, and from which one that attempt went on."""
+"""Lineage of checkpoints: each records which attempt made it, and from which checkpoint that attempt continued."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ PARENT = "parent"
 
 
 class Origin(NamedTuple):
-    """How a checkpoint came about."""
+    """Origin of a checkpoint."""
 
     attempt: int | None
-    """Number of the attempt that made it; None when it is not known."""
+    """Number of the attempt that made it; None if unknown."""
     start: int | None
-    """The step that this attempt started from, or went back to; None when it is not known."""
+    """Step that this attempt started from, or rolled back to; None if unknown."""
 
 
 UNKNOWN = Origin(None, None)
 
 
 def origin_of(context: Mapping[str, Any]) -> Origin:
-    """As a checkpoint's context tells."""
+    """Return the origin that a checkpoint's context records."""
     attempt, parent = context.get("attempt"), context.get(PARENT)
     start = None if PARENT not in context else 0
     if isinstance(parent, dict):
@@ -34,15 +34,17 @@ def origin_of(context: Mapping[str, Any]) -> Origin:
 
 
 def parent_record(manifest: Manifest) -> dict[str, Any]:
-    """What checkpoints that grow out of this one say of it."""
+    """Return the record of this checkpoint as the parent of later ones, for their context."""
     return {"step": manifest.step, "state_sha256": manifest.state_sha256}
 
 
 def ancestors(origins: Mapping[int, Origin]) -> set[int]:
-    """Of checkpoints by step, the newest and those that it grew out of, as far as they tell.
+    """Return the steps of the newest checkpoint and its ancestors, as far as their origins are known.
 
-    One that was passed over when an attempt started or went back, since it was damaged, is none of them: its steps were
-    done again.
+    A checkpoint that an attempt passed over because it was damaged is no ancestor: its steps were trained again.
+
+    Args:
+        origins: Origins of all checkpoints, by step.
     """
     line: set[int] = set()
     last: Origin | None = None

@@ -1,6 +1,6 @@
-"""Checkpoints that a rollback has made wrong: those that were made with rows which are left out since.
+"""Ranges of steps whose rows a rollback skips, and the checkpoints that they make outdated.
 
-Every checkpoint says which steps' rows were left out of it; a run knows which are to be.
+Every checkpoint records the ranges that were skipped in its training. It is outdated if the run has skipped more since.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 def ranges_of(context: Mapping[str, Any]) -> Ranges:
-    """The steps that were left out of a checkpoint, as its context has them."""
+    """Return the skipped ranges that a checkpoint's context records."""
     return tuple((int(first), int(last)) for first, last in context.get(LEFT_OUT, ()))
 
 
 def is_outdated(manifest: Manifest, skipped_ranges: Sequence[tuple[int, int]]) -> bool:
-    """Whether a checkpoint was made with rows which are left out by now, wherever it lies."""
+    """Return whether a checkpoint, in any tier, was trained on rows that the run skips now."""
     step = manifest.step
-    # Of a range that a change of the run has cut off later, what counts is the part before the checkpoint.
+    # A later change of the run may have cut a range short; only its part before the checkpoint counts.
     known = {(first, min(last, step)) for first, last in ranges_of(manifest.context)}
     return any(first < step and (first, min(last, step)) not in known for first, last in skipped_ranges)

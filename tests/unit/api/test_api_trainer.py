@@ -151,7 +151,7 @@ def test_an_encrypted_run_goes_on_exactly_and_with_its_key_only(
 ) -> None:
     pytest.importorskip("cryptography")
     checkpoint = {"every": "2 steps", "encrypt": True}
-    with pytest.raises(ConfigError, match="checkpoints are to be encrypted, but there is no key"):
+    with pytest.raises(ConfigError, match="checkpoints must be encrypted, but there is no key"):
         Trainer(Model(), Squares(), loss, config("broken", checkpoint=checkpoint)).fit()
     assert not CheckpointStore(config("broken").run_directory / "checkpoints").folders()
     monkeypatch.setenv("HEADWAY_ENCRYPTION_KEY", "ab" * 32)

@@ -109,7 +109,7 @@ def test_who_is_told_to_stop_does_not_wait_for_a_store(
     writer.wait()
     assert not list(tmp_path.glob("remote/**/manifest.json"))
     writer.close(hurried=lambda: True)
-    assert "told to stop: the newest checkpoint is not uploaded" in capsys.readouterr().err
+    assert "stop requested: the newest checkpoint is not uploaded" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("fault", ["kill@checkpoint.shard", "kill@checkpoint.rename", "eio@checkpoint.shard"])
@@ -620,7 +620,7 @@ def test_who_lost_the_run_writes_nothing_and_stops(settings: WriterSettings, tmp
     owned(tmp_path, attempt=2)
     submit(writer, 2)
     writer.close()
-    with pytest.raises(Fenced, match="attempt 1 no longer owns this run; it is now with attempt 2"):
+    with pytest.raises(Fenced, match="attempt 1 no longer owns this run; its owner is now attempt 2"):
         writer.outcomes()
     assert names(settings.directory) == ["step-00000001"]
 

@@ -154,7 +154,7 @@ def full(*_: object) -> None:
 
 
 def unknown() -> None:
-    raise OwnerUnknown("it cannot be read whose run this is")
+    raise OwnerUnknown("the owner of this run cannot be read")
 
 
 def decision(action: Any) -> Decision:

@@ -225,7 +225,7 @@ def test_an_attempt_that_was_overtaken_is_fenced(run: RunDirectory) -> None:
     old.assert_current()
     die(old)
     new = run.begin_attempt("y")
-    with pytest.raises(CheckpointError, match="attempt 1 no longer owns this run; it is now with attempt 2"):
+    with pytest.raises(CheckpointError, match="attempt 1 no longer owns this run; its owner is now attempt 2"):
         old.assert_current()
     new.assert_current()
     new.finish("finished", 0)
@@ -509,7 +509,7 @@ def test_an_owner_that_cannot_be_read_is_no_other_owner(
         patch.setattr(fence, "time", no_waiting)
         attempt.fence.assert_held(patience_seconds=0.0)  # as who asks at every step
     monkeypatch.setattr(fence, "_PATIENCE_SECONDS", 0.0)
-    with pytest.raises(fence.OwnerUnknown, match="cannot be read whose run this is"):
+    with pytest.raises(fence.OwnerUnknown, match="the owner of this run cannot be read"):
         attempt.assert_current()
     recorder = Recorder(tmp_path / "metrics.jsonl", 1, may_write=attempt.assert_current)
     recorder._log = MetricsLog(tmp_path / "metrics.jsonl", 1, recorder._assert_not_lost)

@@ -1,5 +1,7 @@
-"""The hash of a safetensors file, out of the hashes of its parts: its tensors are hashed in any case, and several at a
-time. One hash over all of a file takes one core as long as it takes, which is longer than a fast disk does.
+"""The hash of a safetensors file, computed from the hashes of its parts.
+
+The tensors are hashed anyway, several at a time. One hash over the whole file would keep one core busy for longer than
+a fast disk takes to write it.
 """
 
 from __future__ import annotations
@@ -18,29 +20,33 @@ from headway.core.foreign import open_regular, parse_json
 if TYPE_CHECKING:
     from headway.checkpoint.format.manifest import FileEntry
 
-#: No header is longer (the safetensors library's own limit); read at a time.
-_HEADER_BYTES, _READ_BYTES = 100_000_000, 1024**2
+#: Longest header that the safetensors library accepts.
+_HEADER_BYTES = 100_000_000
+#: Bytes read at a time.
+_READ_BYTES = 1024**2
 
 
 def parts_hash(preamble: bytes, tensors: Iterable[str]) -> str:
-    """SHA-256 of the SHA-256s, as bytes, of all that lies before the elements, and of the elements of each tensor.
+    """Return the SHA-256 of the concatenated binary SHA-256s of the preamble and of each tensor's elements.
 
     Args:
-        preamble: The former.
-        tensors: Hex SHA-256 of the latter, in the order in which they lie in the file.
+        preamble: Everything before the elements.
+        tensors: Hex SHA-256 of each tensor's elements, in the order of the file.
     """
     digests = (hashlib.sha256(preamble).digest(), *map(bytes.fromhex, tensors))
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 def is_as_written(path: Path, entry: FileEntry, threads: int | None = None) -> bool:
-    """Whether a file has the hash that a manifest gives for it.
+    """Return whether a file has the hash that a manifest gives for it.
 
     Args:
-        threads: That share the work; as many as there are cores when not given.
+        path: The file.
+        entry: Its entry in the manifest.
+        threads: Number of threads; as many as there are cores if None.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: The file cannot be read.
     """
     if entry.parts_sha256 is None:
         return sha256_file(path) == entry.sha256
@@ -48,7 +54,10 @@ def is_as_written(path: Path, entry: FileEntry, threads: int | None = None) -> b
 
 
 def _parts_hash_of(path: Path, threads: int) -> str | None:
-    """None when the file is no such file. It is read, not mapped: an error of the disk would end the process."""
+    """Return the hash of a file from its parts; None if it is no safetensors file.
+
+    The file is read, not mapped: a disk error in a mapped file would kill the process.
+    """
     with open_regular(path) as file:
         descriptor, size = file.fileno(), os.fstat(file.fileno()).st_size
         length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
@@ -67,7 +76,7 @@ def _parts_hash_of(path: Path, threads: int) -> str | None:
 
 
 def _spans(header: bytes, nbytes: int) -> list[tuple[int, int]] | None:
-    """Where the elements of each tensor begin and end; None when they do not follow one another to the end."""
+    """Return the begin and end of each tensor's elements; None if they leave gaps or do not fill the file."""
     try:
         spans = sorted(
             (int(begin), int(end)) for begin, end in (e["data_offsets"] for e in parse_json(header).values())
@@ -80,7 +89,7 @@ def _spans(header: bytes, nbytes: int) -> list[tuple[int, int]] | None:
 
 
 def _digest(descriptor: int, begin: int, end: int) -> str:
-    """Of a part of a file, or of what there is of it."""
+    """Return the hash of a part of a file, or of as much of it as exists."""
     hasher = hashlib.sha256()
     while begin < end and (read := os.pread(descriptor, min(_READ_BYTES, end - begin), begin)):
         hasher.update(read)

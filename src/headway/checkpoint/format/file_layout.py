@@ -1,8 +1,8 @@
-"""Files of a checkpoint, planned before they are written: what lies where in each, and their bytes on the way to disk.
+"""The layout of a checkpoint's safetensors files, planned before they are written, and the writing itself.
 
-A file is a safetensors file, whose layout follows from names, types and sizes alone. So a worker can lay out its state
-in memory as it will lie on the disk, and whoever writes it needs to know nothing of tensors. The library's own writer
-wants all tensors of a file in its hands, and tells neither hashes nor a full disk by its number.
+The layout of a safetensors file follows from names, types and sizes alone. So a worker lays out its state in memory as
+it will lie on disk, and the writer process needs no tensor library. The writer of the safetensors library does not
+suit: it needs all tensors of a file at once, returns no hashes, and reports a full disk without its error number.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from headway.core.faults import fault_point
 if TYPE_CHECKING:
     from headway.core.types import Block
 
-#: One call writes no more than this; the kernel takes at most 2 GiB.
+#: Bytes of one write call; the kernel takes at most 2 GiB.
 _WRITE_BYTES = 16 * 1024**2
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What one worker writes of a tensor; see `core.types.Block`."""
+    """The part of a tensor that one worker writes; see `core.types.Block`."""
 
     name: str
     dtype: str
@@ -45,48 +45,54 @@ class Piece:
 
     @classmethod
     def of(cls, name: str, block: Block) -> Piece:
-        """The piece that a block is."""
+        """Describe a block as a piece."""
         return cls(name, dtype_name(name, block.local), block.shape, block.offset, tuple(block.local.shape))
 
     @classmethod
     def parse(cls, record: dict[str, Any]) -> Piece:
-        """From its JSON form, which has lists."""
+        """Parse the JSON form, which has lists in place of tuples."""
         shape, offset, size = (tuple(record[key]) for key in ("shape", "offset", "size"))
         return cls(record["name"], record["dtype"], shape, offset, size)
 
     def record(self) -> dict[str, Any]:
-        """Its JSON form."""
+        """Return the JSON form."""
         return asdict(self)
 
     @property
     def is_whole(self) -> bool:
-        """Whether this is all of the tensor."""
+        """Whether this is the whole tensor."""
         return self.size == self.shape
 
     @property
     def nbytes(self) -> int:
-        """Size of its elements."""
+        """Size of the elements in bytes."""
         return math.prod(self.size) * ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True)
 class ShardFile:
-    """One file, byte for byte, but for the tensors' elements."""
+    """The content of one file except for the tensors' elements."""
 
     file: str
     preamble: bytes
     """Everything before the elements."""
     pieces: tuple[Piece, ...]
-    """Whose elements follow, one after the other without a gap."""
+    """The pieces whose elements follow the preamble, without gaps."""
 
     @property
     def nbytes(self) -> int:
-        """Size of the file."""
+        """Size of the file in bytes."""
         return len(self.preamble) + sum(piece.nbytes for piece in self.pieces)
 
 
 def plan_files(pieces: Sequence[Piece], rank: int, max_bytes: int) -> list[ShardFile]:
-    """The files of one worker, in the order of tensor names; a tensor larger than `max_bytes` gets one of its own."""
+    """Plan the files of one worker, filled in order of tensor names.
+
+    Args:
+        pieces: Pieces that the worker writes.
+        rank: Rank of the worker, which is part of the file names.
+        max_bytes: Approximate size of a file; a larger tensor gets a file of its own.
+    """
     files: list[list[Piece]] = []
     room = 0
     for piece in sorted(pieces, key=lambda piece: piece.name):
@@ -108,81 +114,81 @@ def _shard_file(file: str, pieces: Sequence[Piece]) -> ShardFile:
         start, end = end, end + piece.nbytes
         header[piece.name] = {"dtype": piece.dtype, "shape": list(piece.size), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
-    # The format allows spaces. A copy to what is not aligned to a line of the cache takes a quarter longer.
+    # Pad with spaces, as the format allows: a copy to elements not aligned to a cache line takes a quarter longer.
     text += b" " * (-(8 + len(text)) % 64)
     return ShardFile(file, len(text).to_bytes(8, "little") + text, tuple(ordered))
 
 
 class Source(Protocol):
-    """Where the bytes of a worker's part are."""
+    """The source of the bytes of a worker's part."""
 
     def elements(self, piece: Piece) -> memoryview:
-        """Those of a piece."""
+        """Return the bytes of a piece."""
         ...
 
-    def copy(self, image: ShardFile, descriptor: int) -> None:
+    def copy(self, file: ShardFile, descriptor: int) -> None:
         """Write a whole file."""
         ...
 
 
 @dataclass(frozen=True)
 class Elements:
-    """Bytes that lie anywhere in this process's memory."""
+    """A source whose bytes lie anywhere in this process's memory."""
 
     elements: Callable[[Piece], memoryview]
 
-    def copy(self, image: ShardFile, descriptor: int) -> None:
-        """Write a whole file, a piece after the other."""
-        for view in (memoryview(image.preamble), *map(self.elements, image.pieces)):
+    def copy(self, file: ShardFile, descriptor: int) -> None:
+        """Write a whole file, one piece after the other."""
+        for view in (memoryview(file.preamble), *map(self.elements, file.pieces)):
             left = view.cast("B")
             while left:
                 left = left[os.write(descriptor, left[:_WRITE_BYTES]) :]
 
 
 def write_file(
-    folder: Path, image: ShardFile, source: Source, pool: Executor, key: bytes | None = None
+    folder: Path, file: ShardFile, source: Source, pool: Executor, key: bytes | None = None
 ) -> tuple[str, FileEntry, dict[str, str]]:
     """Write one file and flush it to disk.
 
     Args:
-        folder: Where to.
-        image: What.
-        source: Has the bytes.
-        pool: Hashes while this thread writes; hashing lets go of the interpreter's lock.
-        key: Seals the file, which then has another name.
+        folder: The folder of the save.
+        file: The file to write.
+        source: Source of the bytes.
+        pool: Threads that hash while this thread writes; hashing releases the interpreter lock.
+        key: Key to encrypt the file with, which then gets another name; None leaves it in the clear.
 
     Returns:
-        The file's name, its size and hash, and the SHA-256 of each piece; both of the bytes as they were in memory, so
-        that what a disk or its driver changes on the way is found later.
+        The file's name, its size and hash, and the SHA-256 of each piece. The hashes are of the bytes in memory, so
+        that a later check finds what a disk or its driver changed.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: The file cannot be written.
     """
-    data = [source.elements(piece) for piece in image.pieces]
+    data = [source.elements(piece) for piece in file.pieces]
     digests = [pool.submit(_digest, view) for view in data]
-    name, size = (image.file, image.nbytes) if key is None else (image.file + SEALED, sealed_size(image.nbytes))
-    with (folder / name).open("wb", buffering=0) as file:
+    name, size = (file.file, file.nbytes) if key is None else (file.file + SEALED, sealed_size(file.nbytes))
+    with (folder / name).open("wb", buffering=0) as stream:
         if key is None:
-            source.copy(image, file.fileno())
+            source.copy(file, stream.fileno())
         else:
-            hashed = _Hashed(file)
-            seal(_Joined([image.preamble, *data]), hashed, key, image.file)
+            hashed = _HashingWriter(stream)
+            seal(_JoinedReader([file.preamble, *data]), hashed, key, file.file)
         fault_point("checkpoint.shard")
-        os.fsync(file.fileno())
-    hashes = {piece.name: digest.result() for piece, digest in zip(image.pieces, digests, strict=True)}
+        os.fsync(stream.fileno())
+    hashes = {piece.name: digest.result() for piece, digest in zip(file.pieces, digests, strict=True)}
     if key is None:
-        return name, FileEntry(bytes=size, parts_sha256=parts_hash(image.preamble, hashes.values())), hashes
+        return name, FileEntry(bytes=size, parts_sha256=parts_hash(file.preamble, hashes.values())), hashes
     return name, FileEntry(bytes=size, sha256=hashed.hexdigest()), hashes
 
 
-class _Joined:
-    """Pieces of memory, read as one stream."""
+class _JoinedReader:
+    """A stream that reads several pieces of memory one after the other."""
 
     def __init__(self, parts: Sequence[bytes | memoryview]) -> None:
         self._parts = deque(memoryview(part).cast("B") for part in parts)
 
     def read(self, count: int) -> bytes:
-        """The next bytes; fewer at the end only."""
+        """Return the next `count` bytes; fewer only at the end."""
         found = []
         while count and self._parts:
             part = self._parts.popleft()
@@ -193,21 +199,21 @@ class _Joined:
         return b"".join(found)
 
 
-class _Hashed:
+class _HashingWriter:
     """A file, and the hash of what is written to it."""
 
     def __init__(self, file: io.FileIO) -> None:
         self._file, self._digest = file, hashlib.sha256()
 
     def write(self, content: bytes) -> None:
-        """Write all of it, which the system may do in steps."""
+        """Write all of the content, in several calls if the system takes it in parts."""
         self._digest.update(content)
         left = memoryview(content)
         while left:
             left = left[self._file.write(left) :]
 
     def hexdigest(self) -> str:
-        """Of all that was written."""
+        """Return the hash of everything written."""
         return self._digest.hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""The folders in a run's `checkpoints`: which claim to be checkpoints, and how one goes without leaving half of it."""
+"""Folders in a run's `checkpoints`: which are checkpoints by name, and how to remove one without leaving half of it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 from headway.checkpoint.format.manifest import step_of
 from headway.core.faults import fault_point
 
-#: A save in progress, or a checkpoint on its way out. Nobody reads these.
+#: Prefix of a save in progress, and of a checkpoint that is being removed. Readers ignore both.
 TEMPORARY = ".tmp-"
-#: A checkpoint that steps aside while another of the same step takes its place. It counts as long as that is not there.
+#: Prefix of a checkpoint that another one of the same step is replacing. It is valid until the other is in place.
 REPLACED = ".replaced-"
 
 
 def checkpoint_folders(directory: Path) -> dict[int, Path]:
-    """The folders that claim to be checkpoints, by rising step.
+    """Return the folders that are checkpoints by name, in ascending order of steps.
 
     Raises:
-        OSError: the directory cannot be read.
+        OSError: The directory cannot be read.
     """
     names = [path.name for path in directory.iterdir()] if directory.exists() else []
     found = {step: name for name in names if (step := step_of(name)) is not None}
@@ -33,9 +33,10 @@ def checkpoint_folders(directory: Path) -> dict[int, Path]:
 
 @contextmanager
 def pruning(directory: Path) -> Iterator[None]:
-    """Keep others from looking for a checkpoint to go back to (they do so within this too) while one is about to go.
+    """Lock a `checkpoints` folder while checkpoints are removed.
 
-    Where a file system has no locks, that is not kept from them.
+    The search for a checkpoint to roll back to takes this lock too, so that the one it finds is not removed meanwhile.
+    A file system without locks gives no such protection.
     """
     descriptor = -1
     try:
@@ -49,7 +50,7 @@ def pruning(directory: Path) -> Iterator[None]:
 
 
 def discard(folder: Path) -> None:
-    """Remove a checkpoint, out of sight first, so that a kill never leaves half of one to be found."""
+    """Remove a checkpoint; it is hidden first, so that a kill never leaves half of one visible."""
     hidden = folder.with_name(f"{TEMPORARY}discarded-{folder.name}")
     remove(hidden)
     folder.rename(hidden)
@@ -58,7 +59,7 @@ def discard(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link (not what it leads to) or a folder, if it is there."""
+    """Remove a file, a link (not its target) or a folder, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

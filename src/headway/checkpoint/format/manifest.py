@@ -1,7 +1,7 @@
-"""The checkpoint format, up to version 4: what `manifest.json` says, and the hash that names a state.
+"""The checkpoint format, up to version 4: the content of `manifest.json`, and the hash that names a state.
 
-A checkpoint is a folder `step-00001000/` of safetensors files and this manifest, which is written last. The format is
-described for readers in other languages in docs/checkpoint-format.md.
+A checkpoint is a folder `step-00001000/` of safetensors files and this manifest, which is written last.
+docs/checkpoint-format.md describes the format for readers in other languages.
 """
 
 from __future__ import annotations
@@ -58,51 +58,51 @@ DTYPES = {
     "bool": "BOOL",
 }
 
-#: Bytes of an element, by the name that safetensors files have for its type.
+#: Bytes of an element, by the safetensors name of its type.
 ITEM_BYTES = {name: int(re.findall(r"[0-9]+", name)[0]) // 8 if name != "BOOL" else 1 for name in DTYPES.values()}
 
 _STEP_NAME = re.compile(r"step-[0-9]{8,}")
 
 
 class _Part(BaseModel):
-    # A later version of the format has another number, so a key that is not known here is damage.
+    # A later version of the format has another number, so an unknown key means damage.
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 #: No separators: a manifest can only name files beside itself.
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors(\.sealed)?$")]
-#: As PyTorch has them: numbers of 64 bits, and no more than 64 of them.
+#: PyTorch's limits: sizes of 64 bits, and at most 64 dimensions.
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Shape = Annotated[tuple[Count, ...], Field(max_length=64)]
 
-#: Where a box begins and ends (exclusive) on each side.
+#: Begin and end (exclusive) of a box in each dimension.
 _Box = list[tuple[int, int]]
-#: As often a slice may be looked at to see whether any two overlap. In a grid it is about log2(slices) times.
+#: How often the check for overlaps may visit a slice. For a grid it takes about log2(slices) visits.
 _WORK_PER_SLICE = 64
 
 
 class Slice(_Part):
     """A part of a tensor: the tensor of the same name in one file.
 
-    It is a box of the whole, or, where it has one dimension and the whole has not, a run of neighbours in row-major
-    order. Version 1 had boxes only.
+    A slice is a box of the whole tensor. If it has one dimension and the whole tensor has not, it is a run of
+    consecutive elements in row-major order. Version 1 had only boxes.
     """
 
     file: FileName
     offset: Shape
-    """Where the box begins, per dimension; of a run, the number of its first element."""
+    """Begin of the box in each dimension; for a run, the index of its first element."""
     shape: Shape
 
 
 class TensorEntry(_Part):
-    """One tensor of the state, whole."""
+    """One whole tensor of the state."""
 
     dtype: str
-    """As safetensors writes it, one of `DTYPES`."""
+    """The safetensors name, one of `DTYPES`."""
     shape: Shape
     sha256: Sha256
-    """Of the elements in row-major order, little-endian, however they are cut into slices."""
+    """Hash of the elements in row-major order, little-endian; independent of the slices."""
     slices: Annotated[tuple[Slice, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -113,7 +113,7 @@ class TensorEntry(_Part):
         whole = (math.prod(self.shape),) if runs else self.shape
         for part in self.slices:
             if not len(part.offset) == len(part.shape) == len(whole):
-                raise ValueError("a slice has another number of dimensions than its tensor")
+                raise ValueError("a slice and its tensor have different numbers of dimensions")
             if any(o + n > size for o, n, size in zip(part.offset, part.shape, whole, strict=True)):
                 raise ValueError("a slice reaches beyond its tensor")
         if _any_overlap(self.slices):
@@ -124,16 +124,17 @@ class TensorEntry(_Part):
 
     @property
     def nbytes(self) -> int:
-        """Size of the whole tensor."""
+        """Size of the whole tensor in bytes."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
 def _any_overlap(slices: Iterable[Slice]) -> bool:
-    """Return whether two boxes share an element, in much less work than it takes to compare each with each: a tensor
-    may have thousands.
+    """Return whether any two boxes share an element.
+
+    A tensor may have thousands of slices, so this avoids comparing each pair.
 
     Raises:
-        ValueError: they lie among each other in a way that takes too much work, as no way to cut a tensor does.
+        ValueError: The boxes are arranged in a way that takes too much work; no way to cut a tensor gives that.
     """
     boxes = [
         [(begin, begin + length) for begin, length in zip(part.offset, part.shape, strict=True)]
@@ -145,7 +146,7 @@ def _any_overlap(slices: Iterable[Slice]) -> bool:
         group = groups.pop()
         work_left -= len(group)
         if work_left < 0:
-            raise ValueError("its slices lie among each other in a way that nobody cuts a tensor")
+            raise ValueError("its slices are arranged in a way that no cut of a tensor gives")
         if len(group) < 2:
             continue
         halves = _halves(group)
@@ -156,15 +157,19 @@ def _any_overlap(slices: Iterable[Slice]) -> bool:
 
 
 def _halves(boxes: list[_Box]) -> list[list[_Box]] | None:
-    """Cut boxes in two groups where that leaves the fewest on both sides, or in none where they follow one another, so
-    that no two overlap; None when no cut has less on either side: then all of them overlap."""
+    """Cut boxes into two groups by a plane, so that the larger group is as small as possible.
+
+    Returns:
+        The two groups; an empty list if the boxes follow one another in some dimension, so that no two overlap. None
+        if no cut makes both groups smaller: then all boxes overlap.
+    """
     best, cut_at = len(boxes), None
     for side in range(len(boxes[0])):
         begins, ends = sorted(box[side][0] for box in boxes), sorted(box[side][1] for box in boxes)
         if all(end <= begin for end, begin in zip(ends, begins[1:], strict=False)):
             return []
         for place, begin in enumerate(begins):
-            # Those that begin before this one, and those that end behind its beginning.
+            # Count the boxes that begin before this cut, and those that end after it.
             larger = max(bisect_left(begins, begin, hi=place + 1), len(boxes) - bisect_right(ends, begin))
             if larger < best:
                 best, cut_at = larger, (side, begin)
@@ -175,13 +180,13 @@ def _halves(boxes: list[_Box]) -> list[list[_Box]] | None:
 
 
 class FileEntry(_Part):
-    """One file as it was written."""
+    """Size and hash of one file as it was written."""
 
     bytes: Count
     sha256: Sha256 | None = None
-    """Of all its bytes: of an encrypted file, and in versions before 4."""
+    """Hash of all bytes: for encrypted files, and in versions before 4."""
     parts_sha256: Sha256 | None = None
-    """Of the hashes of its parts (`file_hash.parts_hash`)."""
+    """Hash of the hashes of its parts (`file_hash.parts_hash`)."""
 
     @model_validator(mode="after")
     def _has_a_hash(self) -> Self:
@@ -195,21 +200,21 @@ class FileEntry(_Part):
 
     @property
     def hash(self) -> str:
-        """The one that it has."""
+        """The hash, of either kind."""
         return self.sha256 or self.parts_sha256 or ""
 
 
 class Manifest(_Part):
-    """Everything a checkpoint says about itself."""
+    """The content of `manifest.json`."""
 
     format: Literal["headway-checkpoint"] = "headway-checkpoint"
     version: Literal[1, 2, 3, 4] = 4
-    """3 has sealed files, which are for it alone; 4 the hashes of parts."""
+    """Only version 3 has sealed files; only version 4 has hashes of parts."""
     step: Count
     cursor: dict[str, int]
-    """Where the run is: `step` and what else the training loop counts."""
+    """Position of the run: `step` and the other counters of the training loop."""
     context: dict[str, Any]
-    """What the state belongs to and how it came about: fingerprints, world size, attempt, versions, time."""
+    """Facts about the run and the attempt: fingerprints, world size, versions, time and others."""
     state_sha256: Sha256
     """`state_hash` of the tensors and the cursor."""
     files: dict[FileName, FileEntry]
@@ -230,11 +235,11 @@ class Manifest(_Part):
 
     @property
     def total_bytes(self) -> int:
-        """Size of all files."""
+        """Size of all files in bytes."""
         return sum(entry.bytes for entry in self.files.values())
 
     def slices_of(self, file: str) -> list[tuple[str, Slice]]:
-        """Tensor names with the block of each that lies in one file."""
+        """Return the slices that lie in one file, with their tensor names."""
         return self._by_file.get(file, [])
 
     @cached_property
@@ -246,18 +251,18 @@ class Manifest(_Part):
         return found
 
     def render(self) -> bytes:
-        """The content of `manifest.json`: these fields, and a hash of them against bit rot in the manifest itself."""
+        """Return the content of `manifest.json`: these fields and their hash, which reveals bit rot."""
         record = self.model_dump(mode="json")
         text = json.dumps({**record, "manifest_sha256": fingerprint(record)}, indent=1, ensure_ascii=False)
-        return text.encode("utf-8", "backslashreplace")  # names of files may be no UTF-8
+        return text.encode("utf-8", "backslashreplace")  # file names may be invalid UTF-8
 
     @classmethod
     def parse(cls, text: bytes) -> Self:
-        """Read a manifest.
+        """Parse and verify the content of `manifest.json`.
 
         Raises:
-            ValueError: this is none, or one of an unknown version, or it is damaged, or not signed as it should be; the
-                message says which.
+            ValueError: The content is not a manifest, has an unknown version, is damaged, or lacks the required
+                signature; the message says which.
         """
         record = parse_json(text)
         if not isinstance(record, dict) or record.get("format") != cls.model_fields["format"].default:
@@ -278,22 +283,22 @@ class Manifest(_Part):
 
 
 def step_name(step: int) -> str:
-    """Folder name of a checkpoint; eight digits, so that names sort as steps do."""
+    """Return the folder name of a checkpoint; eight digits, so that names sort by step."""
     return f"step-{step:08d}"
 
 
 def step_of(name: str) -> int | None:
-    """The step of a checkpoint folder's name; None when the name is not one."""
+    """Return the step in a checkpoint folder's name; None if the name is no such name."""
     step = int(name[5:]) if _STEP_NAME.fullmatch(name) else None
     return step if step is not None and step_name(step) == name else None
 
 
 class UnreadableManifest(CheckpointError):
-    """The disk did not give a manifest; nothing is known of the checkpoint."""
+    """The disk failed to deliver a manifest, so nothing is known about the checkpoint."""
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write a manifest and flush it to disk; its name is for the caller to flush, with those of the other files."""
+    """Write a manifest and flush its content; the caller flushes the folder, with the names of all files."""
     with (folder / MANIFEST).open("wb") as file:
         file.write(manifest.render())
         file.flush()
@@ -301,10 +306,10 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint folder; the files it names are not looked at.
+    """Return the manifest of a checkpoint folder; the files that it names are not checked.
 
     Raises:
-        CheckpointError: there is none, or it cannot be trusted; `UnreadableManifest` where it could not be read.
+        CheckpointError: There is no manifest, or it cannot be trusted; `UnreadableManifest` if the disk failed.
     """
     path = folder / MANIFEST
     try:
@@ -315,7 +320,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise _untrusted(path, error.problem) from None
     except OSError as error:
         raise UnreadableManifest(
-            f"{MANIFEST} cannot be read: {error.strerror or error}", where=str(path), fix="see to its disk"
+            f"{MANIFEST} cannot be read: {error.strerror or error}", where=str(path), fix="check its disk"
         ) from None
     except ValueError as error:
         raise _untrusted(path, str(error)) from None
@@ -328,16 +333,16 @@ def _untrusted(path: Path, problem: str) -> CheckpointError:
 
 
 def state_hash(tensors: Mapping[str, TensorEntry], cursor: Mapping[str, int]) -> str:
-    """The name of a state: equal for equal weights, moments and cursor, whoever saved them, and cut as they may be.
+    """Return the hash that names a state: equal weights, moments and cursor give equal hashes.
 
-    SHA-256 over one line ``[name, dtype, shape, sha256]`` of canonical JSON per tensor, sorted by name, and a last line
-    with the cursor. World size, slices, attempt and time do not enter.
+    It is the SHA-256 over one line ``[name, dtype, shape, sha256]`` of canonical JSON per tensor, sorted by name, and a
+    last line with the cursor. World size, slices, attempt and time do not enter.
     """
     return _named(((name, t.dtype, t.shape, t.sha256) for name, t in tensors.items()), cursor)
 
 
 def state_hash_of(tensors: StateTensors, hashes: Mapping[str, str], cursor: Mapping[str, int]) -> str:
-    """The same of a state in memory whose tensors have these hashes (`hash_tensors`)."""
+    """Return the `state_hash` of a state in memory, given the hashes of its tensors (`hash_tensors`)."""
     return _named(((name, dtype_name(name, t), tuple(t.shape), hashes[name]) for name, t in tensors.items()), cursor)
 
 
@@ -347,23 +352,23 @@ def _named(described: Iterable[tuple[str, str, Shape, str]], cursor: Mapping[str
 
 
 def dtype_name(name: str, tensor: torch.Tensor) -> str:
-    """The safetensors name of a tensor's type.
+    """Return the safetensors name of a tensor's type.
 
     Raises:
-        CheckpointError: it has no place in the format.
+        CheckpointError: The format does not support the type.
     """
     dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype not in DTYPES:
         raise CheckpointError(
-            f"tensors of type {dtype} have no place in a checkpoint", where=f"tensor '{name}'", fix="convert it"
+            f"checkpoints do not support tensors of type {dtype}", where=f"tensor '{name}'", fix="convert it"
         )
     return DTYPES[dtype]
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """The elements in row-major order; a view where the tensor is contiguous on the CPU.
+    """Return the elements in row-major order; a view if the tensor is contiguous on the CPU.
 
-    The order within an element is the machine's, which is little-endian on all that PyTorch is built for.
+    Elements have the byte order of the machine, which is little-endian on all platforms of PyTorch.
     """
     import torch
 
@@ -372,11 +377,11 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def hash_tensor(tensor: torch.Tensor) -> str:
-    """Hex SHA-256 of a tensor's elements (`tensor_bytes`); dtype and shape do not enter."""
+    """Return the hex SHA-256 of a tensor's elements (`tensor_bytes`); dtype and shape do not enter."""
     return hashlib.sha256(tensor_bytes(tensor)).hexdigest()
 
 
 def hash_tensors(tensors: StateTensors) -> dict[str, str]:
-    """That of every tensor, several at a time: hashing lets go of the interpreter's lock."""
+    """Return the hash of every tensor, computed on several threads; hashing releases the interpreter lock."""
     with ThreadPoolExecutor(usable_cores()) as pool:
         return dict(zip(tensors, pool.map(hash_tensor, tensors.values()), strict=True))

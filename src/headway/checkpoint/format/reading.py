@@ -1,7 +1,7 @@
-"""Reading tensors that may be spread over several safetensors files, and cut in other ways than they are wanted.
+"""Reading of tensors that are spread over several safetensors files, perhaps cut differently than a worker needs them.
 
-Files are mapped, so that what is read is what is needed. Which parts of which slices make up what a worker wants is
-worked out by PyTorch's distributed checkpointing.
+Files are mapped, so that only the needed parts are read. PyTorch's distributed checkpointing works out which parts of
+which slices make up a worker's block.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ if TYPE_CHECKING:
 
 
 class Shard(Protocol):
-    """An open safetensors file; what it gives stays when it goes."""
+    """An open safetensors file; its tensors stay valid when it is closed."""
 
     def keys(self) -> list[str]:
-        """Names of the tensors in it."""
+        """Return the names of the tensors."""
         ...
 
     def get_slice(self, name: str) -> Any:
-        """Tells the type and the shape of a tensor: `get_dtype()`, `get_shape()`."""
+        """Return an object with the type and the shape of a tensor: `get_dtype()`, `get_shape()`."""
         ...
 
     def get_tensor(self, name: str) -> torch.Tensor:
-        """One of them."""
+        """Return a tensor."""
         ...
 
 
 @contextmanager
 def open_shard(path: Path, framework: str = "pt") -> Iterator[Shard]:
-    """A file of a checkpoint: mapped, or if it is sealed, opened in parts.
+    """Open a file of a checkpoint: map it, or decrypt only the needed chunks if it is sealed.
 
     Raises:
-        CheckpointError: it is missing or is no such file, or what is read of it cannot be.
-        ConfigError: it is sealed, and there is no key.
+        CheckpointError: The file is missing, is no safetensors file, or cannot be read.
+        ConfigError: The file is sealed, and there is no key.
     """
     import safetensors
 
-    with _told_well(path):
-        open_regular(path).close()  # what opens it below would wait for a FIFO
+    with _explain_read_errors(path):
+        open_regular(path).close()  # refuses a FIFO, which the libraries below would wait for
         yield SealedShard(path) if path.name.endswith(SEALED) else safetensors.safe_open(str(path), framework)
 
 
 @contextmanager
-def _told_well(path: Path) -> Iterator[None]:
+def _explain_read_errors(path: Path) -> Iterator[None]:
     import safetensors
 
     try:
@@ -69,7 +69,7 @@ def _told_well(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Described:
-    """A tensor of a sealed file, and where in the content its elements are."""
+    """A tensor of a sealed file, and the position of its elements in the content."""
 
     dtype: str
     shape: list[int]
@@ -84,11 +84,11 @@ class _Described:
 
 
 class SealedShard:
-    """A sealed safetensors file. Nothing is mapped: of a tensor that is asked for, its chunks are decrypted."""
+    """A sealed safetensors file. Nothing is mapped; only the chunks of a requested tensor are decrypted."""
 
     def __init__(self, path: Path) -> None:
         self._file = SealedFile(path)
-        # It was authenticated, so it is as Headway has written it.
+        # The header is authenticated, so it is as Headway wrote it and needs no validation.
         length = int.from_bytes(self._file.read(0, 8), "little")
         header = parse_json(bytes(self._file.read(8, 8 + length)))
         self._tensors = {
@@ -97,15 +97,15 @@ class SealedShard:
         }
 
     def keys(self) -> list[str]:
-        """Names of the tensors."""
+        """Return the names of the tensors."""
         return list(self._tensors)
 
     def get_slice(self, name: str) -> _Described:
-        """Type and shape of a tensor."""
+        """Return the type and shape of a tensor."""
         return self._tensors[name]
 
     def get_tensor(self, name: str) -> torch.Tensor:
-        """A tensor, in memory of its own."""
+        """Return a tensor in memory of its own."""
         import torch
 
         found = self._tensors[name]
@@ -117,7 +117,7 @@ class SealedShard:
 
 
 def contradiction(manifest: Manifest, name: str, file: Shard) -> str | None:
-    """How an open file (`open_shard`) differs from what the manifest says is in it, in words; None if it does not."""
+    """Return how an open file (`open_shard`) contradicts its manifest, in words; None if it does not."""
     expected = {tensor: (manifest.tensors[tensor].dtype, part.shape) for tensor, part in manifest.slices_of(name)}
     names = set(file.keys())
     if names != expected.keys():
@@ -131,17 +131,17 @@ def contradiction(manifest: Manifest, name: str, file: Shard) -> str | None:
 
 
 class SavedTensors:
-    """The tensors of a checkpoint. A file is opened, and compared with the manifest, when something in it is wanted."""
+    """The tensors of a checkpoint. A file is opened and compared with the manifest when one of its tensors is read."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self._folder, self._manifest = folder, manifest
         self._opened: dict[str, Shard] = {}
 
     def whole(self, name: str) -> torch.Tensor:
-        """One tensor on the CPU; mapped if it lies in one piece.
+        """Return a whole tensor on the CPU; it is mapped if it is stored in one piece.
 
         Raises:
-            CheckpointError: a file is missing, unreadable or does not hold what the manifest says.
+            CheckpointError: A file is missing, unreadable or contradicts the manifest.
         """
         import torch
 
@@ -155,10 +155,10 @@ class SavedTensors:
         return whole
 
     def copy_into(self, name: str, block: Block) -> None:
-        """Overwrite a part of the state, on whatever device it is; nothing else is read.
+        """Overwrite a part of the state, on any device; nothing else is read.
 
         Raises:
-            CheckpointError: as `whole`.
+            CheckpointError: As for `whole`.
         """
         entry, size = self._manifest.tensors[name], tuple(block.local.shape)
         if 0 in size:
@@ -167,8 +167,8 @@ class SavedTensors:
         if same is not None:
             block.local.copy_(self._slice(name, same))
         elif len(entry.slices) == 1 or len(size) != len(entry.slices[0].shape):
-            # Of one mapped piece only what is touched is read. A run out of boxes, or a box out of runs, is rare enough
-            # (DeepSpeed and another strategy) to go by way of the whole.
+            # Only the touched pages of a single mapped piece are read. A run from boxes, or a box from runs, is rare
+            # (a change between DeepSpeed and another strategy), so it may read the whole tensor.
             block.local.copy_(block.of(self.whole(name)))
         else:
             for part, here, there in _overlaps(name, entry, block):
@@ -184,12 +184,12 @@ class SavedTensors:
                     f"{part.file} {difference}", where=str(self._folder), fix="use another checkpoint"
                 )
             self._opened[part.file] = file
-        with _told_well(path):
+        with _explain_read_errors(path):
             return self._opened[part.file].get_tensor(name)
 
 
 def files_of(manifest: Manifest, name: str, block: Block) -> set[str]:
-    """The files that `SavedTensors.copy_into` may read for a block; none for a tensor that the checkpoint lacks."""
+    """Return the files that `SavedTensors.copy_into` may read for a block; none if the checkpoint lacks the tensor."""
     entry = manifest.tensors.get(name)
     if entry is None or 0 in block.local.shape:
         return set()
@@ -198,7 +198,7 @@ def files_of(manifest: Manifest, name: str, block: Block) -> set[str]:
 
 
 def _same_slice(entry: TensorEntry, block: Block) -> Slice | None:
-    """The one that was cut as the block is, if there is one."""
+    """Return the slice with the same offset and shape as the block, if there is one."""
     size = tuple(block.local.shape)
     return next((s for s in entry.slices if (s.offset, s.shape) == (block.offset, size)), None)
 
@@ -207,7 +207,7 @@ _Index = tuple[slice, ...]
 
 
 def _overlaps(name: str, entry: TensorEntry, block: Block) -> Iterator[tuple[Slice, _Index, _Index]]:
-    """The slices that share elements with a block that is cut alike, and which: in the slice, and in the block."""
+    """Yield the slices that overlap a block, with the index of the shared elements in the slice and in the block."""
     import torch
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
     from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
@@ -223,10 +223,10 @@ def _overlaps(name: str, entry: TensorEntry, block: Block) -> Iterator[tuple[Sli
 
 
 def read_tensors(folder: Path, manifest: Manifest) -> StateTensors:
-    """All tensors, whole, on the CPU; those in one piece are mapped and read when touched.
+    """Return all tensors, whole, on the CPU; those stored in one piece are mapped and read when touched.
 
     Raises:
-        CheckpointError: a file is missing, unreadable or does not hold what the manifest says.
+        CheckpointError: A file is missing, unreadable or contradicts the manifest.
     """
     saved = SavedTensors(folder, manifest)
     return {name: saved.whole(name) for name in manifest.tensors}

@@ -1,10 +1,10 @@
-"""Encryption of checkpoints at rest: AES-256-GCM in chunks, so that files of any size take little memory.
+"""Encryption of checkpoints at rest: AES-256-GCM in chunks, so that files of any size need little memory.
 
     "HWSEAL1\\n" | salt, 32 bytes | chunks: 1 MiB of content encrypted, and its tag of 16 bytes
 
-Every file has a key of its own, derived from the given one and the salt (HKDF-SHA256, RFC 5869). Chunks are numbered in
-their nonces, the last one is marked (the STREAM construction, Hoang, Reyhanitabar, Rogaway and Vizar 2015, section 7),
-and the file's name is authenticated with each: chunks can be neither left out nor moved, and files not exchanged.
+Every file has a key of its own, derived from the given key and the salt (HKDF-SHA256, RFC 5869). Nonces number the
+chunks and mark the last one (the STREAM construction; Hoang, Reyhanitabar, Rogaway and Vizar 2015, section 7). The
+file's name is authenticated with each chunk. So chunks can be neither dropped nor moved, and files cannot be swapped.
 Any part of a file can be read by itself.
 """
 
@@ -22,7 +22,7 @@ from headway.core.foreign import open_regular
 from headway.core.keys import key_text
 
 VARIABLE = "HEADWAY_ENCRYPTION_KEY"
-#: Ends the name of a sealed file; what is authenticated is the name without it.
+#: Suffix of a sealed file's name; the name is authenticated without it.
 SEALED = ".sealed"
 CHUNK_BYTES = 2**20
 _MAGIC, _SALT_BYTES, _TAG_BYTES, _KEY_BYTES = b"HWSEAL1\n", 32, 16, 32
@@ -30,30 +30,30 @@ _HEAD_BYTES = len(_MAGIC) + _SALT_BYTES
 
 
 class Undecipherable(CheckpointError):
-    """Something is not as it was sealed, or was sealed with another key; which of the two, only a hash can tell."""
+    """Sealed content was changed, or sealed with another key; only a hash can tell which."""
 
 
 class Readable(Protocol):
-    """A stream of bytes that come."""
+    """A stream to read from."""
 
     def read(self, count: int, /) -> bytes:
-        """So many; fewer at the end only."""
+        """Return the next `count` bytes; fewer only at the end."""
         ...
 
 
 class Writable(Protocol):
-    """A stream of bytes that go."""
+    """A stream to write to."""
 
     def write(self, content: bytes, /) -> object:
-        """Take all of them."""
+        """Write all of the content."""
         ...
 
 
 def encryption_key() -> bytes | None:
-    """The key of the environment, 32 bytes; None when there is none.
+    """Return the encryption key from the environment, 32 bytes; None if there is none.
 
     Raises:
-        ConfigError: it has another length, or is neither hexadecimal nor Base64.
+        ConfigError: The key has another length, or is neither hexadecimal nor Base64.
     """
     text = key_text(VARIABLE)
     if text is None:
@@ -72,18 +72,18 @@ def encryption_key() -> bytes | None:
 
 
 def key_to_encrypt_with(where: str) -> bytes:
-    """The key of the environment, which can be used here.
+    """Return the encryption key from the environment, which must be usable here.
 
     Args:
-        where: The field of the config that wants it.
+        where: The config field that asks for encryption, for the error message.
 
     Raises:
-        ConfigError: there is none, it is not usable, or the package for it is missing.
+        ConfigError: There is no key, it is not usable, or the package for it is missing.
     """
     key = encryption_key()
     if key is None:
         raise ConfigError(
-            "checkpoints are to be encrypted, but there is no key",
+            "checkpoints must be encrypted, but there is no key",
             where=where,
             fix=f"set {VARIABLE}, or {VARIABLE}_FILE to the file that holds it",
         )
@@ -92,13 +92,13 @@ def key_to_encrypt_with(where: str) -> bytes:
 
 
 def sealed_size(size: int) -> int:
-    """Bytes that `size` bytes become; a file without content has one chunk too."""
+    """Return the size of a sealed file with `size` bytes of content; even an empty file has one chunk."""
     chunks = max(1, -(-size // CHUNK_BYTES))
     return _HEAD_BYTES + size + chunks * _TAG_BYTES
 
 
 def content_size(sealed: int) -> int | None:
-    """Bytes that are inside so many sealed ones; None when that cannot be."""
+    """Return the size of the content of a sealed file; None if no content has that sealed size."""
     rest = sealed - _HEAD_BYTES
     chunks = max(1, -(-rest // (CHUNK_BYTES + _TAG_BYTES)))
     size = rest - chunks * _TAG_BYTES
@@ -109,7 +109,10 @@ def seal(source: Readable, target: Writable, key: bytes, name: str) -> None:
     """Encrypt a stream.
 
     Args:
-        name: The file's, without folders; to be given again when it is opened.
+        source: Stream of the content.
+        target: Stream for the sealed content.
+        key: The encryption key.
+        name: Name of the file, without folders; needed again to open it.
     """
     salt = os.urandom(_SALT_BYTES)
     target.write(_MAGIC + salt)
@@ -124,10 +127,10 @@ def seal(source: Readable, target: Writable, key: bytes, name: str) -> None:
 
 
 def unseal(source: Readable, target: Writable, key: bytes, name: str) -> None:
-    """Decrypt a stream; what is written is to be thrown away when this fails.
+    """Decrypt a stream; if this fails, the caller must discard what was written.
 
     Raises:
-        CheckpointError: the key is another one, or what is there was changed, cut short or exchanged.
+        CheckpointError: The key is wrong, or the content was changed, cut short or swapped.
     """
     opener, number = _Opener(source.read(_HEAD_BYTES), key, name), 0
     chunk = source.read(CHUNK_BYTES + _TAG_BYTES)
@@ -140,14 +143,14 @@ def unseal(source: Readable, target: Writable, key: bytes, name: str) -> None:
 
 
 def seal_bytes(content: bytes, key: bytes, name: str) -> bytes:
-    """The same for something small."""
+    """Encrypt small content in memory; see `seal`."""
     target = io.BytesIO()
     seal(io.BytesIO(content), target, key, name)
     return target.getvalue()
 
 
 def unseal_bytes(content: bytes, key: bytes, name: str) -> bytes:
-    """The same for something small."""
+    """Decrypt small content in memory; see `unseal`."""
     target = io.BytesIO()
     unseal(io.BytesIO(content), target, key, name)
     return target.getvalue()
@@ -162,13 +165,14 @@ def unseal_file(source: Path, target: Path, key: bytes, name: str) -> None:
 
 
 class SealedFile:
-    """What is in a sealed file, in parts: only the chunks that are asked for are read and decrypted. Threads may share
-    it.
+    """The content of a sealed file, with random access: only the requested chunks are read and decrypted.
+
+    Threads may share it.
 
     Raises:
-        CheckpointError: as `unseal`; also when a part is read.
-        ConfigError: there is no key.
-        OSError: it cannot be read.
+        CheckpointError: As for `unseal`; `read` raises it too.
+        ConfigError: There is no key.
+        OSError: The file cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -182,10 +186,10 @@ class SealedFile:
         if size is None:
             raise self._opener.wrong
         self.size = size
-        """Bytes of the content."""
+        """Size of the content in bytes."""
 
     def read(self, begin: int, end: int) -> bytearray:
-        """The content from one byte to another, exclusive."""
+        """Return the content from byte `begin` to byte `end`, exclusive."""
         if not 0 <= begin <= end <= self.size:
             raise self._opener.wrong
         content, last = bytearray(end - begin), max(0, -(-self.size // CHUNK_BYTES) - 1)
@@ -201,7 +205,7 @@ class SealedFile:
 
 
 class _Opener:
-    """Decrypts chunks of one file."""
+    """The decryption of one file, chunk by chunk."""
 
     def __init__(self, head: bytes, key: bytes, name: str) -> None:
         self._name = name
@@ -211,7 +215,7 @@ class _Opener:
 
     @property
     def wrong(self) -> Undecipherable:
-        """To be raised when something is not as it was sealed."""
+        """The error for content that is not as it was sealed."""
         return Undecipherable(
             f"{self._name} cannot be decrypted: it was changed, or sealed with another key",
             where=self._name,
@@ -229,7 +233,7 @@ class _Opener:
 
 
 def _nonce(number: int, last: bool) -> bytes:
-    # No random part is needed: the key belongs to this one file.
+    # A random part is not needed, since each file has its own key.
     return bytes(7) + number.to_bytes(4, "big") + bytes([last])
 
 

@@ -1,10 +1,10 @@
-"""Signed manifests: proof that a checkpoint was made by somebody who has the key, and that nothing in it has changed.
+"""Signed manifests: proof that the owner of a key made a checkpoint, and that nothing in it has changed.
 
-A manifest holds the hash of every file and tensor, so its signature covers all of the checkpoint. It lies in the
-context as `signature`, over the manifest without it. The key decides the algorithm: an Ed25519 key in PEM (RFC 8032;
-whoever only verifies needs the public one), or any other text, with which HMAC-SHA256 (RFC 2104) signs and verifies.
+A manifest holds the hash of every file and tensor, so its signature covers the whole checkpoint. The signature is in
+the context as `signature`, and covers the manifest without it. The key selects the algorithm: an Ed25519 key in PEM
+(RFC 8032; verification needs only the public key), or any other text, which is a secret for HMAC-SHA256 (RFC 2104).
 
-Whenever a key is in the environment, manifests without a valid signature by it are refused, wherever they lie.
+If a key is in the environment, all readers refuse manifests without a valid signature by it.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 
 VARIABLE = "HEADWAY_SIGNING_KEY"
 _FIELD = "signature"
-#: Shorter ones can be guessed; a key of 32 random bytes in hexadecimal has 64.
+#: Characters of the shortest secret accepted; shorter ones can be guessed. 32 random bytes in hexadecimal have 64.
 _SHORTEST_SECRET = 16
 
 
 class Key(Protocol):
-    """What signs and verifies."""
+    """A key that signs and verifies."""
 
     algorithm: str
     name: str
-    """Tells keys apart, and gives nothing away."""
+    """Identifies the key without revealing it."""
 
     def sign(self, data: bytes) -> bytes:
-        """The signature of some bytes."""
+        """Return the signature of some bytes."""
         ...
 
     def verify(self, data: bytes, signature: bytes) -> bool:
-        """Whether a signature is this key's."""
+        """Return whether a signature of some bytes was made with this key."""
         ...
 
 
@@ -48,7 +48,7 @@ class _Secret:
     def __init__(self, text: str) -> None:
         if len(text) < _SHORTEST_SECRET:
             raise ConfigError(
-                f"the key has {len(text)} characters, at least {_SHORTEST_SECRET} are needed",
+                f"the key has {len(text)} characters; it needs at least {_SHORTEST_SECRET}",
                 where=VARIABLE,
                 fix="for example the output of `openssl rand -hex 32`",
             )
@@ -86,7 +86,7 @@ class _Ed25519:
             pass
         if self._public is None:
             raise ConfigError(
-                "this is no Ed25519 key without a password in PEM",
+                "the key is not an Ed25519 key in PEM without a password",
                 where=VARIABLE,
                 fix="openssl genpkey -algorithm ed25519 -out key.pem; openssl pkey -in key.pem -pubout -out public.pem",
             )
@@ -110,10 +110,10 @@ class _Ed25519:
 
 
 def signing_key() -> Key | None:
-    """The key of the environment; None when there is none.
+    """Return the signing key from the environment; None if there is none.
 
     Raises:
-        ConfigError: it is not usable, or the package for it is missing.
+        ConfigError: The key is not usable, or the package for it is missing.
     """
     text = key_text(VARIABLE)
     if text is None:
@@ -122,15 +122,15 @@ def signing_key() -> Key | None:
 
 
 def key_to_sign_with() -> Key:
-    """The key of the environment, which can sign.
+    """Return the signing key from the environment, which must be able to sign.
 
     Raises:
-        ConfigError: there is none, or it only verifies.
+        ConfigError: There is no key, or it can only verify.
     """
     key = signing_key()
     if key is None:
         raise ConfigError(
-            "checkpoints are to be signed, but there is no key",
+            "checkpoints must be signed, but there is no key",
             where="checkpoint.sign",
             fix=f"set {VARIABLE}, or {VARIABLE}_FILE to the file that holds it",
         )
@@ -139,16 +139,17 @@ def key_to_sign_with() -> Key:
 
 
 def signed(manifest: Manifest, key: Key) -> Manifest:
-    """The manifest with a signature in its context."""
+    """Return the manifest with a signature in its context."""
     bare = manifest.model_copy(update={"context": {k: v for k, v in manifest.context.items() if k != _FIELD}})
     value = {"algorithm": key.algorithm, "key": key.name, "value": key.sign(_content(bare)).hex()}
     return bare.model_copy(update={"context": {**bare.context, _FIELD: value}})
 
 
 def signature_state(manifest: Manifest) -> str:
-    """Say what is known of the signature of a manifest that was read: `none`, `valid`, or `not checked` without a key.
+    """Return the state of the signature of a loaded manifest: `none`, `valid`, or `not checked` without a key.
 
-    A manifest whose signature is wrong, or missing where there is a key, cannot be read (`signature_problem`).
+    There is no state for a wrong or required but missing signature: such a manifest is not loaded
+    (`signature_problem`).
     """
     if manifest.context.get(_FIELD) is None:
         return "none"
@@ -156,7 +157,7 @@ def signature_state(manifest: Manifest) -> str:
 
 
 def signature_problem(manifest: Manifest) -> str | None:
-    """What is wrong with a manifest's signature, in words; None when it is right, or no key is there to tell."""
+    """Return what is wrong with a manifest's signature, in words; None if it is valid, or there is no key."""
     key = signing_key()
     if key is None:
         return None

@@ -1,4 +1,8 @@
-"""What keeps a process from writing to a run that another has taken over."""
+"""Fencing: a process stops writing to a run once another process has taken it over.
+
+The fencing token is the owner's record in `.owner`: before each write, a process checks that the record is still its
+own.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +21,16 @@ from headway.core.foreign import SETTINGS_BYTES, parse_json, read_bytes
 from headway.core.machine import host_name
 
 OWNER_FILE = ".owner"
-#: How long a fault of the file system is waited out before it is said that the owner's record cannot be read.
+#: How long to retry after a fault of the file system before the owner's record counts as unreadable.
 _PATIENCE_SECONDS = 5.0
 
 
 class Fenced(CheckpointError):
-    """The run belongs to another process now, so this one has nothing to save any more."""
+    """The error of a process that no longer owns its run, so that it must not save anything."""
 
 
 class OwnerUnknown(CheckpointError):
-    """Whose the run is cannot be read at the moment, which is no proof that another process has it."""
+    """The owner's record cannot be read at the moment, which does not prove that another process owns the run."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Owner:
 
     attempt: int
     token: str
-    """Random, so that attempt 1 of a run is not taken for attempt 1 of the run that took its place."""
+    """Random, so that attempt 1 of a run is not mistaken for attempt 1 of a run that replaced it."""
     host: str
     pid: int
     since: float
@@ -43,7 +47,7 @@ class Owner:
 
     @classmethod
     def this_process(cls, attempt: int) -> Owner:
-        """A new owner with a new token."""
+        """Create the record of this process, with a new token."""
         return cls(attempt, secrets.token_hex(8), host_name(), os.getpid(), time.time())
 
     def __str__(self) -> str:
@@ -52,14 +56,14 @@ class Owner:
 
 
 def read_owner(run: Path) -> Owner | None:
-    """Who has, or last had, the run; None when that was never written."""
+    """Return the current or last owner of a run; None if there is no readable record."""
     try:
         return _parse(read_bytes(run / OWNER_FILE, SETTINGS_BYTES))
     except OSError:
         return None
 
 
-@functools.lru_cache(maxsize=4)  # asked for at every step, and nearly always the same
+@functools.lru_cache(maxsize=4)  # parsed at every step, and nearly always the same content
 def _parse(content: bytes) -> Owner | None:
     try:
         return Owner(**parse_json(content))
@@ -67,8 +71,8 @@ def _parse(content: bytes) -> Owner | None:
         return None
 
 
-def _read_patiently(run: Path, seconds: float) -> Owner | None:
-    """As `read_owner`, but a disk that answers with an error has not said that there is no owner."""
+def _read_with_retries(run: Path, seconds: float) -> Owner | None:
+    """Return the owner of a run, or None; unlike `read_owner`, retry a disk error, which does not mean "no owner"."""
     path = run / OWNER_FILE
     until = time.monotonic() + seconds
     while True:
@@ -79,19 +83,19 @@ def _read_patiently(run: Path, seconds: float) -> Owner | None:
         except OSError as error:
             if time.monotonic() >= until:
                 raise OwnerUnknown(
-                    f"it cannot be read whose run this is: {error.strerror or error}",
+                    f"the owner of this run cannot be read: {error.strerror or error}",
                     where=str(path),
-                    fix="mend the disk or the network to it, then run the same command again",
+                    fix="repair the disk or the network to it, then run the same command again",
                 ) from error
         time.sleep(0.1)
 
 
 def fenced(run: Path, attempt: int) -> Fenced:
-    """The error of an attempt that has lost its run."""
+    """Make the error of an attempt that no longer owns its run."""
     return Fenced(
-        f"attempt {attempt} no longer owns this run; it is now with {read_owner(run) or 'nobody'}",
+        f"attempt {attempt} no longer owns this run; its owner is now {read_owner(run) or 'unknown'}",
         where=str(run),
-        fix="stop this process; the other one goes on with the run",
+        fix="stop this process; the other one continues the run",
     )
 
 
@@ -104,22 +108,23 @@ class Fence:
 
     @classmethod
     def parse(cls, record: Mapping[str, Any]) -> Fence:
-        """From its JSON form."""
+        """Parse the JSON form."""
         return cls(Path(record["run"]), Owner(**record["owner"]))
 
     def record(self) -> dict[str, Any]:
-        """Its JSON form."""
+        """Return the JSON form."""
         return {"run": str(self.run), "owner": asdict(self.owner)}
 
     def assert_held(self, patience_seconds: float | None = None) -> None:
-        """Make sure that the run still has this owner.
+        """Raise an error unless the run still has this owner.
 
         Args:
-            patience_seconds: How long a fault of the file system is waited out, if not for the usual time.
+            patience_seconds: How long to retry after a fault of the file system; 5 s if None.
 
         Raises:
-            Fenced: it has another one, or was moved away.
-            OwnerUnknown: that cannot be read for a while. Nothing may be published then, but the run is not lost.
+            Fenced: The run has another owner, or was moved away.
+            OwnerUnknown: The record cannot be read. Nothing may be published then, but the run is not lost.
         """
-        if _read_patiently(self.run, _PATIENCE_SECONDS if patience_seconds is None else patience_seconds) != self.owner:
+        patience = _PATIENCE_SECONDS if patience_seconds is None else patience_seconds
+        if _read_with_retries(self.run, patience) != self.owner:
             raise fenced(self.run, self.owner.attempt)

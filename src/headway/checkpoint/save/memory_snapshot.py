@@ -1,8 +1,8 @@
-"""States that are in memory only, until their worker dies: then the process beside it writes the newest one.
+"""Memory snapshots: states that are written only when their worker dies.
 
-The process has the memory open as its worker had it, so a worker's death, in whatever way, takes nothing from it. Where
-several workers have a part each, all their processes have to write the same step: they leave notes of what they have,
-and the first one chooses.
+The writer process shares the memory with its worker, so a snapshot survives the worker's death. With several workers,
+all writer processes must write the same step: each leaves a note of the steps that it has, and the first worker's
+process chooses the newest common one.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from typing import Any
 from headway.core.files import is_there, write_json
 from headway.core.foreign import read_json
 
-#: How long a process waits for what another one has to say of which nobody knows whether it lives, and how often it
-#: looks.
-_MEETING_SECONDS, _LOOK_SECONDS = 5.0, 0.02
+#: How long to wait for the note of a process that may or may not be alive.
+_MEETING_SECONDS = 5.0
+#: How often to look for it.
+_LOOK_SECONDS = 0.02
 
 SaveJob = Mapping[str, Any]
 
 
 class MemorySnapshots:
-    """What one process has of states that nobody has ordered to be written.
+    """The memory snapshots of one worker, in its writer process.
 
     Args:
         directory: The run's `checkpoints` folder.
-        rank: Of the worker.
-        workers: How many there are.
-        has_ended: Whether the process beside another worker is gone; None where that cannot be known.
-        patience_seconds: How long one that lives is waited for: it may have a write under way, and has to end that.
+        rank: Rank of the worker.
+        workers: Number of workers.
+        has_ended: Return whether another worker's writer process has ended; None if that cannot be known.
+        patience_seconds: How long to wait for a process that is alive: it may have to finish a write first.
     """
 
     def __init__(
@@ -48,20 +49,20 @@ class MemorySnapshots:
         self._place = 0  # the folder's inode
 
     def add(self, job: SaveJob) -> None:
-        """A state is whole in its buffer."""
+        """Register a snapshot whose copy is complete."""
         self._jobs[job["descriptor"]] = job
 
     def release_snapshot(self, descriptor: int) -> None:
-        """The buffer is about to be overwritten."""
+        """Forget the snapshot in a buffer, which is about to be overwritten."""
         self._jobs.pop(descriptor, None)
 
     def flush_snapshot(self, newest_saved: int, write: Callable[[SaveJob], None]) -> None:
-        """The worker is dead: write the newest state that all have, if it is newer than what was saved.
+        """Write the newest snapshot that all workers have, if it is newer than the newest checkpoint.
 
         Args:
-            newest_saved: The step of the newest checkpoint that was published; -1 for none. Only the first worker's
-                process knows it: of a part that was written, the checkpoint may have failed.
-            write: Writes one.
+            newest_saved: Step of the newest published checkpoint; -1 for none. Only the first worker's process knows
+                it, since a checkpoint may fail after another worker has written its part.
+            write: Writes a snapshot.
         """
         held = {int(job["step"]): job for job in self._jobs.values()}
         newer = {step for step in held if step > newest_saved}
@@ -69,8 +70,10 @@ class MemorySnapshots:
             write(held[step])
 
     def _agreed(self, held: Mapping[int, SaveJob], newer: set[int]) -> list[int]:
-        """The step to write, as a list of at most one: the others offer all, and the first one knows which are newer
-        than what was saved."""
+        """Return the step to write, as a list of at most one.
+
+        The other workers offer all their steps; the first worker chooses among those newer than the last checkpoint.
+        """
         if not held:
             return []
         tag = next(iter(held.values()))["tag"]
@@ -94,8 +97,12 @@ class MemorySnapshots:
         return []
 
     def _read_when_there(self, path: Path, rank: int) -> list[int] | None:
-        """What another process has left; None when it has not in time, or is gone without, or when the folder is not
-        the one any more in which they were to meet: each would wait for what the other has left in the old one."""
+        """Return the steps that another process noted.
+
+        Returns:
+            None if the note did not come in time, or its process ended without one. None also if the folder was moved
+            or replaced: each process would wait for a note that lies in the other folder.
+        """
         start = time.monotonic()
         while not is_there(path):
             ended = self._has_ended(rank)
@@ -103,14 +110,14 @@ class MemorySnapshots:
             if ended or time.monotonic() - start > seconds or self._directory.stat().st_ino != self._place:
                 break
             time.sleep(_LOOK_SECONDS)
-        if not is_there(path):  # it may have been the last thing that it did
+        if not is_there(path):  # look again: a process may have left its note just before it ended
             return None
         steps: list[int] = read_json(path)
         return steps
 
 
 def clear_notes(directory: Path, but_of: object) -> None:
-    """Remove what rescues of other attempts have left, for who owns the run."""
+    """Remove the notes of other attempts' snapshots; only the owner of the run may call this."""
     for path in directory.glob(".held-*.json"):
         if not path.name.startswith(f".held-{but_of}-"):
             path.unlink(missing_ok=True)

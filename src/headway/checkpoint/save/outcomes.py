@@ -1,4 +1,4 @@
-"""What comes of saves and uploads."""
+"""Outcomes of saves and uploads."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from headway.core.errors import CheckpointError
 
 _FIX = (
-    "the next save is tried by a new process; if that ends too, what it printed on standard error tells why, or the "
-    "kernel's log (dmesg) where memory ran out"
+    "a new process tries the next save; if that ends too, read its messages on standard error, or the kernel's log "
+    "(dmesg) if memory ran out"
 )
 
 
 class WriterDied(CheckpointError):
-    """The process beside this worker ended before a checkpoint was whole, or could not be started.
+    """A writer process that ended before its checkpoint was complete, or could not be started.
 
     Args:
         what: How it ended.
-        where: The checkpoints' folder.
-        fix: What to do about it, when that is known.
+        where: The run's `checkpoints` folder.
+        fix: How to fix it, if that is known.
     """
 
     def __init__(self, what: str, *, where: str | None = None, fix: str | None = None) -> None:
@@ -27,20 +27,20 @@ class WriterDied(CheckpointError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a save."""
+    """The outcome of a save."""
 
     step: int
     seconds: float = 0.0
-    """From the order until it was visible; training went on meanwhile."""
+    """From submission until the checkpoint was visible; training continued meanwhile."""
     bytes: int = 0
     error: CheckpointError | None = None
-    """Why there is no such checkpoint."""
+    """Why the save failed; None if it succeeded."""
 
 
 @dataclass(frozen=True)
 class Upload:
-    """What came of sending a checkpoint to the remote tier."""
+    """The outcome of an upload to the remote tier."""
 
     step: int
     seconds: float | None
-    """None when it failed; why was said."""
+    """None if it failed; the reason was logged."""

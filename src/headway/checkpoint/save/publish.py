@@ -1,7 +1,7 @@
-"""Making a checkpoint: parts are written under a name that nobody reads, and one rename makes them visible.
+"""Publishing of checkpoints: parts are written to a hidden folder, and one rename makes the checkpoint visible.
 
-Whatever kills a save, on whichever line, leaves the checkpoints that were there before, plus at most a hidden folder
-that the next save clears away.
+A save that is killed at any line leaves all earlier checkpoints, and at most a hidden folder that the next save
+removes.
 """
 
 from __future__ import annotations
@@ -39,81 +39,81 @@ from headway.core.errors import CheckpointError
 from headway.core.faults import fault_point
 from headway.core.files import sync_folder
 
-#: How much is read until it is told that it gets on.
+#: Bytes read between two progress reports.
 _READ_BYTES = 16 * 1024**2
 
 
 @dataclass(frozen=True)
 class WrittenPiece:
-    """A piece as it lies in a file."""
+    """A piece of a tensor, and its place in a file."""
 
     piece: Piece
     file: str
     begin: int
-    """Where its elements begin, in bytes from the start of the file, or of what is sealed in it."""
+    """Offset of its elements in bytes, from the start of the file or, if it is sealed, of its content."""
     sha256: str
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one worker has written of a checkpoint."""
+    """The part of a checkpoint that one worker has written."""
 
     files: dict[str, FileEntry]
     pieces: list[WrittenPiece]
 
     def record(self) -> dict[str, Any]:
-        """Its JSON form."""
+        """Return the JSON form."""
         files = {name: entry.model_dump() for name, entry in self.files.items()}
         return {"files": files, "pieces": [{**vars(p), "piece": p.piece.record()} for p in self.pieces]}
 
     @classmethod
     def parse(cls, record: Mapping[str, Any]) -> Part:
-        """From its JSON form."""
+        """Parse the JSON form."""
         files = {name: FileEntry(**entry) for name, entry in record["files"].items()}
         return cls(files, [WrittenPiece(**{**p, "piece": Piece.parse(p["piece"])}) for p in record["pieces"]])
 
 
 def write_part(
     folder: Path,
-    images: Iterable[ShardFile],
+    files: Iterable[ShardFile],
     source: Source,
     advance: Callable[[], None] = lambda: None,
     key: bytes | None = None,
 ) -> Part:
-    """Write the files of one worker into an existing folder and flush them; nothing is visible yet.
+    """Write and flush the files of one worker into an existing folder; nothing is visible yet.
 
     Args:
-        folder: Where to.
-        images: What.
-        source: Has the bytes.
+        folder: The folder of the save.
+        files: The files to write.
+        source: Source of the bytes.
         advance: Called after each file.
-        key: Encrypts the files; they are not when there is none.
+        key: Key to encrypt the files with; None leaves them in the clear.
 
     Raises:
-        OSError: they cannot be written.
+        OSError: The files cannot be written.
     """
-    files: dict[str, FileEntry] = {}
+    entries: dict[str, FileEntry] = {}
     pieces: list[WrittenPiece] = []
     with ThreadPoolExecutor(usable_cores()) as pool:
-        for image in images:
-            name, entry, hashes = write_file(folder, image, source, pool, key)
-            files[name] = entry
+        for file in files:
+            name, entry, hashes = write_file(folder, file, source, pool, key)
+            entries[name] = entry
             advance()
-            begin = len(image.preamble)
-            for piece in image.pieces:
+            begin = len(file.preamble)
+            for piece in file.pieces:
                 pieces.append(WrittenPiece(piece, name, begin, hashes[piece.name]))
                 begin += piece.nbytes
-    return Part(files, pieces)
+    return Part(entries, pieces)
 
 
 class Publisher:
-    """Gives finished checkpoints their place among the others of a run.
+    """The publisher of a run's checkpoints: makes a folder for each save and moves it into place when complete.
 
     Args:
-        directory: The `checkpoints` folder; it is made when it is needed.
-        may_write: Called before anything is touched and right before a save becomes visible; raises when this process
+        directory: The run's `checkpoints` folder; made when needed.
+        may_write: Called before any change and right before a save becomes visible. It raises an error if this process
             no longer owns the run.
-        sign_with: Signs manifests.
+        sign_with: Key to sign manifests with; None leaves them unsigned.
     """
 
     def __init__(
@@ -122,21 +122,21 @@ class Publisher:
         self.directory, self._may_write, self._sign_with = directory, may_write, sign_with
 
     def assert_owned(self) -> None:
-        """Make sure that this process may write.
+        """Raise an error unless this process owns the run.
 
         Raises:
-            CheckpointError: it no longer owns the run.
+            CheckpointError: This process does not own the run.
         """
         self._may_write()
 
     def begin(self, step: int, tag: object) -> Path:
-        """An empty folder for a save; `tag` tells saves of the same step apart.
+        """Make an empty folder for a save; `tag` distinguishes saves of the same step.
 
         Raises:
-            CheckpointError: this process does not own the run.
-            OSError: it cannot be made.
+            CheckpointError: This process does not own the run.
+            OSError: The folder cannot be made.
         """
-        # Or a process that lost the run would clear away the save of the one that has it.
+        # Checked before the clean-up, which would otherwise remove the new owner's save.
         self._may_write()
         if not self.directory.exists():
             self.directory.mkdir(parents=True)
@@ -148,11 +148,11 @@ class Publisher:
         return folder
 
     def folder(self, step: int, tag: object) -> Path:
-        """Where a save is made."""
+        """Return the hidden folder of a save."""
         return self.directory / f"{TEMPORARY}{step_name(step)}-{tag}"
 
     def is_past(self, step: int, tag: object) -> bool:
-        """Whether a save of a later step with this tag is in the making."""
+        """Return whether a save of a later step with this tag is under way."""
         folders = self.directory.glob(f"{TEMPORARY}step-*-{tag}")
         steps = (step_of(path.name.removeprefix(TEMPORARY).removesuffix(f"-{tag}")) for path in folders)
         return any(found is not None and found > step for found in steps)
@@ -165,21 +165,21 @@ class Publisher:
         context: Mapping[str, Any],
         advance: Callable[[], None] = lambda: None,
     ) -> Manifest:
-        """Write the manifest of a folder whose files are all there, last, and publish it.
+        """Write the manifest, the last file of a checkpoint, and publish the folder.
 
         Args:
-            folder: Which.
-            parts: What is in it.
-            cursor: Where the run is.
-            context: What the state belongs to.
-            advance: Called again and again while files are read, by several threads.
+            folder: The folder of the save; all other files are complete.
+            parts: The parts of all workers.
+            cursor: Position of the run.
+            context: Facts about the run and the attempt.
+            advance: Called repeatedly, by several threads, while files are read.
 
         Returns:
-            What is there afterwards.
+            The manifest of the published checkpoint.
 
         Raises:
-            CheckpointError: this process no longer owns the run, or the files are gone.
-            OSError: it cannot be written.
+            CheckpointError: This process no longer owns the run, or the files are gone.
+            OSError: The manifest cannot be written, or the folder cannot be renamed.
         """
         tensors = _entries(folder, [piece for part in parts for piece in part.pieces], advance)
         files = {name: entry for part in parts for name, entry in part.files.items()}
@@ -222,7 +222,7 @@ class Publisher:
         return manifest
 
     def clear_leftovers(self) -> None:
-        """Remove what killed saves have left, and put back a checkpoint that a killed replacement has put aside."""
+        """Remove the folders of killed saves, and restore a checkpoint that a killed replacement moved aside."""
         for path in self.directory.glob(f"{TEMPORARY}*"):
             remove(path)
         for path in self.directory.glob(f"{REPLACED}*"):
@@ -234,7 +234,7 @@ class Publisher:
 
 
 def _assert_there(folder: Path, files: Mapping[str, FileEntry]) -> None:
-    """Somebody may have moved or removed the folder meanwhile: its name would be that of another one by then."""
+    """Raise an error if files are gone: the folder may have been moved, and its path may name another folder now."""
     lost = [n for n, entry in files.items() if not (folder / n).is_file() or (folder / n).stat().st_size != entry.bytes]
     if lost:
         raise CheckpointError(
@@ -245,8 +245,10 @@ def _assert_there(folder: Path, files: Mapping[str, FileEntry]) -> None:
 
 
 def _entries(folder: Path, written: Iterable[WrittenPiece], advance: Callable[[], None]) -> dict[str, TensorEntry]:
-    """The manifest's tensors. Of those in several pieces the hash is taken from the files, which are in memory still:
-    no worker has ever had them whole."""
+    """Return the manifest's tensor entries.
+
+    No worker has a tensor in several pieces as a whole, so its hash comes from the files, which are still cached.
+    """
     by_name: dict[str, list[WrittenPiece]] = {}
     for piece in written:
         by_name.setdefault(piece.piece.name, []).append(piece)
@@ -270,12 +272,12 @@ def _cut_hash(folder: Path, advance: Callable[[], None]) -> Callable[[list[Writt
     def digest(pieces: list[WrittenPiece]) -> str:
         ordered = sorted(pieces, key=lambda p: p.piece.offset)
         hasher = hashlib.sha256()
-        if all(_is_stretch(p.piece) for p in ordered):
+        if all(_is_contiguous(p.piece) for p in ordered):
             for piece in ordered:
                 with _elements(folder, piece, advance) as view:
                     _update(hasher, view, advance)
         else:
-            _update(hasher, _put_together(folder, ordered, advance), advance)
+            _update(hasher, _assemble(folder, ordered, advance), advance)
         return hasher.hexdigest()
 
     return digest
@@ -288,16 +290,19 @@ def _update(hasher: hashlib._Hash, view: memoryview, advance: Callable[[], None]
         advance()
 
 
-def _is_stretch(piece: Piece) -> bool:
-    """Whether its elements are neighbours in the whole: a run, or a box that spans all dimensions but the first."""
+def _is_contiguous(piece: Piece) -> bool:
+    """Return whether a piece's elements are contiguous in the whole tensor.
+
+    They are in a run, and in a box that spans all dimensions but the first.
+    """
     return len(piece.size) != len(piece.shape) or piece.size[1:] == piece.shape[1:]
 
 
-def _put_together(folder: Path, pieces: Sequence[WrittenPiece], advance: Callable[[], None]) -> memoryview:
+def _assemble(folder: Path, pieces: Sequence[WrittenPiece], advance: Callable[[], None]) -> memoryview:
     import numpy as np
 
     first = pieces[0].piece
-    # The type does not matter, only the size of an element.
+    # Only the size of an element matters, not its type.
     kind = np.dtype(f"V{ITEM_BYTES[first.dtype]}")
     whole = np.empty(first.shape, kind)
     for piece in pieces:
@@ -308,7 +313,7 @@ def _put_together(folder: Path, pieces: Sequence[WrittenPiece], advance: Callabl
 
 
 def _copy_rows(target: Any, source: Any, advance: Callable[[], None]) -> None:
-    """Copy one array into another, a few MiB at a time: the source is read from disk meanwhile."""
+    """Copy one array into another, a few MiB at a time, with progress reports: the copy reads from disk."""
     rows = max(1, _READ_BYTES * len(source) // max(1, source.nbytes))
     for begin in range(0, len(source), rows):
         target[begin : begin + rows] = source[begin : begin + rows]
@@ -317,7 +322,7 @@ def _copy_rows(target: Any, source: Any, advance: Callable[[], None]) -> None:
 
 @contextmanager
 def _elements(folder: Path, piece: WrittenPiece, advance: Callable[[], None]) -> Iterator[memoryview]:
-    """The elements of a piece, out of its file."""
+    """Open the elements of a piece in its file."""
     if piece.file.endswith(SEALED):
         file, content = SealedFile(folder / piece.file), bytearray(piece.piece.nbytes)
         for begin in range(0, len(content), _READ_BYTES):
@@ -326,7 +331,7 @@ def _elements(folder: Path, piece: WrittenPiece, advance: Callable[[], None]) ->
             advance()
         yield memoryview(content)
         return
-    start = piece.begin - piece.begin % mmap.ALLOCATIONGRANULARITY  # where a mapping can begin
+    start = piece.begin - piece.begin % mmap.ALLOCATIONGRANULARITY  # a mapping must begin at a multiple of this
     length = piece.begin - start + piece.piece.nbytes
     with (
         (folder / piece.file).open("rb") as opened,

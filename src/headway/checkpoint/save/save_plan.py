@@ -1,6 +1,6 @@
-"""Who writes what of a state that several workers hold: everything once, and about equally much each.
+"""The save plan: which worker writes which pieces of a state, each piece once and about equally many bytes each.
 
-The planning is PyTorch's distributed checkpointing's, which knows how to choose among those that have the same part.
+The choice among workers that have the same piece is that of PyTorch's distributed checkpointing.
 """
 
 from __future__ import annotations
@@ -15,10 +15,16 @@ if TYPE_CHECKING:
 
 
 def assign_writers(workers: Sequence[Sequence[Piece]]) -> list[list[Piece]]:
-    """For each worker the pieces that it writes, of those that it has.
+    """Assign every piece to one of the workers that have it.
 
-    Where some have all of a tensor and others a part of it, those that have all write it; a part without elements is
-    nobody's, unless the tensor has none. The result is the same wherever it is worked out.
+    If some workers have a whole tensor and others a part of it, one of the former writes it. No worker writes a piece
+    without elements, unless the tensor itself has none. Every process computes the same plan.
+
+    Args:
+        workers: Pieces that each worker has.
+
+    Returns:
+        Pieces that each worker writes.
     """
     if len(workers) == 1:
         return [list(workers[0])]
@@ -36,7 +42,7 @@ def assign_writers(workers: Sequence[Sequence[Piece]]) -> list[list[Piece]]:
 
 
 def _item(piece: Piece) -> WriteItem:
-    """The same for PyTorch, which counts bytes only: so a byte's type will do, and a size in bytes."""
+    """Convert a piece to PyTorch's form; its planner counts only bytes, so the piece is given as a vector of bytes."""
     import torch
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
     from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType

@@ -1,7 +1,7 @@
-"""Host memory between training and the process that writes: a state as it will lie on the disk.
+"""Staging buffers: host memory that training copies a state to, and the writer process writes to disk.
 
-The copy is all that training waits for. It is a file in memory rather than a shared segment with a name: it goes when
-the last process that has it open goes, so no death leaves anything behind.
+Training waits only for the copy. A buffer is an anonymous file in memory, not a named shared segment: it disappears
+with the last process that has it open, so a killed process leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 
     from headway.core.types import StateBlocks
 
-#: Images begin at multiples of this, so that copies run at full speed.
+#: Files begin at multiples of this, so that copies run at full speed.
 _ALIGNMENT = 4096
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; Python has no name for it
-#: Copied to a file before the disk begins to write it.
+#: Bytes copied to a file before the kernel is asked to begin writing them to disk.
 _COPIED_BYTES = 4 * 2**20
-#: Smaller files go through the page cache: they take no time, and whoever starts again finds them there.
+#: Smaller files go through the page cache: they take no time, and a restart finds them there.
 _LARGE_BYTES = 32 * 2**20
-#: Freed by a copy before the kernel gets it.
+#: Bytes that a copy frees before they are returned to the kernel.
 _GIVEN_BACK_BYTES = 16 * 2**20
-#: Given to the disk at once.
+#: Bytes of one direct write.
 _DIRECT_BYTES = 16 * 2**20
 
 
 def file_offsets(files: Sequence[ShardFile]) -> list[int]:
-    """Where each file begins in a buffer; the last number is the size of all."""
+    """Return the offset of each file in a buffer, and the total size as the last number."""
     offsets = [0]
     for file in files:
         offsets.append(offsets[-1] + -(-file.nbytes // _ALIGNMENT) * _ALIGNMENT)
@@ -50,7 +50,7 @@ def file_offsets(files: Sequence[ShardFile]) -> list[int]:
 
 
 class StagingBuffer:
-    """Room for one state of one worker."""
+    """Host memory for one worker's part of a state, laid out as its files will be."""
 
     def __init__(self) -> None:
         if hasattr(os, "memfd_create"):
@@ -63,14 +63,15 @@ class StagingBuffer:
         self._pinned: torch.Tensor | None = None
 
     def prepare(self, files: Sequence[ShardFile], pinned: bool, ahead: bool = True) -> None:
-        """Make room for these files, and lay out all but the elements.
+        """Allocate the memory for these files, and write everything but the tensors' elements.
 
         Args:
-            pinned: The state is on a GPU, which copies faster to memory that stays in its place.
-            ahead: Fetch all pages from the kernel now, on a thread: the first copy would wait for each of them.
+            files: The files of this worker's part.
+            pinned: Whether to pin the memory, since a GPU copies faster to pinned memory.
+            ahead: Whether to fault in all pages now, on a thread; otherwise the first copy waits for each page.
 
         Raises:
-            CheckpointError: the system takes no file of that size, not even in memory.
+            CheckpointError: The system refuses a file of that size, even in memory.
         """
         import torch
 
@@ -79,7 +80,7 @@ class StagingBuffer:
         self._release()
         offsets = file_offsets(files)
         size = max(offsets[-1], 1)
-        # Limits for files hold for those in memory too; where memory is short, another attempt may have more.
+        # Limits on file size apply to files in memory too. If memory is short, a later attempt may have more.
         with explaining_refusals(CheckpointError, f"{format_bytes(size)} in memory, to be saved"):
             os.ftruncate(self.descriptor, size)
             mapping = mmap.mmap(self.descriptor, size)
@@ -97,11 +98,11 @@ class StagingBuffer:
         self._files = files
 
     def fill(self, blocks: StateBlocks, spent: Collection[str] = ()) -> None:
-        """Copy the elements of the pieces that were prepared for; when this returns, the state may change again.
+        """Copy the elements of all prepared pieces; when this returns, the state may change again.
 
         Args:
-            blocks: By name.
-            spent: Names of tensors that nobody needs any more: in host memory they make room for the copies.
+            blocks: This worker's part of the state, by tensor name.
+            spent: Names of tensors that are no longer needed. Those in host memory are emptied as they are copied.
         """
         import torch
 
@@ -126,7 +127,7 @@ class StagingBuffer:
         self._files, self._views = (), {}
 
     def close(self) -> None:
-        """Let go of it. Safe to call twice."""
+        """Release the memory; safe to call twice."""
         self._release()
         if self.descriptor >= 0:
             os.close(self.descriptor)
@@ -134,7 +135,7 @@ class StagingBuffer:
 
 
 def _free(local: torch.Tensor) -> int:
-    """Let go of the elements of a tensor in host memory that has it for itself; returns their bytes."""
+    """Free the elements of a tensor in host memory that owns its storage, and return how many bytes that freed."""
     storage, nbytes = local.untyped_storage(), local.nbytes
     if local.device.type != "cpu" or not storage.resizable() or storage.nbytes() != nbytes:
         return 0
@@ -143,7 +144,7 @@ def _free(local: torch.Tensor) -> int:
 
 
 def _populate(content: torch.Tensor, step_bytes: int = 64 * 1024**2) -> None:
-    """Have the kernel provide all pages now. Only time is lost where it cannot."""
+    """Fault in all pages now; a kernel without that request costs only time."""
     libc = ctypes.CDLL(None, use_errno=True)
     for begin in range(0, content.numel(), step_bytes):
         address = ctypes.c_void_p(content.data_ptr() + begin)
@@ -153,13 +154,13 @@ def _populate(content: torch.Tensor, step_bytes: int = 64 * 1024**2) -> None:
 
 
 def _pin(content: torch.Tensor) -> torch.Tensor | None:
-    """Have CUDA keep the memory in its place; None where it will not, which costs speed only."""
+    """Pin the memory; return None if CUDA refuses, which costs only speed."""
     import torch
 
     status = torch.cuda.cudart().cudaHostRegister(content.data_ptr(), content.numel(), 0)
     if int(status) == 0:
         return content
-    # CUDA keeps the error until somebody asks for it, as PyTorch does after every kernel: so let it be one of no use.
+    # CUDA keeps the error until the next check, which PyTorch makes after every kernel: clear it with a dummy kernel.
     with suppress(RuntimeError):
         torch.zeros(1, device="cuda")
     return None
@@ -172,17 +173,17 @@ def _unpin(content: torch.Tensor) -> None:
 
 
 class StagedFiles:
-    """The files in a buffer, for who writes them.
+    """The files in a staging buffer, as the writer process reads them.
 
     Args:
-        descriptor: Of the buffer.
-        files: As the buffer was prepared for.
+        descriptor: File descriptor of the buffer.
+        files: The files that the buffer was prepared for.
     """
 
     def __init__(self, descriptor: int, files: Sequence[ShardFile]) -> None:
         self._descriptor = descriptor
         self._begins = {file.file: begin for file, begin in zip(files, file_offsets(files), strict=False)}
-        # Closed when the last view of it goes.
+        # The mapping is closed with the last view of it.
         self._content = memoryview(mmap.mmap(descriptor, max(file_offsets(files)[-1], 1), access=mmap.ACCESS_READ))
         self._views: dict[str, memoryview] = {}
         for file in files:
@@ -192,12 +193,14 @@ class StagedFiles:
                 begin += piece.nbytes
 
     def elements(self, piece: Piece) -> memoryview:
-        """The bytes of a piece."""
+        """Return the bytes of a piece."""
         return self._views[piece.name]
 
     def copy(self, file: ShardFile, descriptor: int) -> None:
-        """Write a whole file: from here to the disk where that can be, else within the kernel, which is twice as fast
-        here as by way of this process's memory."""
+        """Write a whole file: directly to the disk where possible, otherwise by a copy within the kernel.
+
+        A copy within the kernel is twice as fast here as one through this process's memory.
+        """
         done, begin = self._write_directly(file, descriptor), self._begins[file.file]
         try:
             while done < file.nbytes:
@@ -208,26 +211,28 @@ class StagedFiles:
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.ENOTSOCK, errno.ENOSYS) or done:
                 raise
-            Elements(self.elements).copy(file, descriptor)  # not every kernel copies from file to file
+            Elements(self.elements).copy(file, descriptor)  # this kernel cannot copy from file to file
 
     def _write_directly(self, file: ShardFile, descriptor: int) -> int:
-        """Write a large file past the page cache: that saves a copy, and memory for one, which can take longer to get
-        than the disk takes to write. Not one with parts of tensors, which are read again to hash the whole.
+        """Write a large file past the page cache (`O_DIRECT`).
+
+        That saves a copy and the memory for it, which can take longer to allocate than the disk takes to write. A file
+        with parts of tensors goes through the cache, since it is read again to hash the whole tensors.
 
         Returns:
-            How many of the file's bytes are written: not all, or none, where the file system has no such way.
+            The number of bytes written; fewer than all, or none, if the file system does not support direct writes.
         """
         flags, direct = fcntl.fcntl(descriptor, fcntl.F_GETFL), getattr(os, "O_DIRECT", 0)  # Linux
         if not direct or file.nbytes < _LARGE_BYTES or not all(piece.is_whole for piece in file.pieces):
             return 0
         done, begin = 0, self._begins[file.file]
-        size = -(-file.nbytes // _ALIGNMENT) * _ALIGNMENT  # there are zeros up to there
+        size = -(-file.nbytes // _ALIGNMENT) * _ALIGNMENT  # the buffer has zeros up to there
         try:
             fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | direct)
             while done < size:
                 done += os.write(descriptor, self._content[begin + done : begin + min(size, done + _DIRECT_BYTES)])
         except OSError as error:
-            if error.errno != errno.EINVAL:  # it has none, or one for other alignments
+            if error.errno != errno.EINVAL:  # EINVAL: no direct writes here, or other alignments
                 raise
         finally:
             fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)

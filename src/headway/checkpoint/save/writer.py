@@ -1,4 +1,4 @@
-"""How the training loop hands over its state, so that it waits for a copy in memory and for nothing else."""
+"""The training loop's side of a save: training waits only until its state is copied to a staging buffer."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from headway.core.heartbeat import Phase, beat, keep_beating
 if TYPE_CHECKING:
     from headway.core.types import StateBlocks
 
-#: How often it is looked whether a process that is waited for gets on.
+#: How often a waiting worker checks the progress of the writer process.
 _LOOK_SECONDS = 1.0
-#: More than who sends takes to leave by itself, where the run is not finished, and less than machines give.
+#: An uploader of an unfinished run exits by itself in less time than this, and machines grant more before they go.
 _LEAVING_SECONDS = 25.0
 
 
 class CheckpointWriter:
-    """Makes checkpoints of a state that several workers hold, each writing a part, in a process beside each worker.
+    """The writer of checkpoints: each worker copies its part of the state, and its writer process saves the copy.
 
-    All workers submit together. What came of a save is known to the first worker; the others know of their part.
+    All workers submit together. The first worker learns the outcome of the whole save, the others that of their part.
 
     Args:
-        settings: Where to, and who this worker is.
-        gather: Gives what every worker says, by rank.
+        settings: Destination of the checkpoints, and rank of this worker.
+        gather: Exchanges a value with all workers and returns the values by rank.
     """
 
     def __init__(self, settings: WriterSettings, gather: Callable[[Any], Sequence[Any]] = lambda said: [said]) -> None:
@@ -74,21 +74,21 @@ class CheckpointWriter:
         context: Mapping[str, Any],
         spent: Collection[str] = (),
     ) -> float:
-        """Copy a state and job it to be written; when this returns, the state may change again.
+        """Copy a state and queue the copy for writing; when this returns, the state may change again.
 
         Args:
             step: Finished steps.
-            blocks: What this worker has of the state.
-            cursor: Where the run is.
-            context: What the state belongs to, as JSON values; the time is added.
-            spent: Names of tensors that are empty afterwards, where that saves memory. The state is the last one then:
-                handed over again, it is what was copied.
+            blocks: This worker's part of the state.
+            cursor: Position of the run.
+            context: Facts about the run and the attempt, as JSON values; the time is added.
+            spent: Names of tensors that may be emptied to save memory. The state is then the run's last one, and a
+                second call writes the same copy again.
 
         Returns:
             Seconds that training had to wait.
 
         Raises:
-            CheckpointError: a tensor has no place in the format.
+            CheckpointError: The format has no type for a tensor.
         """
         start = time.monotonic()
         if self._last_buffer is None:
@@ -102,7 +102,7 @@ class CheckpointWriter:
         job = self._make_job("write", step, buffer, cursor, context)
         with self._changed:
             process = self._process_or_reason()
-            if isinstance(process, str):  # training goes on, and the next save is tried again
+            if isinstance(process, str):  # training continues, and the next save tries again
                 self._fail(step, job["tag"], process)
             else:
                 if not self._outstanding:
@@ -114,10 +114,10 @@ class CheckpointWriter:
         return time.monotonic() - start
 
     def snapshot(self, step: int, blocks: StateBlocks, cursor: Mapping[str, int], context: Mapping[str, Any]) -> float:
-        """Copy a state, to be written only if this worker dies; arguments and result as `submit`.
+        """Copy a state that is written only if this worker dies; arguments and result are those of `submit`.
 
-        The state held before stays until this one is whole, and all workers have theirs by the time that the one
-        after it begins: no step is finished without all of them.
+        The previous snapshot stays until this one is complete. All workers have completed theirs before any worker
+        begins the next one, since no step finishes without all workers.
         """
         start = time.monotonic()
         buffer = self.get_ready(blocks)
@@ -127,8 +127,10 @@ class CheckpointWriter:
         job = self._make_job("snapshot", step, buffer, cursor, context)
         with self._changed:
             process = self._process_or_reason()
-            if isinstance(process, str):  # no save has failed, so nothing is to be tried again
-                self._outcomes.append(Outcome(step, error=self._died(f"{process} to hold step {step}")))
+            if isinstance(process, str):  # no save failed, so there is nothing to retry
+                self._outcomes.append(
+                    Outcome(step, error=self._died(f"{process} for a memory snapshot of step {step}"))
+                )
             else:
                 self._snapshots = [(buffer, process), *self._snapshots[:1]]
         if not isinstance(process, str):
@@ -136,7 +138,7 @@ class CheckpointWriter:
         return time.monotonic() - start
 
     def release_snapshot(self) -> None:
-        """Let go of the states that are held: no death has them written."""
+        """Discard the memory snapshots: they are not written when this worker dies."""
         for buffer in self._buffers:
             self._discard_snapshot(buffer)
 
@@ -170,35 +172,37 @@ class CheckpointWriter:
         }
 
     def _discard_snapshot(self, buffer: StagingBuffer) -> None:
-        """Say that a buffer's content is no state any more, before it is overwritten: lines arrive in their job, so the
-        process knows it even if this worker dies in the middle of the copy."""
+        """Report that a buffer no longer holds a snapshot, before it is overwritten.
+
+        Messages arrive in order, so the writer process knows this even if the worker dies in the middle of the copy.
+        """
         for held, process in self._snapshots:
             if held is buffer:
                 process.send({"kind": "release", "descriptor": buffer.descriptor})
         self._snapshots = [(held, process) for held, process in self._snapshots if held is not buffer]
 
     def get_ready(self, blocks: StateBlocks, ahead: bool = True) -> StagingBuffer:
-        """Agree on who writes what of a state, and make room for a copy of it; all workers together.
+        """Agree on the save plan and allocate a staging buffer; all workers call this together.
 
-        The first save is as fast as the others if this was called some time before.
+        A call some time before the first save makes that save as fast as the later ones.
 
         Args:
-            blocks: What this worker has of the state.
-            ahead: Fetch all of the memory now.
+            blocks: This worker's part of the state.
+            ahead: Whether to fault in all pages of the buffer now.
         """
         if self._plan(blocks):
             self._wait_for_buffers()
-        with self._changed:  # somebody else's answer takes an job away
+        with self._changed:  # an answer on another thread may remove a pending save meanwhile
             buffer = self._free_buffer()
-        assert buffer is not None, "nothing else takes one"
+        assert buffer is not None, "only this thread takes buffers"
         buffer.prepare(self._files, any(block.local.is_cuda for block in blocks.values()), ahead)
         return buffer
 
     def outcomes(self) -> list[Outcome]:
-        """What came of saves since this was last asked, in their job.
+        """Return the outcomes of saves since the last call, in order of completion.
 
         Raises:
-            Fenced: the run belongs to somebody else now.
+            Fenced: Another process owns the run now.
         """
         with self._changed:
             self._kill_if_stalled()
@@ -211,37 +215,46 @@ class CheckpointWriter:
         return found
 
     def uploads(self) -> list[Upload]:
-        """What came of uploads since this was last asked; the first worker's process has them."""
+        """Return the outcomes of uploads since the last call; only the first worker has any."""
         return [self._uploads.popleft() for _ in range(len(self._uploads))]
 
     def lost_upload(self) -> CheckpointError | None:
-        """After `close`: why the newest checkpoint is not in the remote tier, where somebody else has that; None
-        otherwise, also where the store merely could not be used. The first worker knows."""
+        """Return why another owner of the remote tier kept the newest checkpoint out of it.
+
+        Call this after `close`, on the first worker.
+
+        Returns:
+            The error; None if there is no other owner, even if the store was unavailable.
+        """
         return self._lost
 
     def wait(self) -> None:
-        """Return when all that was handed over is on disk. All workers together.
+        """Block until all submitted states are on disk; all workers call this together.
 
         Raises:
-            CheckpointError: the newest checkpoint cannot be written.
+            CheckpointError: The newest checkpoint cannot be written.
         """
         self._wait_together()
         if self._last_error is not None:
             raise self._last_error
 
     def wants_another_try(self) -> bool:
-        """Wait for all that was handed over; whether some worker's process died over the newest state, so that a new
-        process may succeed. All workers together."""
+        """Wait for all submitted states; all workers call this together.
+
+        Returns:
+            Whether a writer process died while it wrote the newest state, so that a new process may succeed.
+        """
         self._wait_together()
         wanted = any(self._gather(isinstance(self._last_error, WriterDied)))
         if wanted:
-            if self._settings.rank == 0 and self._newest is not None:  # or others would write into the old folder
+            # Otherwise the other workers would write into the folder of the failed save.
+            if self._settings.rank == 0 and self._newest is not None:
                 remove(Publisher(self._settings.directory).folder(*self._newest))
             self._gather(None)
         return wanted
 
     def close(self, flush_snapshot: bool = False, hurried: Callable[[], bool] = lambda: False) -> None:
-        """Finish what was handed over and let go of all resources. Safe to call twice.
+        """Finish all submitted saves and release all resources; safe to call twice.
 
         Args:
             flush_snapshot: Write the newest memory snapshot, as if this worker had died. With several workers, this
@@ -250,7 +263,7 @@ class CheckpointWriter:
                 the next attempt repeats it.
         """
         finished, until = None, math.inf
-        while self._process is not finished and self._process is not None:  # it may die and have a successor
+        while self._process is not finished and self._process is not None:  # a successor may replace a dead process
             finished = self._process
             finished.finish(tell_end=not flush_snapshot)
             if flush_snapshot and self._settings.workers > 1:
@@ -260,11 +273,11 @@ class CheckpointWriter:
                 with self._changed:
                     self._kill_if_stalled(flush_snapshot)
                     sends = not (self._outstanding or flush_snapshot)
-                if sends:  # what is saved may take long to be sent; who sends it has limits of its own
+                if sends:  # an upload may take long; the uploader has time limits of its own
                     beat(Phase.END)
                     until = min(until, time.monotonic() + _LEAVING_SECONDS if hurried() else math.inf)
                 if time.monotonic() > until and not finished.ended:
-                    warning("told to stop: the newest checkpoint is not uploaded; the same command goes on with it")
+                    warning("stop requested: the newest checkpoint is not uploaded; the same command uploads it")
                     finished.kill()
                     break
         for buffer in self._buffers:
@@ -289,40 +302,45 @@ class CheckpointWriter:
         return any(lacking)
 
     def _wait_for_buffers(self) -> None:
-        """Return when every worker has a buffer. Together: what the others wait for may have failed for the first one,
-        which nobody would tell them."""
+        """Block until every worker has a free buffer.
+
+        Workers ask each other while they wait: a save may have failed on the first worker only, and the others would
+        wait for it without notice.
+        """
         lacks_buffer = True
         while any(self._ask_all(lacks_buffer)):
             with self._changed:
                 lacks_buffer = not self._changed.wait_for(self._free_buffer, _LOOK_SECONDS)
                 self._kill_if_stalled()
 
-    def _ask_all(self, said: Any) -> list[Any]:
-        """What every worker says. Besides, parts of saves that are over for the first one are given up by the others:
-        where it failed before it made a folder, their processes would wait for that as long as their patience lasts,
-        and training in the end for them."""
+    def _ask_all(self, answer: Any) -> list[Any]:
+        """Return the answers of all workers, and abandon saves that are over for the first worker.
+
+        If the first worker failed before it made a folder, the other writer processes would wait for that folder until
+        their patience ends, and training would wait for them.
+        """
         with self._changed:
             mine = sorted(self._outstanding)
-        everyone = self._gather([said, mine])
+        everyone = self._gather([answer, mine])
         with self._changed:
             for step in set(mine).difference(everyone[0][1]):
                 if step in self._outstanding:
                     pending = self._outstanding[step]
                     pending.process.send({"kind": "abandon", "number": pending.job["number"]})
-            # Or the folder of another try would be taken for that of the first.
+            # Otherwise the folder of a retry would be mistaken for that of the first try.
             self._undelivered = [job for job in self._undelivered if job["step"] in everyone[0][1]]
             if self._undelivered:
                 self._process_or_reason()
         return [answer for answer, _ in everyone]
 
     def _wait_together(self) -> None:
-        """Return when all that was handed over has come to its end on every worker."""
+        """Block until all submitted saves are over on every worker."""
         left, heard_seconds = True, math.inf
         while left:
             with self._changed:
                 self._changed.wait_for(lambda: not self._outstanding, _LOOK_SECONDS)
                 self._kill_if_stalled()
-            # A large state may take minutes, and where there are no others, no exchange with them is a sign of life.
+            # A large state may take minutes. A single worker has no exchange with others that counts as a heartbeat.
             process, before = self._process, heard_seconds
             heard_seconds = math.inf if process is None else process.heard_seconds
             if heard_seconds > before:
@@ -330,17 +348,21 @@ class CheckpointWriter:
             left = any(self._ask_all(bool(self._outstanding)))
 
     def _free_buffer(self) -> StagingBuffer | None:
-        """One that nothing is written from, and that does not hold the newest state; further ones only if need be,
-        since each costs as much memory again. None while there is none; only this thread takes one."""
+        """Return a buffer that is not being written from and does not hold the newest snapshot; None if all are in use.
+
+        The first free buffer is preferred, since each further buffer costs as much memory as the state.
+        """
         used = [pending.buffer for pending in self._outstanding.values()]
         used += [buffer for buffer, _ in self._snapshots[:1]]
         return next((buffer for buffer in self._buffers if buffer not in used), None)
 
     def _kill_if_stalled(self, flushing: bool = False) -> None:
-        """A write that hangs must not hold up training: it is given up, and the next state is tried by another process.
+        """Kill a writer process that makes no progress, so that a disk that hangs cannot block training.
+
+        A new process takes the next state.
 
         Args:
-            flushing: The process may be writing what nobody has pending.
+            flushing: Whether the process may be writing a memory snapshot, which is not among the pending saves.
         """
         process = self._process
         if process is None or process.ended or not (self._outstanding or flushing):
@@ -353,33 +375,33 @@ class CheckpointWriter:
             )
 
     def _ready_process(self) -> WriterProcess:
-        """The process, or a new one when it is gone.
+        """Return the writer process; start a new one if it has ended.
 
         Raises:
-            OSError: none can be started.
+            OSError: No process can be started.
         """
         if self._process is None or self._process.ended:
             environment = dict(os.environ)
-            if self._process is not None:  # a fault that was pending for the first one is not for its successor
+            if self._process is not None:  # an injected fault is for the first process, not for its successor
                 environment.pop("HEADWAY_FAULTS", None)
             descriptors = [buffer.descriptor for buffer in self._buffers]
             self._process = WriterProcess(
                 self._settings,
                 descriptors,
                 environment,
-                self._complete,
-                self._uploads.append,
-                self._tier_lost,
-                self._process_ended,
+                on_complete=self._complete,
+                on_upload=self._uploads.append,
+                on_tier_lost=self._tier_lost,
+                on_exit=self._process_ended,
             )
-            if self._rollback is not None:  # its settings are of the attempt's start
+            if self._rollback is not None:  # the settings date from the start of the attempt
                 self._process.send(self._rollback)
         while self._undelivered:
             self._process.send(self._undelivered.pop(0))
         return self._process
 
     def _process_or_reason(self) -> WriterProcess | str:
-        """The same, or why there is none: training goes on without."""
+        """Return the writer process, or why there is none; training continues without it."""
         try:
             return self._ready_process()
         except OSError as error:
@@ -389,23 +411,23 @@ class CheckpointWriter:
         self._lost = why
 
     def _complete(self, outcome: Outcome) -> None:
-        """A save is over."""
+        """Record the outcome of a save."""
         with self._changed:
-            self._outstanding.pop(outcome.step, None)  # of a state that was held, there was no job
+            self._outstanding.pop(outcome.step, None)  # a memory snapshot is not among them
             self._last_error = outcome.error
             self._outcomes.append(outcome)
             self._changed.notify_all()
 
     def _process_ended(self, process: WriterProcess, how: str, hangs: bool = False) -> None:
-        """A process is gone, and with it what it was writing; what it had not begun is for its successor.
+        """Fail the save that an ended process was writing, and pass its other jobs to a successor.
 
         Args:
-            process: Which.
-            how: In words.
-            hangs: The disk does, so that training must not touch it.
+            process: The process that ended.
+            how: How it ended, for the error message.
+            hangs: Whether the disk hangs, so that training must not touch it.
         """
         with self._changed:
-            if process.ended:  # it was given up
+            if process.ended:  # this worker killed it, and has done the rest already
                 return
             process.ended = True
             lost = sorted(step for step, pending in self._outstanding.items() if pending.process is process)
@@ -420,7 +442,7 @@ class CheckpointWriter:
                     successor.send(pending.job)
 
     def _fail(self, step: int, tag: str, how: str, hangs: bool = False) -> None:
-        """A save is over, since no process does it."""
+        """Record that a save failed, since no process writes it."""
         what = f"{how} before step {step} was saved"
         self._notify_other_writers(step, tag, what, hangs)
         self._complete(Outcome(step, error=self._died(what)))
@@ -429,12 +451,16 @@ class CheckpointWriter:
         return WriterDied(what, where=str(self._settings.directory))
 
     def _notify_other_writers(self, step: int, tag: str, why: str, hangs: bool) -> None:
-        """Their processes wait for what the dead one was to do, each in another way (see `WriterService`)."""
+        """Report a failed part to the writer processes that wait for it.
+
+        The first worker's process waits for the part, or for a failure note. The others wait for the first worker's
+        folder (see `WriterService`).
+        """
         if self._settings.rank:
             self._undelivered.append({"kind": "fail", "step": step, "tag": tag, "why": why})
-            self._process_or_reason()  # if there is none, the next one is told
+            self._process_or_reason()  # the next process gets the message if none can be started now
         elif self._settings.workers > 1 and not hangs:
-            with suppress(OSError):  # it was made already, or nothing can be
+            with suppress(OSError):  # the folder exists already, or cannot be made
                 Publisher(self._settings.directory).folder(step, tag).mkdir(parents=True)
 
 

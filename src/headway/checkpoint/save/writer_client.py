@@ -1,4 +1,4 @@
-"""The process beside a worker that writes its checkpoints (`write_process`), as the worker sees it."""
+"""The worker's handle of its writer process (`writer_process`)."""
 
 from __future__ import annotations
 
@@ -24,40 +24,49 @@ from headway.core.module_command import module_command
 
 @dataclass(frozen=True)
 class WriterSettings:
-    """What does not change from save to save."""
+    """Settings of a writer process that hold for all saves."""
 
     directory: Path
     """The run's `checkpoints` folder."""
     keep: int = 3
-    """Newest checkpoints that are kept."""
+    """Number of newest checkpoints to keep."""
     fence: Fence | None = None
     rank: int = 0
     workers: int = 1
     patience_seconds: float = 600.0
     """How long the first worker's process waits for the others' parts."""
     stalled_seconds: float = 450.0
-    """A process that has not finished a file for so long is given up: the disk hangs."""
+    """A process without progress for so long is killed: the disk hangs."""
     memory_snapshots: bool = False
-    """States will be held in memory too, which takes a third buffer."""
+    """Whether the run takes memory snapshots, which need a third buffer."""
     max_shard_bytes: int = 2 * 1024**3
-    """Size of a file, roughly; a larger tensor gets one of its own."""
+    """Approximate size of a file; a larger tensor gets a file of its own."""
     after_save: Mapping[str, Any] | None = None
-    """What `CheckpointMaintainer` has to know; when not given, the newest `keep` are kept, and that is all."""
+    """Settings of `CheckpointMaintainer`; without them, the process only keeps the newest `keep` checkpoints."""
     sign: bool = False
-    """Sign manifests with the key of the environment."""
+    """Whether to sign manifests with the key from the environment."""
     encrypt: bool = False
-    """Encrypt files with the key of the environment."""
+    """Whether to encrypt files with the key from the environment."""
 
     def record(self) -> dict[str, Any]:
-        """Its JSON form."""
+        """Return the JSON form."""
         return {**vars(self), "directory": str(self.directory), "fence": self.fence and self.fence.record()}
 
 
 class WriterProcess:
-    """The process beside this worker, and the thread that takes its answers.
+    """A writer process, and the thread that receives its answers.
+
+    Args:
+        settings: Settings of the process.
+        descriptors: File descriptors of the staging buffers, which the process inherits.
+        environment: Environment of the process.
+        on_complete: Called with the outcome of each save.
+        on_upload: Called with the outcome of each upload.
+        on_tier_lost: Called if another owner of the remote tier kept a checkpoint out of it.
+        on_exit: Called with this object and a description when the process has ended.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: The process cannot be started.
     """
 
     def __init__(
@@ -65,15 +74,17 @@ class WriterProcess:
         settings: WriterSettings,
         descriptors: Sequence[int],
         environment: Mapping[str, str],
-        settle: Callable[[Outcome], None],
-        uploaded: Callable[[Upload], None],
-        lost: Callable[[CheckpointError], None],
-        at_end: Callable[[WriterProcess, str], None],
+        *,
+        on_complete: Callable[[Outcome], None],
+        on_upload: Callable[[Upload], None],
+        on_tier_lost: Callable[[CheckpointError], None],
+        on_exit: Callable[[WriterProcess, str], None],
     ) -> None:
         self.ended = False
         self.heard_seconds = time.monotonic()
-        """When it last told that it gets on."""
-        self._on_complete, self._on_upload, self._on_tier_lost, self._on_exit = settle, uploaded, lost, at_end
+        """Time of the last sign of progress."""
+        self._on_complete, self._on_upload = on_complete, on_upload
+        self._on_tier_lost, self._on_exit = on_tier_lost, on_exit
         lock = [open_writer_lock(settings.fence.run, settings.rank)] if settings.fence else []
         try:
             self._popen = subprocess.Popen(
@@ -82,30 +93,34 @@ class WriterProcess:
                 stdout=subprocess.PIPE,
                 text=True,
                 encoding="utf-8",
-                errors="backslashreplace",  # what others have printed may be anything
+                errors="backslashreplace",  # other code may print anything
                 pass_fds=[*descriptors, *lock],
                 env=environment,
             )
         finally:
-            for descriptor in lock:  # it is the process's from here on, until its end
+            for descriptor in lock:  # from here on the process holds the lock, until it ends
                 os.close(descriptor)
         self._listener = threading.Thread(target=self._listen, daemon=True)
         try:
             self._listener.start()
-        except RuntimeError as error:  # no thread can be started: as little as a process
+        except RuntimeError as error:  # no thread can be started
             self._popen.kill()
             raise OSError(errno.EAGAIN, str(error)) from error
         self.send({**settings.record(), "lock": lock[0] if lock else None})
 
     def send(self, record: Mapping[str, Any]) -> None:
-        """Send a line."""
+        """Send a message, as one line of JSON."""
         assert self._popen.stdin is not None
-        with suppress(BrokenPipeError):  # it has died, which the listener notices
+        with suppress(BrokenPipeError):  # the process has died, which the listener thread reports
             self._popen.stdin.write(json.dumps(record) + "\n")
             self._popen.stdin.flush()
 
     def finish(self, tell_end: bool) -> None:
-        """Let it do what it has been told, and end then."""
+        """Let the process finish its jobs and end.
+
+        Args:
+            tell_end: Whether to announce an orderly end. Without that, the process flushes its memory snapshot.
+        """
         assert self._popen.stdin is not None
         if tell_end and not self._popen.stdin.closed:
             self.send({"kind": "end"})
@@ -114,28 +129,28 @@ class WriterProcess:
         self.heard_seconds = time.monotonic()
 
     def join(self, seconds: float) -> None:
-        """Wait for its end."""
+        """Wait for the process to end, at most so many seconds."""
         self._listener.join(seconds)
 
     def kill(self) -> None:
-        """End it, or have it end with the call to the kernel that it is in; nobody waits for that."""
+        """Kill the process without waiting for its end: it may be in a system call that cannot be interrupted."""
         self._popen.kill()
 
     def _listen(self) -> None:
-        """Take answers until there are no more. Whatever goes wrong, who waits for saves learns of the end."""
+        """Receive answers until there are no more, and report the end of the process whatever goes wrong."""
         assert self._popen.stdout is not None
         try:
             for line in self._popen.stdout:
                 self.heard_seconds = time.monotonic()
-                self._hear(line)
+                self._receive(line)
             code = self._popen.wait()
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        except Exception as error:  # an answer is lost, and nobody takes the others
+        except Exception as error:  # an answer is lost, and no thread receives the others
             self._popen.kill()
-            how = f"its answers cannot be taken: {type(error).__name__}: {error}"
+            how = f"its answers cannot be read: {type(error).__name__}: {error}"
         self._on_exit(self, f"the process that writes checkpoints died ({how})")
 
-    def _hear(self, line: str) -> None:
+    def _receive(self, line: str) -> None:
         answer = _answer(line)
         if answer is None:
             console.write_log(line.rstrip())
@@ -156,7 +171,7 @@ class WriterProcess:
 
 
 def _answer(line: str) -> dict[str, Any] | None:
-    """What the process has said; None for what another has printed there, such as a `sitecustomize` at its start."""
+    """Parse an answer; None for other output on the same stream, such as that of a `sitecustomize`."""
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError):

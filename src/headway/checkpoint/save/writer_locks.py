@@ -1,7 +1,7 @@
-"""Which processes that write checkpoints of a run have not ended: each holds a lock for as long as it lives.
+"""Locks of writer processes: each process holds one for as long as it lives.
 
-They may go on when their workers were killed. A run is not taken over before they have ended, or what they do would be
-thrown away; and none of them waits for what a dead one was to write.
+A writer process may outlive its killed worker. The next attempt waits for it, since its work would be lost otherwise.
+And no writer process waits for the part of one that is dead.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ from headway.core.foreign import SETTINGS_BYTES, read_bytes
 from headway.core.machine import host_name
 from headway.core.waiting import wait_until
 
-#: In a run directory: the files that they have locked.
+#: Folder of the lock files in a run directory.
 WRITERS_FOLDER = ".writers"
 
 
 def open_writer_lock(run: Path, rank: int) -> int:
-    """A file descriptor that stands for the process that writes checkpoints of a worker, as long as any process has it
-    open.
+    """Open and lock the lock file of a worker's writer process.
+
+    Returns:
+        A file descriptor. The lock holds until the last process that has it open closes it.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: The file cannot be made.
     """
     path, host = _lock_of(run, rank), host_name().encode()
-    # A successor asks for nothing that a disk which hangs would not let pass, not even to be allowed to write.
+    # The successor of a process that hung on the disk must not write here, nor even open the file to write.
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # should it be a FIFO
         if os.pread(descriptor, len(host) + 1, 0) == host:
@@ -37,33 +39,36 @@ def open_writer_lock(run: Path, rank: int) -> int:
     path.parent.mkdir(exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
-    with suppress(OSError):  # where the disk is full, nothing is known of this process, and no more
+    with suppress(OSError):  # on a full disk, the only loss is that others cannot tell whether this process has ended
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, host, 0)
     return descriptor
 
 
 def writer_has_ended(run: Path, rank: int) -> bool:
-    """Whether no process writes checkpoints of a worker any more; False also where that cannot be known: on a file
-    system without locks, and of another machine, whose locks many file systems do not show."""
+    """Return whether a worker's writer process is known to have ended.
+
+    The result is also False if that cannot be known: on a file system without locks, and for a process on another
+    machine, whose locks many file systems do not show.
+    """
     try:
-        return writer_is_here(run, rank) and _nobody_has(_lock_of(run, rank))
+        return writer_is_here(run, rank) and _is_unlocked(_lock_of(run, rank))
     except OSError:
         return False
 
 
 def writer_is_here(run: Path, rank: int) -> bool:
-    """Whether the process that writes checkpoints of a worker is, or was, on this machine, as far as that is known."""
+    """Return whether a worker's writer process is known to run, or to have run, on this machine."""
     with suppress(OSError):
         return read_bytes(_lock_of(run, rank), SETTINGS_BYTES).decode("utf-8", "replace") == host_name()
     return False
 
 
 def wait_for_writers(run: Path, seconds: float) -> bool:
-    """Let processes of earlier attempts end the checkpoints that were handed to them; whether all have ended."""
+    """Wait for writer processes of earlier attempts to finish, and return whether all have ended."""
     try:
-        return wait_until(lambda: all(map(_nobody_has, (run / WRITERS_FOLDER).glob("*"))), seconds)
-    except OSError:  # a file system without locks: nobody waits for anybody
+        return wait_until(lambda: all(map(_is_unlocked, (run / WRITERS_FOLDER).glob("*"))), seconds)
+    except OSError:  # a file system without locks: do not wait
         return False
 
 
@@ -71,10 +76,10 @@ def _lock_of(run: Path, rank: int) -> Path:
     return run / WRITERS_FOLDER / f"{rank:05d}"
 
 
-def _nobody_has(path: Path) -> bool:
+def _is_unlocked(path: Path) -> bool:
     if not path.exists():
         return True
-    # On NFS, whose locks are of another kind, nobody has a file for himself who has not opened it to write.
+    # NFS emulates flock by locks that need a file opened for writing to be exclusive (flock(2)).
     with path.open("r+b") as file, suppress(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True

@@ -1,7 +1,8 @@
-"""The process that writes checkpoints of one worker: `python -m headway.checkpoint.save.writer_process`, started by it.
+"""The writer process: each worker starts one by `python -m headway.checkpoint.save.writer_process`.
 
-Orders come as JSON lines on standard input, states in files in memory that both have open. It ends when its input does,
-after what was ordered: a worker's death in mid-save costs nothing that was handed over before. It imports no PyTorch.
+Messages arrive as JSON lines on standard input; states arrive in staging buffers, which both processes have open. The
+process ends when its input ends, after it has finished all jobs: a worker that dies loses no state that it had
+submitted. The process does not import PyTorch.
 """
 
 from __future__ import annotations
@@ -37,22 +38,22 @@ from headway.core.files import is_there, write_json
 from headway.core.foreign import LISTING_BYTES, read_json, read_text
 from headway.core.signals import STOP_SIGNALS
 
-#: How often the first worker's process looks for what the others have written, and the least time between two words to
-#: the worker that this process gets on.
-_LOOK_SECONDS, _TELL_SECONDS = 0.02, 0.2
-#: How long it waits for others when the worker is gone, if they have not begun, or have and do not get on; not at all
-#: for those that have ended.
+#: How often the first worker's process looks for the parts of the others.
+_LOOK_SECONDS = 0.02
+#: The least time between two progress messages to the worker.
+_PROGRESS_SECONDS = 0.2
+#: Once the worker is gone, how long to wait for a part that is not begun, and for one that no longer grows. There is no
+#: wait for processes that have ended.
 _PATIENCE_ALONE_SECONDS, _PATIENCE_BEGUN_SECONDS = 5.0, 60.0
 
 
 class WriterService:
-    """Carries out the jobs of one worker.
+    """The job loop of a writer process.
 
     Args:
-        settings: What does not change: `directory`, `keep`, `max_shard_bytes`, `fence`, `rank`, `workers`,
-            `patience_seconds`, `after_save`, `sign`, `encrypt`, and `lock`, the descriptor that stands for this process
+        settings: The record of a `WriterSettings`, and `lock`, the file descriptor of this process's lock
             (`open_writer_lock`).
-        answers: Where outcomes go, as JSON lines.
+        answers: Stream for answers to the worker, as JSON lines.
     """
 
     def __init__(self, settings: Mapping[str, Any], answers: IO[str]) -> None:
@@ -62,7 +63,7 @@ class WriterService:
         follows = settings["after_save"] if settings["rank"] == 0 else None
         self._answers, self._worker = answers, os.getppid()
         self._reported_seconds = 0.0
-        self._answers_lock = threading.Lock()  # what follows a save has threads of its own
+        self._answers_lock = threading.Lock()  # the maintainer answers from threads of its own
         self._after_save = CheckpointMaintainer(follows, self._tell_upload) if follows else None
         self._store = CheckpointStore(
             Path(settings["directory"]),
@@ -85,25 +86,25 @@ class WriterService:
         self._newest_saved = -1
 
     def tell(self, kind: str, **content: Any) -> None:
-        """Answer the worker; it may be gone."""
+        """Send an answer to the worker, which may be gone."""
         with suppress(BrokenPipeError), self._answers_lock:
             self._answers.write(json.dumps({"kind": kind, **content}) + "\n")
             self._answers.flush()
 
     def _has_ended(self, rank: int) -> bool:
-        """Whether the process of another worker is gone, as far as that can be known."""
+        """Return whether another worker's writer process is known to have ended."""
         return self._run is not None and writer_has_ended(self._run, rank)
 
     def _is_known_to_have_ended(self, rank: int) -> bool | None:
-        """The same; None where it cannot be known."""
+        """Return whether another worker's writer process has ended; None if that cannot be known."""
         if self._run is None or not writer_is_here(self._run, rank):
             return None
         return writer_has_ended(self._run, rank)
 
     def _report_progress(self) -> None:
-        """Let the worker know that this process is not stuck."""
+        """Report progress to the worker, at most once per `_PROGRESS_SECONDS`."""
         now = time.monotonic()
-        if now - self._reported_seconds >= _TELL_SECONDS:
+        if now - self._reported_seconds >= _PROGRESS_SECONDS:
             self._reported_seconds = now
             self.tell("progress")
 
@@ -111,7 +112,7 @@ class WriterService:
         self.tell("uploaded", step=step, seconds=seconds)
 
     def write(self, job: Mapping[str, Any]) -> None:
-        """Write this worker's part of a state; of the first worker also wait for the others and publish."""
+        """Write this worker's part of a state; the first worker's process also collects all parts and publishes."""
         step, start = job["step"], time.monotonic()
         pieces = [Piece.parse(piece) for piece in job["pieces"]]
         files = plan_files(pieces, self._rank, self._max_shard_bytes)
@@ -125,9 +126,9 @@ class WriterService:
         except (HeadwayError, OSError) as error:
             self.tell("failed", step=step, fatal=isinstance(error, Fenced), **_in_words(error, step))
             return
-        if manifest:  # another worker cannot know whether the first one publishes what it wrote a part of
+        if manifest:  # only the first worker's process knows whether the checkpoint was published
             self._newest_saved, nbytes = step, manifest.total_bytes
-        # Who is told that it is saved may go back to another one, which must not be removed behind his back.
+        # The answer may cause a rollback to an older checkpoint, which pruning must not remove meanwhile.
         with pruning(self._store.directory) if manifest else nullcontext():
             self.tell("saved", step=step, seconds=time.monotonic() - start, bytes=nbytes)
             if manifest:
@@ -143,7 +144,7 @@ class WriterService:
             return self._store.publisher.finish(folder, parts, cursor, context, self._report_progress)
 
     def handle(self, job: Mapping[str, Any]) -> bool:
-        """Carry out an job; False for the last one."""
+        """Carry out a message from the worker, and return whether more may follow."""
         kind: str = job["kind"]
         if kind == "write":
             self.write(job)
@@ -160,11 +161,14 @@ class WriterService:
         return kind != "end"
 
     def flush_snapshot(self) -> None:
-        """The worker is gone without having said that it ends."""
+        """Write the newest memory snapshot: the worker is gone without an orderly end."""
         self._snapshots.flush_snapshot(self._newest_saved, self.write)
 
     def close(self) -> None:
-        """Let what follows saves come to its end. Nobody needs to wait for that: it is here what there is to save."""
+        """Finish uploads and other work after saves.
+
+        The lock is released first: no process needs to wait for this work, since all states are saved.
+        """
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -175,7 +179,7 @@ class WriterService:
                 self.tell("tier lost", what=lost.what, where=lost.where, fix=lost.fix)
 
     def _contribute(self, job: Mapping[str, Any], files: list[ShardFile], staged: StagedFiles) -> None:
-        """Write beside the first worker's files, and leave a note of what was written."""
+        """Write this worker's part into the first worker's folder, and leave a note of the files."""
         folder = self._store.publisher.folder(job["step"], job["tag"])
         self._wait_for(folder, 0, "the first worker's folder did not come", job=job)
         try:
@@ -188,14 +192,14 @@ class WriterService:
             raise
 
     def _fail(self, job: Mapping[str, Any]) -> None:
-        """Tell the first worker's process that this worker's part will not come: who was to write it died."""
+        """Report to the first worker's process that this worker's part will not come: its writer process died."""
         folder = self._store.publisher.folder(job["step"], job["tag"])
-        with suppress(HeadwayError, OSError):  # nobody waits for it any more
+        with suppress(HeadwayError, OSError):  # the first worker's process no longer waits
             self._wait_for(folder, 0, "the first worker's folder did not come", job=job)
             leave_failure(folder, self._rank, job["why"])
 
     def _part_of(self, folder: Path, rank: int) -> Part:
-        """What another worker has written, when it has."""
+        """Wait for another worker's part and return its files."""
         note, failure = folder / _note(rank), folder / _failure(rank)
         what = f"worker {rank} has not written its part"
         self._wait_for(note, rank, what, failure, written=partial(_bytes_of, folder, rank))
@@ -208,32 +212,39 @@ class WriterService:
         path: Path,
         rank: int,
         otherwise: str,
+        *,
         failure: Path | None = None,
         job: SaveJob | None = None,
         written: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Return when a file is there.
+        """Block until a file or folder exists.
 
         Args:
-            path: Which.
+            path: The file or folder.
             rank: The worker whose process makes it.
-            otherwise: What to say if it does not come.
-            failure: A file that tells that it will not.
-            job: What it belongs to; it will not come when the first worker has given it up, or is at a later step.
-            written: How much of it there is so far.
+            otherwise: The error message if it does not come.
+            failure: A file that reports that it will not come.
+            job: The job that it belongs to. It will not come once the first worker has abandoned the job, or has begun
+                a later step.
+            written: Return how many bytes of the part exist so far.
+
+        Raises:
+            CheckpointError: It does not come.
         """
         start = grew = time.monotonic()
         deadline, size = start + self._patience_seconds, 0
         while not is_there(path):
-            alone = os.getppid() != self._worker  # the worker died, and the others with it perhaps
-            gone = alone and self._has_ended(rank) and not is_there(path)  # before it is asked what it has left
+            alone = os.getppid() != self._worker  # the worker died, and perhaps the others with it
+            gone = alone and self._has_ended(rank) and not is_there(path)  # before the look for its failure note
             if failure is not None and failure.exists():
-                said = read_text(failure) or "it left no reason, as on a full disk"
-                raise CheckpointError(f"{otherwise}: {said}", where=str(failure.parent))
+                reason = read_text(failure) or "it left no reason, as on a full disk"
+                raise CheckpointError(f"{otherwise}: {reason}", where=str(failure.parent))
             if job is not None and (
                 job.get("number") in self.abandoned or self._store.publisher.is_past(job["step"], job["tag"])
             ):
-                raise CheckpointError(f"{otherwise}; it has given up on it", where=str(path.parent))
+                raise CheckpointError(
+                    f"{otherwise}: the first worker has given up on this save", where=str(path.parent)
+                )
             if gone:
                 raise CheckpointError(f"{otherwise}, and its process is gone", where=str(path.parent))
             until = deadline
@@ -248,9 +259,10 @@ class WriterService:
 
 
 def leave_failure(folder: Path, rank: int, why: str) -> None:
-    """Tell the first worker's process that a part will not come. The file's name says it even on a full disk."""
+    """Report to the first worker's process that a part will not come; the file's name suffices on a full disk."""
     path = folder / _failure(rank)
-    whole = path.with_name(f".{path.name}")  # or who looks too soon finds no reason; not flushed: the disk may hang
+    # Renamed into place, or an early reader would find no reason in it. Not flushed, since the disk may hang.
+    whole = path.with_name(f".{path.name}")
     try:
         whole.write_text(why, encoding="utf-8", errors="backslashreplace")
         whole.replace(path)
@@ -275,22 +287,22 @@ def _failure(rank: int) -> str:
 def _in_words(error: HeadwayError | OSError, step: int) -> dict[str, str | None]:
     if isinstance(error, HeadwayError):
         what = error.what
-        if isinstance(error, OwnerUnknown):  # which tells nothing of checkpoints
+        if isinstance(error, OwnerUnknown):  # its message does not mention the checkpoint
             what = f"the checkpoint of step {step} cannot be written: {what}"
         return {"what": what, "where": error.where, "fix": error.fix}
     return {
         "what": f"the checkpoint of step {step} cannot be written: {error.strerror or error}",
         "where": str(error.filename) if error.filename else None,
-        "fix": fix_for(error, "make room there or mend the disk"),
+        "fix": fix_for(error, "make room there or repair the disk"),
     }
 
 
 def _read(lines: IO[str], jobs: queue.SimpleQueue[SaveJob | None], abandoned: set[int]) -> None:
     for line in lines:
-        if not line.endswith("\n"):  # the worker was killed while it gave this job
+        if not line.endswith("\n"):  # the worker was killed while it sent this line
             break
         job = json.loads(line)
-        if job["kind"] == "abandon":  # which is about what may be under way
+        if job["kind"] == "abandon":  # not queued: the job may be under way
             abandoned.add(job["number"])
         else:
             jobs.put(job)
@@ -298,8 +310,8 @@ def _read(lines: IO[str], jobs: queue.SimpleQueue[SaveJob | None], abandoned: se
 
 
 def main() -> None:
-    """Read jobs until there are no more."""
-    for number in STOP_SIGNALS:  # they are for the worker, which says when it is over
+    """Carry out jobs from standard input until it ends."""
+    for number in STOP_SIGNALS:  # they are for the worker, which tells this process when to end
         signal.signal(number, signal.SIG_IGN)
     os.nice(5)  # on the CPU, training comes first
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
@@ -308,7 +320,7 @@ def main() -> None:
     process = WriterService(json.loads(sys.stdin.readline()), answers)
     console.hand_over(lambda text, only_log: process.tell("log" if only_log else "message", text=text))
     process.tell("ready")
-    # Read in a thread, so that a worker can always hand over an job, however long a write takes or hangs.
+    # A thread reads, so that the worker can always send a message, however long a write takes or hangs.
     jobs: queue.SimpleQueue[SaveJob | None] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(sys.stdin, jobs, process.abandoned), daemon=True).start()
     if all(process.handle(job) for job in iter(jobs.get, None) if job is not None):
