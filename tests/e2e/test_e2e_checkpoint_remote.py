@@ -72,7 +72,7 @@ def send(tier: RemoteTier, run: Path, step: int) -> bool:
 
 
 def newest(place: Objects, run: Path, attempt: int = 1, **options: Any) -> CheckpointInfo | None:
-    return find_latest(local(run), lambda: RemoteTier.find(place, run).take(run, attempt), **options)
+    return find_latest(local(run), lambda: RemoteTier.find(place, run).acquire(run, attempt), **options)
 
 
 def once(*wanted: tuple[str, str, str], times: int = 1) -> Callable[[str, str, bytes], str | None]:
@@ -98,7 +98,7 @@ def settings(run: Path, url: str, **remote: Any) -> dict[str, Any]:
 def test_a_run_whose_disk_is_gone_goes_on_from_the_bucket(place: Objects, run: Path, proxy: S3Proxy) -> None:
     for step in (1, 2):
         save(local(run), step)
-    tier = RemoteTier.find(place, run).take(run, 1)
+    tier = RemoteTier.find(place, run).acquire(run, 1)
     assert send(tier, run, 1) and send(tier, run, 2) and not send(tier, run, 2)
     shutil.rmtree(run)
     run.mkdir()
@@ -119,13 +119,13 @@ def test_an_upload_goes_on_where_it_was_cut_off(place: Objects, run: Path, proxy
     files = list(save(local(run), 1).files)
     assert len(files) > 2
     place.patience_seconds = 0.0
-    tier = RemoteTier.find(place, run).take(run, 1)
+    tier = RemoteTier.find(place, run).acquire(run, 1)
     proxy.rules = [lambda method, path, body: "cut" if method == "PUT" and files[-1] in path else None]
     with pytest.raises(UnreachableError):
         send(tier, run, 1)
     assert proxy.done["cut"] and tier.manifest(1) is None, "half of a checkpoint must not be seen"
     assert newest(place, run.with_name("other"), notice=print) is None
-    tier = RemoteTier.find(place, run).take(run, 1)
+    tier = RemoteTier.find(place, run).acquire(run, 1)
     proxy.rules, proxy.requests = [], []
     assert send(tier, run, 1)
     assert [proxy.sent(file) for file in files] == [0] * (len(files) - 1) + [1]
@@ -136,7 +136,7 @@ def test_an_upload_goes_on_where_it_was_cut_off(place: Objects, run: Path, proxy
 
 def test_503_slowness_and_lost_answers_are_outlived(place: Objects, run: Path, proxy: S3Proxy) -> None:
     files = list(save(local(run), 1).files)
-    tier = RemoteTier.find(place, run).take(run, 1)
+    tier = RemoteTier.find(place, run).acquire(run, 1)
     proxy.rules = [
         once(("PUT", files[0], "503"), ("HEAD", files[0], "503"), times=3),
         once(("PUT", files[1], "cut"), ("PUT", files[1], "slow")),
@@ -155,12 +155,12 @@ def test_a_put_that_is_refused_for_no_reason_is_tried_again(place: Objects, run:
     """Taken for another's, it would cost a claim, or every upload of the attempt; some stores do it while they heal."""
     save(local(run), 1)
     proxy.rules = [once(("PUT", "owners", "412"), ("PUT", "manifest.json", "412"), times=2)]
-    tier = RemoteTier.find(place, run).take(run, 1)
+    tier = RemoteTier.find(place, run).acquire(run, 1)
     assert tier.claim is not None and tier.claim.number == 1
     assert send(tier, run, 1) and proxy.done["412"] == 4 and tier.manifest(1) is not None
     place.patience_seconds, proxy.rules = 0.0, [once(("PUT", "owners", "412"), times=99)]
-    with pytest.raises(UnreachableError, match="refuses to write what is not there"):
-        RemoteTier.find(place, run).take(run, 2)
+    with pytest.raises(UnreachableError, match="refuses to create an object that does not exist"):
+        RemoteTier.find(place, run).acquire(run, 2)
 
 
 def test_what_the_attempt_before_has_just_published_ends_no_uploads(
@@ -172,7 +172,7 @@ def test_what_the_attempt_before_has_just_published_ends_no_uploads(
     (other / "checkpoints" / step_name(1) / "manifest.json").write_bytes(
         (other / "checkpoints" / step_name(1) / "manifest.json").read_bytes() + b"\n"
     )
-    tier, create, late = RemoteTier.find(place, run).take(run, 1), Objects.create, [1, 2]
+    tier, create, late = RemoteTier.find(place, run).acquire(run, 1), Objects.create, [1, 2]
 
     def too_late(self: Objects, name: str, content: bytes) -> bool:
         if late:
@@ -189,7 +189,7 @@ def test_what_the_attempt_before_has_just_published_ends_no_uploads(
 def test_who_gives_up_waiting_withdraws_nothing(place: Objects, run: Path, proxy: S3Proxy) -> None:
     """That a manifest could not be read in time does not tell that it is damaged."""
     save(local(run), 1)
-    tier = RemoteTier.find(place, run).take(run, 1)
+    tier = RemoteTier.find(place, run).acquire(run, 1)
     assert send(tier, run, 1)
     proxy.rules = [lambda method, path, body: "503" if method != "DELETE" and "manifest" in path else None]
     place.stopping.set()
@@ -202,7 +202,7 @@ def test_who_gives_up_waiting_withdraws_nothing(place: Objects, run: Path, proxy
 def test_a_stale_listing_hides_nothing_and_revives_nothing(place: Objects, run: Path, proxy: S3Proxy) -> None:
     for step in (1, 2, 3):
         save(local(run), step)
-    tier = RemoteTier.find(place, run).take(run, 1)
+    tier = RemoteTier.find(place, run).acquire(run, 1)
     proxy.rules = [lambda method, path, body: "stale" if "list-type" in path and method == "GET" else None]
     send(tier, run, 1)
     assert tier.steps() == [1]
@@ -219,7 +219,7 @@ def test_a_stale_listing_hides_nothing_and_revives_nothing(place: Objects, run: 
 def test_a_damaged_remote_checkpoint_is_passed_over(place: Objects, run: Path) -> None:
     for step in (1, 2):
         save(local(run), step)
-    tier = RemoteTier.find(place, run).take(run, 1)
+    tier = RemoteTier.find(place, run).acquire(run, 1)
     send(tier, run, 1), send(tier, run, 2)
     folder = place.at(f"run-001/{step_name(2)}")
     file = next(name for name in folder.folders() if name.endswith("0.safetensors"))
@@ -239,7 +239,7 @@ def test_only_one_of_many_claims_at_once_is_the_owner(place: Objects, run: Path)
     def claim(number: int) -> None:
         folder = run.with_name(f"run{number}")
         folder.mkdir()
-        tiers.append(RemoteTier.find(place, folder).take(folder, number))
+        tiers.append(RemoteTier.find(place, folder).acquire(folder, number))
 
     threads = [threading.Thread(target=claim, args=(number,)) for number in range(1, 7)]
     for thread in threads:
@@ -259,7 +259,7 @@ def test_only_one_of_many_claims_at_once_is_the_owner(place: Objects, run: Path)
 
 def test_a_restarted_run_does_not_go_on_from_the_one_before(place: Objects, run: Path) -> None:
     save(local(run), 1)
-    send(RemoteTier.find(place, run).take(run, 1), run, 1)
+    send(RemoteTier.find(place, run).acquire(run, 1), run, 1)
     shutil.rmtree(run)
     run.mkdir()
     (run / RESTARTED_FILE).touch()
@@ -338,7 +338,7 @@ def test_parts_of_a_large_file_come_and_go_in_flat_memory(place: Objects, run: P
 
     state = {"model.large": torch.arange(12 * 2**20, dtype=torch.float32)}  # 48 MiB
     local(run).save(1, state, {"step": 1}, {})
-    tier = RemoteTier.find(place, run).take(run, 1)
+    tier = RemoteTier.find(place, run).acquire(run, 1)
     assert send(tier, run, 1)
     puts = [size for method, path, size in proxy.requests if method == "PUT" and "safetensors" in path]
     assert max(puts) <= objects.PART_BYTES + 2**16 and sum(puts) > 48 * 2**20

@@ -34,7 +34,7 @@ def run(tmp_path: Path) -> Path:
 @pytest.fixture
 def tier(run: Path, tmp_path: Path) -> RemoteTier:
     """Claimed, with step 1."""
-    tier = RemoteTier.find(Objects(f"file://{tmp_path}/remote/tiny"), run).take(run, 1)
+    tier = RemoteTier.find(Objects(f"file://{tmp_path}/remote/tiny"), run).acquire(run, 1)
     send(tier, run, 1)
     return tier
 
@@ -115,7 +115,7 @@ def test_a_zombie_cannot_publish_remove_or_hide(tier: RemoteTier, run: Path, tmp
     put = Objects.put
 
     def taken_over_meanwhile(self: Objects, name: str, path: Path) -> object:
-        RemoteTier.find(Objects(f"file://{tmp_path}/remote/tiny"), run).take(run, 2)
+        RemoteTier.find(Objects(f"file://{tmp_path}/remote/tiny"), run).acquire(run, 2)
         return put(self, name, path)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -139,7 +139,7 @@ def test_what_a_zombie_sends_late_touches_nothing_of_the_one_that_has_the_run(
     def published_meanwhile(self: Objects, name: str, path: Path) -> object:
         if late:
             late.clear()
-            assert send(RemoteTier.find(place, other).take(other, 2), other, 2)
+            assert send(RemoteTier.find(place, other).acquire(other, 2), other, 2)
         return put(self, name, path)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -162,7 +162,7 @@ def test_a_zombie_that_wakes_up_while_it_removes_stops(tier: RemoteTier, run: Pa
 
     def taken_over_meanwhile(self: Objects, name: object) -> None:
         removed.extend(name)  # type: ignore[call-overload]
-        RemoteTier.find(place, run).take(run, 2)
+        RemoteTier.find(place, run).acquire(run, 2)
         remove(self, removed[-1:])
 
     with pytest.MonkeyPatch.context() as patch:
@@ -182,7 +182,7 @@ def test_what_others_have_left_in_the_folder_of_a_step_goes_when_it_is_published
 
     def forbidden(self: Objects, names: list[str]) -> None:
         if refused and any(name.startswith("0123456789abcdef") for name in names):
-            raise ConfigError("the store does not let us in", where=self.url)
+            raise ConfigError("the store denies access", where=self.url)
         remove(self, names)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -190,7 +190,7 @@ def test_what_others_have_left_in_the_folder_of_a_step_goes_when_it_is_published
         assert send(tier, run, 2)
     assert newest_elsewhere(tier, tmp_path / "new") == 2
     assert len(folder.folders()) == len(CheckpointStore(run / "checkpoints").info(2).manifest.files) + 1 + refused
-    assert ("is not removed: the store does not let us in" in capsys.readouterr().err) == refused
+    assert ("is not removed: the store denies access" in capsys.readouterr().err) == refused
 
 
 def test_a_checkpoint_whose_files_have_their_own_names_is_read_and_removed(
@@ -209,7 +209,7 @@ def test_a_checkpoint_whose_files_have_their_own_names_is_read_and_removed(
 def test_the_writer_of_an_old_attempt_stops_sending(
     tier: RemoteTier, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tier.take(run, 2)
+    tier.acquire(run, 2)
     remote = {"url": f"file://{tmp_path}/remote"}
     config = Config(name=run.name, runs=run.parent, train=TrainConfig(steps=9), checkpoint={"remote": remote})
     after = CheckpointMaintainer(CheckpointMaintainer.settings(config, 1))

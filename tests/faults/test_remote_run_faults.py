@@ -129,7 +129,7 @@ def lose_claims(tiny: Tiny, url: str, tmp_path: Path) -> Path:
         assert wait_until(lambda: is_sent(3), 120), "after its claim was removed it publishes again"
         elsewhere = tmp_path / "elsewhere" / "tiny"
         shutil.copytree(run, elsewhere, ignore=shutil.ignore_patterns("attempts", "remote.json", ".owner"))
-        RemoteTier.find(Objects(f"{url}/tiny"), elsewhere).take(elsewhere, 2)
+        RemoteTier.find(Objects(f"{url}/tiny"), elsewhere).acquire(elsewhere, 2)
 
     thread = at_each_stop(run, remove_claims, claim_elsewhere)
     result = headway("train", config, faults="freeze@step=2,freeze@step=4", patient=True)

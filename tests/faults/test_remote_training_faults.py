@@ -151,9 +151,9 @@ def test_a_run_that_may_not_upload_says_so_goes_on_and_the_same_command_makes_up
     result = headway("train", config, faults="freeze@step=5", patient=True)
     ended.set()
     assert result.returncode == 0, result.stderr
-    why = "is not uploaded: the store does not let us in"
-    ends = "the run is finished, and the same command sends it when the store can be used"
-    assert why in result.stderr and "training goes on, and the next checkpoint is tried" in result.stderr
+    why = "is not uploaded: the store denies access"
+    ends = "the run is finished, and the same command uploads it once the store can be used"
+    assert why in result.stderr and "training continues, and the next checkpoint is tried" in result.stderr
     assert f"step {STEPS} {why}" in result.stderr and ends in result.stderr
     failed = read_metrics(run).series("checkpoint/upload_failed_step")[1]
     assert failed[0] < STEPS and failed[-1] == STEPS

@@ -65,7 +65,7 @@ def test_one_of_many_makes_an_object(url: str) -> None:
 def test_what_is_wrong_is_said(server: GcsServer) -> None:
     other = Objects(f"gs://{server.private}/x", OPTIONS)
     for ask in (lambda: other.read("a"), other.folders, lambda: other.create("a", b"")):
-        with pytest.raises(ConfigError, match="does not let us in: Anonymous caller does not have"):
+        with pytest.raises(ConfigError, match="denies access: Anonymous caller does not have"):
             ask()
     with pytest.raises(CheckpointError, match="there is no such bucket"):
         Objects("gs://nothing/x", OPTIONS).create("a", b"")
@@ -76,9 +76,9 @@ def test_a_checkpoint_is_published_by_its_owner_alone_and_brought(url: str, tmp_
     run.mkdir(parents=True)
     here = CheckpointStore(run / "checkpoints", max_shard_bytes=100, keep=9)
     manifest = [save(here, step) for step in (1, 2)][1]
-    first = RemoteTier.find(place, run).take(run, 1)
+    first = RemoteTier.find(place, run).acquire(run, 1)
     assert first.publish(run / "checkpoints" / step_name(1), journal_of(run, 1))
-    second = RemoteTier.find(place, run).take(run, 2)
+    second = RemoteTier.find(place, run).acquire(run, 2)
     with pytest.raises(FencedError, match="attempt 1 no longer owns"):
         first.publish(run / "checkpoints" / step_name(2), journal_of(run, 2))
     assert second.publish(run / "checkpoints" / step_name(2), journal_of(run, 2))
@@ -90,7 +90,7 @@ def test_a_checkpoint_is_published_by_its_owner_alone_and_brought(url: str, tmp_
     )
     shutil.rmtree(run)
     run.mkdir()
-    found = find_latest(here, lambda: RemoteTier.find(place, run).take(run, 3))
+    found = find_latest(here, lambda: RemoteTier.find(place, run).acquire(run, 3))
     assert found is not None and found.step == 2 and equal(here.load(found), make_state(2))
 
 
@@ -100,7 +100,7 @@ def test_an_upload_goes_on_by_the_versions_that_the_store_gave(
     run = tmp_path / "tiny"
     manifest = save(CheckpointStore(run / "checkpoints", max_shard_bytes=100), 1)
     files = list(manifest.files)
-    folder, tier = run / "checkpoints" / step_name(1), RemoteTier.find(Objects(url, OPTIONS), run).take(run, 1)
+    folder, tier = run / "checkpoints" / step_name(1), RemoteTier.find(Objects(url, OPTIONS), run).acquire(run, 1)
     with monkeypatch.context() as patch, pytest.raises(RuntimeError):
         patch.setenv("HEADWAY_FAULTS", "crash@upload.manifest")
         tier.publish(folder, journal_of(run, 1))

@@ -17,7 +17,7 @@ from headway.checkpoint.format.folders import checkpoint_folders
 from headway.checkpoint.format.manifest import Manifest, read_manifest, step_name, step_of
 from headway.checkpoint.index import LOCAL, REMOTE, CheckpointIndex
 from headway.checkpoint.pruning import Pruner, candidate_of
-from headway.checkpoint.remote.acquire import settle_identity
+from headway.checkpoint.remote.acquire import resolve_identity
 from headway.checkpoint.remote.objects import GivenUp, NoAnswer
 from headway.checkpoint.remote.open import place_of
 from headway.checkpoint.remote.ownership import FencedError, OtherRunError, read_claim
@@ -199,7 +199,7 @@ class CheckpointMaintainer:
             if claim.attempt > self._attempt:
                 raise FencedError(f"attempt {claim.attempt} has the run now", where=tier.url, fix="stop this process")
             return RemoteTier(tier.objects, claim, self._identity)
-        return tier.take(self.run, self._attempt, settle_identity(tier, self._identity))
+        return tier.acquire(self.run, self._attempt, resolve_identity(tier, self._identity))
 
     def _hand_over(self, folder: Path, manifest: Manifest) -> None:
         if self._uploader is None:

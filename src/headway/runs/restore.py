@@ -14,7 +14,7 @@ from headway.checkpoint.format.folders import checkpoint_folders, discard
 from headway.checkpoint.format.manifest import Manifest, read_manifest, step_name
 from headway.checkpoint.index import LOCAL, CheckpointIndex
 from headway.checkpoint.pruning import Pruner
-from headway.checkpoint.remote.acquire import claim_tier, find_tier, settle_identity
+from headway.checkpoint.remote.acquire import acquire_tier, find_tier, resolve_identity
 from headway.checkpoint.remote.tier import RemoteTier
 from headway.checkpoint.retention import Candidate, Rules, kept
 from headway.checkpoint.run_identity import IDENTITY, OF_RUN, RUN_ID, run_identity, run_record
@@ -221,7 +221,7 @@ def _own_tier(config: Config, run: RunDirectory) -> RemoteTier:
     assert config.checkpoint.remote is not None
     mine = run_identity(config, run=run.path)
     tier = find_tier(config.checkpoint.remote, mine)
-    return RemoteTier(tier.objects, identity=settle_identity(tier, mine))
+    return RemoteTier(tier.objects, identity=resolve_identity(tier, mine))
 
 
 def _goes_on(ledger: Ledger, manifest: Manifest) -> bool:
@@ -287,7 +287,7 @@ def _claimed(config: Config | None, run: RunDirectory, attempt: Attempt) -> Remo
     """The remote tier, so that what is later there does not come back by itself."""
     if config is None or config.checkpoint.remote is None:
         return None
-    return claim_tier(config.checkpoint.remote, attempt.number, run_identity(config, run=run.path))
+    return acquire_tier(config.checkpoint.remote, attempt.number, run_identity(config, run=run.path))
 
 
 def _claimed_if_possible(run: RunDirectory, attempt: Attempt) -> RemoteTier | None:

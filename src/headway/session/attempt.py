@@ -17,7 +17,7 @@ from typing import Any
 from headway.checkpoint.format.manifest import read_manifest
 from headway.checkpoint.format.sealing import key_to_encrypt_with
 from headway.checkpoint.format.signing import VARIABLE, key_to_sign_with, signing_key
-from headway.checkpoint.remote.acquire import find_tier, is_sent, settle_identity
+from headway.checkpoint.remote.acquire import find_tier, is_sent, resolve_identity
 from headway.checkpoint.remote.objects import UnreachableError
 from headway.checkpoint.remote.ownership import RESTARTED_FILE
 from headway.checkpoint.run_identity import CLAIM_FILE, RUN_ID, new_run_id, read_run_id, run_identity
@@ -159,7 +159,7 @@ def check_remote_usable(config: Config, options: RunOptions, data: str | None = 
         if options.restart:
             tier.steps()
         else:
-            settle_identity(tier, found)
+            resolve_identity(tier, found)
     except UnreachableError as error:
         warning(f"the remote checkpoints cannot be reached now: {error.what}")
 

@@ -19,7 +19,7 @@ from headway.checkpoint.discovery import find_latest
 from headway.checkpoint.format.manifest import Manifest
 from headway.checkpoint.lineage import PARENT, parent_record
 from headway.checkpoint.post_save import CheckpointMaintainer
-from headway.checkpoint.remote.acquire import claim_tier, find_tier
+from headway.checkpoint.remote.acquire import acquire_tier, find_tier
 from headway.checkpoint.remote.ownership import read_claim
 from headway.checkpoint.remote.tier import CLAIM
 from headway.checkpoint.run_identity import IDENTITY, OF_RUN, run_identity
@@ -332,7 +332,7 @@ def _find_start(
         # With a local checkpoint there is no need to wait long for a store's answer.
         patience = 10.0 if store.folders() else 120.0
         mine = run_identity(config, task.fingerprints.get("data"))
-        claimed = partial(claim_tier, remote, attempt.number, mine, patience_seconds=patience)
+        claimed = partial(acquire_tier, remote, attempt.number, mine, patience_seconds=patience)
     find = partial(
         find_latest,
         store,

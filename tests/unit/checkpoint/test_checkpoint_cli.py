@@ -155,7 +155,7 @@ def test_what_is_encrypted_behind_a_url_is_verified_with_the_key_only(
     with monkeypatch.context() as patch:
         patch.setattr("headway.checkpoint.remote.sealed_objects.tempfile.NamedTemporaryFile", no_room)
         error = invoke("copy", run, f"file://{tmp_path}/elsewhere")[1]
-    assert isinstance(error, CheckpointError) and "cannot be encrypted to be sent: No space" in error.what
+    assert isinstance(error, CheckpointError) and "cannot be encrypted for upload: No space" in error.what
     path = there / "step-00002000" / "shard-00000.safetensors.sealed"
     assert path.exists() and invoke("verify", f"file://{there}")[1] is None
     content = path.read_bytes()

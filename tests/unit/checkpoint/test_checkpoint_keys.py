@@ -20,7 +20,7 @@ from headway.checkpoint.format import sealing
 from headway.checkpoint.format.manifest import Manifest, tensor_bytes
 from headway.checkpoint.format.sealing import CHUNK_BYTES, content_size, seal_bytes, sealed_size, unseal, unseal_bytes
 from headway.checkpoint.format.signing import key_to_sign_with, signing_key
-from headway.checkpoint.remote.acquire import claim_tier
+from headway.checkpoint.remote.acquire import acquire_tier
 from headway.checkpoint.remote.files import sent_name
 from headway.checkpoint.remote.objects import Objects
 from headway.checkpoint.remote.open import place_of
@@ -254,7 +254,7 @@ def test_a_manifest_of_version_2_names_no_encrypted_files(sealed: CheckpointStor
 def test_what_is_encrypted_here_is_sent_as_it_is(sealed: CheckpointStore, tmp_path: Path, remote_too: bool) -> None:
     run, remote = sealed.directory.parent, {"url": f"file://{tmp_path}/remote", "encrypt": remote_too}
     (tmp_path / "remote").mkdir()
-    tier = RemoteTier.find(place_of(remote, "tiny"), run).take(run, 1)
+    tier = RemoteTier.find(place_of(remote, "tiny"), run).acquire(run, 1)
     assert tier.publish(sealed.info(3).path, journal_of(run, 3))
     there = tmp_path / "remote" / "tiny" / "run-001" / "step-00000003"
     files = sealed.info(3).manifest.files
@@ -282,7 +282,7 @@ def test_a_remote_checkpoint_that_is_encrypted(tmp_path: Path, monkeypatch: pyte
         place_of(remote, "tiny")
     monkeypatch.setenv("HEADWAY_ENCRYPTION_KEY", secrets.token_hex(32))
     save(CheckpointStore(run / "checkpoints", max_shard_bytes=100), 3)
-    tier = RemoteTier.find(place_of(remote, "tiny"), run).take(run, 1)
+    tier = RemoteTier.find(place_of(remote, "tiny"), run).acquire(run, 1)
     folder = run / "checkpoints" / "step-00000003"
     assert tier.publish(folder, journal_of(run, 3)) and not tier.publish(folder, journal_of(run, 3))
     there = sorted((tmp_path / "remote" / "tiny" / "run-001" / "step-00000003").iterdir())
@@ -293,7 +293,7 @@ def test_a_remote_checkpoint_that_is_encrypted(tmp_path: Path, monkeypatch: pyte
     found = find_latest(new, lambda: tier)
     assert found is not None and equal(new.load(found), make_state(3))
     assert [f.manifest.step for f in remote_manifests(f"{remote['url']}/tiny")] == [3]
-    ended = RemoteTier.find(place_of({**remote, "encrypt": False}, "tiny"), run).take(run, 2)
+    ended = RemoteTier.find(place_of({**remote, "encrypt": False}, "tiny"), run).acquire(run, 2)
     assert [m.step for m in ended.manifests()] == [3], "with the key it can be read when no more is encrypted"
     save(CheckpointStore(run / "checkpoints", max_shard_bytes=100), 4)
     assert ended.publish(run / "checkpoints" / "step-00000004", journal_of(run, 4))
@@ -304,7 +304,7 @@ def test_a_remote_checkpoint_that_is_encrypted(tmp_path: Path, monkeypatch: pyte
         manifest = ended.manifest(step)
         assert manifest is not None and equal(third.load(bring(third, ended, manifest)), make_state(step))
     ended.discard(4)
-    tier = RemoteTier.find(place_of(remote, "tiny"), run).take(run, 3)
+    tier = RemoteTier.find(place_of(remote, "tiny"), run).acquire(run, 3)
     monkeypatch.setenv("HEADWAY_ENCRYPTION_KEY", secrets.token_hex(32))
     monkeypatch.setenv("HEADWAY_ENCRYPTION_KEY", "zz")
     assert type(place_of({**remote, "encrypt": False}, "tiny")) is Objects, "what is wrong with it does not matter then"
@@ -319,7 +319,7 @@ def sealed_tier(run: Path, *steps: int) -> tuple[RemoteTier, dict[str, Any]]:
     """The remote tier of a run that has sent these steps encrypted, and how it is configured."""
     (run.parent / "remote").mkdir()
     remote = {"url": f"file://{run.parent}/remote", "encrypt": True}
-    tier = RemoteTier.find(place_of(remote, "tiny"), run).take(run, 1)
+    tier = RemoteTier.find(place_of(remote, "tiny"), run).acquire(run, 1)
     for step in steps:
         save(CheckpointStore(run / "checkpoints", max_shard_bytes=100, keep=9), step)
         assert tier.publish(run / "checkpoints" / f"step-{step:08d}", journal_of(run, step))
@@ -342,14 +342,14 @@ def test_with_another_key_nothing_remote_is_passed_over_or_withdrawn(
         remote["encrypt"] = False
     else:
         monkeypatch.setenv("HEADWAY_ENCRYPTION_KEY", key)
-    why = "it is encrypted, and there is no key" if key is None else "cannot be decrypted with the key that is given"
+    why = "it is encrypted, and there is no key" if key is None else "cannot be decrypted with the given key"
     identity = RunIdentity(run, None, run.name)
     tier = RemoteTier(RemoteTier.find(place_of(remote, "tiny"), run).objects, read_claim(run), identity)
     store = CheckpointStore(run / "checkpoints")
     for look in (
         partial(find_latest, store, lambda: tier),
         partial(tier.publish, run / "checkpoints" / "step-00000002", journal_of(run, 2)),
-        partial(claim_tier, RemoteConfig.model_validate(remote), 2, RunIdentity(run, None, run.name)),
+        partial(acquire_tier, RemoteConfig.model_validate(remote), 2, RunIdentity(run, None, run.name)),
         partial(remote_manifests, f"{remote['url']}/tiny"),
         partial(remote_checkpoints, f"{remote['url']}/tiny"),
     ):
@@ -370,7 +370,7 @@ def test_where_the_key_fits_what_cannot_be_decrypted_is_damaged(
     said: list[str] = []
     found = find_latest(CheckpointStore(tmp_path / "new" / "checkpoints"), lambda: tier, said.append)
     assert found is not None and found.step == 2 and "step-00000003: manifest.json cannot be decrypted" in said[0]
-    assert claim_tier(RemoteConfig.model_validate(remote), 2, RunIdentity(run, None, run.name)).publish(
+    assert acquire_tier(RemoteConfig.model_validate(remote), 2, RunIdentity(run, None, run.name)).publish(
         run / "checkpoints" / "step-00000003", journal_of(run, 3)
     ), "it is replaced"
 

@@ -125,7 +125,7 @@ def test_a_manifest_may_be_as_large_as_one_here(tmp_path: Path, monkeypatch: pyt
         tier.manifest(3)
     assert asked == [LISTING_BYTES]
     tier.objects.write("step-00000003/manifest.json", bytes(3 * RECORD_BYTES))
-    with pytest.raises(CheckpointError, match="are read of an object of this kind"):
+    with pytest.raises(CheckpointError, match="an object of this kind has at most"):
         tier.manifest(3)
 
 

@@ -14,7 +14,7 @@ import pytest
 from headway.checkpoint.discovery import find_latest
 from headway.checkpoint.index import FILE_NAME, REMOTE, CheckpointIndex
 from headway.checkpoint.post_save import CheckpointMaintainer
-from headway.checkpoint.remote.acquire import claim_tier, find_tier, is_sent, settle_identity
+from headway.checkpoint.remote.acquire import acquire_tier, find_tier, is_sent, resolve_identity
 from headway.checkpoint.remote.objects import Objects, UnreachableError
 from headway.checkpoint.remote.ownership import RESTARTED_FILE
 from headway.checkpoint.remote.tier import RemoteTier, journal_of
@@ -43,7 +43,7 @@ def save(config: Config, step: int, after_save: Any = None) -> CheckpointInfo:
 
 def claim(config: Config, attempt: int = 1) -> RemoteTier:
     assert config.checkpoint.remote is not None
-    return claim_tier(config.checkpoint.remote, attempt, run_identity(config), patience_seconds=0)
+    return acquire_tier(config.checkpoint.remote, attempt, run_identity(config), patience_seconds=0)
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_another_run_of_the_same_name_leaves_it_alone(mine: Config, tmp_path: Pa
         save(other, here)
     before = contents(tmp_path / "remote")
     store = CheckpointStore(Path(other.run_directory) / "checkpoints")
-    with pytest.raises(ConfigError, match="made with another config: they are another run's"):
+    with pytest.raises(ConfigError, match="made with another config: they belong to another run"):
         find_latest(store, partial(claim, other))
     assert contents(tmp_path / "remote") == before
     tier = find_tier(RemoteConfig(url=f"file://{tmp_path}/remote"), run_identity(mine))
@@ -115,7 +115,7 @@ def test_a_run_that_starts_over_has_a_tier_of_its_own(mine: Config, tmp_path: Pa
     (run / RESTARTED_FILE).touch()
     tier = claim(other)
     assert tier.url.endswith("/run-002") and tier.steps() == []
-    assert settle_identity(tier, run_identity(other)) == run_identity(other)
+    assert resolve_identity(tier, run_identity(other)) == run_identity(other)
 
 
 def test_an_upload_that_failed_is_made_up_for_by_the_next_checkpoint(
@@ -295,7 +295,7 @@ def test_a_start_that_was_sent_is_no_failure(tmp_path: Path) -> None:
 
 def test_a_store_that_cannot_refuse_a_second_claim_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = Objects("memory://bucket/tiny")
-    assert RemoteTier.find(place, tmp_path).take(tmp_path, 1).claim is not None
+    assert RemoteTier.find(place, tmp_path).acquire(tmp_path, 1).claim is not None
     put = type(place._files).pipe_file
 
     def regardless(self: Any, path: str, value: bytes, mode: str = "overwrite") -> None:
@@ -304,7 +304,7 @@ def test_a_store_that_cannot_refuse_a_second_claim_is_refused(tmp_path: Path, mo
     monkeypatch.setattr(type(place._files), "pipe_file", regardless)
     before = place.at("run-001/owners").folders()
     with pytest.raises(ConfigError, match="If-None-Match"):
-        RemoteTier.find(place, tmp_path).take(tmp_path, 2)
+        RemoteTier.find(place, tmp_path).acquire(tmp_path, 2)
     assert place.at("run-001/owners").folders() == before == ["00000001.json"]
 
 
@@ -329,7 +329,7 @@ def test_a_folder_that_is_not_mounted_is_no_empty_tier(mine: Config, tmp_path: P
         find_latest(store, partial(claim, elsewhere))
     assert not remote.exists()
     remote.mkdir()  # the place where it is mounted
-    with pytest.raises(UnreachableError, match="what this run has sent there is gone"):
+    with pytest.raises(UnreachableError, match="everything that this run uploaded there is gone"):
         claim(mine, 2)
     assert not list(remote.iterdir())
     remote.rmdir()

@@ -23,7 +23,7 @@ from headway.checkpoint.index import CheckpointIndex, on_network
 from headway.checkpoint.lineage import Origin
 from headway.checkpoint.post_save import CheckpointMaintainer
 from headway.checkpoint.pruning import Pruner
-from headway.checkpoint.remote.acquire import claim_tier
+from headway.checkpoint.remote.acquire import acquire_tier
 from headway.checkpoint.retention import Candidate, Every, Rules, kept, outdated
 from headway.checkpoint.run_identity import RunIdentity
 from headway.checkpoint.store import CheckpointStore
@@ -84,7 +84,7 @@ def test_what_a_run_has_passed_over_pushes_out_nothing(tmp_path: Path, resumed: 
     for folder in ("run", "remote"):
         (tmp_path / folder).mkdir()
     assert config.checkpoint.remote is not None
-    tier = claim_tier(config.checkpoint.remote, 1, RunIdentity(tmp_path / "run", None, "run"))
+    tier = acquire_tier(config.checkpoint.remote, 1, RunIdentity(tmp_path / "run", None, "run"))
     directory = tmp_path / "run" / "checkpoints"
     after: CheckpointMaintainer | None = None
     left = {}
@@ -130,7 +130,7 @@ def test_a_run_behind_a_link_has_one_place_in_the_remote_tier(tmp_path: Path) ->
     )
     remote = config.checkpoint.remote
     assert remote is not None
-    claimed = claim_tier(remote, 1, RunIdentity(tmp_path / "tiny", None, "tiny"))
+    claimed = acquire_tier(remote, 1, RunIdentity(tmp_path / "tiny", None, "tiny"))
     settings = {**CheckpointMaintainer.settings(config.resolved(), 1), "run": str(tmp_path / "tiny")}
     store = CheckpointStore(tmp_path / "tiny" / "checkpoints", after_save=CheckpointMaintainer(settings))
     save(store, 4)
@@ -209,7 +209,7 @@ def test_the_highest_are_kept_here_and_in_the_remote_tier(tmp_path: Path) -> Non
     assert config.checkpoint.remote is not None
     run.mkdir()
     (tmp_path / "remote").mkdir()
-    tier = claim_tier(config.checkpoint.remote, 1, RunIdentity(run, None, run.name))
+    tier = acquire_tier(config.checkpoint.remote, 1, RunIdentity(run, None, run.name))
     after = CheckpointMaintainer(json.loads(json.dumps(CheckpointMaintainer.settings(config, 1))))
     store = CheckpointStore(run / "checkpoints", after_save=after)
     for step, accuracy in enumerate([0.3, 0.9, 0.1, 0.5], start=1):

@@ -13,7 +13,7 @@ import pytest
 from headway.checkpoint.discovery import bring_earlier, find_latest
 from headway.checkpoint.format.manifest import step_name
 from headway.checkpoint.post_save import CheckpointMaintainer
-from headway.checkpoint.remote.acquire import claim_tier, find_tier, is_sent
+from headway.checkpoint.remote.acquire import acquire_tier, find_tier, is_sent
 from headway.checkpoint.remote.ownership import FencedError, OtherRunError, read_claim
 from headway.checkpoint.remote.tier import CLAIM, RemoteTier, SupersededError, journal_of
 from headway.checkpoint.run_identity import IDENTITY, OF_RUN, new_run_id, read_run_id, run_identity
@@ -54,7 +54,7 @@ def save(config: Config, step: int, state: int | None = None, **more: Any) -> Ch
 
 def claim(config: Config, attempt: int = 1, data: str | None = None) -> RemoteTier:
     assert config.checkpoint.remote is not None
-    return claim_tier(config.checkpoint.remote, attempt, run_identity(config, data), patience_seconds=0)
+    return acquire_tier(config.checkpoint.remote, attempt, run_identity(config, data), patience_seconds=0)
 
 
 def send(tier: RemoteTier, config: Config, step: int) -> bool:
@@ -226,13 +226,13 @@ def test_two_runs_that_come_at_once_do_not_both_get_the_place(
     seen = find_tier(a.checkpoint.remote, run_identity(a))
     claim(b)
     with pytest.raises(OtherRunError, match="seed 4"):
-        seen.take(run_of(a), 1, run_identity(a))
+        seen.acquire(run_of(a), 1, run_identity(a))
     (place(tmp_path) / "run.json").unlink()
     with monkeypatch.context() as patch:  # nor if that is lost, and a listing is behind
-        patch.setattr("headway.checkpoint.remote.ownership.Claims.last", lambda *_: 0)
-        patch.setattr("headway.checkpoint.remote.ownership.Claims.settle_owner", lambda *_: None)
+        patch.setattr("headway.checkpoint.remote.ownership.TierOwnership.last", lambda *_: 0)
+        patch.setattr("headway.checkpoint.remote.ownership.TierOwnership.record_owner", lambda *_: None)
         with pytest.raises(OtherRunError, match="seed 4"):
-            seen.take(run_of(a), 1, run_identity(a))
+            seen.acquire(run_of(a), 1, run_identity(a))
     assert names(place(tmp_path) / "owners") == ["00000001.json"]
 
 
@@ -359,7 +359,7 @@ def test_an_emptied_mount_is_no_place_to_claim_again(tmp_path: Path) -> None:
     save(one, 2)
     (tmp_path / "remote").rename(tmp_path / "unmounted")
     (tmp_path / "remote").mkdir()
-    with pytest.raises(Exception, match="what this attempt has sent there is gone"):
+    with pytest.raises(Exception, match="everything that this attempt uploaded there is gone"):
         send(tier, one, 2)
     assert not list((tmp_path / "remote").iterdir())
 
@@ -392,8 +392,7 @@ def test_the_end_of_an_attempt_that_lost_the_place_says_so(
     after_save.close(30)
     assert told[1:] == [(4, None)]
     assert (
-        after_save.lost is not None
-        and "step 4 is not uploaded: the remote place belongs to run" in after_save.lost.what
+        after_save.lost is not None and "step 4 is not uploaded: the remote tier belongs to run" in after_save.lost.what
     )
     assert after_save.lost.fix and "nothing more is uploaded" in capsys.readouterr().err
 
@@ -452,7 +451,7 @@ def test_the_claim_of_an_older_version_gives_no_right_to_the_steps_of_another_ru
     finish(b, 4, 9)
     forget_ids(tmp_path, old, b)
     before = contents(place(tmp_path))
-    with pytest.raises(OtherRunError, match="made with another config: they are another run's"):
+    with pytest.raises(OtherRunError, match="made with another config: they belong to another run"):
         newest(old)
     assert contents(place(tmp_path)) == before
 
@@ -472,7 +471,7 @@ def test_an_older_checkpoint_with_a_config_that_the_run_never_had_is_left_alone(
     assert "step-00000006: it has no run id, and was made with a config that this run never had" in said[0]
     save(old, 6, state=1)
     before = contents(place(tmp_path) / "step-00000006")
-    with pytest.raises(OtherRunError, match="it may be another run's, and is not replaced"):
+    with pytest.raises(OtherRunError, match="it may belong to another run, and is not replaced"):
         send(claim(old, 3), old, 6)
     assert contents(place(tmp_path) / "step-00000006") == before
     assert [m.step for m in claim(old, 4).own_manifests()] == [2]

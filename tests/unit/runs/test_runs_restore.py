@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from headway.checkpoint import transfer
 from headway.checkpoint.format.folders import discard
 from headway.checkpoint.index import CheckpointIndex
-from headway.checkpoint.remote.acquire import claim_tier
+from headway.checkpoint.remote.acquire import acquire_tier
 from headway.checkpoint.remote.tier import RemoteTier, journal_of
 from headway.checkpoint.retention import Rules
 from headway.checkpoint.run_identity import RunIdentity, run_identity
@@ -53,7 +53,7 @@ def run(tmp_path: Path) -> RunDirectory:
     attempt = run.begin_attempt("train")
     run.config_path.write_text(dump_config(config))
     store, ledger = CheckpointStore(run.checkpoints, keep=9), Ledger(run.ledger_path)
-    tier = claim_tier(RemoteConfig(**remote), 1, run_identity(config, run=run.path))
+    tier = acquire_tier(RemoteConfig(**remote), 1, run_identity(config, run=run.path))
     context = {"attempt": 1, "identity": fingerprint(identity(config)), "config": dump_config(config), "run": {"a": 1}}
     for step in (1, 2, 3, 4):
         store.save(step, make_state(step), {"step": step}, context)
@@ -313,10 +313,10 @@ def test_a_remote_checkpoint_that_was_set_aside_is_replaced_whole(
     store.save(3, make_state(9), {"step": 3}, {"attempt": 3})
     remote = load_resolved(run.config_path).checkpoint.remote
     assert remote is not None
-    claim_tier(remote, 3, RunIdentity(run.path, None, run.path.name)).publish(
+    acquire_tier(remote, 3, RunIdentity(run.path, None, run.path.name)).publish(
         run.checkpoints / "step-00000003", journal_of(run.path, 3)
     )
-    assert not aside.exists() and "replaces what was set aside" in capsys.readouterr().err
+    assert not aside.exists() and "replaces the checkpoint that was set aside" in capsys.readouterr().err
     assert len(list(aside.parent.glob("*shard-00000.safetensors"))) == 1, "what was set aside has gone"
 
 

@@ -1,4 +1,4 @@
-"""Claiming the remote tier of a run, and of no other one: two runs may be told the same URL and the same name."""
+"""Acquisition of a run's remote tier, with checks that it is not another run's: two runs may share URL and name."""
 
 from __future__ import annotations
 
@@ -19,36 +19,46 @@ if TYPE_CHECKING:
 
 
 def find_tier(remote: RemoteConfig, identity: RunIdentity, **options: Any) -> RemoteTier:
-    """The remote tier of a run (`RemoteTier.find`).
+    """Return the remote tier of a run (`RemoteTier.find`), for reading.
 
     Args:
-        options: For `Objects`.
+        remote: The config's `checkpoint.remote`.
+        identity: The run.
+        options: Options for `Objects`.
     """
     place = place_of(remote.model_dump(mode="json"), identity.run.resolve().name, **options)
     return RemoteTier.find(place, identity.run, identity)
 
 
-def claim_tier(remote: RemoteConfig, attempt: int, identity: RunIdentity, **options: Any) -> RemoteTier:
-    """Claim the remote tier of a run for an attempt that owns the run directory.
+def acquire_tier(remote: RemoteConfig, attempt: int, identity: RunIdentity, **options: Any) -> RemoteTier:
+    """Acquire the remote tier of a run for an attempt that owns the run directory.
 
     Args:
-        identity: The run's. Where its directory takes up the run that owns the place, the tier has the new one.
+        remote: The config's `checkpoint.remote`.
+        attempt: Number of the attempt.
+        identity: The run. If its directory adopts the run that owns the tier, the returned tier has the new identity.
+        options: Options for `Objects`.
 
     Raises:
-        OtherRunError: the place is another run's; its checkpoints and whoever sends them are left in peace.
-        CheckpointError: the store cannot be reached.
+        OtherRunError: Another run owns the tier; neither its checkpoints nor its uploads are touched.
+        CheckpointError: The store cannot be reached.
     """
     tier = find_tier(remote, identity, **options)
-    identity = settle_identity(tier, identity)
-    return tier.take(identity.run, attempt, identity)
+    identity = resolve_identity(tier, identity)
+    return tier.acquire(identity.run, attempt, identity)
 
 
 def is_sent(remote: RemoteConfig, identity: RunIdentity, manifest: Manifest, **options: Any) -> bool:
-    """Whether a checkpoint is known to be in the run's remote tier. The store is asked only where the index does not
-    say so: one that is lost, or could never be written, would have a finished run sent again and again.
+    """Return whether a checkpoint is published in the run's remote tier.
+
+    The store is asked only if the index does not list it. Otherwise, a lost or unwritable index would make every start
+    of a finished run upload the checkpoint again.
 
     Args:
-        options: For `Objects`.
+        remote: The config's `checkpoint.remote`.
+        identity: The run.
+        manifest: The local checkpoint.
+        options: Options for `Objects`.
     """
     return _is_sent_by_index(remote, identity.run, manifest) or _is_in_store(remote, identity, manifest, **options)
 
@@ -67,26 +77,26 @@ def _is_in_store(remote: RemoteConfig, identity: RunIdentity, manifest: Manifest
     try:
         tier = find_tier(remote, identity, **options)
         there = tier.manifest(manifest.step)
-    except HeadwayError:  # whoever sends it will tell
+    except HeadwayError:  # the upload will report it
         return False
     return there is not None and there.state_sha256 == manifest.state_sha256 and tier.relation_of(there) == "own"
 
 
-def settle_identity(tier: RemoteTier, identity: RunIdentity) -> RunIdentity:
-    """Make sure that a tier is a run's own before it is claimed, which fences whoever has it.
+def resolve_identity(tier: RemoteTier, identity: RunIdentity) -> RunIdentity:
+    """Check that a run owns a tier before the run acquires it, since that fences the present owner.
 
-    The tier tells whose it is: by its own record and its claims, or else by its newest checkpoint. One in which nothing
-    has an id was written by an older version, and is the run's if any checkpoint there was made with a config that the
+    The owner follows from the tier's own record and its claims, or else from its newest checkpoint. A tier without any
+    id was written by an older version. It belongs to the run if any checkpoint there was made with a config that the
     run has had.
 
     Returns:
-        The identity. A directory that has made no checkpoint takes up the run that owns the place, if config and data
-        are the same: it continues that run on this machine. `RemoteTier.take` writes that down.
+        The identity. A directory without checkpoints adopts the run that owns the tier, if config and data are the
+        same: it continues that run on this machine. `RemoteTier.acquire` records that.
 
     Raises:
-        OtherRunError: the place is another run's, or it cannot be told whose it is.
-        ConfigError: the newest checkpoint is encrypted, and cannot be read with the key that is given.
-        CheckpointError: the store cannot be reached.
+        OtherRunError: Another run owns the tier, or the owner is unknown.
+        ConfigError: The newest checkpoint is encrypted, and cannot be read with the given key.
+        CheckpointError: The store cannot be reached.
     """
     owner, claim = tier.owner(), read_claim(identity.run)
     if owner is not None:
@@ -96,7 +106,7 @@ def settle_identity(tier: RemoteTier, identity: RunIdentity) -> RunIdentity:
     for _, found in tier.look_through(reversed(tier.steps())):
         if not isinstance(found, Manifest):
             if was_here and isinstance(found, ConfigError):
-                raise found  # with another key than before, each would have a part of the run that is useless to it
+                raise found  # with a new key, either key could read only a part of the run's checkpoints
             unreadable = found
             continue
         relation = identity.relation(found)
@@ -114,7 +124,7 @@ def settle_identity(tier: RemoteTier, identity: RunIdentity) -> RunIdentity:
         raise _other_config(tier)
     if unreadable is not None and not was_here:
         raise OtherRunError(
-            f"whose the remote checkpoints under this run's name are cannot be told: {unreadable.what}",
+            f"the owner of the remote checkpoints under this run's name is unknown: {unreadable.what}",
             where=unreadable.where,
             fix=f"{unreadable.fix}; or choose another name=... or checkpoint.remote.url, or start over with --restart",
         )
@@ -122,7 +132,7 @@ def settle_identity(tier: RemoteTier, identity: RunIdentity) -> RunIdentity:
 
 
 def _as_owner(tier: RemoteTier, identity: RunIdentity, owner: PlaceOwner) -> RunIdentity:
-    """The identity under the owner's id, if it is the owner's or may become so."""
+    """Return the identity with the owner's id, if the run is the owner or may continue it."""
     if owner.record["id"] == identity.id:
         return identity
     obstacle = identity.obstacle(owner.configs, owner.data)
@@ -133,8 +143,8 @@ def _as_owner(tier: RemoteTier, identity: RunIdentity, owner: PlaceOwner) -> Run
 
 def _other_config(tier: RemoteTier) -> OtherRunError:
     return OtherRunError(
-        "the remote checkpoints under this run's name were made with another config: they are another run's",
+        "the remote checkpoints under this run's name were made with another config: they belong to another run",
         where=tier.url,
-        fix="choose another name=... or checkpoint.remote.url, or start over with --restart; to go on with them all the"
-        " same, first `headway checkpoints restore` one, then train with --accept-changes",
+        fix="choose another name=... or checkpoint.remote.url, or start over with --restart; to continue from them"
+        " anyway, first `headway checkpoints restore` one, then train with --accept-changes",
     )

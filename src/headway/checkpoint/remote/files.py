@@ -1,4 +1,4 @@
-"""The files of a remote checkpoint: what they are called there, and which of them have arrived."""
+"""The files of a remote checkpoint: their names in the store, and the journal of finished uploads."""
 
 from __future__ import annotations
 
@@ -15,36 +15,38 @@ from headway.core.foreign import read_json_lines
 
 
 def sent_name(manifest: Manifest, file: str) -> str:
-    """What a file is called where it is sent to: `<16 hexadecimal digits>-<its name>`.
+    """Return the name of a file in the store: `<16 hexadecimal digits>-<its name>`.
 
-    The digits belong to this one checkpoint, so that a process that has lost the run, and whose upload of the same step
-    ends at last, cannot write over a file of the one that was published meanwhile. They follow from nothing but what
-    the manifest says. Hashes of the files alone would let a store that holds encrypted ones try what is in them.
+    The digits are unique to the checkpoint. So a fenced process whose upload of the same step finishes late cannot
+    overwrite a file of the checkpoint that was published meanwhile. The digits follow from the manifest alone. Hashes
+    of the files alone would let the operator of a store test guesses about the content of encrypted files.
     """
     files = {name: entry.hash for name, entry in manifest.files.items()}
     return f"{fingerprint([manifest.state_sha256, manifest.context, files])[:16]}-{file}"
 
 
 def name_there(folder: Objects, manifest: Manifest, file: str) -> str:
-    """What a file of a remote checkpoint is called: its own name, where the checkpoint was copied there by hand or sent
-    before files had names of their own there."""
+    """Return the actual name of a file in the store.
+
+    It is the plain file name if the checkpoint was copied there by hand, or uploaded by a version without the digits.
+    """
     sent = sent_name(manifest, file)
     return sent if folder.facts(sent) is not None else file
 
 
 def names_there(manifest: Manifest) -> set[str]:
-    """All that files of a remote checkpoint may be called."""
+    """Return all names that files of a remote checkpoint may have."""
     return {name for file in manifest.files for name in (sent_name(manifest, file), file)}
 
 
 def unexpected_objects(names: Iterable[str], manifest: Manifest) -> list[str]:
-    """Of what lies in the folder of a checkpoint that was sent, the files that are not its own."""
+    """Return the objects in the folder of an uploaded checkpoint that do not belong to it."""
     own = {sent_name(manifest, file).removesuffix(SEALED) for file in manifest.files} | {MANIFEST}
     return [name for name in names if name.removesuffix(SEALED) not in own]
 
 
 class Journal:
-    """What has been sent of one checkpoint, and as which version: a line per file, each on disk when it counts."""
+    """The journal of one checkpoint's upload: a line per finished file, with its version, flushed to disk."""
 
     def __init__(self, path: Path, url: str, state_sha256: str) -> None:
         self._path, self._head = path, {"url": url, "state_sha256": state_sha256}
@@ -56,12 +58,12 @@ class Journal:
             path.write_text(json.dumps(self._head) + "\n", encoding="utf-8")
 
     def version_of(self, file: str, sha256: str) -> str | None:
-        """The version that was sent; None when it was not, or with another content."""
+        """Return the version of an uploaded file; None if it was not uploaded with this content."""
         line = self._sent.get(file)
         return str(line["version"]) if line is not None and line.get("sha256") == sha256 else None
 
     def note(self, file: str, sha256: str, version: str) -> None:
-        """A file has arrived."""
+        """Record a finished file."""
         with self._path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps({"file": file, "sha256": sha256, "version": version}) + "\n")
             stream.flush()

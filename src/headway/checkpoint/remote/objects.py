@@ -1,7 +1,7 @@
-"""A folder in object storage, or on any file system that `fsspec` knows: operations that either happen or say why.
+"""A folder in object storage or on any `fsspec` file system, with operations that either succeed or explain why not.
 
-What may pass (a server that does not answer, 503, a cut connection) is tried again for a while, and then becomes
-`UnreachableError`. Nothing that matters rests on a listing, since listings may be stale.
+Transient faults (no answer, 503, a cut connection) are retried for a while and then become `UnreachableError`. No
+guarantee rests on a listing, since listings may be stale.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from headway.core.faults import fault_point
 from headway.core.format import format_bytes
 from headway.core.object_storage import TooLargeError, credentials_fix, filesystem, kind_of, read_whole, scheme_of
 
-#: Bytes sent or fetched in one request. Four of them are under way at a time.
+#: Bytes of one request.
 PART_BYTES = 16 * 2**20
+#: Requests of one upload under way at a time.
 _AT_A_TIME = 4
-#: Bytes that a record may have: a claim, who owns a place, a hint of the newest checkpoint. Each is below 2 KB.
+#: Size limit of a small record (a claim, the owner of a tier, the hint of the newest step). Real ones are below 2 KB.
 RECORD_BYTES = 64 * 1024
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 30.0
 _S3 = ("s3", "s3a")
@@ -37,24 +38,24 @@ T = TypeVar("T")
 
 
 class NoAnswer(CheckpointError):
-    """What was asked is not known: nothing may be done that takes an object for damaged or gone."""
+    """The store gave no answer, so an object must not be treated as damaged or missing."""
 
 
 class UnreachableError(NoAnswer):
-    """A store does not answer, or not as it should, for a reason that may pass."""
+    """The store does not answer, or not properly, for a reason that may be transient."""
 
 
 class GivenUp(NoAnswer):
-    """Waiting for a store was ended because the program ends."""
+    """A retry ended because the program ends."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a store says of an object."""
+    """A store's metadata of an object."""
 
     bytes: int
     version: str
-    """Checksum or time of the last change; it differs when the content does."""
+    """Checksum or time of the last change; it changes with the content."""
 
 
 class Objects:
@@ -62,14 +63,14 @@ class Objects:
 
     Args:
         url: The folder, with a scheme.
-        options: What `fsspec` needs to reach it.
-        patience_seconds: How long one operation is tried again while the store cannot be reached.
-        stopping: Set when the program ends: nothing is tried again then.
-        within: On a mounted file system, the folder around this one has to be there already, or the store counts as
-            away: one that is not mounted looks like one with nothing in it.
+        options: Options for `fsspec`.
+        patience_seconds: How long to retry one operation while the store cannot be reached.
+        stopping: Set when the program ends, which ends all retries.
+        within: Whether the parent folder must exist on a mounted file system. Without it, a file system that is not
+            mounted would look like an empty one.
 
     Raises:
-        ConfigError: the scheme is unknown, or needs a package that is not installed.
+        ConfigError: The scheme is unknown, or needs a package that is not installed.
     """
 
     def __init__(
@@ -99,14 +100,14 @@ class Objects:
         return self._scheme in ("file", "local")
 
     def at(self, name: str) -> Objects:
-        """The objects of a folder in this one."""
+        """Return the objects of a subfolder."""
         below = object.__new__(type(self))
         below.__dict__.update(self.__dict__)
         below.url, below._root = self.url_of(name), self._path(name)
         return below
 
     def url_of(self, name: str) -> str:
-        """Where an object lies."""
+        """Return the URL of an object."""
         return f"{self.url}/{name}"
 
     def _path(self, name: str) -> str:
@@ -115,10 +116,11 @@ class Objects:
     # Reading
 
     def folders(self) -> list[str]:
-        """Names of what lies right here, as a listing tells: it may be behind.
+        """List the names of folders and objects directly in this folder; the listing may lag.
 
         Raises:
-            CheckpointError: the store cannot be reached or does not let us in.
+            CheckpointError: The store cannot be reached.
+            ConfigError: The store denies access.
         """
 
         def ask() -> list[str]:
@@ -129,10 +131,10 @@ class Objects:
                 return []
             return sorted({str(path).rstrip("/").rsplit("/", 1)[-1] for path in found} - {""})
 
-        return self._again("", ask)
+        return self._with_retries("", ask)
 
     def facts(self, name: str) -> Facts | None:
-        """Size and version; None when there is no such object."""
+        """Return the size and version of an object; None if there is none."""
 
         def ask() -> Facts | None:
             self._files.invalidate_cache()
@@ -144,17 +146,17 @@ class Objects:
             version = next((f"{key}:{info[key]}" for key in keys if info.get(key)), "")
             return Facts(int(info["size"]), version.replace('"', ""))
 
-        return self._again(name, ask)
+        return self._with_retries(name, ask)
 
     def read(self, name: str, most: int = RECORD_BYTES) -> bytes | None:
-        """Return a small object as it is now; None when there is none.
+        """Return the content of a small object; None if there is none.
 
         Args:
-            name: Of the object.
-            most: Bytes that an object of its kind may have.
+            name: Name of the object.
+            most: Size limit for an object of its kind, in bytes.
 
         Raises:
-            CheckpointError: it has more.
+            CheckpointError: The object is larger.
         """
 
         def ask() -> bytes | None:
@@ -164,7 +166,7 @@ class Objects:
                 return None
 
         try:
-            return self._again(name, ask)
+            return self._with_retries(name, ask)
         except TooLargeError:
             raise self._too_large(name, most) from None
 
@@ -172,23 +174,23 @@ class Objects:
         found = Objects.facts(self, name)
         size = format_bytes(found.bytes) if found is not None and found.bytes > most else "more bytes than that"
         return CheckpointError(
-            f"at most {format_bytes(most)} are read of an object of this kind, and this one has {size}",
+            f"an object of this kind has at most {format_bytes(most)}, and this one has {size}",
             where=self.url_of(name),
-            fix="no run has written it so: see what it is, and remove it if it belongs to no one",
+            fix="no run has written it like this: inspect it, and remove it if it is not needed",
         )
 
     def fetch(self, name: str, path: Path, size: int, advance: Callable[[int], None] = lambda _: None) -> None:
-        """Download an object of a known size, going on where an earlier download of it has ended."""
+        """Download an object of a known size, continuing an earlier download of it."""
         path.touch()
         with path.open("r+b") as file:
             done = file.seek(0, os.SEEK_END)
-            if done > size:  # it is not of this object
+            if done > size:  # a file of another object
                 file.truncate(0)
                 done = file.seek(0)
             advance(done)
             while done < size:
                 end = min(done + PART_BYTES, size)
-                data = self._again(name, partial(self._part, name, done, end))
+                data = self._with_retries(name, partial(self._part, name, done, end))
                 file.write(data)
                 done = end
                 advance(len(data))
@@ -205,32 +207,32 @@ class Objects:
     # Writing
 
     def put(self, name: str, path: Path) -> Facts:
-        """Upload a file, in parts if it is large, in place of what is there."""
+        """Upload a file, in parts if it is large, and replace an existing object."""
 
         def send() -> None:
             if self.local:
                 _copy_file(path, Path(self._path(name)))
                 return
-            # In memory there are no more than so many parts at a time, whatever the size.
+            # This bounds the memory, whatever the size of the file.
             parts = {"chunksize": PART_BYTES, "max_concurrency": _AT_A_TIME} if self._scheme in _S3 else {}
             self._files.put_file(str(path), self._path(name), **parts)
 
-        self._again(name, send)
+        self._with_retries(name, send)
         found = self.facts(name)
         if found is None or found.bytes != path.stat().st_size:
             there = "nothing" if found is None else f"{found.bytes:,} bytes"
             raise UnreachableError(
                 f"an upload of {path.stat().st_size:,} bytes has left {there}",
                 where=self.url_of(name),
-                fix="it is sent again by itself; if this stays, check the store",
+                fix="the upload is repeated automatically; if this happens again, check the store",
             )
         return found
 
     def create(self, name: str, content: bytes) -> bool:
-        """Write a small object if there is none of that name, in one step where the store can (S3: If-None-Match).
+        """Create a small object unless it exists, atomically if the store can (S3: If-None-Match).
 
         Returns:
-            Whether it is ours: False when there was one with another content.
+            Whether the object has this content now; False if one with another content existed.
         """
 
         def send() -> bool:
@@ -244,15 +246,15 @@ class Objects:
                 if not isinstance(error, FileExistsError) and "precondition" not in str(error).lower().replace("-", ""):
                     raise
                 there = self.read(name, max(len(content), RECORD_BYTES))
-                if there is None:  # taken for another's, it would cost a claim or all uploads that follow
-                    raise ConnectionError("it refuses to write what is not there, as if it were") from error
-                # Our own, when the answer to an earlier try was lost on the way.
+                if there is None:  # mistaken for another writer's object, this would cost a claim or all later uploads
+                    raise ConnectionError("it refuses to create an object that does not exist") from error
+                # The object is our own if the answer to an earlier try was lost.
                 return there == content
 
-        return self._again(name, send)
+        return self._with_retries(name, send)
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a small object, in place of what is there."""
+        """Write a small object, and replace an existing one."""
 
         def send() -> None:
             if self.local:
@@ -260,33 +262,33 @@ class Objects:
             else:
                 self._files.pipe_file(self._path(name), content)
 
-        self._again(name, send)
+        self._with_retries(name, send)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove objects, one after the other; those that are not there are passed over."""
+        """Remove objects one after the other; missing ones are ignored."""
         for name in names:
 
             def ask(name: str = name) -> None:
                 with contextlib.suppress(FileNotFoundError):
                     self._files.rm_file(self._path(name))
 
-            self._again(name, ask)
+            self._with_retries(name, ask)
 
     def make_folder(self) -> None:
-        """Make the folder, and those above it, where a store has folders that are not made by what is put there."""
+        """Make the folder and its parents, on a mounted file system; object stores have no real folders."""
         if self.local:
-            self._again("", lambda: Path(self._root).mkdir(parents=True, exist_ok=True))
+            self._with_retries("", lambda: Path(self._root).mkdir(parents=True, exist_ok=True))
 
     def remove_folder(self) -> None:
-        """Remove what is left of an emptied folder, where a store has folders."""
+        """Remove an empty folder, on a mounted file system."""
         if self.local:
             with contextlib.suppress(OSError):
                 Path(self._root).rmdir()
 
-    # What goes wrong
+    # Errors
 
-    def _again(self, name: str, ask: Callable[[], T]) -> T:
-        """An answer; asked for again, ever more patiently, while what goes wrong may pass."""
+    def _with_retries(self, name: str, ask: Callable[[], T]) -> T:
+        """Return the result of an operation; retry transient faults with growing pauses."""
         url = self.url_of(name) if name else self.url
         until, wait = time.monotonic() + self.patience_seconds, _FIRST_WAIT_SECONDS
         while True:
@@ -304,7 +306,7 @@ class Objects:
                     self._away = True
                     warning(f"{url} does not answer as it should ({reason}); trying again")
             if self.stopping.wait(wait * random.uniform(0.7, 1.3)):
-                raise GivenUp("the upload is not finished", where=url, fix="the next attempt goes on with it")
+                raise GivenUp("the upload is not finished", where=url, fix="the next attempt continues it")
             wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
         if self._away:
             self._away = False
@@ -313,24 +315,24 @@ class Objects:
 
     def _check_mounted(self) -> None:
         if self._around is not None and not self._around.is_dir():
-            raise ConnectionError(f"there is no folder {self._around}; mount it, or make it if it is to be a new one")
+            raise ConnectionError(f"there is no folder {self._around}; mount it, or make it if it is new")
 
     def _error(self, url: str, error: Exception) -> HeadwayError:
         kind, reason = kind_of(error)
         if kind == "credentials":
-            return ConfigError(f"the store does not let us in: {reason}", where=url, fix=credentials_fix(url))
+            return ConfigError(f"the store denies access: {reason}", where=url, fix=credentials_fix(url))
         if kind == "unreachable":
             fix = "check the network, checkpoint.remote.url and checkpoint.remote.options"
             return UnreachableError(f"the store cannot be reached: {reason}", where=url, fix=fix)
-        if kind == "missing":  # a missing object is an answer: this is about what objects are in
+        if kind == "missing":  # a missing object is no error, so this is its bucket, container or folder
             what = f"there is no such bucket, container or folder: {reason}"
             return CheckpointError(what, where=url, fix="make it, or check checkpoint.remote.url")
         return CheckpointError(f"the store cannot be used: {reason}", where=url, fix="check checkpoint.remote.url")
 
 
 def _create_file(path: Path, content: bytes) -> None:
-    """A new file that is whole from its first moment: a hard link to a finished one, which fails where there is one."""
-    temporary = _written_beside(path, content)
+    """Create a file atomically: a hard link to a complete temporary file, which fails if the name exists."""
+    temporary = _write_temporary(path, content)
     try:
         os.link(temporary, path)
     finally:
@@ -338,11 +340,11 @@ def _create_file(path: Path, content: bytes) -> None:
 
 
 def _replace_file(path: Path, content: bytes) -> None:
-    _written_beside(path, content).replace(path)
+    _write_temporary(path, content).replace(path)
 
 
 def _copy_file(source: Path, target: Path) -> None:
-    temporary = _written_beside(target, b"")
+    temporary = _write_temporary(target, b"")
     try:
         shutil.copyfile(source, temporary)
         with temporary.open("rb") as file:
@@ -353,7 +355,7 @@ def _copy_file(source: Path, target: Path) -> None:
         raise
 
 
-def _written_beside(path: Path, content: bytes) -> Path:
+def _write_temporary(path: Path, content: bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with temporary.open("wb") as file:

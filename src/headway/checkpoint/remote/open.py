@@ -1,4 +1,4 @@
-"""Opening the place behind a URL where checkpoints lie, with the key that they may be sealed with."""
+"""Opening of a checkpoint location by its URL, with the key that its objects may be sealed with."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from headway.core.errors import ConfigError
 
 
 def place_of(settings: Mapping[str, Any], name: str, **options: Any) -> Objects:
-    """The folder for all generations of a run, from the config's `checkpoint.remote`, whose own folder has to be there
-    where it is one of a mounted file system."""
+    """Open the folder of all generations of a run, by the config's `checkpoint.remote`.
+
+    On a mounted file system, the folder of that URL must exist already.
+    """
     url, encrypt = f"{settings['url']}/{name}", bool(settings.get("encrypt"))
     return open_place(url, settings.get("options"), encrypt, within=True, **options)
 
@@ -21,16 +23,17 @@ def place_of(settings: Mapping[str, Any], name: str, **options: Any) -> Objects:
 def open_place(
     url: str, storage: Mapping[str, Any] | None = None, encrypt: bool | None = None, **options: Any
 ) -> Objects:
-    """The objects below a URL.
+    """Open the objects below a URL.
 
     Args:
-        storage: What `fsspec` needs to reach it.
-        encrypt: Whether checkpoints are sealed there; when not given, whether there is a key. With a key, what is
-            sealed there can be read in any case.
-        options: For `Objects`.
+        url: The folder, with a scheme.
+        storage: Options for `fsspec`.
+        encrypt: Whether new checkpoint objects are sealed; if None, they are if there is a key. With a key, sealed
+            objects can be read in any case.
+        options: Options for `Objects`.
 
     Raises:
-        ConfigError: the URL cannot be used, or there is no key to encrypt with.
+        ConfigError: The URL cannot be used, or there is no key to encrypt with.
     """
     key = key_to_encrypt_with("checkpoint.remote.encrypt") if encrypt else _key_to_read_with(encrypt)
     if key is None:
@@ -41,8 +44,10 @@ def open_place(
 
 
 def _key_to_read_with(encrypt: bool | None) -> bytes | None:
-    """The key of the environment. What is wrong with it does not matter where nothing is to be encrypted; of a
-    checkpoint that cannot be read without it, that is told."""
+    """Return the key from the environment; None if it is unusable and nothing is to be encrypted.
+
+    The error is reported later, for a checkpoint that cannot be read without the key.
+    """
     try:
         return encryption_key()
     except ConfigError:

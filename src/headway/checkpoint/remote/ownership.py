@@ -1,16 +1,17 @@
-"""Who may write to the remote checkpoints of a run: the run that owns the place, and of its attempts the newest.
+"""Ownership of the remote tier: one run owns it, and only the newest attempt of that run may write.
 
-    run-001/run.json               whose the place is; made once, by a put that fails where there is one
-    run-001/owners/00000001.json   who has claimed it, one object for each claim
+    run-001/run.json               the run that owns the tier; made once, by a conditional put
+    run-001/owners/00000001.json   the attempts that acquired the tier, one claim each
     run-001/newest.json            a hint; names the newest claim too
 
-Claims are numbered, and each is made by a put that fails where there is such an object already (S3: If-None-Match). The
-owner is whoever made the one with the highest number. Before it publishes or removes anything, it reads its own claim
-and looks for a later one. No listing is needed for that, and listings may be stale.
+A claim is the fencing token of an attempt. Claims are numbered, and a conditional put (S3: If-None-Match) makes each
+one, so that two attempts never get the same number. The attempt with the highest number is the owner. Before it
+publishes or removes anything, it reads its own claim and looks for a later one. That needs no listing, since listings
+may be stale.
 
 Claims are plain objects, which a lifecycle rule or a clean-up may remove. So a new claim gets a higher number than any
-that is listed, known to the run directory or named by the hint. An owner whose own claim is gone makes it again under
-the same number, loudly, unless anything there tells of somebody who has claimed the tier since.
+that is listed, known to the run directory or named by the hint. An owner whose claim is gone writes it again under the
+same number, with a warning, unless there is evidence of a later owner.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from headway.core.errors import CheckpointError, ConfigError
 from headway.core.foreign import SETTINGS_BYTES, parse_json, read_bytes
 from headway.core.machine import host_name
 
-#: In a new run directory after `--restart`: the wish to claim a generation of its own.
+#: Marks a new run directory after `--restart`, which will create a new generation of the remote tier.
 RESTARTED_FILE = ".restarted"
 NEWEST = "newest.json"
 OWNERS = "owners"
@@ -40,19 +41,19 @@ _CLAIM_NAME = re.compile(r"([0-9]{8,})\.json")
 
 
 class FencedError(CheckpointError):
-    """Another attempt has claimed the remote tier since."""
+    """The error of an attempt that no longer owns the remote tier."""
 
 
 class OtherRunError(ConfigError):
-    """The place, or what lies in it, belongs to another run."""
+    """The error for a remote tier, or a checkpoint in it, that belongs to another run."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Says whose the remote tier of a run is."""
+    """The record that an attempt acquired the remote tier."""
 
     url: str
-    """Of the run there, generation included."""
+    """URL of the generation."""
     number: int
     """Counted from 1."""
     token: str
@@ -60,19 +61,19 @@ class Claim:
     host: str
     time: float
     run: Mapping[str, Any] | None = None
-    """Id, name and seed of the run that claims; None in claims of older versions."""
+    """Id, name and seed of the run; None in claims of older versions."""
     config: str | None = None
     """Fingerprint of the run's config at that time."""
     data: str | None = None
-    """Fingerprint of its data, if that was known."""
+    """Fingerprint of its data, if known."""
 
     def render(self) -> bytes:
-        """The content of the claim's object."""
+        """Return the content of the claim's object."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def parse(cls, content: bytes) -> Claim | None:
-        """The claim in an object; None when it cannot be read."""
+        """Parse the content of a claim's object; None if it is unreadable."""
         try:
             claim = cls(**parse_json(content))
         except (ValueError, TypeError):
@@ -88,19 +89,19 @@ class Claim:
 
 @dataclass(frozen=True)
 class PlaceOwner:
-    """The run that owns a place."""
+    """The run that owns a remote tier."""
 
     record: Mapping[str, Any]
     """Id, name and seed."""
     configs: frozenset[str | None]
-    """Fingerprints of its config: what it is now, as its newest claim tells, or else what it was at first."""
+    """Fingerprints of its config: the current one by its newest claim, or else the first one."""
     data: str | None
     claimed: str
-    """Who has claimed the place last, in words."""
+    """The last attempt that acquired the tier, in words."""
 
 
 def read_claim(run: Path) -> Claim | None:
-    """The claim that a run directory knows of; None when there is none that can be read."""
+    """Return the claim that a run directory records; None if there is no readable one."""
     try:
         return Claim.parse(read_bytes(run / CLAIM_FILE, SETTINGS_BYTES))
     except OSError:
@@ -108,29 +109,29 @@ def read_claim(run: Path) -> Claim | None:
 
 
 def other_run(url: str, record: Mapping[str, Any], more: str = "", holds: str = "belongs to") -> OtherRunError:
-    """The error of a run that comes to the place of another one."""
+    """Make the error of a run whose remote tier belongs to another run."""
     return OtherRunError(
-        f"the remote place {holds} {in_words(record)}{more}: nothing there is taken, replaced or removed",
+        f"the remote tier {holds} {in_words(record)}{more}: nothing there is taken, replaced or removed",
         where=url,
-        fix="choose another name=... or checkpoint.remote.url, or begin a new generation beside it with --restart; to"
+        fix="choose another name=... or checkpoint.remote.url, or begin a new generation next to it with --restart; to"
         " continue that run here, first `headway checkpoints restore` it into a new run directory of its name",
     )
 
 
-class Claims:
-    """The claims on one generation of a run's remote tier.
+class TierOwnership:
+    """Ownership of one generation of a run's remote tier.
 
     Args:
-        objects: The generation's folder there.
+        objects: The folder of the generation.
     """
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
 
     def at(self, number: int) -> Claim | None:
-        """Return the claim of a number; None if there is no such object.
+        """Return the claim with a number; None if there is no such object.
 
-        An object that cannot be read is somebody's claim all the same.
+        An unreadable object counts as a claim of an unknown attempt.
         """
         content = self._objects.read(claim_name(number))
         if content is None:
@@ -138,14 +139,14 @@ class Claims:
         return Claim.parse(content) or Claim(self._objects.url, number, "", 0, "an unknown host", 0.0)
 
     def last(self, known: int = 0) -> int:
-        """Return the highest number there is, or that there is known to have been; 0 if there never was a claim.
+        """Return the highest number of any claim that exists or is known to have existed; 0 if there never was one.
 
         Args:
-            known: A number that has been there.
+            known: A number that is known to have existed.
         """
         number = self.hint().get("claim")
         start = max([known, number if isinstance(number, int) else 0, *self._listed()])
-        # Listings may be behind.
+        # Listings may lag.
         return start + highest(lambda n: self._objects.read(claim_name(start + n)) is not None)
 
     def _listed(self) -> list[int]:
@@ -153,7 +154,7 @@ class Claims:
         return [int(match[1]) for name in names if (match := _CLAIM_NAME.fullmatch(name))]
 
     def hint(self) -> dict[str, Any]:
-        """Return the content of the hint; empty if there is none that can be read."""
+        """Return the content of the hint; empty if there is no readable one."""
         try:
             found = parse_json(self._objects.read(NEWEST) or b"{}")
         except ValueError:
@@ -161,7 +162,7 @@ class Claims:
         return found if isinstance(found, dict) else {}
 
     def owner(self) -> PlaceOwner | None:
-        """Return the run that owns the place; None if nothing but its checkpoints can tell."""
+        """Return the run that owns the tier; None if only its checkpoints can tell."""
         content = self._objects.read(RUN_FILE)
         try:
             first = parse_json(content) if content is not None else {}
@@ -176,11 +177,11 @@ class Claims:
         config, data = (last.config, last.data) if same and last else (first.get("config"), first.get("data"))
         return PlaceOwner(record, frozenset({config}), data, "as it says there" if last is None else _when(last))
 
-    def settle_owner(self, identity: RunIdentity) -> None:
-        """Make the place a run's own if it is nobody's.
+    def record_owner(self, identity: RunIdentity) -> None:
+        """Record a run as the owner of the tier if there is no owner yet.
 
         Raises:
-            OtherRunError: it is another run's.
+            OtherRunError: Another run owns the tier.
         """
         if identity.id is None:
             return
@@ -196,17 +197,19 @@ class Claims:
         if found is not None and found["id"] != identity.id:
             raise other_run(self._objects.url, found)
 
-    def make(self, identity: RunIdentity, attempt: int, known: int) -> Claim:
-        """Make the next claim.
+    def acquire(self, identity: RunIdentity, attempt: int, known: int) -> Claim:
+        """Acquire the tier by making the next claim.
 
         Args:
-            known: The number of a claim that has been there.
+            identity: The run.
+            attempt: Number of the attempt.
+            known: The number of a claim that is known to have existed.
 
         Raises:
-            OtherRunError: the place is another run's.
-            ConfigError: the store cannot keep two attempts from having one claim.
+            OtherRunError: Another run owns the tier.
+            ConfigError: The store cannot prevent two attempts from sharing a claim.
         """
-        self.settle_owner(identity)
+        self.record_owner(identity)
         number = self.last(known)
         while True:
             number += 1
@@ -232,20 +235,22 @@ class Claims:
         return claim
 
     def _check_not_overwriting(self, name: str) -> None:
-        """Try to make an object that is there once more: a store that does as if it were not there says so of claims
-        too, and each attempt would take itself for the only one."""
+        """Raise an error if the store overwrites an existing object in a conditional put.
+
+        With such a store, each of two attempts would believe that it owns the tier.
+        """
         if self._objects.local or not self._objects.create(name, b"{}"):
             return
         self._objects.remove([name])
         raise ConfigError(
-            "the store writes over what is there although it is asked not to (If-None-Match): two machines could send"
-            " to one run at a time",
+            "the store overwrites existing objects in conditional puts (If-None-Match): two machines could write to one"
+            " run at the same time",
             where=self._objects.url,
             fix="choose a store that supports conditional puts, or a folder that the machines mount (file://)",
         )
 
     def write_hint(self, claim: Claim, step: int | None = None) -> None:
-        """Write the hint: the newest claim, and the newest step, which stays if none is given."""
+        """Write the hint: the newest claim and the newest step; without a step, the previous one stays."""
         newest = self.hint().get("step") if step is None else step
         known = {} if newest is None else {"step": newest}
         by = {
@@ -258,17 +263,17 @@ class Claims:
         self._objects.write(NEWEST, json.dumps({**known, "time": time.time(), **by}).encode())
 
     def assert_held(self, claim: Claim, identity: RunIdentity, publishes: bool) -> None:
-        """Make sure that a claim is there and is the newest.
+        """Raise an error unless a claim exists and is the newest.
 
         Args:
-            claim: The one by which this process writes.
-            identity: Whose it is.
-            publishes: Something is about to become visible or to go: look at the hint too.
+            claim: The claim of this process.
+            identity: The run that made it.
+            publishes: Whether the coming write makes something visible or removes it; the hint is checked too then.
 
         Raises:
-            FencedError: there is a later one, or another one in its place.
-            OtherRunError: another run has the place.
-            CheckpointError: the store cannot be reached.
+            FencedError: There is a later claim, or another one in its place.
+            OtherRunError: Another run owns the tier.
+            CheckpointError: The store cannot be reached.
         """
         mine = self.at(claim.number)
         if mine is not None and mine.token != claim.token:
@@ -279,11 +284,14 @@ class Claims:
         if publishes or mine is None:
             self._compare_with_hint(claim, is_gone=mine is None)
         if mine is None:
-            self._make_again(claim, identity)
+            self._restore_claim(claim, identity)
 
     def _compare_with_hint(self, claim: Claim, is_gone: bool) -> None:
-        """Look for a later claim in the hint, which may outlive the claim itself. Where the own claim is gone too, one
-        of any number counts: this process wrote the hint last unless somebody has claimed the tier since."""
+        """Look for a later claim in the hint, which may outlive the claim itself.
+
+        If this process's claim is gone, a foreign claim of any number counts: this process wrote the hint last, unless
+        another attempt has acquired the tier since.
+        """
         hint = self.hint()
         number, token = hint.get("claim"), hint.get("token")
         if not isinstance(number, int):
@@ -292,9 +300,9 @@ class Claims:
             by = f"attempt {hint.get('attempt')} on {hint.get('host')} has claimed them since (number {number})"
             raise self._lost(claim, hint.get("run"), by, by)
 
-    def _make_again(self, claim: Claim, identity: RunIdentity) -> None:
+    def _restore_claim(self, claim: Claim, identity: RunIdentity) -> None:
         check_mount_not_emptied(self._objects, "this attempt")
-        self.settle_owner(identity)
+        self.record_owner(identity)
         others = (self.at(number) for number in {*self._listed(), self.last()})
         for other in others:
             if other is not None and (other.number > claim.number or other.time > claim.time):
@@ -305,8 +313,8 @@ class Claims:
         self.write_hint(claim)
         warning(
             f"{self._objects.url_of(name)}, by which attempt {claim.attempt} owns the remote checkpoints, was removed"
-            " and is made again; keep clean-ups and lifecycle rules away from owners/ (headway doctor CONFIG looks"
-            " for such rules)"
+            " and is made again; exclude owners/ from clean-ups and lifecycle rules (headway doctor CONFIG looks for"
+            " such rules)"
         )
 
     def _lost_to(self, claim: Claim, by: Claim) -> FencedError | OtherRunError:
@@ -324,24 +332,29 @@ class Claims:
 
 
 def check_mount_not_emptied(objects: Objects, who: str, fix: str = "if it was emptied on purpose, start again") -> None:
-    """Refuse a folder of a mounted file system in which nothing is left: its file system is probably not mounted.
+    """Raise an error if a folder on a mounted file system is empty: the file system is probably not mounted.
+
+    Args:
+        objects: The folder.
+        who: The writer of its former content, for the message.
+        fix: The advice if the folder was emptied on purpose.
 
     Raises:
-        UnreachableError: it is one.
+        UnreachableError: The folder is empty.
     """
     if objects.local and not objects.folders():
         raise UnreachableError(
-            f"what {who} has sent there is gone", where=objects.url, fix=f"mount what belongs there; {fix}"
+            f"everything that {who} uploaded there is gone", where=objects.url, fix=f"mount the file system; {fix}"
         )
 
 
 def claim_name(number: int) -> str:
-    """Name of a claim's object."""
+    """Return the name of a claim's object."""
     return f"{OWNERS}/{number:08d}.json"
 
 
 def highest(there: Callable[[int], bool]) -> int:
-    """Return the highest of numbers that are there from 1 on without gaps; 0 when there is none."""
+    """Return the highest existing number, if numbers exist from 1 on without gaps; 0 if there is none."""
     low, high = 0, 1
     while there(high):
         low, high = high, 2 * high

@@ -1,4 +1,4 @@
-"""Object storage that sees checkpoints only encrypted. Claims and hints, which hold nothing of a run, stay readable."""
+"""Object storage that gets checkpoints only encrypted. Claims and hints hold no training data and stay readable."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _WORKING = ".sealing-"
 
 
 class SealedObjects(Objects):
-    """Seals files and manifests of checkpoints on their way out, and opens them on their way back.
+    """Objects whose checkpoint files and manifests are sealed when uploaded and opened when downloaded.
 
-    What is there without encryption can still be read, so that a run may begin to encrypt at any time; and may end it:
-    then what is sealed there can be read and removed, and nothing more is sealed.
+    Objects without encryption stay readable, so a run may begin to encrypt at any time. It may also stop: sealed
+    objects can then still be read and removed, and new ones are not sealed.
     """
 
     key: bytes
     seals: bool = True
-    """Seal what is sent from now on."""
+    """Whether to seal new objects."""
 
     def facts(self, name: str) -> Facts | None:
-        """Size of the content, and version."""
+        """Return the size of the content, and the version; None if there is no such object."""
         for there in self._names_of(name):
             found = super().facts(there)
             if found is not None and there != name:
@@ -49,7 +49,7 @@ class SealedObjects(Objects):
         return None
 
     def read(self, name: str, most: int = RECORD_BYTES) -> bytes | None:
-        """The content."""
+        """Return the decrypted content of a small object; None if there is none."""
         for there in self._names_of(name):
             content = super().read(there, most if there == name else sealed_size(most))
             if content is not None:
@@ -57,7 +57,7 @@ class SealedObjects(Objects):
         return None
 
     def open_one_of(self, names: Iterable[str]) -> bool:
-        """Whether any of these objects lies there sealed, and can be opened."""
+        """Return whether any of these objects is sealed and opens with the key."""
         for name in names:
             content = super().read(name + SEALED, sealed_size(LISTING_BYTES))
             if content is not None:
@@ -67,7 +67,7 @@ class SealedObjects(Objects):
         return False
 
     def fetch(self, name: str, path: Path, size: int, advance: Callable[[int], None] = lambda _: None) -> None:
-        """Download what is sealed, which goes on where it ended, and open it."""
+        """Download an object, continuing an earlier download, and decrypt it if it is sealed."""
         if not self._lies_sealed(name):
             super().fetch(name, path, size, advance)
             return
@@ -82,10 +82,10 @@ class SealedObjects(Objects):
             sealed.unlink()
 
     def put(self, name: str, path: Path) -> Facts:
-        """Seal a file beside its folder, and upload that.
+        """Seal a file into a temporary file next to its folder, and upload that.
 
         Raises:
-            CheckpointError: as `Objects.put`; also when there is no room for the sealed file here.
+            CheckpointError: As for `Objects.put`; also if there is no room for the sealed file.
         """
         if not self._is_to_be_sealed(name):
             return super().put(name, path)
@@ -98,32 +98,32 @@ class SealedObjects(Objects):
                 found = super().put(name + SEALED, Path(working.name))
         except OSError as error:
             raise CheckpointError(
-                f"{_base(name)} cannot be encrypted to be sent: {error.strerror or error}",
+                f"{_base(name)} cannot be encrypted for upload: {error.strerror or error}",
                 where=str(folder),
                 fix=fix_for(error, "make room there, and make it writable"),
             ) from error
         return Facts(path.stat().st_size, found.version)
 
     def create(self, name: str, content: bytes) -> bool:
-        """Seal and create."""
+        """Create a small object, sealed if it is secret, unless it exists."""
         if not self._is_to_be_sealed(name):
             return super().create(name, content)
         return super().create(name + SEALED, seal_bytes(content, self.key, _base(name)))
 
     def write(self, name: str, content: bytes) -> None:
-        """Seal and write."""
+        """Write a small object, sealed if it is secret."""
         if self._is_to_be_sealed(name):
             super().write(name + SEALED, seal_bytes(content, self.key, _base(name)))
         else:
             super().write(name, content)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove what is sealed, and what is not."""
+        """Remove objects, both their sealed and their plain form."""
         for name in names:
             super().remove([name + SEALED, name] if _is_secret(name) else [name])
 
     def folders(self) -> list[str]:
-        """Names without the ending of sealed ones."""
+        """Return the names in this folder, without the suffix of sealed objects."""
         return sorted({name.removesuffix(SEALED) for name in super().folders()})
 
     def _is_to_be_sealed(self, name: str) -> bool:
@@ -136,7 +136,7 @@ class SealedObjects(Objects):
         return False
 
     def _names_of(self, name: str) -> list[str]:
-        """What an object may be called there, the likely name first."""
+        """Return the names that an object may have in the store, the likely one first."""
         if not _is_secret(name):
             return [name]
         return [name + SEALED, name] if self.seals else [name, name + SEALED]
@@ -153,13 +153,15 @@ def _base(name: str) -> str:
 
 @contextmanager
 def _working_file(folder: Path) -> Iterator[IO[bytes]]:
-    """A file for what is sealed, locked as long as its process lives: those that nobody holds were left by a kill, and
-    each may be as large as what was to be sent."""
+    """Open a temporary file for sealed content, and remove those that killed processes left.
+
+    Each file is locked while its process lives, so an unlocked one is a leftover; it may be as large as a shard.
+    """
     for left in folder.glob(f"{_WORKING}*"):
         with suppress(OSError), left.open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             left.unlink()
     with tempfile.NamedTemporaryFile(dir=folder, prefix=_WORKING) as working:
-        with suppress(OSError):  # where there are no locks, nobody can take it for one that was left either
+        with suppress(OSError):  # without locks, another process cannot mistake it for a leftover either
             fcntl.flock(working, fcntl.LOCK_EX)
         yield working

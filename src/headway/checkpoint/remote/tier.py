@@ -1,22 +1,22 @@
-"""Checkpoints of a run in object storage or on a shared file system: who may write there, sending, finding.
+"""The remote tier: checkpoints of a run in object storage or on a shared file system.
 
     <url>/<name of the run>/run-001/
-        run.json                      which run the place belongs to
-        owners/00000001.json          who has claimed it, one object for each claim
-        newest.json                   a hint, for stores whose listings are behind
+        run.json                      the run that owns the tier
+        owners/00000001.json          the attempts that acquired the tier, one claim each
+        newest.json                   a hint, for stores whose listings lag
         step-00001000/3fa9c1d2e4b5a697-shard-....safetensors
-        step-00001000/manifest.json   sent last: without it there is no checkpoint
+        step-00001000/manifest.json   uploaded last: without it there is no checkpoint
 
-Without the digits before its files (`remote_files.sent_name`) a folder of a step is a checkpoint like any other
-(docs/checkpoint-format.md). `run-002` comes into being when a run is started over (`--restart`); what was before stays
-as it is.
+Apart from the digits before its files (`files.sent_name`), the folder of a step is a checkpoint like any other
+(docs/checkpoint-format.md). A restart of the run (`--restart`) creates `run-002` and leaves the earlier generation as
+it is.
 
-**Fencing.** Whoever sends, publishes or removes something looks first whether its claim is there and is the newest
-(`remote_claim`). What a process sends that was stopped right after it had looked, however late, lies under names that
-are nobody else's.
+**Fencing.** The number and the token of a claim are the fencing token. Before each upload, publication or removal, a
+process checks that its claim exists and is the newest (`ownership`). A process may be stopped right after this check
+and upload a file much later; file names that are unique to its checkpoint make that harmless.
 
-**Identity.** Nothing of another run is taken, replaced or removed: each manifest says which run made it
-(`run_identity`).
+**Identity.** A run never adopts, replaces or removes checkpoints of another run: each manifest names the run that made
+it (`run_identity`).
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from headway.checkpoint.remote.ownership import (
     NEWEST,
     RESTARTED_FILE,
     Claim,
-    Claims,
     FencedError,
     OtherRunError,
     PlaceOwner,
+    TierOwnership,
     check_mount_not_emptied,
     claim_name,
     highest,
@@ -63,45 +63,49 @@ from headway.core.files import write_json
 from headway.core.foreign import LISTING_BYTES, parse_json, read_bytes
 
 _JOURNALS = ".uploads"
-#: The journals of uploads, in the run directory.
+#: The upload journals in the run directory.
 UPLOADS = f"{_JOURNALS}/step-*.jsonl"
 _ASIDE = "manifest.set-aside.json"
 _GENERATION = re.compile(r"run-([0-9]{3,})")
-#: Key of a manifest's context: the number of the claim that the attempt had when it began; None without one.
+#: Key of a manifest's context: the number of the attempt's claim when it began; None without a claim.
 CLAIM = "claim"
 
 
 class SupersededError(CheckpointError):
-    """A later attempt of the same run has published another state of the step."""
+    """The error of an upload when a later attempt of the run has published another state of the step."""
 
 
 class RemoteTier:
     """The remote checkpoints of one generation of a run.
 
     Args:
-        objects: The run's folder there, generation included.
-        claim: What this process may write by; None reads only.
-        identity: Which run reads or writes; None for a person, who may read everything.
+        objects: The folder of the generation.
+        claim: The claim that lets this process write; None for read-only access.
+        identity: The run that reads or writes; None for a person, who may read everything.
     """
 
     def __init__(self, objects: Objects, claim: Claim | None = None, identity: RunIdentity | None = None) -> None:
         self.objects, self.claim, self.identity = objects, claim, identity
-        self.claims = Claims(objects)
+        self.ownership = TierOwnership(objects)
         self._key_fits = False
-        self._newest_claim = 0  # that any manifest which was read names
+        self._newest_claim = 0  # the highest number in any manifest read so far
 
     @property
     def url(self) -> str:
-        """Where it lies."""
+        """The URL of the tier."""
         return self.objects.url
 
     @classmethod
     def find(cls, place: Objects, run: Path, identity: RunIdentity | None = None) -> RemoteTier:
-        """The generation that a run directory belongs to. For one that knows of none: the newest that is its run's, or
-        that its run may continue, or else the newest there is.
+        """Return the generation that a run directory belongs to.
+
+        A directory without a recorded generation belongs to the newest one that its run owns or may continue, or else
+        to the newest one of all.
 
         Args:
-            place: The folder for all generations of the run.
+            place: The folder of all generations of the run.
+            run: The run directory.
+            identity: The run; None for a person.
         """
         known = read_claim(run)
         if known is not None and known.url.startswith(f"{place.url}/"):
@@ -115,7 +119,7 @@ class RemoteTier:
         return next((tier for tier in tiers if tier.may_be_of(identity)), tiers[0])
 
     def may_be_of(self, identity: RunIdentity) -> bool:
-        """Say whether a run owns the place, or may continue the run that does."""
+        """Return whether a run owns the tier, or may continue the run that does."""
         owner = self.owner()
         if owner is None:
             return True
@@ -123,7 +127,7 @@ class RemoteTier:
 
     @staticmethod
     def newest_generation(place: Objects) -> int:
-        """Number of the newest generation of a run; 0 when there is none."""
+        """Return the number of the newest generation of a run; 0 if there is none."""
 
         def is_there(number: int) -> bool:
             folder = place.at(_generation(number))
@@ -131,24 +135,29 @@ class RemoteTier:
 
         listed = [int(match[1]) for name in place.folders() if (match := _GENERATION.fullmatch(name))]
         start = max(listed, default=0)
-        # Listings may be behind; and claims may have been removed.
+        # Listings may lag, and claims may have been removed.
         return start + highest(lambda n: is_there(start + n))
 
-    # Owning
+    # Ownership
 
     def owner(self) -> PlaceOwner | None:
-        """Return the run that owns the place; None if nothing but its checkpoints can tell."""
-        return self.claims.owner()
+        """Return the run that owns the tier; None if only its checkpoints can tell."""
+        return self.ownership.owner()
 
-    def take(self, run: Path, attempt: int, identity: RunIdentity | None = None) -> RemoteTier:
-        """Claim the run's remote tier for an attempt that owns the run directory: this fences every earlier one.
+    def acquire(self, run: Path, attempt: int, identity: RunIdentity | None = None) -> RemoteTier:
+        """Acquire the tier for an attempt that owns the run directory; this fences every earlier attempt.
 
         Args:
-            identity: The run's; as its directory alone tells it when not given.
+            run: The run directory.
+            attempt: Number of the attempt.
+            identity: The run; if None, it is read from the run directory.
+
+        Returns:
+            The tier with the right to write.
 
         Raises:
-            CheckpointError: the store cannot be reached.
-            ConfigError: the place is another run's, or the store cannot keep two attempts from having one claim.
+            CheckpointError: The store cannot be reached.
+            ConfigError: Another run owns the tier, or the store cannot prevent two attempts from sharing a claim.
         """
         known = read_claim(run)
         known = known if known is not None and known.url == self.url else None
@@ -157,66 +166,67 @@ class RemoteTier:
                 self.objects, "this run", f"if it was removed on purpose, remove {run / CLAIM_FILE}"
             )
         identity = identity or RunIdentity(run, read_run_id(run), run.resolve().name)
-        claim = self.claims.make(identity, attempt, max(self._newest_claim, 0 if known is None else known.number))
+        claim = self.ownership.acquire(identity, attempt, max(self._newest_claim, 0 if known is None else known.number))
         identity.keep()
         write_json(run / CLAIM_FILE, asdict(claim))
         (run / RESTARTED_FILE).unlink(missing_ok=True)
         return type(self)(self.objects, claim, identity)
 
     def assert_owner(self, publishes: bool = True) -> None:
-        """Make sure that this process's claim is there and is the newest; call it before publishing anything.
+        """Raise an error unless this process's claim exists and is the newest; call this before each write.
 
         Args:
-            publishes: Something becomes visible or goes; a file that no manifest names yet does not.
+            publishes: Whether the write makes something visible or removes it. The upload of a file that no manifest
+                names yet does neither.
 
         Raises:
-            FencedError: another attempt has the tier.
-            OtherRunError: another run has it.
+            FencedError: Another attempt owns the tier.
+            OtherRunError: Another run owns the tier.
         """
-        assert self.claim is not None, "only who has claimed a tier may write to it"
-        assert self.identity is not None, "known to whoever claims"
-        self.claims.assert_held(self.claim, self.identity, publishes)
+        assert self.claim is not None, "a write needs an acquired tier"
+        assert self.identity is not None, "an acquired tier has an identity"
+        self.ownership.assert_held(self.claim, self.identity, publishes)
 
-    # Whose a checkpoint is
+    # Identity
 
     def relation_of(self, manifest: Manifest) -> Relation:
-        """Say whether a checkpoint is of the run that reads or writes here; a person's it always is."""
+        """Return how a checkpoint relates to the run that reads or writes here; "own" for a person."""
         return "own" if self.identity is None else self.identity.relation(manifest)
 
     def check_same_run(self, manifest: Manifest) -> None:
-        """Refuse a checkpoint that another run has made.
+        """Raise an error if another run made a checkpoint.
 
         Raises:
-            OtherRunError: it is one.
+            OtherRunError: Another run made it.
         """
         if self.identity is not None:
             check_same_run(self.url, self.identity, manifest)
 
     def own_manifests(self) -> list[Manifest]:
-        """All manifests of this run that can be read, by rising step."""
+        """Return all readable manifests of this run, in ascending order of steps."""
         return [manifest for manifest in self.manifests() if self.relation_of(manifest) == "own"]
 
     # Reading
 
     def steps(self) -> list[int]:
-        """Steps of which something is here, rising; whether it is whole, their manifests tell."""
+        """Return the steps that have a folder here, in ascending order; only a manifest makes one a checkpoint."""
         found = {step for name in self.objects.folders() if (step := step_of(name)) is not None}
         hint = self.objects.read(NEWEST)
         if hint is not None:
             try:
                 known = parse_json(hint)
-                found.update({int(known["step"])} if "step" in known else ())  # a claim alone has none
+                found.update({int(known["step"])} if "step" in known else ())  # no step before the first upload
             except (ValueError, TypeError):
-                warning(f"{self.objects.url_of(NEWEST)} cannot be read; going by the listing alone")
+                warning(f"{self.objects.url_of(NEWEST)} cannot be read; using only the listing")
         return sorted(found)
 
     def manifest(self, step: int) -> Manifest | None:
-        """What a remote checkpoint says about itself; None when there is none.
+        """Return the manifest of a remote checkpoint; None if there is none.
 
         Raises:
-            CheckpointError: it cannot be trusted, or the store cannot be reached.
-            ConfigError: it is encrypted, and there is no key, or another one. That is no damage: a run that passed it
-                over would go back, and replace it.
+            CheckpointError: The manifest cannot be trusted, or the store cannot be reached.
+            ConfigError: The manifest is encrypted, and the key is missing or wrong. This does not count as damage: a
+                run that passed the checkpoint over would resume from an older one and then replace it.
         """
         name = f"{step_name(step)}/{MANIFEST}"
         try:
@@ -225,9 +235,9 @@ class RemoteTier:
             if self._has_the_key():
                 raise
             raise ConfigError(
-                "it cannot be decrypted with the key that is given, nor can any other checkpoint here",
+                "it cannot be decrypted with the given key, nor can any other checkpoint here",
                 where=self.objects.url_of(name),
-                fix=f"set {VARIABLE} to the key that it was sent with",
+                fix=f"set {VARIABLE} to the key that it was uploaded with",
             ) from None
         if content is None:
             if not isinstance(self.objects, SealedObjects) and self.objects.facts(f"{name}{SEALED}") is not None:
@@ -248,7 +258,7 @@ class RemoteTier:
         return manifest
 
     def _has_the_key(self) -> bool:
-        """Whether anything that is sealed here can be opened, so that what cannot is damaged."""
+        """Return whether the key opens any sealed object here, so that one that it does not open is damaged."""
         if not self._key_fits and isinstance(self.objects, SealedObjects):
             names = (f"{step_name(step)}/{name}" for step in reversed(self.steps()) for name in (MANIFEST, _ASIDE))
             self._key_fits = self.objects.open_one_of(names)
@@ -257,10 +267,13 @@ class RemoteTier:
     def look_through(
         self, steps: Iterable[int] | None = None
     ) -> Iterator[tuple[int, Manifest | CheckpointError | ConfigError]]:
-        """Of all steps, or of these, each that has a manifest: what that says, or why it cannot be trusted or read.
+        """Yield each step that has a manifest, with the manifest or the reason why it cannot be trusted or read.
+
+        Args:
+            steps: Steps to look at; all steps if None.
 
         Raises:
-            UnreachableError: the store cannot be reached.
+            UnreachableError: The store cannot be reached.
         """
         for step in self.steps() if steps is None else steps:
             try:
@@ -274,10 +287,13 @@ class RemoteTier:
                 yield step, manifest
 
     def manifests(self, notice: Callable[[str], None] = warning) -> list[Manifest]:
-        """All that can be read, by rising step; `notice` is told about the others.
+        """Return all readable manifests, in ascending order of steps.
+
+        Args:
+            notice: Called with a message about each unreadable manifest.
 
         Raises:
-            ConfigError: there are some, and none can be read with the key that is given.
+            ConfigError: There are manifests, and none can be read with the given key.
         """
         found, closed = [], None
         for _, manifest in self.look_through():
@@ -294,22 +310,24 @@ class RemoteTier:
     # Writing
 
     def publish(self, folder: Path, journal: Path, advance: Callable[[int], None] = lambda _: None) -> bool:
-        """Send a local checkpoint: files first, the manifest last. What an earlier try has sent is not sent again.
+        """Upload a local checkpoint: its files first, then the manifest, which publishes it.
+
+        Files that an earlier try uploaded are not uploaded again.
 
         Args:
             folder: The checkpoint.
-            journal: Where to note what has been sent; removed at the end.
-            advance: Told the bytes that are done.
+            journal: File that records the finished uploads; removed at the end.
+            advance: Called with the number of bytes done.
 
         Returns:
-            False when it was there already.
+            Whether the checkpoint is new; False if it was published already.
 
         Raises:
-            FencedError: another attempt owns the remote tier.
-            OtherRunError: another run owns it, or the checkpoint of that step there.
-            SupersededError: a later attempt of this run has published another state of that step.
-            CheckpointError: the local checkpoint is damaged, or the store cannot be used.
-            ConfigError: what is published of the step cannot be read with the key that is given.
+            FencedError: Another attempt owns the tier.
+            OtherRunError: Another run owns the tier, or the published checkpoint of that step.
+            SupersededError: A later attempt of this run has published another state of that step.
+            CheckpointError: The local checkpoint is damaged, or the store cannot be used.
+            ConfigError: The published checkpoint of that step cannot be read with the given key.
         """
         manifest = read_manifest(folder)
         content = read_bytes(folder / MANIFEST)
@@ -325,7 +343,9 @@ class RemoteTier:
             there = self.objects.facts(target) if version is not None else None
             if there is None or there.bytes != entry.bytes or there.version != version:
                 if path.stat().st_size != entry.bytes or not is_as_written(path, entry):
-                    raise CheckpointError(f"{file} is damaged and is not sent", where=str(folder), fix="none is needed")
+                    raise CheckpointError(
+                        f"{file} is damaged and is not uploaded", where=str(folder), fix="none is needed"
+                    )
                 fault_point("upload.file")
                 self.assert_owner(publishes=False)
                 sent.note(file, entry.hash, self.objects.put(target, path).version)
@@ -333,46 +353,47 @@ class RemoteTier:
         fault_point("upload.manifest")
         self.assert_owner()
         if self.objects.facts(f"{name}/{_ASIDE}") is not None:
-            warning(f"{self.objects.url_of(name)} replaces what was set aside there")
+            warning(f"{self.objects.url_of(name)} replaces the checkpoint that was set aside there")
             self.objects.remove([f"{name}/{_ASIDE}"])
         if self.objects.create(f"{name}/{MANIFEST}", content):
-            self._remove_strangers(manifest)
+            self._remove_unexpected_objects(manifest)
         else:
             self.assert_owner()
-            # An attempt before, which had looked whose the tier is when it was still its own.
+            # An earlier attempt published it, after it had checked its ownership in time.
             if not self._is_there(manifest):
                 raise CheckpointError(
-                    f"another process has just published {name}", where=self.url, fix="none is needed: it is withdrawn"
+                    f"another process has just published {name}", where=self.url, fix="none is needed: it was removed"
                 )
         self._hint(manifest.step)
         journal.unlink(missing_ok=True)
         return True
 
-    def _remove_strangers(self, manifest: Manifest) -> None:
-        """Remove what another attempt has sent of a step that is published now, or what was set aside there: each may
-        be as large as the checkpoint, and would stay as long."""
+    def _remove_unexpected_objects(self, manifest: Manifest) -> None:
+        """Remove files of other attempts, or of a checkpoint set aside, from the folder of a published checkpoint.
+
+        They may take as much space as the checkpoint, and would stay as long as it does.
+        """
         folder = self.objects.at(step_name(manifest.step))
         try:
             for name in unexpected_objects(folder.folders(), manifest):
                 self._remove(folder, name)
         except (FencedError, OtherRunError):
             raise
-        except (CheckpointError, ConfigError) as error:  # the checkpoint is there
-            warning(f"what else lies in {folder.url} is not removed: {error.what}")
+        except (CheckpointError, ConfigError) as error:  # the checkpoint itself is published
+            warning(f"other objects in {folder.url} are not removed: {error.what}")
 
     def _remove(self, folder: Objects, name: str) -> None:
-        """Remove an object as long as the tier is ours; whoever has it since may have published one of that name."""
+        """Remove an object if this attempt still owns the tier: a new owner may have published one of that name."""
         self.assert_owner()
         folder.remove([name])
 
     def _is_there(self, manifest: Manifest) -> bool:
-        """Whether this very state is published; another one of the same step is withdrawn, if it is this run's to
-        replace.
+        """Return whether this state is published; withdraw another state of the step if this run may replace it.
 
         Raises:
-            OtherRunError: it is another run's, or may be.
-            SupersededError: a later attempt of this run has published it.
-            ConfigError: which state is published cannot be read with the key that is given.
+            OtherRunError: Another run made, or may have made, the published state.
+            SupersededError: A later attempt of this run published it.
+            ConfigError: The published manifest cannot be read with the given key.
         """
         there, why = None, ""
         try:
@@ -395,14 +416,14 @@ class RemoteTier:
         return False
 
     def _check_may_replace(self, there: Manifest, manifest: Manifest) -> None:
-        """Refuse to put a state in the place of another one of the same step that it does not supersede."""
+        """Raise an error if a state does not supersede the published state of its step."""
         where = self.objects.url_of(step_name(there.step))
         if self.relation_of(there) == "unknown":
             raise OtherRunError(
-                f"step {there.step} there has no run id and was made with a config that this run never had: it may be"
-                " another run's, and is not replaced",
+                f"step {there.step} there has no run id and was made with a config that this run never had: it may"
+                " belong to another run, and is not replaced",
                 where=where,
-                fix="look at it with `headway checkpoints list`; if it can go, remove that folder, else choose another"
+                fix="look at it with `headway checkpoints list`; remove that folder if it can go, or choose another"
                 " name=... or checkpoint.remote.url",
             )
         claims = there.context.get(CLAIM), manifest.context.get(CLAIM)
@@ -416,7 +437,7 @@ class RemoteTier:
             )
 
     def discard(self, step: int) -> None:
-        """Remove a checkpoint; its manifest first, so that there is never half of one to be found."""
+        """Remove a checkpoint; its manifest goes first, so that half a checkpoint is never visible."""
         folder = self.objects.at(step_name(step))
         try:
             known = self.manifest(step)
@@ -428,20 +449,23 @@ class RemoteTier:
             self.check_same_run(known)
         self._remove(folder, MANIFEST)
         fault_point("upload.discard")
-        # By name what a listing may not show yet, by the listing what the manifest does not name.
+        # Listings may lag, so remove the manifest's files by name; the listing finds files that it does not name.
         for name in {*(names_there(known) if known else ()), *folder.folders()}:
             self._remove(folder, name)
         folder.remove_folder()
 
     def set_aside(self, step: int) -> bool:
-        """Hide a checkpoint by giving its manifest another name; its files stay until the run saves at that step again.
-        Whether there was one."""
+        """Hide a checkpoint by renaming its manifest; its files stay until the run saves at that step again.
+
+        Returns:
+            Whether there was a checkpoint.
+        """
         self.assert_owner()
         folder = self.objects.at(step_name(step))
         content = folder.read(MANIFEST, LISTING_BYTES)
         if content is None:
             return False
-        with suppress(ValueError):  # a damaged one is out of the way then, too
+        with suppress(ValueError):  # a damaged manifest is set aside too
             self.check_same_run(Manifest.parse(content))
         folder.write(_ASIDE, content)
         self._remove(folder, MANIFEST)
@@ -449,18 +473,19 @@ class RemoteTier:
 
     def _hint(self, step: int) -> None:
         assert self.claim is not None, "it has published"
-        self.claims.write_hint(self.claim, step)
+        self.ownership.write_hint(self.claim, step)
 
 
 def check_same_run(url: str, identity: RunIdentity, manifest: Manifest) -> None:
-    """Refuse a remote checkpoint that another run has made.
+    """Raise an error if another run made a remote checkpoint.
 
     Args:
-        url: Of the tier.
+        url: URL of the tier.
         identity: The run that reads or writes there.
+        manifest: The checkpoint's manifest.
 
     Raises:
-        OtherRunError: it is one.
+        OtherRunError: Another run made it.
     """
     made_by = run_record(manifest.context.get(OF_RUN))
     if made_by is not None and identity.relation(manifest) == "other":
@@ -469,7 +494,7 @@ def check_same_run(url: str, identity: RunIdentity, manifest: Manifest) -> None:
 
 
 def journal_of(run: Path, step: int) -> Path:
-    """Where a run notes what it has sent of a checkpoint."""
+    """Return the path of a checkpoint's upload journal."""
     return run / _JOURNALS / f"{step_name(step)}.jsonl"
 
 

@@ -1,7 +1,7 @@
-"""Sends checkpoints to the remote tier in the background, one at a time, the newest first in line.
+"""Background uploads to the remote tier, one checkpoint at a time.
 
-A save never waits for it. When sending is slower than saving, those between are left out; whatever fails is said, and
-the next one is tried.
+A save never waits for an upload. If uploads are slower than saves, a newer checkpoint replaces a waiting one. A failed
+upload gives a warning, and the next checkpoint is tried.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from headway.core.format import format_bytes, format_seconds
 
 
 @dataclass(frozen=True)
-class _Order:
+class _UploadJob:
     folder: Path
     manifest: Manifest
     last: bool
 
 
 class Uploader:
-    """A thread that sends what it is given.
+    """A thread that uploads checkpoints.
 
     Args:
-        run: The run directory, where it notes what has been sent.
-        open_tier: Gives the remote tier, claimed; called in the thread, since it may take long.
-        sent: Told each checkpoint that is there, by the thread; removes what is too old there, for example.
-        tell: Told by the thread what came of a step's upload: the seconds that it took, or None when it failed.
-        stopping: Makes the tier give up when set.
+        run: The run directory, which holds the upload journals.
+        open_tier: Acquires and returns the remote tier; called on the thread, since it may take long.
+        sent: Called on the thread with each published checkpoint, for example to apply retention to the tier.
+        tell: Called on the thread with each step and the seconds that its upload took, or None if it failed.
+        stopping: Set to make the tier give up.
     """
 
     def __init__(
@@ -51,34 +51,36 @@ class Uploader:
         self._run, self._open_tier, self._sent, self._stopping = run, open_tier, sent, stopping
         self._tier: RemoteTier | None = None
         self._condition = threading.Condition()
-        self._waiting: _Order | None = None
-        self._sending: _Order | None = None
+        self._waiting: _UploadJob | None = None
+        self._sending: _UploadJob | None = None
         self._closed = False
-        self._void: _Order | None = None
+        self._void: _UploadJob | None = None
         self._fenced: HeadwayError | None = None
-        self._unsent: _Order | None = None
+        self._unsent: _UploadJob | None = None
         self._unsent_since: HeadwayError | None = None
         self.newest_sent: int | None = None
-        """The newest step that is known to be there."""
+        """The newest step that is known to be published."""
         self.failures = 0
-        """Uploads that failed so far."""
+        """Number of failed uploads since the last success."""
         self.lost: CheckpointError | None = None
-        """Known after `close`: why the newest checkpoint may never be sent by this process; None where it is there, or
-        may still come."""
+        """Set by `close` if this process can never upload the newest checkpoint: the reason."""
         # A daemon, so that a server that never answers cannot keep the process.
         self._thread = threading.Thread(target=self._work, name="headway-upload", daemon=True)
         self._thread.start()
 
     def submit(self, folder: Path, manifest: Manifest, last: bool = False) -> None:
-        """Send a checkpoint when the one before is done; it takes the place of one that still waits. Where another
-        attempt, or another run, has the tier, its upload has failed at once.
+        """Queue a checkpoint for upload, in place of one that still waits.
+
+        If another attempt or another run owns the tier, the upload fails at once.
 
         Args:
-            last: The run is finished with it.
+            folder: The local checkpoint.
+            manifest: Its manifest.
+            last: Whether it is the last checkpoint of the run.
         """
-        order = _Order(folder, manifest, last)
+        job = _UploadJob(folder, manifest, last)
         if self._fenced is not None and not self._closed:
-            self._refuse(order, self._fenced)
+            self._refuse(job, self._fenced)
             return
         with self._condition:
             if self._closed:
@@ -87,42 +89,45 @@ class Uploader:
                 write_log(
                     f"step {self._waiting.manifest.step} is not uploaded: step {manifest.step} came before its turn"
                 )
-            self._waiting = order
+            self._waiting = job
             self._condition.notify_all()
 
     def pinned(self) -> set[int]:
-        """The steps that must not be removed, because they are being sent or will be."""
+        """Return the steps that must not be removed, because their upload is under way or queued."""
         with self._condition:
-            return {order.manifest.step for order in (self._waiting, self._sending) if order is not None}
+            return {job.manifest.step for job in (self._waiting, self._sending) if job is not None}
 
     def has(self, step: int) -> bool:
-        """Whether a step, or a later one, is there, or this one on its way."""
+        """Return whether a step, or a later one, is published, or this step's upload is under way or queued."""
         pinned = self.pinned()
-        sent = self.newest_sent  # asked for after what is on its way, which may get there meanwhile
+        sent = self.newest_sent  # read after `pinned`, since an upload may finish in between
         return step in pinned or (sent is not None and sent >= step)
 
     def rolled_back(self, step: int) -> None:
-        """Count what was sent of later steps, or is being sent, as not there: the run does them again."""
+        """Treat uploads of later steps as not done, since the run trains these steps again."""
         with self._condition:
             if self._waiting is not None and self._waiting.manifest.step > step:
                 self._waiting = None
             if self._sending is not None and self._sending.manifest.step > step:
                 self._void = self._sending
-            self.newest_sent = None  # nor what was sent before: it is looked for again
+            self.newest_sent = None  # unknown until the next upload
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until everything is sent or has failed; whether that came about in time."""
+        """Wait until all uploads have finished or failed, and return whether they did in time."""
         with self._condition:
             return self._condition.wait_for(lambda: self._waiting is None and self._sending is None, seconds)
 
     def close(self, patience_seconds: float | None = None) -> None:
-        """Send what is outstanding, for at most so many seconds (as long as it takes when None), and end.
+        """Finish outstanding uploads and end the thread.
 
-        What is not sent by then, the next attempt sends; nothing of it has to be sent twice.
+        The next attempt continues an unfinished upload; it does not upload finished files again.
+
+        Args:
+            patience_seconds: How long to wait at most; None waits as long as it takes.
         """
         if not self.wait(patience_seconds):
             steps = ", ".join(map(str, sorted(self.pinned())))
-            warning(f"the upload of step {steps} is not finished; the next attempt goes on with it")
+            warning(f"the upload of step {steps} is not finished; the next attempt continues it")
         if self._unsent is not None and self._unsent_since is not None:
             step, why = self._unsent.manifest.step, self._unsent_since
             what = f"step {step} is not uploaded: {why.what}"
@@ -141,45 +146,45 @@ class Uploader:
                 self._condition.wait_for(lambda: self._waiting is not None or self._closed)
                 if self._closed:
                     return
-                order, self._waiting = self._waiting, None
-                self._sending = order
-            assert order is not None
+                job, self._waiting = self._waiting, None
+                self._sending = job
+            assert job is not None
             try:
-                self._send(order)
+                self._send(job)
             finally:
                 with self._condition:
                     self._sending = None
                     self._condition.notify_all()
 
-    def _send(self, order: _Order) -> None:
-        step, start = order.manifest.step, time.monotonic()
+    def _send(self, job: _UploadJob) -> None:
+        step, start = job.manifest.step, time.monotonic()
         try:
             if self._tier is None:
                 self._tier = self._open_tier()
-            new = self._tier.publish(order.folder, journal_of(self._run, step))
-            self._unsent = None  # a newer one makes up for it
+            new = self._tier.publish(job.folder, journal_of(self._run, step))
+            self._unsent = None  # this newer checkpoint supersedes it
             with self._condition:
-                if order is not self._void:
+                if job is not self._void:
                     self.newest_sent = max(step, self.newest_sent or 0)
             if new:
                 seconds = time.monotonic() - start
-                size = format_bytes(order.manifest.total_bytes)
+                size = format_bytes(job.manifest.total_bytes)
                 self._tell(step, seconds)
                 write_log(f"step {step} is at {self._tier.url} ({size} in {format_seconds(seconds)})")
                 if self.failures:
                     notice(f"step {step} is uploaded again: {self._tier.url}")
                     self.failures = 0
             try:
-                self._follow(self._tier, order.manifest)
-            except (FencedError, OtherRunError) as error:  # of what comes next; this one is there
-                self._lose(error)
+                self._follow(self._tier, job.manifest)
+            except (FencedError, OtherRunError) as error:  # this checkpoint is published; the next ones will not be
+                self._stop_uploads(error)
         except GivenUp:
-            pass  # `close` has said so
+            pass  # `close` has reported it
         except (FencedError, OtherRunError) as error:
-            self._lose(error)
-            self._refuse(order, error)
+            self._stop_uploads(error)
+            self._refuse(job, error)
         except SupersededError as error:
-            self._refuse(order, error)
+            self._refuse(job, error)
             warning(f"step {step} is not uploaded: {error.what}")
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
@@ -187,25 +192,27 @@ class Uploader:
                 why = error.what
             elif isinstance(error, OSError):
                 why = str(error)
-            if order is self._void:  # its folder may be gone meanwhile
-                write_log(f"step {step} is not uploaded, and need not be, since the run went back: {why}")
+            if job is self._void:  # its folder may be gone by now
+                write_log(f"step {step} is not uploaded, and need not be, since the run rolled back: {why}")
             else:
-                self._failed(order, why)
+                self._failed(job, why)
 
-    def _lose(self, error: HeadwayError) -> None:
-        """Somebody else has the tier."""
+    def _stop_uploads(self, error: HeadwayError) -> None:
+        """Stop uploading, since this attempt no longer owns the tier."""
         self._fenced = error
         warning(f"nothing more is uploaded: {error.what}")
 
-    def _refuse(self, order: _Order, why: HeadwayError) -> None:
-        """Give up an order that somebody else's claim or checkpoint stands against. What is not there at the end is
-        reported then, for it may be hours later."""
-        before, self._unsent, self._unsent_since = self._unsent, order, why
-        if before is None or before.manifest.step != order.manifest.step:
-            self._tell(order.manifest.step, None)
+    def _refuse(self, job: _UploadJob, why: HeadwayError) -> None:
+        """Fail an upload that another owner's claim or checkpoint forbids.
+
+        `close` reports it if nothing newer is published by then, which may be hours later.
+        """
+        before, self._unsent, self._unsent_since = self._unsent, job, why
+        if before is None or before.manifest.step != job.manifest.step:
+            self._tell(job.manifest.step, None)
 
     def _follow(self, tier: RemoteTier, manifest: Manifest) -> None:
-        """What is to be done once a checkpoint is there; that it is stays true, whatever becomes of it."""
+        """Call `sent` for a published checkpoint; its errors do not make the upload a failure."""
         try:
             self._sent(tier, manifest)
         except (GivenUp, FencedError, OtherRunError):
@@ -214,10 +221,10 @@ class Uploader:
             why = error.what if isinstance(error, HeadwayError) else f"{type(error).__name__}: {error}"
             warning(f"after the upload of step {manifest.step}: {why}")
 
-    def _failed(self, order: _Order, why: str) -> None:
+    def _failed(self, job: _UploadJob, why: str) -> None:
         self.failures += 1
-        self._tell(order.manifest.step, None)
-        follows = "training goes on, and the next checkpoint is tried"
-        if order.last:
-            follows = "the run is finished, and the same command sends it when the store can be used"
-        warning(f"step {order.manifest.step} is not uploaded: {why}; {follows}")
+        self._tell(job.manifest.step, None)
+        follows = "training continues, and the next checkpoint is tried"
+        if job.last:
+            follows = "the run is finished, and the same command uploads it once the store can be used"
+        warning(f"step {job.manifest.step} is not uploaded: {why}; {follows}")
