@@ -230,7 +230,7 @@ def test_a_damaged_remote_checkpoint_is_passed_over(place: Objects, run: Path) -
     said: list[str] = []
     found = newest(place, run, notice=said.append)
     assert found is not None and found.step == 1
-    assert "step-00000002: what comes is not what was sent" in said[0]
+    assert "step-00000002: the download differs from the upload" in said[0]
 
 
 def test_only_one_of_many_claims_at_once_is_the_owner(place: Objects, run: Path) -> None:
@@ -273,12 +273,12 @@ def test_a_store_that_does_not_answer(place: Objects, run: Path, proxy: S3Proxy)
     """A run goes on with what it has here, and never starts over because it cannot ask."""
     place.patience_seconds = 0.0
     proxy.rules = [lambda *_: "503"]
-    with pytest.raises(CheckpointError, match="the remote ones cannot be asked for"):
+    with pytest.raises(CheckpointError, match="the remote ones cannot be read"):
         newest(place, run)
     save(local(run), 1)
     said: list[str] = []
     assert newest(place, run, notice=said.append).step == 1  # type: ignore[union-attr]
-    assert "going on with" in said[0]
+    assert "resuming from" in said[0]
 
 
 def test_after_a_save_everything_happens_in_the_background(
@@ -402,7 +402,7 @@ def test_a_killed_run_without_its_disk_ends_with_the_same_bits(
     shutil.rmtree(run)
     again = headway("train", config)
     assert again.returncode == 0, again.stderr
-    assert f"bringing {s3.url}/{tmp_path.name}/tiny/run-001/step-00000004" in again.stderr
+    assert f"downloading {s3.url}/{tmp_path.name}/tiny/run-001/step-00000004" in again.stderr
     assert state_hash(run, 6) == state_hash(tmp_path / "runs" / "straight", 6)
     assert [commit.last_step for commit in Ledger(run / "ledger.jsonl").commits()] == [4, 6]
     context = manifest(run, 6)["context"]
@@ -416,4 +416,4 @@ def test_a_killed_run_without_its_disk_ends_with_the_same_bits(
     assert other.returncode == 2 and "belongs to run 'tiny' with seed 3" in other.stderr
     fresh = headway("train", config, "seed=4", "--restart", "train.steps=2")
     assert fresh.returncode == 0, fresh.stderr
-    assert "bringing" not in fresh.stderr
+    assert "downloading" not in fresh.stderr

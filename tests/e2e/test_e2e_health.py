@@ -197,7 +197,7 @@ def test_a_rollback_goes_for_the_remote_tier_too(
     (runs / "moved").rename(elsewhere)
     # On another disk there is one checkpoint; those to go back to are remote.
     code, said = here(config, "name=moved", faults="nan@gradient=14")
-    assert code == 0 and "bringing" in said and "going back to step 8" in said, said
+    assert code == 0 and "downloading" in said and "going back to step 8" in said, said
     assert manifest(runs / "moved")["context"]["left_out"] == [[7, 10], [11, 14]]
     assert here(config, "name=whole", faults="nan@gradient=10,nan@gradient=14")[0] == 0
     assert state_hash(runs / "moved") == state_hash(runs / "whole")

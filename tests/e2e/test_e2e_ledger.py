@@ -176,7 +176,7 @@ def test_a_run_that_goes_on_without_its_disk_is_proven_by_what_its_checkpoint_sa
     run, old = tmp_path / "runs/tiny", tmp_path / "old"
     shutil.move(run, old)
     again = headway("train", config)
-    assert again.returncode == 0 and "bringing" in again.stderr, again.stderr
+    assert again.returncode == 0 and "downloading" in again.stderr, again.stderr
     proof = prove(run)
     assert not proof.problems and proof.skipped_ranges == [(6, 8)] and proof.rows == 80
     assert [(c.first_step, c.last_step, c.attempt) for c in proof.taken_over] == [(0, 10, 1)]

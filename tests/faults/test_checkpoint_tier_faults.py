@@ -214,5 +214,5 @@ def test_the_writer_of_an_old_attempt_stops_sending(
     config = Config(name=run.name, runs=run.parent, train=TrainConfig(steps=9), checkpoint={"remote": remote})
     after = CheckpointMaintainer(CheckpointMaintainer.settings(config, 1))
     after.close(30)
-    assert "nothing more is uploaded: attempt 2 has the run now" in capsys.readouterr().err
+    assert "nothing more is uploaded: attempt 2 owns the run now" in capsys.readouterr().err
     assert tier.manifest(3) is None

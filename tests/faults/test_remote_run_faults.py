@@ -53,7 +53,7 @@ def test_a_run_never_takes_the_steps_of_another_one_at_its_place(killed: Path, t
     before = contents(place)
     again = headway("train", killed, f"runs={tmp_path}/first")
     assert again.returncode == 2, again.stderr
-    assert "belongs to run 'tiny' with seed 4" in again.stderr and "bringing" not in again.stderr
+    assert "belongs to run 'tiny' with seed 4" in again.stderr and "downloading" not in again.stderr
     assert contents(place) == before and not (run / "checkpoints" / f"step-{STEPS:08d}").exists()
     # As an older version left it: the first run's directory has the last step of the second.
     last = f"step-{STEPS:08d}"

@@ -116,7 +116,7 @@ def test_a_run_ends_with_the_same_bits_whatever_the_store_and_the_machine_do(
     shutil.rmtree(run / "checkpoints")
     result = headway("train", config)
     assert result.returncode == 0, result.stderr
-    assert f"bringing {url}/tiny/run-001/step-" in result.stderr
+    assert f"downloading {url}/tiny/run-001/step-" in result.stderr
     assert all(proxy.done[action] for action in ("503", "412", "cut", "slow", "lost", "stale")), proxy.done
     assert "does not answer as it should" in result.stderr and "answers again" in result.stderr
     assert state_hash(run) == whole and prove(run).problems == []

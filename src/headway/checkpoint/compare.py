@@ -1,4 +1,4 @@
-"""How two checkpoints differ, tensor by tensor."""
+"""Comparison of two checkpoints, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """One tensor that is not the same in both."""
+    """A tensor that differs between two checkpoints."""
 
     name: str
     what: str
     """`only in the first`, `only in the second`, `shape`, `dtype` or `values`."""
     elements: int | None = None
-    """How many elements differ; None when that was not looked at."""
+    """Number of elements that differ; None if they were not compared."""
     largest_absolute: float | None = None
-    """Largest absolute difference; NaN against a number counts as infinite, NaN against NaN as none."""
+    """Largest absolute difference; NaN against a number counts as infinite, NaN against NaN as equal."""
     largest_relative: float | None = None
     """Largest difference relative to the larger magnitude of the two."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two checkpoints side by side."""
+    """The result of comparing two checkpoints."""
 
     first: Manifest
     second: Manifest
@@ -40,24 +40,26 @@ class Comparison:
 
     @property
     def same_state(self) -> bool:
-        """Tensors and cursor are the same."""
+        """Whether tensors and cursor are equal."""
         return self.first.state_sha256 == self.second.state_sha256
 
     @property
     def cursor_differences(self) -> dict[str, tuple[int | None, int | None]]:
-        """What the cursors say differently."""
+        """The cursor values that differ, by key."""
         a, b = self.first.cursor, self.second.cursor
         return {key: (a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)}
 
 
 def compare(first: Path, second: Path, values: bool = False) -> Comparison:
-    """Compare two checkpoint folders by the hashes in their manifests, whatever their files and the workers were.
+    """Compare two checkpoint folders by the hashes in their manifests, independent of files and numbers of workers.
 
     Args:
-        values: Also read the tensors that differ, and say by how much.
+        first: A checkpoint folder.
+        second: Another one.
+        values: Whether to read the tensors that differ, and measure by how much.
 
     Raises:
-        CheckpointError: a manifest or, for values, a file cannot be read.
+        CheckpointError: A manifest or, for values, a file cannot be read.
     """
     a, b = _manifest_in(first), _manifest_in(second)
     found = [_difference(name, a.tensors.get(name), b.tensors.get(name)) for name in sorted({*a.tensors, *b.tensors})]
@@ -69,11 +71,11 @@ def compare(first: Path, second: Path, values: bool = False) -> Comparison:
 
 
 def _manifest_in(folder: Path) -> Manifest:
-    """The manifest of a checkpoint; a run, which has several of them, is refused in words."""
+    """Return the manifest of a checkpoint; raise an error for a run, which has several."""
     inside = sorted((folder / "checkpoints").glob("step-*"))
     if inside:
         fix = f"give one of its checkpoints, for example {inside[-1]}"
-        raise CheckpointError("a run, and not one checkpoint", where=str(folder), fix=fix)
+        raise CheckpointError("this is a run, not a checkpoint", where=str(folder), fix=fix)
     return read_manifest(folder)
 
 
@@ -93,7 +95,7 @@ def _measured(
     import torch
 
     a, b = (side[found.name].to(torch.float64).reshape(-1) for side in (first, second))
-    # Bits may differ where values do not: -0 and 0, and NaNs of several kinds.
+    # Bits may differ where values are equal: -0 and 0, and different NaNs.
     apart = (a != b) & ~(a.isnan() & b.isnan())
     gap = (a - b).abs()[apart].nan_to_num(nan=float("inf"))
     scale = torch.maximum(a.abs(), b.abs())[apart]

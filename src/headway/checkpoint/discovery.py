@@ -1,7 +1,7 @@
-"""The newest checkpoint of all tiers: here if it is here, else brought from the remote tier and put here.
+"""Discovery of the newest checkpoint of all tiers; a remote one is downloaded into the local tier.
 
-What is brought lies under a hidden name until every byte of it has been verified, and gets its own by a rename. A
-download that was cut short goes on where it was.
+A download lies in a hidden folder until every byte of it is verified, and a rename makes it visible. A download that
+was cut short is continued.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from headway.core.faults import fault_point
 from headway.core.files import sync_folder
 from headway.core.format import format_bytes
 
-#: A checkpoint on its way here.
+#: Prefix of a checkpoint that is being downloaded.
 _COMING = ".bring-"
 _FILES_AT_A_TIME = 4
 
 
 class CannotBePutHere(CheckpointError):
-    """There is no room here, or the disk fails. The remote checkpoint is good, and an older one no better."""
+    """A download failed for lack of room or a disk error; an older checkpoint would fail too."""
 
 
 def find_latest(
@@ -41,20 +41,20 @@ def find_latest(
     accept: Callable[[Manifest, str], None] = lambda manifest, where: None,
     usable: Callable[[Manifest], bool] = lambda manifest: True,
 ) -> CheckpointInfo | None:
-    """The newest checkpoint that verifies, from the nearest tier that has it; None when there never was one.
+    """Return the newest checkpoint that verifies, from the nearest tier that has it; None if there are none.
 
     Args:
-        store: The checkpoints here.
-        open_tier: Gives the remote tier, claimed, so that an attempt before cannot publish there any more.
-        notice: Told about every newer one that is passed over, and why.
-        accept: Asked about a remote checkpoint when there is none here; raises when it is not to be taken.
-        usable: Whether a checkpoint may be gone on from; the others are passed over.
+        store: The local checkpoints.
+        open_tier: Acquires and returns the remote tier, so that an earlier attempt can no longer publish there.
+        notice: Called with a message about each newer checkpoint that is passed over.
+        accept: Called with a remote checkpoint if there is no local one; it raises an error to refuse the checkpoint.
+        usable: Return whether the run may resume from a checkpoint; others are passed over.
 
     Raises:
-        OtherRunError: the newest remote one is of another run.
-        CheckpointError: there are checkpoints, and none verifies; or there is none here, and the remote tier cannot be
-            asked for one; or a newer one than those here cannot be put here.
-        ConfigError: the remote tier does not let us in, or the key for what is encrypted there is missing or another.
+        OtherRunError: Another run made the newest remote checkpoint.
+        CheckpointError: There are checkpoints, and none verifies. Or there is no local one, and the remote tier cannot
+            be reached. Or a newer remote one cannot be downloaded.
+        ConfigError: The remote tier denies access, or the encryption key is missing or wrong.
     """
     if open_tier is None:
         return store.newest(notice, usable)
@@ -64,15 +64,16 @@ def find_latest(
     except CheckpointError as error:
         damaged = error
     try:
-        found = _newer(store, open_tier(), here.step if here else -1, notice, accept, usable)
+        step = here.step if here else -1
+        found = _newer(store, open_tier(), step, notice=notice, accept=accept, usable=usable)
     except UnreachableError as error:
         if here is None:
             raise CheckpointError(
-                f"there is no checkpoint here, and the remote ones cannot be asked for: {error.what}",
+                f"there is no local checkpoint, and the remote ones cannot be read: {error.what}",
                 where=str(error.where),
-                fix="try again when it answers; to go on without it, checkpoint.remote=null",
+                fix="try again when the store answers; to continue without it, set checkpoint.remote=null",
             ) from error
-        notice(f"the remote checkpoints cannot be asked for ({error.what}); going on with {here.path}")
+        notice(f"the remote checkpoints cannot be read ({error.what}); resuming from {here.path}")
         return here
     if found is None and here is None and damaged is not None:
         raise damaged
@@ -82,13 +83,16 @@ def find_latest(
 def bring_earlier(
     store: CheckpointStore, find_tier: Callable[[], RemoteTier], step: int, usable: Callable[[Manifest], bool]
 ) -> int | None:
-    """Bring the newest remote checkpoint of a step or before; returns its step, None when none can be had.
+    """Download the newest usable remote checkpoint up to a step.
 
     Args:
-        store: Where to.
-        find_tier: Gives the remote tier.
-        step: The last that will do.
-        usable: Whether a checkpoint may be gone on from.
+        store: The local checkpoints.
+        find_tier: Return the remote tier.
+        step: The last step that is acceptable.
+        usable: Return whether the run may resume from a checkpoint.
+
+    Returns:
+        Its step; None if there is none.
     """
 
     def wanted(manifest: Manifest, where: str) -> bool:
@@ -99,7 +103,7 @@ def bring_earlier(
         steps = [s for s in tier.steps() if s <= step]
         found, _ = _newest_of(store, tier, steps, console.warning, wanted)
     except HeadwayError as error:
-        console.warning(f"the remote checkpoints cannot be asked for: {error.what}")
+        console.warning(f"the remote checkpoints cannot be read: {error.what}")
         return None
     return found.step if found else None
 
@@ -108,11 +112,12 @@ def _newer(
     store: CheckpointStore,
     tier: RemoteTier,
     step: int,
+    *,
     notice: Callable[[str], None],
     accept: Callable[[Manifest, str], None],
     usable: Callable[[Manifest], bool],
 ) -> CheckpointInfo | None:
-    """The newest remote checkpoint beyond a step that verifies, brought here; None when there is none."""
+    """Download the newest remote checkpoint after a step that verifies; None if there is none."""
 
     def wanted(manifest: Manifest, where: str) -> bool:
         tier.check_same_run(manifest)
@@ -120,7 +125,7 @@ def _newer(
             notice(f"passing over {where}: it has no run id, and was made with a config that this run never had")
             return False
         if not usable(manifest):
-            notice(f"passing over {where}: it was made with rows that are left out now")
+            notice(f"passing over {where}: it was trained on rows that are skipped now")
             return False
         if step < 0:
             accept(manifest, where)
@@ -129,7 +134,7 @@ def _newer(
     found, damaged = _newest_of(store, tier, [s for s in tier.steps() if s > step], notice, wanted)
     if damaged and found is None and step < 0:
         raise CheckpointError(
-            "none of the remote checkpoints verifies, and there is none here",
+            "none of the remote checkpoints verifies, and there is no local one",
             where=tier.url,
             fix="restore one from a copy, or start a new run under another name",
         )
@@ -143,7 +148,15 @@ def _newest_of(
     notice: Callable[[str], None],
     wanted: Callable[[Manifest, str], bool],
 ) -> tuple[CheckpointInfo | None, bool]:
-    """The newest of some remote checkpoints that is wanted and verifies, brought here; and whether one was damaged."""
+    """Download the newest of some remote checkpoints that is wanted and verifies; also return whether one was damaged.
+
+    Args:
+        store: The local checkpoints.
+        tier: The remote tier.
+        steps: Steps to choose from.
+        notice: Called with a message about each damaged checkpoint.
+        wanted: Return whether to download a checkpoint, given its manifest and URL.
+    """
     damaged = False
     for step in sorted(steps, reverse=True):
         where = tier.objects.url_of(step_name(step))
@@ -160,36 +173,38 @@ def _newest_of(
 
 
 def bring(store: CheckpointStore, tier: RemoteTier, manifest: Manifest, index: bool = True) -> CheckpointInfo:
-    """Download a remote checkpoint into a `checkpoints` folder, verify it, and give it its name.
+    """Download a remote checkpoint into a `checkpoints` folder, verify it, and make it visible.
 
     Args:
         store: The folder.
-        tier: Where it is.
-        manifest: Which one.
-        index: Note it in the registry of the run whose folder this is.
+        tier: The remote tier.
+        manifest: The checkpoint.
+        index: Whether the folder belongs to a run, whose index then gets the checkpoint.
 
     Raises:
-        CannotBePutHere: there is no room for it, or the disk fails.
-        CheckpointError: what comes is damaged, twice; or the store cannot be used.
+        CannotBePutHere: There is no room for it, or the disk fails.
+        CheckpointError: The download is damaged twice, or the store cannot be used.
     """
     name = step_name(manifest.step)
     coming, source = store.directory / f"{_COMING}{name}", tier.objects.at(name)
-    console.notice(f"bringing {source.url} ({format_bytes(manifest.total_bytes)})")
+    console.notice(f"downloading {source.url} ({format_bytes(manifest.total_bytes)})")
     try:
         coming.mkdir(parents=True, exist_ok=True)
         damage = ""
         for _ in range(2):
-            with console.progress(f"bringing step {manifest.step}", manifest.total_bytes, "B") as bar:
+            with console.progress(f"downloading step {manifest.step}", manifest.total_bytes, "B") as bar:
                 _fetch_files(source, manifest, coming, bar.advance)
             write_manifest(coming, manifest)
             found = verify_checkpoint(coming)
             if found.good:
                 break
             damage = "; ".join(map(str, found.damage))
-            for broken in found.damage:  # or going on with it would find it complete
+            for broken in found.damage:  # otherwise the next try would take it for complete
                 remove(coming / broken.file)
         else:
-            raise CheckpointError(f"what comes is not what was sent: {damage}", where=source.url, fix="use another one")
+            raise CheckpointError(
+                f"the download differs from the upload: {damage}", where=source.url, fix="use another checkpoint"
+            )
         fault_point("bring.rename")
         sync_folder(coming)
         target = store.directory / name
@@ -200,11 +215,11 @@ def bring(store: CheckpointStore, tier: RemoteTier, manifest: Manifest, index: b
         sync_folder(store.directory)
     except OSError as error:
         raise CannotBePutHere(
-            f"the remote checkpoint of step {manifest.step} cannot be put here: {error.strerror or error}",
+            f"the remote checkpoint of step {manifest.step} cannot be stored here: {error.strerror or error}",
             where=str(coming),
-            fix=fix_for(error, "make room there, or see to the disk; what has come so far is kept"),
+            fix=fix_for(error, "make room there, or check the disk; the partial download is kept"),
         ) from error
-    if index:  # the folder is a run's own: nobody else brings anything
+    if index:  # the folder belongs to a run, so no other process downloads into it
         for other in store.directory.glob(f"{_COMING}*"):
             remove(other)
         CheckpointIndex(store.directory.parent).add(manifest, LOCAL, str(target))

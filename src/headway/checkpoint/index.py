@@ -1,7 +1,7 @@
-"""An index of a run's checkpoints in embedded SQLite: what there is, where it lies, how good it was, what it came of.
+"""The index of a run's checkpoints, in SQLite: their places, metrics and lineage.
 
-It is an index and nothing else: folders and manifests are the truth, and `rebuild` makes it of them. So a registry that
-is lost, broken or cannot be written costs a warning and never a run.
+Folders and manifests are the source of truth, and `rebuild` makes the index from them. So an index that is lost, broken
+or unwritable costs a warning, never a run.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from headway.core.foreign import as_number, open_regular, parse_json
 FILE_NAME = "checkpoints.sqlite"
 LOCAL, REMOTE = "local", "remote"
 
-#: Bumped when the tables change: an index of another version is made anew.
+#: Incremented when the tables change; an index of another version is rebuilt.
 _VERSION = 1
 _BUSY_SECONDS = 10.0
-#: File systems whose memory is not shared between machines, which WAL needs (sqlite.org/wal.html, section 1).
+#: File systems that do not share memory between machines, which WAL needs (sqlite.org/wal.html, section 1).
 _NETWORK = {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "glusterfs", "afs", "orangefs", "9p"}
 
 _TABLES = """
@@ -45,14 +45,14 @@ CREATE TABLE places (
 
 @dataclass(frozen=True)
 class Place:
-    """Where a checkpoint lies."""
+    """A place that holds a checkpoint."""
 
     tier: str
     """`local` or `remote`."""
     place: str
     """Folder or URL."""
     complete: bool
-    """Whether all of it is there; False while it is on its way."""
+    """Whether all of it is there; False during a transfer."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ class Entry:
     tensors: int | None = None
     world_size: int | None = None
     parent_step: int | None = None
-    """The checkpoint that its attempt started from, or went back to; None when that was step 0, or is not known."""
+    """The checkpoint that its attempt started from, or rolled back to; None for step 0, or if unknown."""
     parent_sha256: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What was recorded at its step."""
+    """Metrics recorded at its step."""
     places: tuple[Place, ...] = ()
 
 
@@ -82,7 +82,7 @@ _COLUMNS = [name for name in Entry.__dataclass_fields__ if name not in ("metrics
 
 
 def entry_of(manifest: Manifest, run: str | None) -> Entry:
-    """What a manifest says, as the index keeps it."""
+    """Make the index entry of a manifest."""
     context = manifest.context
     parent = context.get("parent")
     parent = parent if isinstance(parent, dict) else {}
@@ -111,7 +111,7 @@ class CheckpointIndex:
 
     Args:
         run: The run directory.
-        report: Told, once, when the index cannot be used.
+        report: Called once with a message if the index cannot be used.
     """
 
     def __init__(self, run: Path, report: Callable[[str], None] = warning) -> None:
@@ -119,7 +119,11 @@ class CheckpointIndex:
         self._run, self._report, self._reported = Path(run).resolve().name, report, False
 
     def add(self, manifest: Manifest, tier: str, place: str, complete: bool = True) -> bool:
-        """Note a checkpoint and where it lies; what was known of it elsewhere stays. Whether that was possible."""
+        """Add a checkpoint and its place in one tier; its places in other tiers stay.
+
+        Returns:
+            Whether the index could be written.
+        """
 
         def put(connection: sqlite3.Connection) -> None:
             self._put(connection, entry_of(manifest, self._run))
@@ -128,7 +132,11 @@ class CheckpointIndex:
         return self._change(put)
 
     def forget(self, tier: str, step: int) -> bool:
-        """A checkpoint is no longer in a tier; one that is nowhere is no longer in the index."""
+        """Remove a checkpoint's place in a tier; a checkpoint without a place leaves the index.
+
+        Returns:
+            Whether the index could be written.
+        """
 
         def remove(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM places WHERE tier = ? AND step = ?", (tier, step))
@@ -137,13 +145,16 @@ class CheckpointIndex:
         return self._change(remove)
 
     def rebuild(self, found: Iterable[tuple[Manifest, str]]) -> bool:
-        """Bring what the index says of the run directory in line with it; what it says of other tiers stays.
+        """Update the local places in the index to match the run directory; places in other tiers stay.
 
-        A live run may have saved and removed checkpoints since they were looked for: one that was not found stays if it
-        can be read now, and what is not there now does not come.
+        A live run may have saved and removed checkpoints since the search. So a checkpoint that the search missed stays
+        if it can be read now, and one that is gone now is not added.
 
         Args:
-            found: The checkpoints there, each with its folder.
+            found: The checkpoints in the run directory, each with its folder.
+
+        Returns:
+            Whether the index could be written.
         """
         found = list(found)
 
@@ -162,7 +173,7 @@ class CheckpointIndex:
         return self._change(put)
 
     def entries(self) -> list[Entry]:
-        """All checkpoints by rising step; empty when there is no index, or it cannot be read."""
+        """Return all checkpoints in ascending order of steps; empty if there is no readable index."""
         if not self.path.exists():
             return []
         try:
@@ -184,7 +195,7 @@ class CheckpointIndex:
                 key=lambda entry: (entry.step, entry.time or 0.0),
             )
         except (sqlite3.Error, OSError, TypeError, ValueError) as error:  # a column may hold any type
-            self._cannot("read", error)
+            self._report_once("read", error)
             return []
 
     def _put(self, connection: sqlite3.Connection, entry: Entry) -> None:
@@ -196,7 +207,7 @@ class CheckpointIndex:
         )
 
     def _put_place(self, connection: sqlite3.Connection, step: int, state: str, place: Place) -> None:
-        # A tier has one checkpoint of a step: another state of it has been replaced.
+        # A tier has one checkpoint per step, so another state of it has been replaced.
         connection.execute("DELETE FROM places WHERE tier = ? AND step = ?", (place.tier, step))
         connection.execute(
             "INSERT INTO places VALUES (?, ?, ?, ?, ?, ?)",
@@ -218,22 +229,22 @@ class CheckpointIndex:
                 return True
             except sqlite3.DatabaseError as error:
                 if isinstance(error, sqlite3.OperationalError) or not self._set_aside(error):
-                    self._cannot("written", error)
+                    self._report_once("written", error)
                     return False
             except OSError as error:
-                self._cannot("written", error)
+                self._report_once("written", error)
                 return False
         return False
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        """A connection inside one transaction, with the tables there."""
+        """Open a connection inside one transaction, and make the tables if needed."""
         if self.path.exists():
             open_regular(self.path).close()  # SQLite would wait for a FIFO
         with closing(sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)) as connection:
-            # Rollback journals need nothing but locks, which network file systems can have.
+            # A rollback journal needs only file locks, which network file systems may have.
             mode = "DELETE" if on_network(self.path.parent) else "WAL"
-            with suppress(sqlite3.OperationalError):  # another process is just changing it
+            with suppress(sqlite3.OperationalError):  # another process is changing the mode
                 connection.execute(f"PRAGMA journal_mode={mode}")
             connection.execute("PRAGMA synchronous=NORMAL")
             connection.execute("BEGIN IMMEDIATE")
@@ -255,7 +266,7 @@ class CheckpointIndex:
             connection.execute("COMMIT")
 
     def _set_aside(self, error: sqlite3.DatabaseError) -> bool:
-        """Make room for a new index where the old one is broken; whether that went."""
+        """Move a broken index aside, and return whether that succeeded."""
         try:
             self.path.replace(self.path.with_suffix(".sqlite.broken"))
             for rest in ("-wal", "-shm", "-journal"):
@@ -265,7 +276,7 @@ class CheckpointIndex:
         self._report(f"{self.path} is broken ({error}) and made anew; headway checkpoints list fills it")
         return True
 
-    def _cannot(self, what: str, error: Exception) -> None:
+    def _report_once(self, what: str, error: Exception) -> None:
         if not self._reported:
             self._reported = True
             self._report(f"{self.path} cannot be {what}: {error}; checkpoints are not affected")
@@ -280,7 +291,7 @@ def _is_readable(folder: Path) -> bool:
 
 
 def on_network(folder: Path, mounts: Path = Path("/proc/mounts")) -> bool:
-    """Whether a folder lies on a file system of another machine; False where the system does not tell."""
+    """Return whether a folder is on a network file system; False if that is unknown."""
     target = str(folder.resolve())
     best, kind = "", ""
     try:

@@ -1,6 +1,6 @@
-"""What happens when a checkpoint has been published: it is indexed, sent on, and makes others too old.
+"""Work after a checkpoint is published: index it, upload it, and apply the retention rules.
 
-All of it is what training can live without: what goes wrong is said, and the run goes on.
+None of this is essential for training: a failure gives a warning, and the run continues.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from headway.core.errors import CheckpointError, ConfigError, HeadwayError
 if TYPE_CHECKING:
     from headway.config import Batches, Config
 
-#: How long the end of a run that is not finished (it may be in the grace period of a preemption) waits for an upload.
+#: How long an unfinished run that ends waits for an upload; it may be in the grace period of a preemption.
 LEAVING_SECONDS = 20.0
-#: One request to a store is tried again for so long before the upload of a checkpoint is given up.
+#: How long to retry one request to a store before the upload of a checkpoint fails.
 PATIENCE_SECONDS = 600.0
 
 
 class CheckpointMaintainer:
-    """To be called with the manifest of every checkpoint that has been published in a run's `checkpoints` folder.
+    """The maintainer of a run's checkpoints; called with the manifest of every published checkpoint.
 
     Args:
-        settings: From `CheckpointMaintainer.settings`: plain JSON values, so that they can go to another process.
-        tell_upload: Told, in a thread of its own, what came of a step's upload: its seconds, or None when it failed.
+        settings: Result of `CheckpointMaintainer.settings`: plain JSON values, which can go to another process.
+        tell_upload: Called on another thread with each step and the seconds that its upload took, or None if it failed.
     """
 
     def __init__(
@@ -69,8 +69,7 @@ class CheckpointMaintainer:
         self._cleared = False
         self._withdrawn: Ranges = ()
         self.lost: CheckpointError | None = None
-        """Known after `close`: why the newest checkpoint is not in the remote tier, and does not get there while
-        somebody else has that."""
+        """Set by `close`: why another owner of the remote tier keeps the newest checkpoint out of it."""
         self._stopping, self._finished = threading.Event(), False
         self._uploader = self._start_uploader() if self._remote else None
         self._prune = Pruner(
@@ -81,12 +80,12 @@ class CheckpointMaintainer:
     def settings(
         config: Config, attempt: int, skipped_ranges: Sequence[Sequence[int]] = (), data: str | None = None
     ) -> dict[str, Any]:
-        """What a process that calls this has to know of a run.
+        """Return the settings of a maintainer as JSON values.
 
         Args:
-            config: Resolved.
+            config: The resolved config.
             attempt: Number of the attempt that saves.
-            skipped_ranges: The steps whose rows are left out, each range without its end.
+            skipped_ranges: Half-open ranges of steps whose rows are skipped.
             data: Fingerprint of the data.
         """
         checkpoint, remote = config.checkpoint, config.checkpoint.remote
@@ -109,9 +108,9 @@ class CheckpointMaintainer:
         }
 
     def context(self, step: int) -> dict[str, Any]:
-        """What goes into the context of the manifest of `step` besides: `kind`, the step's metrics, and more if full.
+        """Return additional context for the manifest of `step`: `kind`, the step's metrics, and more if it is full.
 
-        To be called once per save, when metrics of the step have been recorded.
+        Call this once per save, after the metrics of the step are recorded.
         """
         now, every = (step, time.time()), self._full_every
         full = (
@@ -125,11 +124,11 @@ class CheckpointMaintainer:
         try:
             return step_context(self.run, step, full)
         except (OSError, ValueError) as error:
-            warning(f"the checkpoint of step {step} goes without its facts: {error}")
+            warning(f"the checkpoint of step {step} is saved without metrics and provenance: {error}")
             return {}
 
     def __call__(self, manifest: Manifest) -> None:
-        """Index it, hand it over for sending, and remove what has become too old. Never raises."""
+        """Index a checkpoint, queue its upload, and apply the retention rules; never raises."""
         self._finished = manifest.step == self._last_step
         try:
             folder = self.directory / step_name(manifest.step)
@@ -141,12 +140,12 @@ class CheckpointMaintainer:
             warning(f"after the checkpoint of step {manifest.step}: {why}")
 
     def close(self, patience_seconds: float | None = None) -> None:
-        """Send the newest checkpoint if it has not been, and end; safe to call twice.
+        """Upload the newest checkpoint if it is not uploaded yet, and end; safe to call twice.
 
         Args:
-            patience_seconds: Wait at most so long for what is being sent, for example the rest of a grace period. When
-                not given: until it is there or has failed for good if the run is finished, else `LEAVING_SECONDS`. The
-                next attempt goes on with what is not there.
+            patience_seconds: How long to wait for the upload at most, for example the rest of a grace period. If None,
+                wait until it has succeeded or failed for good if the run is finished, else `LEAVING_SECONDS`. The next
+                attempt continues an unfinished upload.
         """
         if self._uploader is None:
             return
@@ -161,7 +160,7 @@ class CheckpointMaintainer:
         self._uploader = None
 
     def rolled_back(self, step: int, skipped_ranges: Sequence[Sequence[int]]) -> None:
-        """The run went back to a checkpoint: what was saved and sent after that counts as neither. Never raises."""
+        """Treat saves and uploads of later steps as not done, since the run rolled back to a step; never raises."""
         self._skipped_ranges = ranges_of({LEFT_OUT: skipped_ranges})
         if self._last_full is not None and self._last_full[0] > step:
             self._last_full = None
@@ -171,33 +170,33 @@ class CheckpointMaintainer:
             return
         self._uploader.rolled_back(step)
         try:
-            self._send_newest(self._uploader)  # before others are withdrawn, so that there is always one to go on from
+            self._send_newest(self._uploader)  # first, so that the tier always has a checkpoint to resume from
         except (HeadwayError, OSError) as error:
             warning(f"the newest checkpoint is not uploaded: {error}")
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait for what is being sent; whether all of it was in time."""
+        """Wait for outstanding uploads, and return whether they ended in time."""
         return self._uploader is None or self._uploader.wait(seconds)
 
-    # Sending
+    # Uploads
 
     def _start_uploader(self) -> Uploader:
         uploader = Uploader(self.run, self._open_tier, self._sent, self._tell_upload, self._stopping)
         try:
-            self._send_newest(uploader)  # what the attempt before could not finish
+            self._send_newest(uploader)  # the previous attempt may not have finished its upload
         except (HeadwayError, OSError) as error:
             warning(f"the newest checkpoint is not uploaded: {error}")
         return uploader
 
     def _open_tier(self) -> RemoteTier:
-        """The remote tier as this attempt has claimed it; claimed now, where that could not be done at the start."""
+        """Return the remote tier as this attempt acquired it; acquire it now if the store was away at the start."""
         assert self._remote is not None
-        name = self.run.resolve().name  # as where it is looked for again
+        name = self.run.resolve().name  # the same name as in `find_tier`
         place = place_of(self._remote, name, patience_seconds=PATIENCE_SECONDS, stopping=self._stopping)
         tier, claim = RemoteTier.find(place, self.run, self._identity), read_claim(self.run)
         if claim is not None and claim.url == tier.url and claim.attempt >= self._attempt:
             if claim.attempt > self._attempt:
-                raise FencedError(f"attempt {claim.attempt} has the run now", where=tier.url, fix="stop this process")
+                raise FencedError(f"attempt {claim.attempt} owns the run now", where=tier.url, fix="stop this process")
             return RemoteTier(tier.objects, claim, self._identity)
         return tier.acquire(self.run, self._attempt, resolve_identity(tier, self._identity))
 
@@ -210,14 +209,14 @@ class CheckpointMaintainer:
             every is None
             or self._last_ordered is None
             or manifest.step == self._last_step
-            or not self._uploader.has(self._last_ordered[0])  # it has failed, and this one is to make up for it
+            or not self._uploader.has(self._last_ordered[0])  # that upload failed, and this one replaces it
             or crossed(every, self._last_ordered, now, self._batches)
         ):
             self._last_ordered = now
             self._uploader.submit(folder, manifest, manifest.step == self._last_step)
 
     def _send_newest(self, uploader: Uploader) -> None:
-        """What the interval has left out so far: the state in which a run ends is the one to go on from."""
+        """Queue the newest checkpoint, even if the upload interval skipped it: the next attempt resumes from it."""
         folders = checkpoint_folders(self.directory)
         newest = max(folders, default=None)
         self._finished = newest is not None and newest == self._last_step
@@ -228,9 +227,9 @@ class CheckpointMaintainer:
         uploader.submit(folders[newest], manifest, self._finished)
 
     def _sent(self, tier: RemoteTier, manifest: Manifest) -> None:
-        """Index what is there now, and remove what has become too old there."""
+        """Index a published remote checkpoint, and apply the retention rules to the remote tier."""
         rules = self._remote_rules
-        if is_outdated(manifest, self._skipped_ranges):  # the run went back while it was on its way
+        if is_outdated(manifest, self._skipped_ranges):  # the run rolled back during the upload
             self._discard(tier, manifest.step)
             return
         self._withdraw_outdated(tier)
@@ -246,7 +245,7 @@ class CheckpointMaintainer:
         self._clear_remains(tier, manifest.step)
 
     def _discard(self, tier: RemoteTier, step: int) -> bool:
-        """Remove a remote checkpoint; whether that could be done."""
+        """Remove a remote checkpoint, and return whether that succeeded."""
         try:
             tier.discard(step)
         except (FencedError, OtherRunError, GivenUp):
@@ -260,9 +259,9 @@ class CheckpointMaintainer:
         return True
 
     def _withdraw_outdated(self, tier: RemoteTier) -> None:
-        """Remove what was made with rows that are left out since: somebody might go on from it on another disk.
+        """Remove remote checkpoints trained on rows that are skipped now: another machine might resume from them.
 
-        Looked for once in an attempt, and again after the run went back.
+        This takes place once per attempt, and again after each rollback.
         """
         skipped_ranges = self._skipped_ranges
         if skipped_ranges == self._withdrawn:
@@ -271,16 +270,16 @@ class CheckpointMaintainer:
         for manifest in tier.own_manifests():
             if is_outdated(manifest, skipped_ranges):
                 where = tier.objects.url_of(step_name(manifest.step))
-                warning(f"removing {where}: it was made with rows that are left out now")
+                warning(f"removing {where}: it was trained on rows that are skipped now")
                 done = self._discard(tier, manifest.step) and done
         if done:
             self._withdrawn = skipped_ranges
 
     def _clear_remains(self, tier: RemoteTier, newest: int) -> None:
-        """Remove what lies of older checkpoints that have no manifest: an upload that failed, or was cut off before a
-        newer one, or a removal that a kill came into. Each may be as large as a whole one, and no rule knows of it.
+        """Remove the files of older checkpoints without a manifest.
 
-        Looked for once in an attempt, and again when an upload has left its journal.
+        Failed uploads and killed removals leave them. They may be as large as a whole checkpoint, and the retention
+        rules do not see them. This takes place once per attempt, and again when an upload has left its journal.
         """
         journals = [path for path in self.run.glob(UPLOADS) if (step_of(path.stem) or newest) < newest]
         if self._cleared and not journals:
@@ -292,7 +291,7 @@ class CheckpointMaintainer:
         except (FencedError, OtherRunError, GivenUp):
             raise
         except CheckpointError as error:
-            warning(f"what is left of unfinished uploads cannot be removed from {tier.url}: {error.what}")
+            warning(f"files of unfinished uploads cannot be removed from {tier.url}: {error.what}")
             return
         for path in journals:
             path.unlink(missing_ok=True)
@@ -303,7 +302,7 @@ class CheckpointMaintainer:
 
 
 def _is_remains(tier: RemoteTier, step: int) -> bool:
-    """Whether a step has files there and no manifest, be it set aside or encrypted."""
+    """Return whether a step has files but no manifest, not even one set aside or encrypted."""
     try:
         if tier.manifest(step) is not None:
             return False
@@ -316,7 +315,7 @@ def _is_remains(tier: RemoteTier, step: int) -> bool:
 
 
 def _batches(settings: Mapping[str, Any]) -> Batches:
-    """The run's, for intervals in tokens; only then is the config's package worth its time to load."""
+    """Return the run's batches; only intervals in tokens need them, and the config package takes long to import."""
     from headway.config import Batches
 
     return Batches(tuple((int(step), int(tokens)) for step, tokens in settings["tokens_per_step"]))

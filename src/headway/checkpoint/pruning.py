@@ -1,4 +1,4 @@
-"""Removing the checkpoints of a run that the rules no longer keep."""
+"""Pruning: removal of a run's checkpoints that the retention rules no longer keep."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class Pruner:
-    """Applies the rules to the `checkpoints` folder of a run.
+    """The pruner of a run's `checkpoints` folder.
 
     Args:
         directory: The folder.
-        rules: What is kept.
-        batches: The run's, for rules in tokens.
-        pinned: The steps that somebody reads just now.
-        forget: Told the step of each checkpoint that is gone.
+        rules: The retention rules.
+        batches: Tokens of each step, for rules in tokens.
+        pinned: Return the steps in use, for example by an upload.
+        forget: Called with the step of each removed checkpoint.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class Pruner:
         self._known: dict[int, Candidate] = {}
 
     def __call__(self, manifest: Manifest) -> None:
-        """Remove what goes now that this one is saved; a folder that cannot be removed only causes a warning.
+        """Remove checkpoints that the rules no longer keep after a save; a failed removal only gives a warning.
 
-        Folders of later steps were passed over when the run resumed; they are evidence, and their turn comes when the
-        run gets there.
+        Folders of later steps were passed over when the run resumed. They are evidence, and stay until the run reaches
+        their steps.
         """
         self._known[manifest.step] = self._candidate(manifest)
         candidates = self.candidates(manifest.step)
@@ -68,7 +68,7 @@ class Pruner:
                 self._forget(step)
 
     def candidates(self, up_to: int | None = None) -> list[Candidate]:
-        """What the rules have to decide on; a manifest is read once."""
+        """Return the checkpoints that the rules decide on; each manifest is read once."""
         found = []
         for step, folder in checkpoint_folders(self.directory).items():
             if up_to is not None and step > up_to:
@@ -77,7 +77,7 @@ class Pruner:
                 try:
                     self._known[step] = self._candidate(read_manifest(folder))
                 except UnreadableManifest:
-                    continue  # another time; a rule may keep it for ever
+                    continue  # decided when it can be read again, since a rule may keep it
                 except CheckpointError:
                     found.append(Candidate(step, 0.0, good=False))
                     continue
@@ -85,20 +85,20 @@ class Pruner:
         return found
 
     def kept(self) -> dict[int, str]:
-        """The steps that stay, each with the rule that keeps it."""
+        """Return the steps that stay, each with the rule that keeps it."""
         return kept(self.candidates(), self.rules, time.time())
 
     def _candidate(self, manifest: Manifest) -> Candidate:
         found = candidate_of(manifest, self.rules.keep_metric, self._batches)
         if found.metric is None and self.rules.keep_best:
-            # It may have been recorded after the checkpoint was made, or by a version that did not write it down there.
+            # The metric may be recorded after the save, or the manifest may be of a version without metrics.
             metric = step_metrics(self.directory.parent, manifest.step).get(self.rules.keep_metric)
             return replace(found, metric=metric)
         return found
 
 
 def candidate_of(manifest: Manifest, metric: str, batches: Batches | None) -> Candidate:
-    """What the rules ask of a checkpoint, from its manifest."""
+    """Return the facts that the rules need about a checkpoint, from its manifest."""
     metrics, moment = manifest.context.get("metrics"), manifest.context.get("time")
     value = metrics.get(metric) if isinstance(metrics, dict) else None
     return Candidate(

@@ -1,4 +1,4 @@
-"""Which checkpoints stay: a pure function of what there is and of the rules."""
+"""Retention: which checkpoints to keep, as a pure function of the checkpoints and the rules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Every(NamedTuple):
-    """An interval; the config's is not for the process that writes checkpoints, which is to start at once."""
+    """An interval, without the config package, whose import would delay the writer process."""
 
     amount: int
     unit: str
@@ -26,66 +26,66 @@ class Every(NamedTuple):
 
     @classmethod
     def of(cls, interval: Interval | None) -> Every | None:
-        """The same as a config has it."""
+        """Convert an interval of a config."""
         return None if interval is None else cls(interval.amount, interval.unit)
 
     @classmethod
     def parse(cls, record: Sequence[Any] | None) -> Every | None:
-        """From its JSON form, a list of two."""
+        """Parse the JSON form, a list of amount and unit."""
         return None if record is None else cls(int(record[0]), str(record[1]))
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What is kept (`config.RetentionConfig`)."""
+    """The retention rules (`config.RetentionConfig`)."""
 
     keep: int = 3
     keep_every: Every | None = None
     keep_best: int = 0
     keep_metric: str = "evaluation/loss"
     keep_mode: str = "min"
-    """`min` or `max`: which metric is best."""
+    """`min` or `max`: whether a low or a high metric is best."""
     keep_for_seconds: int | None = None
 
     @classmethod
     def of(cls, config: RetentionConfig) -> Rules:
-        """The rules of a config."""
+        """Convert the rules of a config."""
         age = config.keep_for.amount if config.keep_for is not None else None
         best = config.keep_best, config.keep_metric, config.keep_mode
         return cls(config.keep, Every.of(config.keep_every), *best, age)
 
     @classmethod
     def parse(cls, record: Mapping[str, Any]) -> Rules:
-        """From its JSON form, the fields by name."""
+        """Parse the JSON form, the fields by name."""
         return cls(**{**record, "keep_every": Every.parse(record["keep_every"])})
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One checkpoint, as far as the rules ask."""
+    """The facts about a checkpoint that the rules need."""
 
     step: int
     time: float
     """Unix seconds at which it was made."""
     metric: float | None = None
-    """The metric that tells the best ones, at this very step; None when it is not known."""
+    """Value of the rules' metric at this step; None if unknown."""
     tokens: int | None = None
-    """Tokens trained on; None when it is not known, which keeps it where a rule would ask for them."""
+    """Tokens trained on; None if unknown, and then a rule in tokens keeps the checkpoint."""
     good: bool = True
-    """Its manifest can be read."""
+    """Whether its manifest can be read."""
     origin: Origin = UNKNOWN
-    """What it grew out of."""
+    """The attempt and the checkpoint that it came from."""
 
 
 def kept(candidates: Iterable[Candidate], rules: Rules, now: float) -> dict[int, str]:
-    """The steps that stay, each with the first rule that keeps it; all others go.
+    """Return the steps to keep, each with the first rule that keeps it.
 
-    The newest good one always stays. Checkpoints that are not good, or that a run has passed over on its way to the
-    newest, count in no rule, so they push out none that does; those among the newest stay for somebody to look at.
+    The newest good checkpoint always stays. Checkpoints that are not good, or outside the lineage of the newest, do not
+    count for any rule, so they displace no others. The recent ones among them stay for inspection.
 
     Args:
-        candidates: In any order, one per step.
-        rules: What is to be kept; what any of them keeps, stays.
+        candidates: One per step, in any order.
+        rules: The rules; a checkpoint stays if any rule keeps it.
         now: Unix seconds.
     """
     ordered = sorted(candidates, key=lambda c: c.step)
@@ -100,8 +100,8 @@ def kept(candidates: Iterable[Candidate], rules: Rules, now: float) -> dict[int,
     keep(good[-1:], "the newest")
     keep(good[-rules.keep :], f"among the newest {rules.keep}")
     oldest_new = good[-rules.keep :][0].step if good else 0
-    odd = (c for c in ordered if c.step not in line and c.step > oldest_new)
-    keep(odd, "was passed over or cannot be read, and is new")
+    outside = (c for c in ordered if c.step not in line and c.step > oldest_new)
+    keep(outside, "was passed over or cannot be read, and is new")
     if rules.keep_every is not None:
         keep(_first_of_each(good, rules.keep_every.amount, rules.keep_every.unit), f"one every {rules.keep_every}")
     if rules.keep_best:
@@ -114,15 +114,15 @@ def kept(candidates: Iterable[Candidate], rules: Rules, now: float) -> dict[int,
 
 
 def outdated(candidates: Sequence[Candidate], rules: Rules, now: float, pinned: Collection[int] = ()) -> list[int]:
-    """The steps that go, the oldest first; never one that is `pinned`, because somebody reads it."""
+    """Return the steps to remove, the oldest first; never one that is `pinned`, since it is in use."""
     stay = kept(candidates, rules, now)
     return sorted(c.step for c in candidates if c.step not in stay and c.step not in pinned)
 
 
 def _first_of_each(good: Sequence[Candidate], amount: int, unit: str) -> list[Candidate]:
-    """The first checkpoint at or after each multiple; by time, the first in each stretch of the clock.
+    """Return the first checkpoint at or after each multiple; in seconds, the first in each interval of the clock.
 
-    Which one that is never changes by what is removed: the first stays as long as any.
+    Removals never change the choice: the first one stays as long as any.
     """
     first: dict[int, Candidate] = {}
     unknown = []
@@ -138,7 +138,7 @@ def _first_of_each(good: Sequence[Candidate], amount: int, unit: str) -> list[Ca
 
 
 def _best(good: Sequence[Candidate], count: int, mode: str) -> list[Candidate]:
-    """The lowest first, or the highest; of equal ones the newer."""
+    """Return the `count` best checkpoints, the best first; among equal ones the newer first."""
     sign = -1.0 if mode == "max" else 1.0
     known = [(sign * c.metric, -c.step, c) for c in good if c.metric is not None and math.isfinite(c.metric)]
     return [candidate for _, _, candidate in sorted(known, key=lambda one: one[:2])[:count]]

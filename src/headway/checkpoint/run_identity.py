@@ -1,11 +1,11 @@
-"""Which run a checkpoint, a claim or a place in object storage belongs to.
+"""The identity of a run: which run a checkpoint, a claim or a remote tier belongs to.
 
-A run gets an id when its directory is made and keeps it for life, whatever changes later: config, data, machine. The id
-is in `run.json` (key `id`), in `remote.json`, in every claim and every manifest. Name and seed stand beside it for
-people. A new directory without checkpoints takes up the id of the run that owns its remote place, if config and data
-are that run's: this is how a run continues on another machine.
+A run gets an id when its directory is made and keeps it for life, even if config, data or machine change. The id is in
+`run.json` (key `id`), in `remote.json`, in every claim and every manifest, together with name and seed for people. A
+new directory without checkpoints adopts the id of the run that owns its remote tier, if config and data are the same:
+so a run continues on another machine.
 
-Checkpoints of older versions have no id. They belong to the runs that have had their config.
+Checkpoints of older versions have no id. They belong to every run that has had their config.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from headway.core.foreign import read_json_object
 if TYPE_CHECKING:
     from headway.config import Config
 
-#: Key of a manifest's context: the fingerprint of what decides the run's mathematics (`headway.config.identity`).
+#: Key of a manifest's context: fingerprint of the config values that decide the run's mathematics
+#: (`headway.config.identity`).
 IDENTITY = "identity"
 #: Key of a manifest's context: id, name and seed of the run that made it.
 OF_RUN = "of_run"
@@ -44,20 +45,20 @@ Relation = Literal["own", "other", "unknown"]
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """A run as its own directory knows it."""
+    """The identity of a run, from its own directory."""
 
     run: Path
     id: str | None
-    """None for a directory of an older version that has had no attempt since."""
+    """None for a directory of an older version without an attempt since."""
     name: str
     seed: int | None = None
     config: str | None = None
-    """Fingerprint of its config as it is now."""
+    """Fingerprint of its current config."""
     data: str | None = None
-    """Fingerprint of its data; None where it is not known."""
+    """Fingerprint of its data; None if unknown."""
 
     def record(self) -> dict[str, Any]:
-        """Return what manifests and claims say of the run."""
+        """Return the record of the run for manifests and claims."""
         return {"id": self.id, "name": self.name, "seed": self.seed}
 
     def settings(self) -> dict[str, Any]:
@@ -66,7 +67,7 @@ class RunIdentity:
 
     @cached_property
     def configs(self) -> frozenset[str]:
-        """Fingerprints of all configs that this directory's attempts have had, or else its checkpoints."""
+        """Fingerprints of the configs of all attempts in this directory, or else of its checkpoints."""
         records = [self.run / RUN_FILE, *self.run.glob(f"attempts/*/{RUN_FILE}")]
         found = {_config_of(_read_json(path)) for path in records} - {None}
         if not found:
@@ -74,10 +75,10 @@ class RunIdentity:
         return frozenset(one for one in (*found, self.config) if isinstance(one, str))
 
     def relation(self, manifest: Manifest) -> Relation:
-        """Say whether a checkpoint is this run's.
+        """Return whether a checkpoint belongs to this run.
 
-        One without an id is this run's if it was made with a config that the run has had, or says nothing of its
-        config; else that is unknown: it may be another run's.
+        One without an id does if it was made with a config that the run has had, or does not record its config.
+        Otherwise the result is "unknown": another run may have made it.
         """
         made_by = run_record(manifest.context.get(OF_RUN))
         if made_by is not None and self.id is not None:
@@ -86,24 +87,25 @@ class RunIdentity:
         return "own" if config is None or config in self.configs else "unknown"
 
     def obstacle(self, configs: Collection[str | None], data: str | None) -> str | None:
-        """Say why this directory may not continue a run of another id; None if it may: with the config and data that
-        the run has now, and only if no checkpoint here was made under an id of its own.
+        """Return why this directory may not continue a run with another id; None if it may.
+
+        It may with the run's current config and data, and if no checkpoint here was made under an id of its own.
 
         Args:
-            configs: Fingerprints of the run's config.
-            data: Fingerprint of its data, if that is known.
+            configs: Fingerprints of the other run's config.
+            data: Fingerprint of its data, if known.
         """
         if self.config is None or self.config not in configs:
-            return "its config is another one than this run's"
+            return "its config differs from this run's"
         if self.data and data and self.data != data:
-            return "its data is other data than this run's"
+            return "its data differs from this run's"
         made_by = (run_record(manifest.context.get(OF_RUN)) for manifest in self._made_here())
         if any(record is not None and record["id"] == self.id for record in made_by):
             return "this run has checkpoints of its own"
         return None
 
     def keep(self) -> None:
-        """Write the id into the records of this directory, where they have another one."""
+        """Write the id into the records of this directory that have another one."""
         attempts = sorted(self.run.glob(f"attempts/*/{RUN_FILE}"))
         for path in (self.run / RUN_FILE, *attempts[-1:]):
             record = _read_json(path)
@@ -121,14 +123,14 @@ def run_identity(config: Config, data: str | None = None, run: Path | None = Non
     """Return the identity of the run that a config names.
 
     Args:
-        config: Resolved.
+        config: The resolved config.
         data: Fingerprint of its data.
-        run: The run directory, if it is not where the config says.
+        run: The run directory; the config's if None.
     """
     from headway.config import identity
 
     run = Path(run or config.run_directory).absolute()
-    name = run.resolve().name  # as its remote place is named
+    name = run.resolve().name  # also the name of its remote tier
     return RunIdentity(run, read_run_id(run), name, config.seed, fingerprint(identity(config)), data)
 
 
@@ -138,10 +140,10 @@ def new_run_id() -> str:
 
 
 def read_run_id(run: Path) -> str | None:
-    """Return the id of the run in a directory; None if nothing there tells it.
+    """Return the id of the run in a directory; None if there is no record of it.
 
-    If `run.json` is lost, the claim, an earlier attempt's record or a checkpoint made under this directory's name has
-    it.
+    If `run.json` is lost, the id comes from the claim, an earlier attempt's record, or a checkpoint made under this
+    directory's name.
     """
     attempts = sorted(run.glob(f"attempts/*/{RUN_FILE}"), reverse=True)
     found = [_read_json(run / RUN_FILE).get(RUN_ID), _read_json(run / CLAIM_FILE).get("run")]
@@ -160,14 +162,14 @@ def read_run_id(run: Path) -> str | None:
 
 
 def run_record(value: Any) -> dict[str, Any] | None:
-    """Return id, name and seed as a manifest or a claim has them; None if it has no id."""
+    """Parse the id, name and seed in a manifest or a claim; None if there is no id."""
     if not isinstance(value, Mapping) or not _is_id(value.get("id")):
         return None
     return {"id": value["id"], "name": str(value.get("name")), "seed": value.get("seed")}
 
 
 def in_words(record: Mapping[str, Any]) -> str:
-    """Name a run: `run 'small' with seed 3 (id 0a1b2c3d)`."""
+    """Describe a run: `run 'small' with seed 3 (id 0a1b2c3d)`."""
     return f"run '{record['name']}' with seed {record['seed']} (id {str(record['id'])[:8]})"
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """One checkpoint, as its manifest tells."""
+    """A local checkpoint and its manifest."""
 
     path: Path
     manifest: Manifest
@@ -45,32 +45,33 @@ class CheckpointInfo:
 
     @property
     def cursor(self) -> dict[str, int]:
-        """Where the run is."""
+        """Position of the run."""
         return self.manifest.cursor
 
     @property
     def context(self) -> dict[str, Any]:
-        """What the state belongs to and how it came about."""
+        """Facts about the run and the attempt."""
         return self.manifest.context
 
     @property
     def state_sha256(self) -> str:
-        """The name of the state."""
+        """The hash that names the state."""
         return self.manifest.state_sha256
 
 
 class CheckpointStore:
-    """The `checkpoints` folder of a run. It needs not exist before the first save.
+    """The `checkpoints` folder of a run. It need not exist before the first save.
 
     Args:
         directory: The folder.
-        keep: Newest checkpoints that survive a save.
-        may_write: Called right before a save becomes visible; raises when this process no longer owns the run.
-        max_shard_bytes: Size of a file, roughly; a larger tensor gets a file of its own.
-        after_save: Called with the manifest of what has been published (`CheckpointMaintainer`); when not given, the
-            newest `keep` are kept.
-        sign_with: Signs manifests.
-        encrypt_with: Key that `save` seals files with; what is sealed is read with the one of the environment.
+        keep: Number of newest checkpoints to keep.
+        may_write: Called right before a save becomes visible; it raises an error if this process no longer owns the
+            run.
+        max_shard_bytes: Approximate size of a file; a larger tensor gets a file of its own.
+        after_save: Called with the manifest of each published checkpoint (`CheckpointMaintainer`). If None, the store
+            keeps the newest `keep` checkpoints.
+        sign_with: Key to sign manifests with.
+        encrypt_with: Key that `save` encrypts files with. Sealed files are read with the key from the environment.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class CheckpointStore:
         directory: Path,
         keep: int = 3,
         may_write: Callable[[], None] = lambda: None,
+        *,
         max_shard_bytes: int = 2 * 1024**3,
         after_save: Callable[[Manifest], None] | None = None,
         sign_with: Key | None = None,
@@ -93,20 +95,20 @@ class CheckpointStore:
     # Reading
 
     def folders(self) -> Sequence[Path]:
-        """The folders that claim to be checkpoints, by rising step.
+        """Return the folders that are checkpoints by name, in ascending order of steps.
 
         Raises:
-            CheckpointError: the directory cannot be read.
+            CheckpointError: The directory cannot be read.
         """
         try:
             return list(checkpoint_folders(self.directory).values())
         except OSError as error:
             raise CheckpointError(
-                f"checkpoints cannot be looked for: {error.strerror}", where=str(self.directory), fix="make it readable"
+                f"checkpoints cannot be listed: {error.strerror}", where=str(self.directory), fix="make it readable"
             ) from error
 
     def list(self) -> Sequence[CheckpointInfo]:
-        """The checkpoints whose manifest can be read, by rising step; their bytes are not looked at."""
+        """Return the checkpoints with a readable manifest, in ascending order of steps; their files are not checked."""
         infos = []
         for folder in self.folders():
             try:
@@ -116,13 +118,14 @@ class CheckpointStore:
         return infos
 
     def info(self, step: int, patience_seconds: float = 0.0) -> CheckpointInfo:
-        """The checkpoint of one step; its bytes are not looked at.
+        """Return the checkpoint of one step; its files are not checked.
 
         Args:
-            patience_seconds: How long it may take until this machine sees what another one has written.
+            step: The step.
+            patience_seconds: How long to wait until this machine sees what another machine has written.
 
         Raises:
-            CheckpointError: there is none, or its manifest cannot be trusted.
+            CheckpointError: There is none, or its manifest cannot be trusted.
         """
         wait_until(lambda: is_there(self._folder(step) / MANIFEST, folders=3), patience_seconds, 0.2)
         folder = self._folder(step)
@@ -131,17 +134,19 @@ class CheckpointStore:
             raise CheckpointError(
                 f"there is no checkpoint of step {step}",
                 where=str(self.directory),
-                fix=f"take one that is there: {there or 'none'}",
+                fix=f"choose one of these steps: {there or 'none'}",
             )
         return CheckpointInfo(folder, read_manifest(folder))
 
     def verify(
         self, checkpoint: int | Path, full: bool = True, advance: Callable[[int], None] = lambda _: None
     ) -> Verification:
-        """Compare one checkpoint, by step or path, with its manifest; damage is reported, not raised.
+        """Compare one checkpoint with its manifest; damage is reported, not raised.
 
-        `full` hashes every file and every tensor; without it only names, sizes and headers are looked at. `advance` is
-        called with numbers of bytes that are done.
+        Args:
+            checkpoint: Its step or path.
+            full: Whether to hash every file and every tensor; if not, only names, sizes and headers are checked.
+            advance: Called with the number of bytes done.
         """
         path = checkpoint if isinstance(checkpoint, Path) else self._folder(checkpoint)
         return verify_checkpoint(path, hashes=full, tensors=full, advance=advance)
@@ -151,14 +156,14 @@ class CheckpointStore:
         notice: Callable[[str], None] = console.warning,
         usable: Callable[[Manifest], bool] = lambda manifest: True,
     ) -> CheckpointInfo | None:
-        """The newest checkpoint that verifies, every file's hash included; None when there never was one.
+        """Return the newest checkpoint that verifies, including the hash of every file; None if there are none.
 
         Args:
-            notice: Told about every newer one that is passed over, and why.
-            usable: Whether one may be gone on from; the others are passed over.
+            notice: Called with a message about each newer checkpoint that is passed over.
+            usable: Return whether the run may resume from a checkpoint; others are passed over.
 
         Raises:
-            CheckpointError: there are checkpoints, and none verifies.
+            CheckpointError: There are checkpoints, and none verifies.
         """
         folders = self.folders()
         for folder in reversed(folders):
@@ -167,7 +172,7 @@ class CheckpointStore:
             if found.good and found.manifest is not None:
                 if usable(found.manifest):
                     return CheckpointInfo(folder, found.manifest)
-                why = "it was made with rows that are left out now"
+                why = "it was trained on rows that are skipped now"
             notice(f"passing over {folder}: {why}")
         if folders:
             raise CheckpointError(
@@ -178,26 +183,27 @@ class CheckpointStore:
         return None
 
     def load(self, info: CheckpointInfo) -> StateTensors:
-        """Its tensors on the CPU, mapped: bytes are read when they are touched.
+        """Load the tensors of a checkpoint on the CPU; files are mapped and read when touched.
 
         Raises:
-            CheckpointError: the files do not hold the names, dtypes and shapes of the manifest.
+            CheckpointError: The files do not hold the names, dtypes and shapes of the manifest.
         """
         return read_tensors(info.path, info.manifest)
 
     def load_into(
         self, info: CheckpointInfo, blocks: StateBlocks, gather: Callable[[Any], Sequence[Any]] = lambda said: [said]
     ) -> None:
-        """Copy what a worker needs of a checkpoint into its part of the state, on whatever device that is.
+        """Copy a worker's part of a checkpoint into its part of the state, on any device; all workers load together.
 
-        Only that is read. The parts may be cut in another way than when the checkpoint was made.
+        Only the needed parts are read. Tensors may be cut differently than when the checkpoint was made.
 
         Args:
-            blocks: The parts of this worker.
-            gather: Gives what every worker says; all of them load together.
+            info: The checkpoint.
+            blocks: This worker's part of the state.
+            gather: Exchanges a value with all workers and returns the values by rank.
 
         Raises:
-            CheckpointError: the names, shapes or dtypes of all parts together differ from the checkpoint's; nothing has
+            CheckpointError: The names, shapes or dtypes of the whole state differ from the checkpoint's. Nothing has
                 been copied then.
         """
         import torch
@@ -225,40 +231,40 @@ class CheckpointStore:
         cursor: Mapping[str, int],
         context: Mapping[str, Any],
     ) -> Manifest:
-        """Save a whole state at once, in this process, and remove checkpoints that are too old.
+        """Save a whole state in this process, and remove old checkpoints by the retention rules.
 
-        A good checkpoint of the same step and state is left as it is. One of another state, or a damaged one, is
+        A good checkpoint of the same step and state stays as it is. One of another state, or a damaged one, is
         replaced.
 
         Args:
             step: Finished steps.
-            tensors: The state; must not change meanwhile.
-            cursor: Where the run is.
-            context: What the state belongs to, as JSON values; the time is added.
+            tensors: The state; it must not change meanwhile.
+            cursor: Position of the run.
+            context: Facts about the run and the attempt, as JSON values; the time is added.
 
         Raises:
-            CheckpointError: it cannot be written, or `may_write` forbids it. Earlier checkpoints are intact.
+            CheckpointError: The state cannot be written, or `may_write` forbids it. Earlier checkpoints are intact.
         """
         pieces = [Piece.of(name, Block.whole(tensor)) for name, tensor in tensors.items()]
-        images = plan_files(pieces, 0, self._max_shard_bytes)
-        with self.saving(step, os.getpid(), sum(image.nbytes for image in images)) as folder:
+        files = plan_files(pieces, 0, self._max_shard_bytes)
+        with self.saving(step, os.getpid(), sum(file.nbytes for file in files)) as folder:
             elements = Elements(lambda piece: tensor_bytes(tensors[piece.name]))
-            part = write_part(folder, images, elements, key=self._encrypt_with)
+            part = write_part(folder, files, elements, key=self._encrypt_with)
             manifest = self.publisher.finish(folder, [part], {**cursor, "step": step}, {**context, "time": time.time()})
         self.after_save(manifest)
         return manifest
 
     @contextmanager
     def saving(self, step: int, tag: object, nbytes: int) -> Iterator[Path]:
-        """A folder to save a step in, for the length of a block; whatever goes wrong in it, nothing is left.
+        """Provide a folder to save a step in; it is removed if the block fails.
 
         Args:
             step: Finished steps.
-            tag: Tells saves of the same step apart.
-            nbytes: Size of the state, for the message.
+            tag: Distinguishes saves of the same step.
+            nbytes: Size of the state, for the error message.
 
         Raises:
-            CheckpointError: it cannot be written, or `may_write` forbids it. Earlier checkpoints are intact.
+            CheckpointError: The state cannot be written, or `may_write` forbids it. Earlier checkpoints are intact.
         """
         temporary = self.publisher.folder(step, tag)
         try:
@@ -274,7 +280,7 @@ class CheckpointStore:
         """Remove the checkpoint of one step.
 
         Raises:
-            CheckpointError: this process no longer owns the run, or the checkpoint cannot be removed.
+            CheckpointError: This process no longer owns the run, or the checkpoint cannot be removed.
         """
         self.publisher.assert_owned()
         try:
@@ -296,12 +302,12 @@ class CheckpointStore:
         return CheckpointError(
             f"the checkpoint of step {step} cannot be written: {error.strerror or error}{kept}",
             where=f"{self.directory} ({format_bytes(needed)} needed, {free} free)",
-            fix=fix_for(error, "make room there or mend the disk, then run the same command again"),
+            fix=fix_for(error, "make room there or repair the disk, then run the same command again"),
         )
 
 
 def _check_no_differences(info: CheckpointInfo, here: Mapping[str, Sequence[Any]]) -> None:
-    """Compare with what the workers hold together: dtype and shape by name."""
+    """Raise an error if names, dtypes or shapes of the workers' whole state differ from the checkpoint's."""
     entries = info.manifest.tensors
     problems = [f"'{name}' is not in the checkpoint" for name in sorted(here.keys() - entries.keys())]
     problems += [f"'{name}' is only in the checkpoint" for name in sorted(entries.keys() - here.keys())]

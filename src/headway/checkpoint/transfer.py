@@ -1,4 +1,4 @@
-"""Where checkpoints lie, as people name it: a run, a checkpoint, or a URL of either; and copies between such places."""
+"""Copies of checkpoints between places that a person names: a run, a checkpoint, or a URL of either."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from headway.core.object_storage import scheme_of
 
 @dataclass(frozen=True)
 class Found:
-    """One checkpoint, here or behind a URL."""
+    """A checkpoint, local or behind a URL."""
 
     manifest: Manifest
     place: str
@@ -34,20 +34,23 @@ class Found:
 
 
 def is_url(text: str) -> bool:
-    """Whether a place is behind a URL."""
+    """Return whether a place is a URL."""
     return scheme_of(text) is not None
 
 
 def step_in(url: str) -> int | None:
-    """The step of a URL that names one checkpoint; None when it names a run, or a folder of them."""
+    """Return the step of a URL that names one checkpoint; None if it names a run or a folder of checkpoints."""
     return step_of(url.rstrip("/").rsplit("/", 1)[-1])
 
 
 def local_folders(path: Path) -> dict[int, Path]:
-    """The checkpoints that a path means, by step: one, or all of a run, of its `checkpoints`, or of a folder of copies.
+    """Return the checkpoints that a path names, by step.
+
+    Args:
+        path: A checkpoint, a run, its `checkpoints` folder, or a folder of copies.
 
     Raises:
-        CheckpointError: it is no folder.
+        CheckpointError: The path is not a folder.
     """
     if not path.is_dir():
         raise CheckpointError(
@@ -60,11 +63,11 @@ def local_folders(path: Path) -> dict[int, Path]:
 
 
 def remote_tier(url: str, options: dict[str, Any] | None = None) -> RemoteTier:
-    """The checkpoints that a URL means: right there, or of the newest generation of a run whose remote tier it is.
+    """Open the checkpoints that a URL names: a folder of checkpoints, or the newest generation of a run's remote tier.
 
     Raises:
-        ConfigError: the URL cannot be used.
-        CheckpointError: the store cannot be reached.
+        ConfigError: The URL cannot be used.
+        CheckpointError: The store cannot be reached.
     """
     place = open_place(url, options)
     if step_in(place.url) is not None:
@@ -74,7 +77,7 @@ def remote_tier(url: str, options: dict[str, Any] | None = None) -> RemoteTier:
 
 
 def remote_manifests(url: str, options: dict[str, Any] | None = None) -> list[Found]:
-    """The checkpoints behind a URL, by rising step."""
+    """Return the checkpoints behind a URL, in ascending order of steps."""
     tier = remote_tier(url, options)
     only = step_in(url)
     found = tier.manifests() if only is None else [m for m in [tier.manifest(only)] if m is not None]
@@ -89,22 +92,23 @@ def copy_checkpoints(
     *,
     replace_damaged: bool = False,
 ) -> list[Found]:
-    """Copy one or all checkpoints of a place into another; what is there already, and verifies, is not copied again.
+    """Copy one or all checkpoints of a place to another; those already there that verify are not copied again.
 
-    A copy into a folder is verified before it gets its name. What a run removes meanwhile is left out, with a warning.
+    A copy into a folder is verified before it becomes visible. A checkpoint that its run removes meanwhile is skipped
+    with a warning.
 
     Args:
         source: A run, a checkpoint, or a URL of either.
-        target: Folder or URL that then holds the folders of steps.
-        step: Only this one.
-        options: What `fsspec` needs to reach a URL.
-        replace_damaged: What comes from a URL takes the place of what does not verify, when it is here.
+        target: Folder or URL for the folders of steps.
+        step: The step to copy; all steps if None.
+        options: Options for `fsspec`, for a URL.
+        replace_damaged: Whether a download replaces a local checkpoint that does not verify.
 
     Returns:
-        What lies there now of what was asked for.
+        The copies, including those that were already there.
 
     Raises:
-        CheckpointError: there is nothing to copy, it is damaged, or it cannot be written.
+        CheckpointError: There is nothing to copy, the source is damaged, or the copy cannot be written.
     """
     if is_url(source) and is_url(target):
         raise CheckpointError(
@@ -165,7 +169,7 @@ def _from_here(source: str, target: str, step: int | None, options: dict[str, An
 
 
 def _is_gone(folder: Path) -> bool:
-    """Whether a checkpoint that was just there is no longer: the run that it belongs to goes on."""
+    """Return whether a checkpoint was removed during the copy, by its live run."""
     gone = not folder.exists()
     if gone:
         warning(f"passing over {folder}: it was removed while it was copied")
@@ -183,10 +187,13 @@ def _uploader(target: str, options: dict[str, Any] | None) -> Callable[[Path, Ma
 
 
 def _send_folder(place: Objects, folder: Path, manifest: Manifest) -> bool:
-    """Copy a checkpoint that has been verified into a folder of copies, the manifest last; False when it is there.
+    """Upload a verified checkpoint to a folder of copies, the manifest last.
+
+    Returns:
+        False if it was there already.
 
     Raises:
-        CheckpointError: another state of that step is there, or the store cannot be used.
+        CheckpointError: Another state of that step is there, or the store cannot be used.
     """
     name = step_name(manifest.step)
     tier = RemoteTier(place)
@@ -222,9 +229,9 @@ def _copier(target: Path) -> Callable[[Path, Manifest], str]:
             if not copied.good:
                 shutil.rmtree(hidden, ignore_errors=True)
                 raise CheckpointError(
-                    f"what was copied is not what was there: {'; '.join(map(str, copied.damage))}",
+                    f"the copy differs from the original: {'; '.join(map(str, copied.damage))}",
                     where=str(there),
-                    fix="copy it again; if that does not help, look at disk and memory",
+                    fix="copy it again; if that does not help, check disk and memory",
                 )
             hidden.rename(there)
             sync_folder(target)

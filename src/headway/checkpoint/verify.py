@@ -1,4 +1,4 @@
-"""Is this folder the checkpoint that was written? Every byte is compared with the manifest's hashes."""
+"""Verification of a local checkpoint: every byte is compared with the manifest's hashes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from headway.core.errors import CheckpointError, ConfigError
 
 @dataclass(frozen=True)
 class Damage:
-    """One thing that is wrong with a checkpoint."""
+    """A defect of a checkpoint."""
 
     file: str
     what: str
     tensors: tuple[str, ...] = ()
-    """The tensors that are affected, as far as that can be told."""
+    """The affected tensors, as far as they are known."""
 
     def __str__(self) -> str:
         shown = ", ".join(self.tensors[:5]) + (f" and {len(self.tensors) - 5} more" if len(self.tensors) > 5 else "")
@@ -32,17 +32,17 @@ class Damage:
 
 @dataclass(frozen=True)
 class Verification:
-    """What came of looking at a checkpoint."""
+    """The result of verifying a checkpoint."""
 
     place: str
     """Folder or URL."""
     manifest: Manifest | None
-    """None when it cannot be read or trusted."""
+    """None if it cannot be read or trusted."""
     damage: tuple[Damage, ...]
 
     @property
     def good(self) -> bool:
-        """Nothing is wrong."""
+        """Whether there is no damage."""
         return not self.damage
 
 
@@ -53,20 +53,19 @@ def verify_checkpoint(
 
     Args:
         path: The folder.
-        hashes: Read every file and compare its hash; else only names, sizes and headers are looked at.
-        tensors: Also hash every tensor by itself, which takes a second pass over the bytes: it tells which tensors of a
-            damaged file are affected.
-        advance: Called with the bytes read so far unreported, for progress.
+        hashes: Whether to hash every file; if not, only names, sizes and headers are checked.
+        tensors: Whether to also hash every tensor in a second pass, which shows the affected tensors of a damaged file.
+        advance: Called with the number of bytes read since the last call.
 
     Raises:
-        ConfigError: it is encrypted, and there is no key, or another one. That is no damage: a run that passed it over
-            would go back, and write over it.
+        ConfigError: The checkpoint is encrypted, and the key is missing or wrong. This does not count as damage: a run
+            that passed the checkpoint over would resume from an older one and then overwrite it.
     """
     try:
         if path.is_symlink() or not path.is_dir():
             raise CheckpointError("is not a folder" if not path.is_symlink() else "is a symbolic link")
         manifest = read_manifest(path)
-        # A replaced checkpoint whose replacement was killed lies under another name.
+        # A killed replacement leaves the old checkpoint under another name.
         step = step_of(path.name.removeprefix(".replaced-"))
         if step is not None and step != manifest.step:
             raise CheckpointError(f"manifest.json belongs to step {manifest.step}")
@@ -88,7 +87,7 @@ def verify_checkpoint(
 def check_file(
     folder: Path, name: str, manifest: Manifest, *, hashes: bool = True, tensors: bool = False
 ) -> Damage | None:
-    """What is wrong with one file of a checkpoint, or nothing; arguments and errors as for `verify_checkpoint`."""
+    """Return the damage of one file of a checkpoint, or None; arguments and errors are those of `verify_checkpoint`."""
     found = _check_file(folder, name, manifest, hashes)
     if found is not None and tensors:
         return Damage(name, found.what, _damaged_tensors(folder, name, manifest))
@@ -104,7 +103,7 @@ def _check_file(folder: Path, name: str, manifest: Manifest, hashes: bool) -> Da
             return Damage(name, "is not a regular file")
         if status.st_size != entry.bytes:
             return Damage(name, f"has {status.st_size:,} bytes, {entry.bytes:,} were written")
-        # Other files are looked at meanwhile.
+        # The other cores check other files meanwhile.
         if hashes and not is_as_written(path, entry, max(1, usable_cores() // len(manifest.files))):
             return Damage(name, "has changed since it was written (its hash differs)")
         with open_shard(path, "numpy") as file:
@@ -114,9 +113,9 @@ def _check_file(folder: Path, name: str, manifest: Manifest, hashes: bool) -> Da
     except OSError as error:
         return Damage(name, f"cannot be read: {error.strerror}")
     except Undecipherable as error:
-        if hashes:  # so the bytes are those that were written
+        if hashes:  # the hash matched, so the bytes are intact and the key is wrong
             raise ConfigError(
-                "it is encrypted with another key than the one that is given",
+                "it is encrypted with a key other than the given one",
                 where=str(path),
                 fix=f"set {VARIABLE} to the key that it was saved with",
             ) from None
@@ -127,7 +126,7 @@ def _check_file(folder: Path, name: str, manifest: Manifest, hashes: bool) -> Da
 
 
 def _damaged_tensors(folder: Path, name: str, manifest: Manifest) -> tuple[str, ...]:
-    """Names of the tensors of a damaged file whose bytes differ; all of its tensors when it cannot be opened."""
+    """Return the tensors of a damaged file whose bytes differ; all of its tensors if it cannot be opened."""
     parts = dict(manifest.slices_of(name))
     if (folder / name).is_symlink() or not (folder / name).is_file():
         return tuple(parts)
@@ -135,13 +134,13 @@ def _damaged_tensors(folder: Path, name: str, manifest: Manifest) -> tuple[str, 
         with open_shard(folder / name) as file:
 
             def is_good(tensor: str) -> bool:
-                # A block of a tensor has no hash of its own, so it stays under suspicion.
+                # A slice has no hash of its own, so it counts as damaged.
                 entry = manifest.tensors[tensor]
                 if parts[tensor].shape != entry.shape:
                     return False
                 try:
                     return hash_tensor(file.get_tensor(tensor)) == entry.sha256
-                except CheckpointError:  # a part of a sealed file that cannot be opened
+                except CheckpointError:  # a part of a sealed file that cannot be decrypted
                     return False
 
             return tuple(tensor for tensor in parts if not is_good(tensor))
@@ -150,7 +149,7 @@ def _damaged_tensors(folder: Path, name: str, manifest: Manifest) -> tuple[str, 
 
 
 def _check_tensors(folder: Path, manifest: Manifest) -> list[Damage]:
-    """Every tensor by itself, and one in memory per thread: a sealed checkpoint may be larger than that."""
+    """Hash every tensor, one in memory per thread: a sealed checkpoint may be larger than the memory."""
     saved = SavedTensors(folder, manifest)
 
     def check(name: str) -> Damage | None:

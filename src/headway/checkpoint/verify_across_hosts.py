@@ -1,7 +1,8 @@
-"""Whether all machines read a checkpoint as the one that has verified it does.
+"""A check that all machines read the same bytes of a checkpoint.
 
-The first worker hashes every byte, through the page cache of its machine. What others map comes through caches and
-mounts of their own: a stale or flipped page would enter the state unseen, and a read error would kill the worker.
+The first worker verifies every byte through the page cache of its machine. Other machines have caches and mounts of
+their own. There, a stale or corrupt page would enter the state unnoticed, and a read error in a mapped file would kill
+the worker.
 """
 
 from __future__ import annotations
@@ -24,21 +25,22 @@ if TYPE_CHECKING:
 def check_same_on_all_hosts(
     info: CheckpointInfo, blocks: StateBlocks, rank: int, gather: Callable[[Any], Sequence[Any]]
 ) -> None:
-    """Hash what the workers of each machine need of a checkpoint, but on the machine that has verified it. All workers
-    together; those of a machine share its files out. On a single machine nothing is read.
+    """Hash the needed files of a checkpoint on every machine except the one that has verified it.
+
+    All workers call this together; the workers of a machine share its files. On a single machine nothing is read.
 
     Args:
         info: The checkpoint, as this worker sees it.
-        blocks: What this worker will read of it.
-        rank: This worker's; the first one has verified the checkpoint.
-        gather: Gives what every worker says, by rank.
+        blocks: The parts that this worker will read.
+        rank: Rank of this worker; the first one has verified the checkpoint.
+        gather: Exchanges a value with all workers and returns the values by rank.
 
     Raises:
-        CorruptionError: some machine sees another checkpoint, or other bytes; on every worker alike.
-        ConfigError: the checkpoint is encrypted, and this machine has no key, or another one.
+        CorruptionError: A machine sees another checkpoint, or other bytes; raised on every worker.
+        ConfigError: The checkpoint is encrypted, and this machine's key is missing or wrong.
     """
     everyone = gather([kernel_name(), info.state_sha256])
-    machines, states = [said[0] for said in everyone], [said[1] for said in everyone]
+    machines, states = [answer[0] for answer in everyone], [answer[1] for answer in everyone]
     needed: list[str] = []
     if machines[rank] != machines[0]:
         needed = sorted(set().union(*(files_of(info.manifest, name, block) for name, block in blocks.items())))
@@ -51,14 +53,14 @@ def check_same_on_all_hosts(
             wrong = _damage(info, files[peers.index(rank) :: len(peers)], usable_cores() // len(peers))
     if len(set(machines)) == 1 and len(set(states)) == 1:
         return
-    told = [said for said in gather({"host": host_name(), "wrong": wrong}) if said["wrong"]]
-    if told:
-        hosts = sorted({said["host"] for said in told})
+    reports = [report for report in gather({"host": host_name(), "wrong": wrong}) if report["wrong"]]
+    if reports:
+        hosts = sorted({report["host"] for report in reports})
         raise CorruptionError(
             f"{', '.join(hosts)} does not read the checkpoint of step {info.step} as the first worker has verified it:"
-            f" {told[0]['wrong'][0]}",
+            f" {reports[0]['wrong'][0]}",
             where=str(info.path),
-            fix="the next attempt reads it again; if that happens once more, look at mount, memory and disk there",
+            fix="the next attempt reads it again; if that happens once more, check mount, memory and disk there",
         )
 
 

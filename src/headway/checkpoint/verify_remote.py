@@ -1,4 +1,4 @@
-"""Are the checkpoints behind a URL what was written? A file at a time is brought here, so little room is needed."""
+"""Verification of the checkpoints behind a URL; one file at a time is downloaded, so little space is needed."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from headway.core.scratch import scratch_folder
 
 @dataclass(frozen=True)
 class RemoteCheckpoint:
-    """A checkpoint to be verified."""
+    """A remote checkpoint to verify."""
 
     folder: Objects
     manifest: Manifest | CheckpointError
-    """What it says about itself, or why that cannot be trusted."""
+    """The manifest, or why it cannot be trusted."""
     made_by: str = ""
-    """The run that made it, in words, if it is not the one that owns the place."""
+    """The run that made it, in words, if that run does not own the remote tier."""
 
     @property
     def bytes(self) -> int:
-        """What has to be read."""
+        """Number of bytes to read."""
         return self.manifest.total_bytes if isinstance(self.manifest, Manifest) else 0
 
 
 def remote_checkpoints(url: str, options: dict[str, Any] | None = None) -> list[RemoteCheckpoint]:
-    """Those behind a URL, of a run or of one checkpoint, by rising step; not what is on its way or was left half-way.
+    """Return the published checkpoints behind a URL of a run or of one checkpoint, in ascending order of steps.
 
     Raises:
-        ConfigError: the URL cannot be used, or one of them is encrypted and cannot be read with the key that is given.
-        CheckpointError: the store cannot be reached.
+        ConfigError: The URL cannot be used, or a checkpoint is encrypted and cannot be read with the given key.
+        CheckpointError: The store cannot be reached.
     """
     tier, only = remote_tier(url, options), step_in(url)
     owner = tier.owner()
@@ -54,14 +54,14 @@ def remote_checkpoints(url: str, options: dict[str, Any] | None = None) -> list[
 
 
 def verify_remote(checkpoint: RemoteCheckpoint, advance: Callable[[int], None] = lambda _: None) -> Verification:
-    """Compare every byte with the manifest's hashes. Damage is reported, never raised.
+    """Compare every byte of a remote checkpoint with its manifest's hashes. Damage is reported, never raised.
 
     Args:
-        checkpoint: Which one.
-        advance: Called with the bytes read so far unreported, for progress.
+        checkpoint: The checkpoint.
+        advance: Called with the number of bytes read since the last call.
 
     Raises:
-        CheckpointError: the store cannot be reached, or there is no room here for one of the files.
+        CheckpointError: The store cannot be reached, or there is no room for a downloaded file.
     """
     folder, manifest = checkpoint.folder, checkpoint.manifest
     if isinstance(manifest, CheckpointError):
@@ -69,7 +69,7 @@ def verify_remote(checkpoint: RemoteCheckpoint, advance: Callable[[int], None] =
     with scratch_folder("headway-verify-") as scratch:
         found = [_check(folder, name, manifest, scratch, advance) for name in manifest.files]
     if checkpoint.made_by:
-        found.append(Damage("manifest.json", f"is of {checkpoint.made_by}, which does not own this place"))
+        found.append(Damage("manifest.json", f"is of {checkpoint.made_by}, which does not own this remote tier"))
     return Verification(folder.url, manifest, tuple(damage for damage in found if damage is not None))
 
 
@@ -91,7 +91,7 @@ def _check(
         return Damage(name, error.what, tensors)
     except OSError as error:
         raise CheckpointError(
-            f"{name} cannot be put here to be verified: {error.strerror or error}",
+            f"{name} cannot be downloaded for verification: {error.strerror or error}",
             where=str(scratch),
             fix=fix_for(error, "make room there, or set TMPDIR to another folder"),
         ) from error

@@ -200,14 +200,15 @@ class Ledger:
         last_step: int,
         rows_by_source: Mapping[str, int],
         checkpoint: str,
+        *,
         plan: str | None = None,
         epoch_rows: int | None = None,
     ) -> None:
-        """Record that the steps `first_step` to `last_step` (exclusive) are safe in a checkpoint.
+        """Record that the steps `first_step` to `last_step` (exclusive) are part of a checkpoint.
 
         Raises:
-            UnwritableLedger: the line cannot be written.
-            CheckpointError: the steps do not follow on `committed_step`.
+            UnwritableLedger: The line cannot be written.
+            CheckpointError: The steps do not follow `committed_step`.
         """
         committed = self.step_to_follow()
         if not committed == first_step < last_step:

@@ -134,7 +134,7 @@ class LedgerKeeper(Callback):
                 start, end = max(start, first), min(end, step)
                 if start < end:
                     rows = {key: rows[key] - out for key, out in feed.rows_by_source(start, end).items()}
-            self._ledger.commit(attempt, first, step, rows, name, plan, feed.rows)
+            self._ledger.commit(attempt, first, step, rows, name, plan=plan, epoch_rows=feed.rows)
 
 
 def _fingerprints_at(job: Job, step: int) -> dict[str, str]:

@@ -276,7 +276,7 @@ def test_a_full_disk_here_is_no_damage_there(
     if here is not None:
         save(back, here)
     store, said = CheckpointStore(Path(back.run_directory) / "checkpoints"), []
-    with pytest.raises(CheckpointError, match="step 9 cannot be put here: No space left on device"):
+    with pytest.raises(CheckpointError, match="step 9 cannot be stored here: No space left on device"):
         find_latest(store, partial(claim, back), said.append)
     assert said == [] and [folder.name for folder in store.folders()] == ([] if here is None else ["step-00000001"])
 
@@ -325,7 +325,7 @@ def test_a_folder_that_is_not_mounted_is_no_empty_tier(mine: Config, tmp_path: P
     elsewhere = config_of(tmp_path / "elsewhere", f"file://{remote}", 9)
     store = CheckpointStore(Path(elsewhere.run_directory) / "checkpoints")
     remote.rename(away)
-    with pytest.raises(CheckpointError, match=f"cannot be asked for: .* there is no folder {remote}"):
+    with pytest.raises(CheckpointError, match=f"cannot be read: .* there is no folder {remote}"):
         find_latest(store, partial(claim, elsewhere))
     assert not remote.exists()
     remote.mkdir()  # the place where it is mounted

@@ -186,7 +186,7 @@ def test_an_empty_directory_continues_the_run_of_its_config_and_data(tmp_path: P
     mine = read_run_id(run_of(a))
     assert read_run_id(run_of(elsewhere)) != mine
     if other_data:
-        with pytest.raises(OtherRunError, match="its data is other data"):
+        with pytest.raises(OtherRunError, match="its data differs"):
             claim(elsewhere, data="d2")
         tier.assert_owner()
         return

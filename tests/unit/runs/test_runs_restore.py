@@ -251,7 +251,7 @@ def test_a_copy_that_is_not_what_was_there_gets_no_name(
 
     monkeypatch.setattr(shutil, "copyfile", flip)
     _, error = invoke("copy", run.path, tmp_path / "copies", "--step", 3)
-    assert isinstance(error, CheckpointError) and "what was copied is not what was there" in error.what
+    assert isinstance(error, CheckpointError) and "the copy differs from the original" in error.what
     assert names(tmp_path / "copies") == []
 
 

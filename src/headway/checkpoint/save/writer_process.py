@@ -202,7 +202,7 @@ class WriterService:
         """Wait for another worker's part and return its files."""
         note, failure = folder / _note(rank), folder / _failure(rank)
         what = f"worker {rank} has not written its part"
-        self._wait_for(note, rank, what, failure, written=partial(_bytes_of, folder, rank))
+        self._wait_for(note, rank, what, failure=failure, written=partial(_bytes_of, folder, rank))
         part = Part.parse(read_json(note, LISTING_BYTES))
         note.unlink()
         return part
