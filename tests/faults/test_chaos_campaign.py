@@ -76,7 +76,7 @@ def test_what_a_config_does_not_promise_is_not_tested(tiny: Callable[..., Path])
     assert refused.returncode == 2 and "determinism=elastic" in refused.stderr
     for url, why in (("runs/there", "is not a URL"), ("https://there", "a web address cannot be written to")):
         refused = headway("chaos", tiny(), "--remote", url)
-        assert refused.returncode == 2 and why in refused.stderr and "without a disturbance" not in refused.stderr
+        assert refused.returncode == 2 and why in refused.stderr and "without kills" not in refused.stderr
     refused = headway("chaos", tiny(), "--output", tiny().parent)
     assert refused.returncode == 2 and "the folder is not empty" in refused.stderr, "kills of before would be counted"
     refused = headway("chaos", tiny(), "train.steps=3")

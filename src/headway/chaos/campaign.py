@@ -1,10 +1,10 @@
-"""What is killed when: a campaign of kills, planned from a seed before anything runs.
+"""The plan of a campaign: which process is killed at which point, determined by a seed before anything runs.
 
-A trial is one run that is killed again and again until it has all its steps. It has legs, which are commands: within a
-leg workers and the processes that write checkpoints are killed, in phases of a step and of a save, and the supervisor
-starts them again; at the end of a leg the supervisor itself is killed, and the next leg has another number of workers.
-Where a run is to change its mind on the way, it has stages, each with legs of its own and with another config or other
-data than the one before. With a remote tier uploads are killed too, and before some legs the checkpoints here are lost.
+A trial is one run that is killed again and again until it has all its steps. It consists of legs, which are commands.
+Within a leg, workers and checkpoint writers are killed at phases of a step and of a save, and the supervisor restarts
+them. At the end of a leg the supervisor itself is killed, and the next leg has another number of workers. If a run
+changes on the way it has stages, each with its own legs and with another config or other data than the previous one.
+With a remote tier uploads are killed too, and local checkpoints are lost before some legs.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-#: Phases of a step in which a worker is killed; it tells its supervisor of most (`core.heartbeat`).
+#: Phases of a step in which a worker is killed; most are reported to the supervisor (`core.heartbeat`).
 STEP_PHASES = ("data", "compute", "backward", "reduce", "update", "record")
-#: Phases that only some steps have.
+#: Phases that occur only in some steps.
 EVALUATION, STAGE = "evaluation", "checkpoint"
-#: Right after a worker has copied its state for the process that writes it, which nobody has told of it yet.
+#: Right after a worker has copied its state for the writer process, and before the writer is notified.
 STAGED = "checkpoint.stage"
-#: Moments of a save, in the process that writes.
+#: Points of a save, in the writer process.
 SAVE_POINTS = ("shard", "manifest", "rename", "prune", "discard")
-#: Moments of an upload, in the same process, and of a download, in the first worker before its first step.
+#: Points of an upload, in the writer process, and of a download, in the first worker before its first step.
 UPLOAD_POINTS, BRING_POINTS = ("file", "manifest"), ("part", "rename")
 
-#: With fewer there is a phase that no step before the last one has.
+#: With fewer steps some phase occurs only in the last one.
 FEWEST_STEPS = 4
 KILLS_PER_LEG = 4
 LEGS = 3
@@ -37,13 +37,13 @@ class Leg:
 
     workers: int
     orders: tuple[str, ...]
-    """For `HEADWAY_FAULTS`; the number after `#` is that of the start of the workers."""
+    """Faults for `HEADWAY_FAULTS`; the number after `#` counts the starts of the workers."""
     supervisor_at: int | None
-    """The step after which the supervisor is killed; None where it goes on to the end."""
+    """The step after which the supervisor is killed; None if it runs to the end."""
     disk_lost: bool = False
-    """Before it, the checkpoints here are removed."""
+    """Whether local checkpoints are removed before this command."""
     stage: int = 0
-    """Number of its stage."""
+    """Index of its stage."""
 
     @property
     def kills(self) -> int:
@@ -58,7 +58,7 @@ class Trial:
     number: int
     legs: tuple[Leg, ...]
     memory_every: int | None = None
-    """Steps between copies into host memory, which outlive a worker; None where there are none."""
+    """Steps between snapshots in host memory, which outlive a worker; None without snapshots."""
 
     @property
     def kills(self) -> int:
@@ -68,31 +68,31 @@ class Trial:
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a run in which its config and its data stay what they are."""
+    """A part of a run with constant config and data."""
 
     first: int
     last: int
-    """Steps when it is over."""
+    """Step at which the stage ends."""
     micro_batches: Mapping[int, int]
-    """Of one worker in one step, of all its lanes together, by the number of workers."""
+    """Micro-batches of one worker in one step, over all its lanes, by the number of workers."""
     overrides: tuple[str, ...] = ()
-    """What is not as in the config."""
+    """Overrides of the config."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What the planner has to know of the run."""
+    """The properties of the run that the planner needs."""
 
     stages: Sequence[Stage]
     save_every: int
     evaluate_every: int
     worker_counts: Sequence[int]
     remote: bool = False
-    """There is a remote tier."""
+    """Whether there is a remote tier."""
 
 
 def plan_campaign(shape: Shape, seed: int) -> Iterator[Trial]:
-    """Trials without end, the same for the same arguments."""
+    """Yield trials without end, the same ones for the same arguments."""
     random = Random(seed)
     for number in itertools.count(1):
         yield _trial(number, shape, random)
@@ -102,17 +102,17 @@ def _trial(number: int, shape: Shape, random: Random) -> Trial:
     legs: list[Leg] = []
     for place in range(len(shape.stages)):
         legs += _legs_of_stage(place, shape, random, legs[-1].workers if legs else None)
-    # Every other one, for with copies in memory a run seldom goes on from an older checkpoint.
+    # Only in every other trial: with snapshots in memory a run rarely resumes from an older checkpoint.
     return Trial(number, tuple(legs), None if number % 2 else max(1, shape.save_every // 2))
 
 
 def _legs_of_stage(place: int, shape: Shape, random: Random, before: int | None) -> list[Leg]:
-    """The commands of one stage; `before` is the number of workers of the one before them."""
+    """Plan the commands of one stage; `before` is the number of workers of the previous command."""
     stage = shape.stages[place]
     several = len(shape.stages) > 1
     count, kills = (2, 3) if several else (LEGS, KILLS_PER_LEG)
-    # Rising, so that a run that goes back to its newest checkpoint reaches the next kill; some fall on one step, which
-    # are several in a row.
+    # Ascending, so that a run that resumes from its newest checkpoint reaches the next kill; equal steps give several
+    # kills in a row.
     steps = sorted(random.randrange(stage.first + 1, stage.last) for _ in range(count * kills))
     legs: list[Leg] = []
     for leg in range(count):
@@ -125,19 +125,20 @@ def _legs_of_stage(place: int, shape: Shape, random: Random, before: int | None)
         lost = shape.remote and (leg > 0 or place > 0) and random.random() < 0.5
         orders = [f"kill@bring.{random.choice(BRING_POINTS)}:1#1%0"] if lost else []
         orders += [
-            _order(step, start, workers, shape, stage, random) for start, step in enumerate(at_workers, 1 + lost)
+            _worker_kill(step, start, random, workers=workers, shape=shape, stage=stage)
+            for start, step in enumerate(at_workers, 1 + lost)
         ]
-        # The death of a process that writes ends no attempt, so it comes on top.
+        # The death of a writer process does not end an attempt, so this kill is an extra one.
         point = random.choice(SAVE_POINTS)
-        rank = random.randrange(workers) if point == "shard" else 0  # the first one's process does the rest alone
+        rank = random.randrange(workers) if point == "shard" else 0  # the first worker's writer does the rest alone
         extra = f"kill@checkpoint.{point}:1#{len(orders) + 1}%{rank}"
         at = None if is_last else mine[-1]
         legs.append(Leg(workers, (*orders, *([extra] if is_last else [])), at, lost, place))
     return legs
 
 
-def _order(step: int, start: int, workers: int, shape: Shape, stage: Stage, random: Random) -> str:
-    """One kill of a worker, at or a little after a number of finished steps."""
+def _worker_kill(step: int, start: int, random: Random, *, workers: int, shape: Shape, stage: Stage) -> str:
+    """Plan one kill of a worker, at or shortly after a number of finished steps."""
     uploads = [f"upload.{point}" for point in UPLOAD_POINTS] if shape.remote else []
     saves = [f"checkpoint.{point}" for point in SAVE_POINTS]
     phase = random.choice((*STEP_PHASES, EVALUATION, STAGE, STAGED, *saves, *uploads))
@@ -147,13 +148,13 @@ def _order(step: int, start: int, workers: int, shape: Shape, stage: Stage, rand
         due = min(-(-max(step, 1) // every) * every, (stage.last - 1) // every * every)
         if due > stage.first:
             return f"kill@{phase}={due}#{start}%{rank}"
-        phase = "update"  # in so short a stage none is due
+        phase = "update"  # none is due in such a short stage
     if phase == STAGED:
         return f"kill@{phase}:1#{start}%{rank}"
     if phase.startswith(("checkpoint.", "upload.")):
-        # The first worker's process publishes and prunes; it takes its worker along.
+        # The first worker's writer publishes and prunes; kill its worker with it.
         return f"kill-group@{phase}:1#{start}%{rank if phase.endswith('shard') else 0}"
     count = 1
-    if phase in ("compute", "backward"):  # with any of its micro-batches, or before the first
+    if phase in ("compute", "backward"):  # at any micro-batch of the step, or before the first
         count = random.randint(1, stage.micro_batches[workers] + (phase == "compute"))
     return f"kill@{phase}={step}:{count}#{start}%{rank}"

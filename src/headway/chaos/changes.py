@@ -1,4 +1,4 @@
-"""What a run changes its mind about in a campaign: its batch, its data, the length of its rows."""
+"""Changes during a campaign's runs: the batch, the data, the length of rows."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from headway.config.data import SourceConfig
 from headway.core.errors import ConfigError
 from headway.data.preparing.prepare import prepare
 
-#: Source that joins on the way, and its documents.
+#: The source that is added during a run, and its number of documents.
 _JOINS, _DOCUMENTS = "joined", 200
 _WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heath")
 
 
 def one_stage(config: Config, worker_counts: Sequence[int]) -> list[Stage]:
-    """A run that stays what it is."""
+    """Return the single stage of a run without changes."""
     assert config.train.steps is not None, "the config is resolved"
     return [Stage(0, config.train.steps, micro_batches(config, worker_counts))]
 
 
 def changing_stages(config: Config, folder: Path, worker_counts: Sequence[int]) -> list[Stage]:
-    """Stages of about equal length: as the config is, with a larger batch, with more data, with shorter rows.
+    """Return stages of about equal length: the config as is, a larger batch, more data, shorter rows.
 
     Args:
-        config: Resolved. Its token store is copied, and the copy grows; the store itself is not touched.
-        folder: For the copies.
-        worker_counts: Numbers of workers that take turns.
+        config: A resolved config. Its token store is copied, and the copy grows; the store itself is not touched.
+        folder: Folder for the copies.
+        worker_counts: Numbers of workers to alternate between.
 
     Raises:
-        ConfigError: the config has nothing that could be changed so, or too few steps for that.
+        ConfigError: the config does not support these changes, or has too few steps.
     """
     train, data = config.train, config.data
     assert train.steps is not None, "the config is resolved"
     if data.remote is not None or data.packing != "concat" or train.batch_ramp or data.mixture.stages:
         raise ConfigError(
-            "a campaign with changes needs a store on this machine, rows that are cut at their length, and neither a"
-            " ramp nor stages",
+            "a campaign with changes needs a store on this machine and data.packing=concat, and supports neither a ramp"
+            " nor stages",
             where="data.remote, data.packing, train.batch_ramp, data.mixture",
             fix="leave out --changes, or choose another config",
         )
@@ -56,7 +56,7 @@ def changing_stages(config: Config, folder: Path, worker_counts: Sequence[int]) 
         raise ConfigError(
             f"{train.steps} steps are too few for four stages that are killed in every phase",
             where="train.steps",
-            fix=f"train.steps={4 * FEWEST_STEPS} at least; 80 are a good number",
+            fix=f"train.steps={4 * FEWEST_STEPS} at least; 80 is a good number",
         )
     before, grown, sources = _stores(config, folder)
     changes: list[tuple[str, ...]] = [
@@ -76,13 +76,13 @@ def changing_stages(config: Config, folder: Path, worker_counts: Sequence[int]) 
 
 
 def micro_batches(config: Config, worker_counts: Sequence[int]) -> dict[int, int]:
-    """Of one worker in one step, by the number of workers."""
+    """Return the micro-batches of one worker in one step, by the number of workers."""
     grids = {workers: resolve_lanes(config, workers) for workers in worker_counts}
     return {workers: grid.lanes // workers * grid.micro_batches for workers, grid in grids.items()}
 
 
 def _stores(config: Config, folder: Path) -> tuple[Path, Path, str]:
-    """A copy of the config's store, one with more data, and the sources of that."""
+    """Create a copy of the config's store, a copy with more data, and the latter's sources."""
     before, grown, text = folder / "data", folder / "data-grown", folder / f"{_JOINS}.jsonl"
     random = Random(0)
     lines = (" ".join(random.choice(_WORDS) for _ in range(100)) for _ in range(_DOCUMENTS))
@@ -97,7 +97,7 @@ def _stores(config: Config, folder: Path) -> tuple[Path, Path, str]:
 
 
 def _link(source: str, target: str) -> None:
-    """The same file in another place; no file of a store is ever written again."""
+    """Link a file, or copy it; files of a store are never rewritten."""
     try:
         os.link(source, target)
     except OSError:

@@ -1,7 +1,7 @@
-"""Runs that must not come out right: a campaign that finds nothing wrong with them would find nothing at all.
+"""Control runs that must fail: a campaign that does not detect them would detect nothing.
 
-Each loses something on the way that a resume needs, as a bug would: what is lost is taken out of the newest checkpoint,
-with hashes that agree, so that nothing but what the run does from there on can tell.
+Each control removes something that a resume needs, as a bug would. It edits the newest checkpoint and keeps the hashes
+consistent, so that only the further course of the run can reveal the loss.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from pathlib import Path
 from headway.checkpoint.store import CheckpointStore
 from headway.core.types import StateTensors
 
-#: The control whose run goes on from a step before that of its weights, so that it uses rows twice.
+#: The control whose run continues one step before that of its weights, so that it uses rows twice.
 CURSOR = "cursor"
 
 
 def forge(run: Path, control: str) -> None:
-    """Take something out of the newest checkpoint of a run.
+    """Remove something from the newest checkpoint of a run.
 
     Args:
         run: The run directory.
@@ -40,7 +40,7 @@ def _without_moments(state: StateTensors, step: int) -> int:
 
 
 def _without_a_weight(state: StateTensors, step: int) -> int:
-    """The lowest bit of one element."""
+    """Flip the lowest bit of one element."""
     import torch
 
     name = min(name for name, tensor in state.items() if name.startswith("model.") and tensor.numel())
@@ -49,11 +49,11 @@ def _without_a_weight(state: StateTensors, step: int) -> int:
 
 
 def _without_a_step(state: StateTensors, step: int) -> int:
-    """The cursor is one step behind the weights; in the end it is where it should be, and only they are not."""
+    """Move the cursor one step behind the weights; at the end the cursor is right and only the weights are wrong."""
     return step - 1
 
 
-#: What is lost -> how; gives the step that the checkpoint says it is of.
+#: Name of the loss -> function that applies it and returns the step to record in the checkpoint.
 CONTROLS: dict[str, Callable[[StateTensors, int], int]] = {
     "moments": _without_moments,
     "one bit of a weight": _without_a_weight,

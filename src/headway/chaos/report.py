@@ -1,4 +1,4 @@
-"""A campaign, and what came of it in words and as a record."""
+"""A campaign and its result, as text and as a record."""
 
 from __future__ import annotations
 
@@ -23,47 +23,47 @@ from headway.core.errors import ConfigError
 from headway.core.format import counted, format_seconds, plural
 from headway.supervisor.commands import check_not_a_worker, stoppable
 
-#: What is measured, in words.
+#: Descriptions of the measurements.
 _RECOVERY = "from a kill to the next new step"
 _OVERHEAD = "until new workers are started, and to find and load a checkpoint"
 
 
 @dataclass
 class CampaignResult:
-    """What came of all trials."""
+    """The result of all trials."""
 
     seed: int
     expected: str
-    """Name of the undisturbed run's last state."""
+    """State hash of the undisturbed run's last step."""
     trials: list[TrialResult] = field(default_factory=list)
     controls: dict[str, str | None] = field(default_factory=dict)
-    """What was lost on purpose -> None when that was found out."""
+    """Name of each control -> None if it was detected, else the problem."""
     seconds: float = 0.0
     stopped: bool = False
-    """Before its end, by Ctrl-C or SIGTERM; what had come to its end is here."""
+    """Whether Ctrl-C or SIGTERM stopped the campaign; finished trials are included."""
     max_recovery_seconds: float | None = None
-    """The longest that any of `recoveries` may be; None where they are only told."""
+    """Upper limit of `recoveries`; None to only report them."""
     max_overhead_seconds: float | None = None
-    """The longest that any of `own` may be."""
+    """Upper limit of `own`."""
 
     @property
     def failed(self) -> bool:
-        """Whether some run did not come out as if nothing had happened or took too long to go on, or a control did."""
+        """Whether a run ended in another state, a recovery took too long, or a control was not detected."""
         return any(trial.problems for trial in self.trials) or any(self.controls.values()) or bool(self.too_slow)
 
     @property
     def passed(self) -> bool:
-        """Whether it came to its end, and nothing was found."""
+        """Whether the campaign completed without a problem."""
         return not (self.stopped or self.failed)
 
     @property
     def kills(self) -> Counter[str]:
-        """All that were carried out."""
+        """All kills that happened, by kind."""
         return sum((trial.kills for trial in self.trials), Counter[str]())
 
     @property
     def mismatches(self) -> int:
-        """Runs whose last state is not the undisturbed run's."""
+        """Runs whose last state differs from that of the undisturbed run."""
         return sum(trial.state_sha256 != self.expected for trial in self.trials)
 
     @property
@@ -73,12 +73,12 @@ class CampaignResult:
 
     @property
     def own(self) -> list[float]:
-        """Of recoveries that a supervisor brought about, its part and that of finding and loading a checkpoint."""
+        """Seconds of each supervised recovery spent on restarting and on finding and loading a checkpoint."""
         return sorted(seconds for trial in self.trials for seconds in trial.own_seconds)
 
     @property
     def too_slow(self) -> list[str]:
-        """What is not within the limits that were given, one line for each; a limit has to have something to judge."""
+        """Violations of the limits, one line each; a limit without measurements is a violation too."""
         recovery = [(seconds, trial.number) for trial in self.trials for seconds in trial.recovery_seconds]
         overhead = [(seconds, trial.number) for trial in self.trials for seconds in trial.own_seconds]
         found = (
@@ -89,11 +89,11 @@ class CampaignResult:
 
     @property
     def disks_lost(self) -> int:
-        """How often runs went on from the remote tier alone."""
+        """How often runs resumed from the remote tier alone."""
         return sum(trial.disks_lost for trial in self.trials)
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the result for JSON."""
         return {
             "passed": self.passed,
             "kills": sum(self.kills.values()),
@@ -116,25 +116,25 @@ def run_campaign(
     remote: str | None = None,
     changes: bool = False,
 ) -> CampaignResult:
-    """Train without kills, then with, and compare.
+    """Train without kills, then with kills, and compare.
 
     Args:
-        config: A resolved config; its own run directory is not touched. Needs `determinism: elastic` where the number
-            of workers changes.
-        folder: For runs and logs; not removed.
-        kills: At least so many are planned.
-        seed: Of the plan.
-        worker_counts: Numbers of workers that take turns.
-        controls: Also make sure that losses are found out.
-        remote: URL of a folder for remote checkpoints, of which the campaign takes a new one in it: uploads are killed
-            too then, and checkpoints here are lost. The config's own remote tier is not used.
-        changes: Every run, the undisturbed one too, accepts other batches, more data and shorter rows on the way
-            (`headway.chaos.changes`). Controls are of runs without, and left out.
+        config: A resolved config; its own run directory is not touched. Needs `determinism: elastic` if the number of
+            workers changes.
+        folder: Folder for runs and logs; not removed.
+        kills: Minimum number of kills.
+        seed: Seed of the plan.
+        worker_counts: Numbers of workers to alternate between.
+        controls: Also check that losses are detected.
+        remote: URL below which the campaign creates a folder for remote checkpoints. Uploads are then killed too, and
+            local checkpoints are lost. The config's own remote tier is not used.
+        changes: Every run, including the undisturbed one, changes to other batches, more data and shorter rows on the
+            way (`headway.chaos.changes`). Controls apply to runs without changes and are skipped.
 
     Raises:
-        ConfigError: the config cannot keep the promise that is tested, the folder holds something or cannot be made, or
-            somebody else has started this process as one of several workers.
-        HeadwayError: the run without kills does not work; it has that run's exit code.
+        ConfigError: the config does not promise what is tested, the folder is not empty or cannot be created, or a
+            launcher has started this process as one of several workers.
+        HeadwayError: the run without kills fails; the exit code is that of the run.
     """
     check_not_a_worker("chaos")
     config = override(config, ["checkpoint.remote=null", "telemetry.alert=null"])
@@ -150,9 +150,9 @@ def run_campaign(
         raise ConfigError(
             f"{config.train.steps} steps are too few to be killed in every phase",
             where="train.steps",
-            fix=f"train.steps={FEWEST_STEPS} at least; 40 are a good number",
+            fix=f"train.steps={FEWEST_STEPS} at least; 40 is a good number",
         )
-    if folder.is_dir() and any(folder.iterdir()):  # what was killed there before would be taken for this campaign's
+    if folder.is_dir() and any(folder.iterdir()):  # runs of an earlier campaign would be mistaken for this one's
         raise ConfigError("the folder is not empty", where=str(folder.absolute()), fix="choose a new one: --output")
     file = folder / "config.yaml"
     try:
@@ -167,18 +167,18 @@ def run_campaign(
     steps, every = config.train.steps, shape.save_every
     overrides = [
         *(f"checkpoint.every={every} steps", f"evaluation.every={every + 1} steps", "telemetry.report=false"),
-        # Its own numbers of workers, which would not be kept with fewer than those of the config.
+        # Without the config's minimum, so that fewer workers are allowed too.
         *("supervise.max_failures=1000000", "supervise.max_delay_seconds=0.1", "parallel.min_workers=null"),
     ]
     place = _place_in(config, remote) if remote else None
     runs, start = Runs(file, overrides, folder, stages, place), time.monotonic()
-    notice(f"training {steps} steps without a disturbance")
+    notice(f"training {steps} steps without kills")
     result = CampaignResult(seed, runs.reference(worker_counts[0]))
     try:
         with stoppable():
             _disturb(result, runs, plan_campaign(shape, seed), kills)
             for control in (*CONTROLS, SEED) if controls and not changes else ():
-                notice(f"a run that loses on purpose: {control}")
+                notice(f"control run, which loses: {control}")
                 result.controls[control] = runs.control(control, worker_counts[0])
     except KeyboardInterrupt:
         result.stopped = True
@@ -187,15 +187,15 @@ def run_campaign(
 
 
 def _disturb(result: CampaignResult, runs: Runs, trials: Iterator[Trial], kills: int) -> None:
-    """Carry out trials until so many kills have come."""
+    """Carry out trials until enough kills have happened."""
     with progress("kills", kills) as bar:
-        # Not every kill that is planned comes: a run may be further than that when its workers start again.
+        # Not every planned kill happens: a run may be past its step when the workers start again.
         while (done := sum(result.kills.values())) < kills:
             trial = next(trials)
             result.trials.append(runs.carry_out(trial, result.expected))
             came = sum(result.trials[-1].kills.values())
             if not came:
-                result.trials[-1].problems.append("no kill came, so it tested nothing")
+                result.trials[-1].problems.append("no kill happened, so it tested nothing")
             for problem in result.trials[-1].problems:
                 notice(f"run {trial.number}: {problem}")
             bar.advance(min(kills - done, came))
@@ -204,11 +204,11 @@ def _disturb(result: CampaignResult, runs: Runs, trials: Iterator[Trial], kills:
 
 
 def _place_in(config: Config, remote: str) -> str:
-    """A new folder behind a URL, which can be reached.
+    """Create a new folder below the remote URL, and check that it can be reached.
 
     Raises:
-        ConfigError: it is no URL that can be written, or does not let us in.
-        CheckpointError: it cannot be reached.
+        ConfigError: the URL is not writable or access is denied.
+        CheckpointError: the place cannot be reached.
     """
     try:
         tier = override(config, [f"checkpoint.remote.url={remote}"]).checkpoint.remote
@@ -223,14 +223,14 @@ def _place_in(config: Config, remote: str) -> str:
 
 
 def shape_of(config: Config, stages: Sequence[Stage], worker_counts: Sequence[int], *, remote: bool) -> Shape:
-    """What the plan of a campaign follows from, besides the seed."""
+    """Return the properties of a run from which, with the seed, the plan of a campaign follows."""
     assert config.train.steps is not None, "the config is resolved"
     every = max(2, config.train.steps // 8)
     return Shape(stages, every, every + 1, worker_counts, remote)
 
 
 def render(result: CampaignResult) -> str:
-    """The result for people."""
+    """Format the result as text."""
     return "\n".join(_lines(result))
 
 
@@ -245,7 +245,7 @@ def _lines(result: CampaignResult) -> Iterator[str]:
     yield f"{came} (seed {result.seed}, {format_seconds(result.seconds)}): {found}"
     yield from (f"  {kind:28}{count:5}" for kind, count in sorted(result.kills.items()))
     if result.disks_lost:
-        yield f"checkpoints here were lost {counted(result.disks_lost, 'time')}: gone on from the remote tier"
+        yield f"local checkpoints were lost {counted(result.disks_lost, 'time')}: resumed from the remote tier"
     if result.recoveries:
         seconds = result.recoveries
         yield (
@@ -258,18 +258,18 @@ def _lines(result: CampaignResult) -> Iterator[str]:
         yield from (f"FAIL  run {trial.number}: {problem}" for problem in trial.problems)
     yield from (f"FAIL  {problem}" for problem in result.too_slow)
     for control, problem in result.controls.items():
-        yield f"FAIL  {problem}" if problem else f"ok    a run that lost its {control} was found out"
+        yield f"FAIL  {problem}" if problem else f"ok    the loss of {control} was detected"
     yield "FAILED" if result.failed else "stopped before its end" if result.stopped else "passed"
 
 
 def _beyond(limit: float | None, took: Sequence[tuple[float, int]], what: str, stopped: bool) -> str | None:
-    """What is wrong with what was measured.
+    """Return the violation of a limit, if any.
 
     Args:
-        limit: In seconds; None for none.
-        took: Seconds, and the number of the run.
-        what: Was measured, in words.
-        stopped: There may be nothing yet.
+        limit: Limit in seconds; None for no limit.
+        took: Seconds and number of the run, for each measurement.
+        what: Description of the measurement.
+        stopped: Whether the campaign was stopped and may lack measurements.
     """
     if limit is None or (stopped and not took):
         return None

@@ -1,4 +1,4 @@
-"""Carrying out a campaign: runs as a user starts them, in processes of their own, killed as planned."""
+"""Carrying out a campaign: runs started as a user starts them, in separate processes, killed as planned."""
 
 from __future__ import annotations
 
@@ -28,56 +28,55 @@ from headway.supervisor.commands import failed, place, running, train_command
 from headway.telemetry.metrics import FILE_NAME, read_metrics
 from headway.telemetry.record import open_run
 
-#: The control that changes the seed, as a bug in how random numbers are resumed would.
+#: The control that changes the seed, like a bug in resuming random numbers.
 SEED = "seed"
-#: How the death of a supervisor is told.
+#: Entry in the fault log for the kill of a supervisor.
 SUPERVISOR = "kill@supervisor"
-#: How workers wait for it, who would be done before it otherwise where this process is kept from looking for long.
+#: Fault that makes workers wait for the kill. Otherwise they could finish first while this process is delayed.
 _WAIT = "hang@data"
 _LOOK_SECONDS = 0.05
-#: A leg that takes longer has come to a standstill, which is a finding.
+#: A leg that takes longer is stuck, which is a problem.
 _LEG_SECONDS = 1800.0
-#: For a process that writes and has outlived its run to end.
+#: Time for a writer process that outlives its run to end.
 _WRITER_SECONDS = 60.0
-#: How often a run is stopped for what it has to be uploaded: it is given some seconds each time.
+#: How often a run is stopped to upload its state: an upload gets a few seconds each time.
 _STOPS = 5
 
 
 @dataclass(frozen=True)
 class End:
-    """How one command came to its end."""
+    """The end of one command."""
 
     code: int
-    """Of its exit, negative for a signal."""
+    """Exit code, negative for a signal."""
     killed: bool = False
-    """As planned, at its step."""
+    """Whether it was killed as planned, at its step."""
     stood_still: bool = False
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with that; None for a command that did all steps, or was killed as planned."""
+        """The problem; None for a command that ran all steps or was killed as planned."""
         if self.stood_still:
-            return f"stood still: no end after {format_seconds(_LEG_SECONDS)}"
+            return f"was stuck: no end after {format_seconds(_LEG_SECONDS)}"
         return f"ended with exit code {self.code}" if self.code and not self.killed else None
 
 
 @dataclass
 class TrialResult:
-    """What came of one run."""
+    """The result of one run."""
 
     number: int
     workers: tuple[int, ...]
     kills: Counter[str] = field(default_factory=Counter)
-    """Those that were carried out, by what was killed where."""
+    """Kills that happened, by kind."""
     problems: list[str] = field(default_factory=list)
     state_sha256: str | None = None
     recovery_seconds: list[float] = field(default_factory=list)
-    """From a kill that ended an attempt to the next finished step."""
+    """Seconds from a kill that ended an attempt to the next finished step."""
     own_seconds: list[float] = field(default_factory=list)
-    """Of each, what was neither the start of a process nor a step: until the next attempt began, and for finding and
-    loading a checkpoint."""
+    """Seconds of each recovery before the next attempt began, and for finding and loading a checkpoint."""
     disks_lost: int = 0
-    """How often it had to go on from the remote tier."""
+    """How often it had to resume from the remote tier."""
     seconds: float = 0.0
 
 
@@ -86,10 +85,10 @@ class Runs:
 
     Args:
         config: The config file.
-        overrides: For all runs, `key=value`.
-        folder: Where runs and logs go.
-        stages: Of every run.
-        remote: URL for the checkpoints of runs that are killed; what is there is of this campaign only.
+        overrides: `key=value` for all runs.
+        folder: Folder for runs and logs.
+        stages: Stages of every run.
+        remote: URL for the checkpoints of killed runs; used by this campaign only.
     """
 
     def __init__(
@@ -100,10 +99,10 @@ class Runs:
         self._remote = remote
 
     def reference(self, workers: int) -> str:
-        """Train without a disturbance; returns the name of the last state.
+        """Train without kills and return the state hash of the last step.
 
         Raises:
-            HeadwayError: that does not work, so there is nothing to compare with.
+            HeadwayError: the run fails, so there is nothing to compare with.
         """
         for stage in range(len(self._stages)):
             end = self._command("reference", Leg(workers, (), None, stage=stage))
@@ -122,10 +121,10 @@ class Runs:
         return failed(f"{which} {what}", end.code, self._folder / f"{name}.log")
 
     def carry_out(self, trial: Trial, expected: str) -> TrialResult:
-        """Run, kill, and compare what is left with the undisturbed run.
+        """Run, kill, and compare the result with the undisturbed run.
 
         Raises:
-            HeadwayError: it does not even begin.
+            HeadwayError: the run does not start.
         """
         name, start = f"trial-{trial.number:03d}", time.monotonic()
         run, result = self._folder / name, TrialResult(trial.number, tuple(leg.workers for leg in trial.legs))
@@ -144,7 +143,7 @@ class Runs:
             end = self._command(name, leg, *tiers)
             if not run.exists():
                 raise self._useless(name, end)
-            # Of every command, though the next one may make up for what became of it: a user's has nobody to do that.
+            # Report the problem of every command, even if the next command recovers: a user has no next command.
             if end.problem:
                 result.problems.append(f"command {number}, on {counted(leg.workers, 'worker')}, {end.problem}")
             wanted.append((_last_attempt(run), leg.workers))
@@ -160,16 +159,17 @@ class Runs:
         return result
 
     def control(self, control: str, workers: int) -> str | None:
-        """A run that loses something half-way (`controls`), or has another seed from there on; None if it is found out.
+        """Run a control, which loses something half-way (`controls`) or changes the seed; return None if it is
+        detected.
 
-        Otherwise what was wrong with it. It is to be found out by weights and moments: that a cursor says something
-        else is not worth much. Where rows were used twice the ledger has to tell, too.
+        Otherwise return the problem. Weights and moments must reveal the loss: a different cursor alone is not enough.
+        If rows were used twice, the ledger must report it too.
         """
         name = f"control-{control.replace(' ', '-')}"
         run = self._folder / name
         end = self._kill(name, workers, self._steps // 2)
         if control == CURSOR and not end.stood_still and (newest := CheckpointStore(run / "checkpoints").list()):
-            # Once more, in its first step: now the ledger surely knows of the checkpoint that is to be forged.
+            # Once more, in its first step: then the ledger surely contains the checkpoint to be forged.
             end = self._kill(name, workers, newest[-1].step)
         if end.stood_still:
             return f"the control '{control}' {end.problem}"
@@ -180,19 +180,19 @@ class Runs:
             end = self._command(name, Leg(workers, (), None))
         found, undisturbed = self._last(name), self._last("reference")
         if end.problem or found is None or undisturbed is None:
-            return f"the control '{control}' {end.problem or 'has not come to its last step'}, so it shows nothing"
+            return f"the control '{control}' {end.problem or 'did not reach its last step'}, so it shows nothing"
         if not compare(undisturbed.path, found.path).differences:
-            return f"the control '{control}' came out with the weights and moments of a run that has lost nothing"
+            return f"the control '{control}' ended with the weights and moments of a run without losses"
         if control == CURSOR and not self._ledger_problems(run):
-            return f"the control '{control}' used rows twice, and the ledger does not tell"
+            return f"the control '{control}' used rows twice, and the ledger does not show it"
         return None
 
     def _kill(self, name: str, workers: int, step: int) -> End:
-        """Train until a worker is killed in the step after so many, and leave it at that."""
+        """Train until a worker is killed in the step after `step`, without a restart."""
         return self._command(name, Leg(workers, (f"kill@update={step}",), None), "supervise.max_failures=0")
 
     def _command(self, name: str, leg: Leg, *more: str) -> End:
-        """One leg."""
+        """Run one leg."""
         changed = self._stages[leg.stage].overrides
         command = train_command(
             self._config,
@@ -211,11 +211,11 @@ class Runs:
                 time.sleep(_LOOK_SECONDS)
                 if last is None:
                     continue
-                # Who waits may have told of its last steps no more.
+                # A waiting worker may not have recorded its last steps.
                 if read_metrics(run, newest=True).last_step >= last or _waits(log_of_faults) > waited:
                     reached = time.time()
                     break
-        # It may have ended by itself since it was looked at last, and then nothing has killed it.
+        # It may have ended by itself since the last poll, in which case it was not killed.
         code = int(process.returncode)
         ended_here = runs and code == -signal.SIGKILL
         killed = ended_here and reached is not None
@@ -224,100 +224,102 @@ class Runs:
         return End(code, killed, stood_still=ended_here and not killed)
 
     def _count_kills(self, run: Path, result: TrialResult) -> None:
-        """What was killed, and how long it took to get on."""
-        # A disturbed run's file has a record of every step of every attempt.
+        """Count the kills and measure the recoveries."""
+        # The metrics of a killed run have a record of every step of every attempt.
         steps = [record for record in read_json_lines(run / FILE_NAME) if "train/loss" in record]
         starts = [attempt.started or 0.0 for attempt in open_run(run).attempts]
         for record in read_json_lines(run.with_name(f"{run.name}.faults.jsonl")):
             order, moment = str(record["order"]), float(record["time"])
-            if not order.startswith("kill"):  # it waited for its supervisor to be killed, or was stopped
+            if not order.startswith("kill"):  # a wait for the supervisor's kill, or a stop
                 continue
             result.kills[order.split("=")[0].split(":")[0]] += 1
             before = max((step["attempt"] for step in steps if step["time"] <= moment), default=0)
             after = next((step for step in steps if step["time"] > moment and step["attempt"] > before), None)
-            # A process that writes died alone, or with its worker, after which a supervisor starts as after others.
+            # A writer process died alone, or with its worker, after which the supervisor restarts as usual.
             if after is None or order.startswith("kill@checkpoint."):
                 continue
             began = min((start for start in starts if moment < start < after["time"]), default=None)
-            if began is None:  # an attempt that was beginning outlived it
+            if began is None:  # an attempt that had just begun survived the kill
                 continue
             result.recovery_seconds.append(after["time"] - moment)
             if order != SUPERVISOR:
                 result.own_seconds.append(began - moment + after.get("checkpoint/load_seconds", 0.0))
 
     def _upload(self, name: str, leg: Leg, *tiers: str) -> str | None:
-        """Have something in the remote tier of a run whose disk is about to be lost; what is wrong where nothing comes.
+        """Upload a checkpoint of a run whose disk is about to be lost; return the problem if that fails.
 
-        How far an upload has got when a supervisor is killed is a matter of moments, and whether there is one at all
-        where that comes before the first checkpoint. So a command that is told to stop in its first step, as schedulers
-        do, saves and sends what it has.
+        The progress of an upload when a supervisor is killed depends on timing, and before the first checkpoint there
+        is none. A command that is asked to stop in its first step, as schedulers do, saves and uploads its state.
 
         Args:
-            name: Of the run.
-            leg: The one before.
-            tiers: Overrides.
+            name: Name of the run.
+            leg: The previous leg.
+            tiers: Overrides for the checkpoint tiers.
         """
         run = self._folder / name
         for _ in range(_STOPS):
             if self._is_remote(run):
                 return None
-            wait_for_writers(run, _WRITER_SECONDS)  # they may be about to
+            wait_for_writers(run, _WRITER_SECONDS)  # an upload may be in progress
             if self._is_remote(run):
                 return None
             newest = max((info.step for info in CheckpointStore(run / "checkpoints").list()), default=0)
             end = self._command(name, Leg(leg.workers, (f"stop@update={newest}",), None, stage=leg.stage), *tiers)
             if end.code != Preempted.exit_code:
-                return f"a command that was told to stop {end.problem or 'went on to the end'}"
-        return None if self._is_remote(run) else "nothing came to the remote tier"
+                return f"a command that was asked to stop {end.problem or 'ran to the end'}"
+        return None if self._is_remote(run) else "nothing reached the remote tier"
 
     def _is_remote(self, run: Path) -> bool:
         return bool(remote_manifests(f"{self._remote}/{run.name}"))
 
     def _lose_disk(self, run: Path) -> bool:
-        """Remove the checkpoints here, if there is another one to go on from; whether there was."""
+        """Remove the local checkpoints if the run can resume from a remote one; return whether it did."""
         here = run / "checkpoints"
         if not here.is_dir() or not self._is_remote(run):
             return False
-        # At once, and whatever becomes of it then: a process that writes may still be at work there.
-        self._take_away(here)
-        # What it has made anew was on that disk too; else nothing would have to be brought.
+        # Move it away at once: a writer process may still be writing there.
+        self._remove(here)
+        # Files written since then were on the lost disk too; otherwise there would be nothing to download.
         wait_for_writers(run, _WRITER_SECONDS)
         if here.is_dir():
-            self._take_away(here)
+            self._remove(here)
         return True
 
-    def _take_away(self, folder: Path) -> None:
+    def _remove(self, folder: Path) -> None:
         lost = tempfile.mkdtemp(dir=self._folder, prefix=f"{folder.parent.name}-lost-")
         folder.rename(lost)
         shutil.rmtree(lost, ignore_errors=True)
 
     def _last(self, name: str) -> CheckpointInfo | None:
-        """The checkpoint of a run's last step."""
+        """Return the checkpoint of a run's last step."""
         found = CheckpointStore(self._folder / name / "checkpoints").list()
         return next((info for info in found if info.step == self._steps), None)
 
     def _ledger_problems(self, run: Path, disks_lost: int = 0) -> list[str]:
-        """What the ledger tells of rows that were lost or repeated. What is in it is in a checkpoint: steps are taken
-        back only where that is gone, or where it was decided that their rows are left out."""
+        """List lost or repeated rows according to the ledger.
+
+        The steps in the ledger are in a checkpoint. They may be rolled back only if the checkpoint is lost, or if their
+        rows are skipped.
+        """
         proof = prove(run)
-        taken_back = [] if disks_lost or proof.skipped_ranges else proof.rollbacks
+        rolled_back = [] if disks_lost or proof.skipped_ranges else proof.rollbacks
         return [
             *(f"ledger: {problem}" for problem in proof.problems),
-            *(f"ledger: steps were taken back that are in a checkpoint: {rollback.reason}" for rollback in taken_back),
+            *(f"ledger: steps in a checkpoint were rolled back: {rollback.reason}" for rollback in rolled_back),
         ]
 
     def _other_workers(self, run: Path, wanted: Sequence[tuple[int, int]]) -> list[str]:
-        """Checkpoints made by another number of workers than was asked for, which would show nothing of that number.
+        """List checkpoints made by another number of workers than requested, which would not test that number.
 
         Args:
-            wanted: Of every leg: the number of its last attempt, and of its workers.
+            wanted: The number of the last attempt and of workers, for every leg.
         """
         problems = []
         for info in CheckpointStore(run / "checkpoints").list():
             asked = next((workers for last, workers in wanted if info.context["attempt"] <= last), None)
             if info.context["world_size"] != asked:
                 made = counted(info.context["world_size"], "worker")
-                problems.append(f"{info.path.name} was made by {made}, and was to be by {asked}")
+                problems.append(f"{info.path.name} was made by {made}, not by {asked}")
         return problems
 
     def _damage(self, run: Path) -> list[str]:
@@ -333,5 +335,5 @@ def _last_attempt(run: Path) -> int:
 
 
 def _waits(log_of_faults: Path) -> int:
-    """How often workers have begun to wait for their supervisor to be killed."""
+    """Return how often workers have begun to wait for the kill of their supervisor."""
     return sum(str(record["order"]).startswith(_WAIT) for record in read_json_lines(log_of_faults))

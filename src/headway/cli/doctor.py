@@ -168,7 +168,7 @@ def _communication(
     from headway.core.console import is_first_worker
     from headway.doctor.workers import run_communication
 
-    found = run_communication(workers, device, parsed, profile, determinism)
+    found = run_communication(workers, device, parsed, profile, determinism=determinism)
     if not is_first_worker():
         return
     if as_json:

@@ -1,1 +1,1 @@
-"""What is here, what is wrong, and what to set."""
+"""Examination of a machine: what it has, what is wrong, and what to set."""

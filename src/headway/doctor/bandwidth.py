@@ -1,4 +1,4 @@
-"""From times to bandwidths, by the formulas of nccl-tests (its doc/PERFORMANCE.md), so that figures can be compared."""
+"""Bandwidths from times, by the formulas of nccl-tests (its doc/PERFORMANCE.md), so that figures are comparable."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from headway.core.statistics import quantile
 
-#: Operation to the factor between algorithm and bus bandwidth for n workers (PERFORMANCE.md, "Summary").
+#: Operation -> factor between algorithm and bus bandwidth for n workers (PERFORMANCE.md, "Summary").
 BUS_FACTORS: dict[str, Callable[[int], float]] = {
     "all-reduce": lambda n: 2 * (n - 1) / n,
     "all-gather": lambda n: (n - 1) / n,
@@ -22,7 +22,7 @@ class Measurement:
 
     operation: str
     size_bytes: int
-    """Of the whole array: what each worker has after an all-gather, and before the two others."""
+    """Size of the whole array, which each worker has after an all-gather and before the other operations."""
     repeats: int
     median_seconds: float
     p10_seconds: float
@@ -30,14 +30,14 @@ class Measurement:
     algorithm_bytes_per_second: float
     """`S / t`."""
     bus_bytes_per_second: float
-    """What a link carries, whatever the number of workers: to be held against the hardware's peak."""
+    """Load of a link, independent of the number of workers, to compare with the hardware's peak."""
 
 
 def measurement(operation: str, size_bytes: int, workers: int, seconds: Sequence[float]) -> Measurement:
     """Summarise the times of one collective.
 
     Args:
-        seconds: Per repetition, the time of the slowest worker.
+        seconds: Time of the slowest worker in each repetition.
     """
     times = sorted(seconds)
     median = quantile(times, 0.5)
@@ -70,11 +70,12 @@ class ClockOffset:
 
 
 def clock_offset(worker: int, stamps: Sequence[tuple[float, float, float]]) -> ClockOffset:
-    """From a few questions to the first worker what time it is: the fastest one tells most (RFC 5905, section 8).
+    """Estimate the offset from several exchanges of time stamps; the fastest is the most accurate (RFC 5905, section
+    8).
 
     Args:
-        stamps: Seconds on this worker's clock when it asked, on the first worker's when it answered, and on this
-            worker's when the answer came.
+        stamps: Seconds on this worker's clock when it asks, on the first worker's when it answers, and on this worker's
+            when the answer arrives.
     """
     sent, answered, back = min(stamps, key=lambda stamp: stamp[2] - stamp[0])
     return ClockOffset(worker, (sent + back) / 2 - answered, (back - sent) / 2)
@@ -82,7 +83,7 @@ def clock_offset(worker: int, stamps: Sequence[tuple[float, float, float]]) -> C
 
 @dataclass(frozen=True)
 class Communication:
-    """What the benchmark found."""
+    """The result of the benchmark."""
 
     workers: int
     machines: int
@@ -93,12 +94,12 @@ class Communication:
     clocks: tuple[ClockOffset, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Convert to values for JSON."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Communication:
-        """The inverse of `to_json`."""
+        """Convert from the values of `to_json`."""
         measurements = tuple(Measurement(**item) for item in values["measurements"])
         clocks = tuple(ClockOffset(**item) for item in values["clocks"])
         return cls(**{**values, "measurements": measurements, "clocks": clocks})

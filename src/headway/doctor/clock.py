@@ -1,4 +1,4 @@
-"""Whether the clock is right: times in records, certificates and leases depend on it."""
+"""Clock synchronisation, which times in records, certificates and leases depend on."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from headway.core.machine import Machine
 from headway.doctor.findings import Finding
 
-#: Machines of one run should agree better than this.
+#: Clocks of a run's machines should differ by less than this.
 _SKEW_SECONDS = 1.0
 
 _FIX = ("let a time service keep it", "sudo timedatectl set-ntp true   (or install chrony)")
 
 
 def examine_clock(machine: Machine) -> Iterator[Finding]:
-    """Ask chrony, then systemd, then look for its mark."""
+    """Examine the clock through chrony, then systemd, then the mark of systemd-timesyncd."""
     yield (
         _chrony(machine)
         or _systemd(machine)

@@ -1,4 +1,4 @@
-"""How fast workers talk to each other: collectives by size, over gloo or NCCL; and how their clocks differ."""
+"""Communication between workers: collectives by size, over gloo or NCCL, and clock differences."""
 
 from __future__ import annotations
 
@@ -29,40 +29,40 @@ _ROUND_TRIPS = 10
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be measured."""
+    """The measurements to make."""
 
     device: str
     sizes_bytes: tuple[int, ...]
     seconds: float = 1.0
-    """About so long per collective and size."""
+    """Approximate duration per collective and size."""
     timeout_seconds: int = 60
     nccl_profile: str = "auto"
     determinism: str = "run"
-    """Of the runs that it is measured for: with `off` switches may add."""
+    """Level of determinism of the runs to measure for: with `off`, switches may add."""
 
     def to_json(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Convert to values for JSON."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Plan:
-        """The inverse of `to_json`."""
+        """Convert from the values of `to_json`."""
         return cls(**{**values, "sizes_bytes": tuple(values["sizes_bytes"])})
 
 
 class CommunicationFailed(HeadwayError):
-    """Workers could not talk to each other, or did so wrongly."""
+    """Workers could not communicate, or got wrong results."""
 
     exit_code = 1
 
 
 def measure_communication(plan: Plan) -> Communication:
-    """Measure as one of several workers that an agent has started. All get the same result.
+    """Measure as one of the workers that a launcher has started; all get the same result.
 
     Raises:
-        CommunicationFailed: another worker is gone, or does not answer in time, or a sum is wrong.
-        HeadwayError: the workers do not meet in time.
-        ConfigError: there is no such device, or the NCCL profile does not fit.
+        CommunicationFailed: another worker is lost, does not answer in time, or a sum is wrong.
+        HeadwayError: the workers do not find each other in time.
+        ConfigError: the device is missing, or the NCCL profile does not fit.
     """
     profile = apply_nccl_profile(plan.nccl_profile, plan.device, plan.determinism)
     try:
@@ -84,22 +84,22 @@ def measure_communication(plan: Plan) -> Communication:
                 measurements=tuple(measurements),
                 clocks=_clock_offsets(world),
             )
-    except RuntimeError as error:  # PyTorch's for whatever goes wrong between workers
-        # Without the place in the source and the advice that gloo adds.
+    except RuntimeError as error:  # PyTorch raises it for any failure between workers
+        # Strip the source location and the advice that gloo adds.
         said = re.sub(r"^\[[^\]]*\]\s*", "", (str(error).splitlines() or ["no reason given"])[0]).split(". ")[0]
         rank = os.environ.get("RANK", "?")
         raise CommunicationFailed(
             f"worker {rank} lost the others: {said}",
             where=f"torch.distributed, {type(error).__name__}",
-            fix="see what the other workers say; a firewall, a wrong interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME)"
-            " or a killed worker does this",
+            fix="see the errors of the other workers; causes are a firewall, a wrong interface (NCCL_SOCKET_IFNAME,"
+            " GLOO_SOCKET_IFNAME) or a killed worker",
         ) from error
 
 
 def _measure(world: World, operation: str, size_bytes: int, budget_seconds: float) -> Measurement:
     each = max(1, -(-size_bytes // (_ELEMENT_BYTES * world.size)))
     run, data = _collective(world, operation, each)
-    data.zero_()  # so that sums stay what they are, however often
+    data.zero_()  # so that repeated sums do not overflow
     last = 0.0
     for _ in range(_WARM_UP):
         last = _timed(world, run)
@@ -115,7 +115,7 @@ def _measure(world: World, operation: str, size_bytes: int, budget_seconds: floa
 
 
 def _timed(world: World, run: Callable[[], object]) -> float:
-    """Seconds of one collective on this worker, all having started together."""
+    """Return the seconds of one collective on this worker, after a common start."""
     world.barrier()
     start = time.perf_counter()
     run()
@@ -124,7 +124,7 @@ def _timed(world: World, run: Callable[[], object]) -> float:
 
 
 def _collective(world: World, operation: str, each: int) -> tuple[Callable[[], object], torch.Tensor]:
-    """The call, and the tensor that it reads; `each` elements are one worker's part."""
+    """Return the call, and the tensor that it reads; `each` elements are one worker's part."""
     whole = torch.ones(each * world.size, dtype=torch.float32, device=world.device)
     part = torch.ones(each, dtype=torch.float32, device=world.device)
     if operation == "all-reduce":
@@ -136,7 +136,7 @@ def _collective(world: World, operation: str, each: int) -> tuple[Callable[[], o
 
 
 def _check(world: World, operation: str, each: int) -> None:
-    """One more collective on numbers whose result is known."""
+    """Run one more collective on numbers whose result is known."""
     n = world.size
     whole = torch.full((each * n,), float(world.rank + 1), device=world.device)
     part = torch.full((each,), float(world.rank + 1), device=world.device)
@@ -157,12 +157,12 @@ def _check(world: World, operation: str, each: int) -> None:
         raise CommunicationFailed(
             f"{operation} of {each * n * _ELEMENT_BYTES:,} bytes gave a wrong result on worker {wrong[0]}",
             where=f"{len(wrong)} of {n} workers",
-            fix="do not train here: look after the GPU and the network of that worker",
+            fix="do not train here: check the GPU and the network of that worker",
         )
 
 
 def _clock_offsets(world: World) -> tuple[ClockOffset, ...]:
-    """Of every worker against the first, one after the other, so that they do not disturb each other."""
+    """Measure the clock of every worker against the first, one after the other to avoid interference."""
     mine = ClockOffset(world.rank, 0.0, 0.0)
     for other in range(1, world.size):
         world.barrier()

@@ -1,4 +1,4 @@
-"""What the benchmark starts on this machine: `python -m headway.doctor.communication_worker FOLDER`, per worker."""
+"""Worker process of the communication benchmark: `python -m headway.doctor.communication_worker FOLDER`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from headway.supervisor.worker import begin_process, keep_log
 
 
 def main() -> None:
-    """Measure as one worker; the first one leaves `result.json`, one that fails `error-<rank>.json`."""
+    """Measure as one worker; the first one writes `result.json`, a failing one `error-<rank>.json`."""
     begin_process()
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
-    os.dup2(2, 1)  # what libraries print there would be taken for the result, which is the command's own to print
+    os.dup2(2, 1)  # stdout is for the command's result; keep what libraries print out of it
     if rank > 0:
         keep_log(folder / f"worker-{rank}.log")
     try:
@@ -28,7 +28,7 @@ def main() -> None:
         if rank == 0:
             write_json(folder / "result.json", result.to_json())
     except HeadwayError as error:
-        # Losing the others is often but the echo of why one of them ended; let that one write first.
+        # Losing the other workers is often a consequence of another error; let that worker write first.
         if "lost the others" in error.what:
             time.sleep(1.0)
         record = {"rank": rank, "exit_code": error.exit_code, "what": error.what, "where": error.where}

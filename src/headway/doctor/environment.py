@@ -1,4 +1,4 @@
-"""Environment variables that slow training down, contradict each other or the machine, or were forgotten."""
+"""Environment variables that slow training down, contradict each other or the machine, or are leftovers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headway.core.machine import Machine
 from headway.doctor.findings import Finding
 from headway.parallel.interconnect import Interconnect
 
-#: Variables that are for hunting bugs: value or None for any, level, what they do.
+#: Debugging variables: name, value or None for any, effect.
 _DEBUGGING: tuple[tuple[str, str | None, str], ...] = (
     ("CUDA_LAUNCH_BLOCKING", "1", "the CPU waits for every GPU kernel"),
     ("TORCH_DISTRIBUTED_DEBUG", "DETAIL", "every collective is checked between all workers first"),
@@ -37,12 +37,12 @@ _RENAMED = {
     "NCCL_DESYNC_DEBUG": "TORCH_NCCL_DESYNC_DEBUG",
 }
 
-#: Packages that must come from where they were installed.
+#: Packages that should come from their installation.
 _OURS = ("headway", "torch", "numpy", "tokenizers", "safetensors", "pydantic")
 
 
 def examine_environment(machine: Machine, cores: Cores, found: Interconnect) -> Iterator[Finding]:
-    """Threads, debugging, networks, GPUs, leftovers of launchers, PYTHONPATH."""
+    """Examine variables for threads, debugging, networks, GPUs, launchers and PYTHONPATH."""
     given = machine.environment
     findings = [
         *_threads(machine, cores),
@@ -62,7 +62,7 @@ def examine_environment(machine: Machine, cores: Cores, found: Interconnect) -> 
 def _threads(machine: Machine, cores: Cores) -> Iterator[Finding]:
     text = machine.environment.get("OMP_NUM_THREADS")
     if text is None:
-        if cores.usable == cores.seen:  # else the processor's finding says what to set
+        if cores.usable == cores.seen:  # otherwise the finding on the processor gives the value
             yield Finding("ok", "OMP_NUM_THREADS is not set: workers share the cores evenly", "OMP_NUM_THREADS")
         return
     first = text.split(",")[0].strip()
@@ -86,18 +86,18 @@ def _debugging(machine: Machine) -> Iterator[Finding]:
             yield Finding("warning", f"{name}={given}: {effect}", name, "unset it for training", f"unset {name}")
     for old, new in _RENAMED.items():
         if old in machine.environment:
-            what = f"{old} has another name now and may be ignored"
+            what = f"{old} has been renamed and may be ignored"
             yield Finding("note", what, old, "use the new name", f"export {new}={machine.environment[old]}")
 
 
 def _interfaces(machine: Machine, found: Interconnect) -> Iterator[Finding]:
-    """Names of network interfaces that have to exist."""
+    """Check that the named network interfaces exist."""
     up = {interface.name for interface in found.interfaces if interface.up} | {"lo"}
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
         text = machine.environment.get(name)
         if not text or text.startswith("^"):
             continue
-        # NCCL takes prefixes, and names after "="; the others take names.
+        # NCCL matches prefixes, or names after "="; the others match names.
         exact = text.startswith("=") or not name.startswith("NCCL")
         wanted = [part.split(":")[0] for part in text.lstrip("=").split(",") if part]
         if not any(i == part or (not exact and i.startswith(part)) for part in wanted for i in up):
@@ -114,7 +114,7 @@ def _rdma(machine: Machine, found: Interconnect) -> Iterator[Finding]:
     given = machine.environment
     active = found.active_ports("infiniband") or found.active_ports("roce")
     if given.get("NCCL_IB_DISABLE") == "1" and active:
-        what = f"NCCL_IB_DISABLE=1, although {active[0].device} and its like could be used"
+        what = f"NCCL_IB_DISABLE=1, although RDMA devices such as {active[0].device} are usable"
         yield Finding("warning", what, "NCCL_IB_DISABLE", "let NCCL use RDMA", "unset NCCL_IB_DISABLE")
     if given.get("NCCL_IB_DISABLE") == "1" and given.get("NCCL_IB_HCA"):
         what = "NCCL_IB_DISABLE=1 and NCCL_IB_HCA contradict each other: the first one wins"
@@ -128,8 +128,10 @@ def _rdma(machine: Machine, found: Interconnect) -> Iterator[Finding]:
             what = f"NCCL_IB_HCA={hcas}, but the RDMA devices here are: {there}"
             yield Finding("warning", what, "NCCL_IB_HCA", "NCCL would fall back to sockets", "unset NCCL_IB_HCA")
     if given.get("NCCL_NVLS_ENABLE") == "1" and found.gpus and not found.nvlink_sharp:
-        what = "NCCL_NVLS_ENABLE=1 asks for NVLink switches that reduce, and none was seen"
-        yield Finding("warning", what, "NCCL_NVLS_ENABLE", "let NCCL ask the driver", "export NCCL_NVLS_ENABLE=2")
+        what = "NCCL_NVLS_ENABLE=1 needs NVLink switches that can reduce, but there are none"
+        yield Finding(
+            "warning", what, "NCCL_NVLS_ENABLE", "let NCCL check with the driver", "export NCCL_NVLS_ENABLE=2"
+        )
 
 
 def _gpus(machine: Machine, found: Interconnect) -> Iterator[Finding]:
@@ -142,7 +144,7 @@ def _gpus(machine: Machine, found: Interconnect) -> Iterator[Finding]:
     if visible.strip() == "" or wrong[:1] == chosen[:1]:
         yield Finding("warning", f"{name}={visible!r} hides every GPU", name, "unset it", f"unset {name}")
     elif wrong:
-        # CUDA stops reading the list at the first number that is not there.
+        # CUDA stops reading the list at the first invalid number.
         what = f"{name}={visible}: there is no GPU {wrong[0]}, and those named after it are hidden too"
         yield Finding("warning", what, name, f"numbers from 0 to {found.gpus - 1}", f"unset {name}")
 
@@ -161,18 +163,18 @@ def _launchers(machine: Machine) -> Iterator[Finding]:
 
 
 def _python_path(machine: Machine) -> Iterator[Finding]:
-    """Folders that hide what is installed, or Python's own modules."""
+    """Report folders that hide installed packages or Python's own modules."""
     modules = {f"{name}.py" for name in sys.stdlib_module_names}
     for entry in filter(None, machine.environment.get("PYTHONPATH", "").split(os.pathsep)):
         if not machine.exists(entry):
-            what = f"PYTHONPATH names {entry}, which is not there"
-            yield Finding("note", what, "PYTHONPATH", "take it out", "unset PYTHONPATH")
+            what = f"PYTHONPATH contains {entry}, which does not exist"
+            yield Finding("note", what, "PYTHONPATH", "remove it", "unset PYTHONPATH")
             continue
         names = set(machine.names(entry))
         hidden = sorted(names & modules)
         if hidden:
             what = f"{Path(entry) / hidden[0]} hides Python's own module of that name"
-            yield Finding("warning", what, "PYTHONPATH", "rename it, or take the folder out", "unset PYTHONPATH")
+            yield Finding("warning", what, "PYTHONPATH", "rename it, or remove the folder", "unset PYTHONPATH")
         packages = [name for name in _OURS if name in names]
         if packages:
             what = f"PYTHONPATH takes {', '.join(packages)} from {entry}, whatever is installed"

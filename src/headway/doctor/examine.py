@@ -1,4 +1,4 @@
-"""All subjects of an examination, in the order in which they are shown."""
+"""All subjects of an examination, in order of display."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ if TYPE_CHECKING:
 
 @dataclass
 class Examination:
-    """What `headway doctor` looks at; each part is read once, when it is first needed."""
+    """The examination of `headway doctor`; each part is read once, on first use."""
 
     machine: Machine = field(default_factory=Machine)
     folders: Mapping[str, Path] = field(default_factory=lambda: {"here": Path()})
-    """By what they are for: runs and token stores are written there."""
+    """Folders by purpose: runs and token stores are written there."""
     wanted_profile: str = "auto"
     determinism: str = "run"
-    """Of the runs that are meant."""
+    """Level of determinism of the planned runs."""
     write_test: bool = False
     arithmetic: bool = False
-    """Measure matrix products, for which PyTorch is loaded."""
+    """Measure matrix products, which imports PyTorch."""
     config: Config | None = None
-    """Of a run, whose remote tier is looked at too."""
+    """Config of a run whose remote tier is examined too."""
     software: Software | None = None
-    """Looked up when not given."""
+    """Installed software; looked up by default."""
 
     @cached_property
     def driver(self) -> Driver:
-        """GPUs as the driver describes them."""
+        """GPUs as the driver reports them."""
         if self.machine.exists("/proc/driver/nvidia"):
             notice("asking the driver about its GPUs")
         return read_driver(self.machine)
 
     @cached_property
     def interconnect(self) -> Interconnect:
-        """How GPUs reach each other and the outside."""
+        """Links of the GPUs to each other and to other machines."""
         return read_interconnect(self.machine, with_gpus=bool(self.driver.gpus))
 
     @cached_property
@@ -72,7 +72,7 @@ class Examination:
 
     @cached_property
     def profile(self) -> Profile:
-        """NCCL's settings for this machine.
+        """The NCCL profile of this machine.
 
         Raises:
             ConfigError: the wanted profile does not fit.
@@ -80,7 +80,7 @@ class Examination:
         return choose_profile(self.wanted_profile, self.interconnect, self.determinism)
 
     def examine(self) -> list[Examined]:
-        """Look at everything. What one subject cannot cope with becomes a finding, and the others go on."""
+        """Examine all subjects; an exception in one becomes a finding, and the others continue."""
         machine = self.machine
         subjects: dict[str, Callable[[], Iterable[Finding]]] = {
             "GPUs": lambda: examine_gpus(self.driver, self.interconnect),
@@ -113,13 +113,13 @@ class Examination:
 def _findings(look: Callable[[], Iterable[Finding]]) -> tuple[Finding, ...]:
     try:
         return tuple(look())
-    except Exception as error:  # a machine may say anything; the other subjects are worth having all the same
+    except Exception as error:  # machines report unexpected values; keep the other subjects
         what = f"could not be examined: {type(error).__name__}: {error}"
         return (Finding("warning", what, None, "please report it with the output of headway doctor --json"),)
 
 
 def as_json(examined: list[Examined], profile: Profile | None) -> dict[str, Any]:
-    """The result for programs."""
+    """Return the result for JSON."""
     return {
         "worst": worst(examined),
         "findings": [
@@ -130,7 +130,7 @@ def as_json(examined: list[Examined], profile: Profile | None) -> dict[str, Any]
 
 
 def profile_as_json(profile: Profile) -> dict[str, Any]:
-    """A profile for programs."""
+    """Return a profile for JSON."""
     return {
         "name": profile.name,
         "reason": profile.reason,

@@ -1,4 +1,4 @@
-"""What an examination comes to: findings, each with its place and what to do about it."""
+"""Findings of an examination, each with its location and a remedy."""
 
 from __future__ import annotations
 
@@ -16,26 +16,25 @@ class Finding:
     """One fact about a machine."""
 
     level: Level
-    """`ok`; `note`: good to know; `warning`: costs speed or safety; `error`: training here fails or is not what it
-    seems."""
+    """`ok`; `note`: good to know; `warning`: costs speed or safety; `error`: training fails or gives wrong results."""
     what: str
     where: str | None = None
-    """The file, command or variable in which it was seen."""
+    """File, command or variable that shows it."""
     fix: str | None = None
-    """What to do, in words."""
+    """Remedy in words."""
     command: str | None = None
-    """The command or setting that does it."""
+    """Command or setting that applies the remedy."""
 
 
 @dataclass(frozen=True)
 class Examined:
-    """A subject and what was found."""
+    """A subject and its findings."""
 
     subject: str
     findings: tuple[Finding, ...]
 
 
 def worst(examined: Iterable[Examined]) -> Level:
-    """The highest level of all findings; `ok` when there is none."""
+    """Return the highest level of all findings; `ok` if there are none."""
     levels = [finding.level for subject in examined for finding in subject.findings]
     return max(levels, key=LEVELS.index, default="ok")

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs: what they are, how healthy they are, who else uses them, and how they are connected."""
+"""NVIDIA GPUs: models, health, other processes on them, and links."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headway.telemetry.gpus import QUERY, Driver, Gpu
 
 
 def examine_gpus(driver: Driver, found: Interconnect) -> Iterator[Finding]:
-    """Names and memory, health, MIG, links between them."""
+    """Examine names and memory, health, MIG and links."""
     if not driver.gpus:
         yield from _without(driver)
         return
@@ -23,7 +23,7 @@ def examine_gpus(driver: Driver, found: Interconnect) -> Iterator[Finding]:
 
 
 def examine_processes(driver: Driver) -> Iterator[Finding]:
-    """Who else is on the GPUs."""
+    """Report other processes on the GPUs."""
     users = [(gpu.index, *process) for gpu in driver.gpus for process in gpu.processes]
     for index, pid, name, size in users:
         used = f", {format_bytes(size)}" if size is not None else ""
@@ -103,7 +103,7 @@ def _health(gpu: Gpu) -> Iterator[Finding]:
             "warning",
             f"GPU {gpu.index} is slowed down: {'; '.join(gpu.throttles)}",
             where,
-            "look after cooling and power",
+            "check cooling and power",
             "nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE",
         )
     if gpu.link_width and gpu.link_width[0] < gpu.link_width[1]:
@@ -149,7 +149,7 @@ def _links(gpus: tuple[Gpu, ...], found: Interconnect) -> Iterator[Finding]:
     if len(gpus) < 2:
         return
     if topology is None:
-        yield Finding("note", "how the GPUs are connected could not be found out", where)
+        yield Finding("note", "the links between the GPUs could not be determined", where)
         return
     ways = sorted(set(topology.between_gpus.values()))
     if topology.nvlinks:

@@ -1,4 +1,4 @@
-"""Rules by which a bucket removes objects: claims on remote checkpoints are objects as any other."""
+"""Lifecycle rules of a bucket, which may remove the claims on remote checkpoints like any other object."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ if TYPE_CHECKING:
     from headway.config import Config
 
 _WHERE = "checkpoint.remote.url"
-#: A claim has some hundred bytes.
+#: Size of a claim.
 _CLAIM_BYTES = 300
 #: Storage classes whose objects cannot be read at once.
 _ARCHIVES = ("GLACIER", "DEEP_ARCHIVE")
 _FIX = (
-    "limit the rule to other prefixes, or remove it: without its claims two machines can have one run at a time; old"
-    " checkpoints go by checkpoint.remote.keep"
+    "limit the rule to other prefixes, or remove it: without its claims two machines can train one run at the same"
+    " time; checkpoint.remote.keep removes old checkpoints"
 )
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule that takes away current objects."""
+    """A rule that removes or archives current objects."""
 
     name: str
     prefixes: tuple[str, ...]
-    """Of the names that it is about; an empty one for all."""
+    """Prefixes of the affected names; an empty one matches all."""
     does: str
-    """In words: `removes objects after 30 days`."""
+    """Effect in words: `removes objects after 30 days`."""
 
 
 def examine_lifecycle(config: Config) -> Iterator[Finding]:
-    """Look for lifecycle rules that reach the claims of a run (`owners/`). Asks the store; changes nothing."""
+    """Look for lifecycle rules that reach the claims of a run (`owners/`); only reads from the store."""
     remote = config.checkpoint.remote
     scheme = None if remote is None else scheme_of(remote.url)
     if remote is None or scheme in ("file", "local"):
@@ -46,7 +46,7 @@ def examine_lifecycle(config: Config) -> Iterator[Finding]:
     if read is None:
         yield Finding(
             "note",
-            f"lifecycle rules of {scheme}:// cannot be asked for: see that none removes what is below owners/",
+            f"lifecycle rules of {scheme}:// cannot be queried: check that none removes objects below owners/",
             f"{_WHERE}={remote.url}",
         )
         return
@@ -76,11 +76,11 @@ def examine_lifecycle(config: Config) -> Iterator[Finding]:
 
 
 def reaches_claims(prefix: str, run: str) -> bool:
-    """Say whether names with a prefix can be claims of a run.
+    """Return whether names with a prefix can be claims of a run.
 
     Args:
-        prefix: Of a rule.
-        run: The run's folder in the bucket, with a slash at its end.
+        prefix: Prefix of a rule.
+        run: The run's folder in the bucket, with a trailing slash.
     """
     if run.startswith(prefix):
         return True
@@ -98,15 +98,17 @@ def _s3_rules(files: Any, bucket: str) -> Iterator[Rule]:
     try:
         answer = files.call_s3("get_bucket_lifecycle_configuration", Bucket=bucket)
     except FileNotFoundError as error:
-        if "lifecycle" in str(error).lower():  # there is a bucket, and it has none
+        if "lifecycle" in str(error).lower():  # the bucket exists and has no rules
             return
         raise
     yield from s3_rules(answer)
 
 
 def s3_rules(answer: Mapping[str, Any]) -> Iterator[Rule]:
-    """Read what S3 answers (GetBucketLifecycleConfiguration). Rules on other versions and on parts are harmless, as are
-    those on tagged objects: Headway sets no tags."""
+    """Parse the response of S3 (GetBucketLifecycleConfiguration).
+
+    Rules on old versions and on multipart uploads are harmless, and so are rules on tags: Headway sets none.
+    """
     for rule in answer.get("Rules", ()):
         if rule.get("Status") != "Enabled":
             continue
@@ -122,7 +124,7 @@ def s3_rules(answer: Mapping[str, Any]) -> Iterator[Rule]:
         if "Days" in expires or "Date" in expires:
             when = f"after {expires['Days']} days" if "Days" in expires else f"on {expires['Date']}"
             yield Rule(name, (prefix,), f"removes objects {when}")
-        # Since 2024 objects below 128 KiB stay where they are, unless the bucket says otherwise.
+        # Since 2024 objects below 128 KiB are not moved by default.
         moves = [move.get("StorageClass") for move in rule.get("Transitions", ())]
         small_too = answer.get("TransitionDefaultMinimumObjectSize") == "varies_by_storage_class"
         if small_too and any(to in _ARCHIVES for to in moves):
@@ -134,7 +136,7 @@ def _gcs_rules(files: Any, bucket: str) -> Iterator[Rule]:
 
 
 def gcs_rules(answer: Mapping[str, Any]) -> Iterator[Rule]:
-    """Read what Google answers of a bucket (buckets.get). Other classes of storage can be read at once there."""
+    """Parse the response of Google (buckets.get); all of its storage classes can be read at once."""
     for number, rule in enumerate(answer.get("lifecycle", {}).get("rule", ()), start=1):
         condition = rule.get("condition", {})
         of_old_versions = ("daysSinceNoncurrentTime", "noncurrentTimeBefore", "numNewerVersions")

@@ -1,4 +1,4 @@
-"""Limits on what one process or user may have (ulimit)."""
+"""Limits on the resources of one process or user (ulimit)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from headway.doctor.findings import Finding
 
 _LIMITS = "/proc/self/limits"
 
-#: A worker has a file open for each shard of its data, and connections to all other workers.
+#: A worker opens a file for each shard of its data, and connections to all other workers.
 _FILES = 4096
 #: Threads count too: data workers, OpenMP and NCCL of every worker.
 _PROCESSES = 4096
 
 
 def examine_limits(machine: Machine) -> Iterator[Finding]:
-    """Open files, locked memory, processes, core files."""
+    """Examine open files, locked memory, processes and core files."""
     limits = _read(machine)
     if not limits:
-        yield Finding("note", "the limits of this process could not be found out", _LIMITS)
+        yield Finding("note", "the limits of this process could not be read", _LIMITS)
         return
     yield from _files(limits)
     yield from _locked_memory(machine, limits)
@@ -62,7 +62,7 @@ def _files(limits: dict[str, tuple[int | None, int | None]]) -> Iterator[Finding
 
 
 def _locked_memory(machine: Machine, limits: dict[str, tuple[int | None, int | None]]) -> Iterator[Finding]:
-    """RDMA pins its buffers; without it nothing here does."""
+    """Examine locked memory if there is an RDMA device; only RDMA pins memory."""
     if not machine.names("/sys/class/infiniband") or "Max locked memory" not in limits:
         return
     soft, hard = limits["Max locked memory"]
@@ -79,7 +79,7 @@ def _locked_memory(machine: Machine, limits: dict[str, tuple[int | None, int | N
 
 
 def _read(machine: Machine) -> dict[str, tuple[int | None, int | None]]:
-    """Soft and hard limit by name; None is unlimited."""
+    """Return the soft and hard limits by name; None is unlimited."""
     found = {}
     for line in (machine.text(_LIMITS) or "").splitlines()[1:]:
         match = re.match(r"(Max [a-z -]+?)\s{2,}(\S+)\s+(\S+)", line)

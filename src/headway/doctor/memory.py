@@ -1,4 +1,4 @@
-"""Main memory, and the part of it that processes share through /dev/shm."""
+"""Main memory, and shared memory in /dev/shm."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from headway.doctor.findings import Finding
 
 _SHM = "/dev/shm"
 
-#: Docker's default is 64 MiB. NCCL takes about 10 MB per channel and pair of GPUs without NVLink or peer-to-peer.
+#: Docker's default is 64 MiB. NCCL needs about 10 MB per channel and pair of GPUs without NVLink or peer-to-peer.
 _SHM_ENOUGH_BYTES = 2**30
 
-#: Less than this share of all memory free, and a checkpoint or a tokenizer may be what breaks it.
+#: With a smaller share of memory free, a checkpoint or a tokenizer may exhaust it.
 _LOW_SHARE = 0.1
 
 
 def examine_memory(machine: Machine) -> Iterator[Finding]:
-    """Total, limit, free, swap, /dev/shm."""
+    """Examine total and free memory, its limit, swap and /dev/shm."""
     found = host_memory(machine)
     if found is None:
-        yield Finding("note", "how much memory there is could not be found out", "/proc/meminfo")
+        yield Finding("note", "the amount of memory could not be determined", "/proc/meminfo")
         return
     total, available, where = found.allowed_bytes, found.available_bytes, found.where
     if total < found.total_bytes:
@@ -36,7 +36,7 @@ def examine_memory(machine: Machine) -> Iterator[Finding]:
         )
     text = f"{format_bytes(available)} of {format_bytes(total)} memory is free"
     if available is not None and available < _LOW_SHARE * total:
-        yield Finding("warning", text, where, "see what holds it", "ps aux --sort=-rss | head")
+        yield Finding("warning", text, where, "see which processes use it", "ps aux --sort=-rss | head")
     else:
         yield Finding("ok", text, where)
     yield from _swap(meminfo(machine))
@@ -50,7 +50,7 @@ def _swap(facts: dict[str, int]) -> Iterator[Finding]:
             "warning",
             f"{format_bytes(total - free)} of {format_bytes(total)} swap is in use: memory has been short",
             "/proc/meminfo",
-            "free memory; what was swapped out makes steps wait",
+            "free memory; steps wait for pages that were swapped out",
         )
     else:
         yield Finding("ok", f"swap: {format_bytes(total)}" if total else "no swap", "/proc/meminfo")

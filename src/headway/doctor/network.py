@@ -1,4 +1,4 @@
-"""The way to other machines: RDMA devices, Ethernet, GPUDirect."""
+"""Connections to other machines: RDMA devices, Ethernet, GPUDirect."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from headway.parallel.interconnect import Interconnect, Interface, RdmaPort
 
 _RDMA, _NET = "/sys/class/infiniband", "/sys/class/net"
 
-#: What the link layer of RDMA ports is called by people.
+#: Common names of the link layers of RDMA ports.
 _KINDS = {"infiniband": "InfiniBand", "roce": "RoCE"}
 
 
 def examine_network(found: Interconnect) -> Iterator[Finding]:
-    """Devices with their rates and states, and whether GPUs can use them without the CPU."""
+    """Examine devices with their rates and states, and whether GPUs can use them without the CPU."""
     for port in found.ports:
         yield _port(port)
     yield from _slower(found)
     if found.ports and not found.verbs:
         yield Finding(
             "warning",
-            "RDMA devices are here, but programs cannot open them",
+            "there are RDMA devices, but programs cannot open them",
             "/dev/infiniband",
-            "load ib_uverbs; give a container the devices",
+            "load ib_uverbs; pass the devices to the container",
             "docker run --device=/dev/infiniband --ulimit memlock=-1 ...",
         )
     if not found.ports:
@@ -40,12 +40,12 @@ def _port(port: RdmaPort) -> Finding:
     if port.active:
         return Finding("ok", text, where)
     if port.state == "INIT" and port.kind == "infiniband":
-        return Finding("warning", f"{text}: no subnet manager has seen it", where, "start one", "opensm")
-    return Finding("note", text, where, "plug it in, or leave it out if it is not meant to be used")
+        return Finding("warning", f"{text}: no subnet manager has configured it", where, "start one", "opensm")
+    return Finding("note", text, where, "plug it in, or ignore it if it is unused")
 
 
 def _slower(found: Interconnect) -> Iterator[Finding]:
-    """Cards for storage are meant to be slower; others may have fallen back."""
+    """Report ports that are slower than others: cards for storage, or links that fell back to a lower rate."""
     for kind in _KINDS:
         used = found.active_ports(kind)
         for port in found.ports:
@@ -56,7 +56,7 @@ def _slower(found: Interconnect) -> Iterator[Finding]:
                     f"{port.device} port {port.port} has {rate:g} Gb/s where others have {fastest:g}:"
                     " profiles leave it out",
                     f"{_RDMA}/{port.device}/ports/{port.port}/rate",
-                    "if it is not meant for storage, see its cable",
+                    "if it is not for storage, check its cable",
                     f"ibstat {port.device}",
                 )
 
@@ -80,13 +80,13 @@ def _interfaces(found: Interconnect) -> Iterator[Finding]:
             "note",
             f"{chosen.name} has {speed / 1000:g} Gb/s: GPUs of several machines would mostly wait for each other",
             f"{_NET}/{chosen.name}/speed",
-            "measure it before you count on it",
+            "measure it before you rely on it",
             "headway doctor --communication, under torchrun on every machine",
         )
     if speed is not None and speed >= 25_000 and chosen.mtu is not None and chosen.mtu < 8000:
         yield Finding(
             "note",
-            f"{chosen.name} has packets of {chosen.mtu} bytes (MTU): larger ones cost the CPU less",
+            f"{chosen.name} has an MTU of {chosen.mtu} bytes: larger packets cost the CPU less",
             f"{_NET}/{chosen.name}/mtu",
             "if every switch on the way allows it",
             f"sudo ip link set {chosen.name} mtu 9000",
@@ -111,7 +111,7 @@ def _gpudirect(found: Interconnect) -> Iterator[Finding]:
         return
     yield Finding(
         "warning",
-        "no GPUDirect: what GPUs send over RDMA is copied through main memory",
+        "no GPUDirect: data that GPUs send over RDMA is copied through main memory",
         "/sys/module/nvidia_peermem, /proc/driver/nvidia/version",
         "load the module, or use the driver's open kernel modules on Linux 5.12 or newer",
         "sudo modprobe nvidia-peermem",

@@ -1,4 +1,4 @@
-"""The CPU: how many cores there are, how many of them this process may use, and how fast they can be."""
+"""The CPU: number of cores, how many of them this process may use, and how fast they are."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _INSTRUCTIONS = {
 
 
 def examine_processor(machine: Machine, bf16_speed: Callable[[], float] | None = None) -> Iterator[Finding]:
-    """Sockets, cores, NUMA nodes, limits, hyper-threads, instruction sets, governor.
+    """Examine sockets, cores, NUMA nodes, limits, hyper-threads, instruction sets and the governor.
 
     Args:
-        machine: Whose processor it is.
-        bf16_speed: Measures that of matrix products, as a multiple of that in fp32; 0 where bf16 is emulated.
+        machine: The machine to examine.
+        bf16_speed: Measures the speed of bf16 matrix products relative to fp32; 0 if bf16 is emulated.
     """
     processors, cores = read_processors(machine), read_cores(machine)
     first = processors[0] if processors else {}
@@ -72,7 +72,7 @@ def _limits(cores: Cores) -> Iterator[Finding]:
         yield Finding(
             "warning",
             f"this process may use {cores.limit.value:g} of the {cores.seen} processors that programs see;"
-            " with one thread for each it would be stopped again and again",
+            " with one thread for each the kernel would throttle it",
             cores.limit.where,
             "as many threads, over all workers, as processors granted, or ask for more processors",
             f"export OMP_NUM_THREADS={cores.usable}; headway train ... {threads}",
@@ -95,20 +95,20 @@ def _instructions(processor: dict[str, str]) -> Iterator[Finding]:
     if not flags:
         return
     if {"avx2", "asimd", "sve"} & flags:
-        slow = "" if {"amx_bf16", "avx512_bf16", "bf16"} & flags else "; bf16 has no instructions of its own here"
+        slow = "" if {"amx_bf16", "avx512_bf16", "bf16"} & flags else "; there are no bf16 instructions"
         yield Finding("ok", f"matrix instructions: {', '.join(known)}{slow}", "/proc/cpuinfo")
     else:
         yield Finding(
             "warning",
             "the processor shows no AVX2: PyTorch's fast kernels cannot be used",
             "/proc/cpuinfo",
-            "in a virtual machine, pass the host's processor on",
+            "in a virtual machine, pass the host's processor through",
             "-cpu host",
         )
 
 
 def _bf16(speed: float) -> Finding:
-    """Instructions alone do not tell: some CPUs, and some virtual machines, have half the speed with them."""
+    """Report the speed of bf16; instructions alone do not determine it: some CPUs and virtual machines halve it."""
     what = f"matrix products in bf16 have {speed:.1f} x the speed of fp32" if speed else "bf16 is emulated"
     if speed > 1:
         return Finding("ok", what, "measured on one core")
@@ -120,7 +120,7 @@ def _governor(machine: Machine) -> Iterator[Finding]:
     driver = machine.text(f"{_CPUFREQ}/scaling_driver") or ""
     if governor is None:
         return
-    # In their active modes these drivers call "powersave" what goes up to full speed under load.
+    # In their active modes these drivers reach full speed under load even with "powersave".
     dynamic = driver in ("intel_pstate", "amd-pstate-epp")
     if governor == "powersave" and not dynamic:
         yield Finding(

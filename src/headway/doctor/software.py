@@ -1,4 +1,4 @@
-"""Versions: Python, PyTorch and its CUDA and NCCL, the driver, and the optional packages."""
+"""Versions of Python, PyTorch with its CUDA and NCCL, the driver, and the optional packages."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from headway.doctor.findings import Finding
 from headway.parallel.interconnect import Interconnect
 from headway.telemetry.gpus import Driver
 
-#: The oldest driver for each CUDA, from which on its minor versions run too (CUDA Compatibility, "Minor Version
+#: The oldest driver for each CUDA version, which also runs its minor versions (CUDA Compatibility, "Minor Version
 #: Compatibility", table 1).
 _OLDEST_DRIVER = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 
-#: Extras that collect others.
+#: Extras that combine others.
 _COLLECTIONS = ("all", "dev")
 
 
 @dataclass(frozen=True)
 class TorchFacts:
-    """The PyTorch that is installed."""
+    """The installed PyTorch."""
 
     version: str
     cuda: str | None
-    """CUDA that it was built for; None for the CPU alone."""
+    """CUDA version that it was built for; None for the CPU only."""
     nccl: str | None = None
     architectures: tuple[str, ...] = ()
-    """GPU architectures that it holds kernels for: "sm_90", "compute_90" (any newer one, compiled at start)."""
+    """GPU architectures with kernels: "sm_90", or "compute_90" (PTX for newer ones, compiled at start)."""
     sees_gpus: bool | None = None
-    """Whether it can use a GPU; None when it was not asked."""
+    """Whether it can use a GPU; None if not checked."""
 
 
 @dataclass(frozen=True)
 class Software:
-    """What is installed."""
+    """The installed software."""
 
     python: tuple[int, int, int]
     torch: TorchFacts | None
     version_of: Callable[[str], str | None]
-    """Of a package; None when it is not installed."""
+    """Returns the version of a package; None if it is not installed."""
     requirements: Sequence[str]
-    """Headway's own, as its package states them."""
+    """Requirements of the Headway package."""
 
 
 def read_software(*, ask_torch: bool) -> Software:
-    """Look at what is installed.
+    """Look up the installed software.
 
     Args:
-        ask_torch: Import PyTorch, which takes seconds, for what only it can tell about GPUs.
+        ask_torch: Import PyTorch, which takes seconds, for facts about GPUs that only it knows.
     """
     try:
         requirements = metadata.requires("headway") or []
@@ -62,7 +62,7 @@ def read_software(*, ask_torch: bool) -> Software:
 
 
 def examine_versions(software: Software) -> Iterator[Finding]:
-    """Python, PyTorch, the optional packages."""
+    """Examine Python, PyTorch and the optional packages."""
     python = ".".join(map(str, software.python))
     level, fix = ("ok", None) if software.python >= (3, 11) else ("error", "install Python 3.11 or 3.12")
     yield Finding("ok" if level == "ok" else "error", f"Python {python}", sys.executable, fix)
@@ -71,7 +71,7 @@ def examine_versions(software: Software) -> Iterator[Finding]:
 
 
 def examine_cuda(software: Software, driver: Driver, found: Interconnect) -> Iterator[Finding]:
-    """Whether PyTorch, CUDA, the driver and the GPUs go together, and which NCCL there is."""
+    """Examine whether PyTorch, CUDA, the driver and the GPUs are compatible, and the version of NCCL."""
     torch = software.torch
     if torch is None or not driver.gpus:
         return
@@ -79,7 +79,7 @@ def examine_cuda(software: Software, driver: Driver, found: Interconnect) -> Ite
     if torch.cuda is None:
         yield Finding(
             "error",
-            "there are GPUs, but this PyTorch is built for the CPU alone",
+            "there are GPUs, but this PyTorch is built for the CPU only",
             where,
             "install the build for CUDA",
             "pip install --force-reinstall torch  (see pytorch.org for the index of your CUDA)",
@@ -112,7 +112,10 @@ def examine_cuda(software: Software, driver: Driver, found: Interconnect) -> Ite
 
 
 def _kernels(torch: TorchFacts, found: Interconnect) -> Iterator[Finding]:
-    """Machine code runs on GPUs of its major version from its minor version on, PTX on all newer ones."""
+    """Check for kernels that run on the GPUs.
+
+    Machine code runs on GPUs of its major version from its minor version on, PTX on all newer ones.
+    """
     capability = found.compute_capability
     if capability is None or not torch.architectures:
         return
@@ -127,7 +130,7 @@ def _kernels(torch: TorchFacts, found: Interconnect) -> Iterator[Finding]:
             "error",
             f"this PyTorch has no kernels for compute capability {capability}",
             f"torch.cuda.get_arch_list(): {', '.join(torch.architectures)}",
-            "install a build that has, or use other GPUs",
+            "install a build that has them, or use other GPUs",
         )
 
 
@@ -137,13 +140,13 @@ def _torch(software: Software) -> Iterator[Finding]:
         yield Finding("error", "PyTorch is not installed", None, "install it", f'pip install "{wanted or "torch"}"')
         return
     version = software.torch.version
-    kind = f"for CUDA {software.torch.cuda}" if software.torch.cuda else "for the CPU alone"
+    kind = f"for CUDA {software.torch.cuda}" if software.torch.cuda else "for the CPU only"
     if wanted and not _within(version, wanted):
         yield Finding(
             "error",
-            f"PyTorch {version} is outside of what Headway is tested with ({wanted})",
+            f"PyTorch {version} is outside the versions that Headway is tested with ({wanted})",
             "torch.__version__",
-            "install one within",
+            "install a tested version",
             f'pip install "{wanted}"',
         )
     else:
@@ -184,7 +187,7 @@ def _packages_by_extra(requirements: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _within(version: str, requirement: str) -> bool:
-    """Whether a version fulfils bounds such as "torch>=2.11,<2.14"."""
+    """Return whether a version fulfils bounds such as "torch>=2.11,<2.14"."""
     number = _numbers(version)
     for sign, bound in re.findall(r"(>=|<)\s*([\d.]+)", requirement):
         limit = _numbers(bound)
@@ -205,7 +208,7 @@ def _version_of(package: str) -> str | None:
 
 
 def _torch_on_disk() -> TorchFacts | None:
-    """Version and CUDA of the installed PyTorch, from the file that its build writes."""
+    """Read version and CUDA of the installed PyTorch from the file that its build writes."""
     try:
         spec = util.find_spec("torch")
     except (ImportError, ValueError):
@@ -228,7 +231,7 @@ def _imported_torch() -> TorchFacts | None:
         return None
     if torch.version.cuda is None:
         return TorchFacts(torch.__version__, None)
-    # A broken driver makes PyTorch warn and say no, which is what we want to know.
+    # With a broken driver PyTorch warns and returns False, which is the answer needed here.
     nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else ()
     return TorchFacts(
         torch.__version__,

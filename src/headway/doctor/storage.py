@@ -1,4 +1,4 @@
-"""Where runs and token stores lie: free space, kind of file system, speed."""
+"""Storage of runs and token stores: free space, type of file system, speed."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Mount:
 
 
 def examine_storage(machine: Machine, folders: Mapping[str, Path], *, write: bool = False) -> Iterator[Finding]:
-    """Look at the file system of each folder.
+    """Examine the file system of each folder.
 
     Args:
-        folders: By what they are for, absolute or below the working directory; those that are not there yet are judged
-            by the nearest folder that is.
+        folders: Folders by purpose, absolute or relative to the working directory. For a missing folder the nearest
+            existing parent is examined.
         write: Also write and sync a file of 64 MiB there, and remove it.
     """
     mounts = list(_mounts(machine))
@@ -93,24 +93,24 @@ def _described(machine: Machine, mount: Mount) -> str:
     name = re.sub(r"^/dev/", "", mount.source)
     if name.startswith("nvme"):
         return f"{kind} on NVMe"
-    # A partition has no queue of its own; the disk around it has.
+    # A partition has no queue; its disk has.
     rotates = machine.number(f"{block}/queue/rotational")
     if rotates is None:
         rotates = machine.number(f"{block}/../queue/rotational")
     if rotates is None:
         return f"{kind}, speed class n/a"
-    # Virtual disks say that they rotate whatever is below them.
+    # Virtual disks report that they rotate, whatever hardware they use.
     if name.startswith(("vd", "xvd")):
         return f"{kind} on a virtual disk"
     return f"{kind} on {'a rotating disk' if rotates else 'an SSD'}"
 
 
 def _write_test(folder: Path, purpose: str) -> Finding:
-    """Sequential writing with one sync at the end, as a checkpoint is written."""
+    """Test sequential writes with one sync at the end, as in a checkpoint."""
     block = os.urandom(_BLOCK_BYTES)
     try:
         start = time.perf_counter()
-        with tempfile.TemporaryFile(dir=folder) as out:  # without a name, so no kill leaves it behind
+        with tempfile.TemporaryFile(dir=folder) as out:  # nameless, so it disappears even after a kill
             for _ in range(_TEST_BYTES // _BLOCK_BYTES):
                 out.write(block)
             out.flush()
@@ -136,7 +136,7 @@ def _existing(machine: Machine, folder: Path) -> Path:
 
 
 def _mounts(machine: Machine) -> Iterator[Mount]:
-    """All mounts (proc(5), /proc/pid/mountinfo): the fields after the hyphen are type, source and its options."""
+    """Yield all mounts (proc(5), /proc/pid/mountinfo); the fields after the hyphen are type, source and options."""
     for line in (machine.text("/proc/self/mountinfo") or "").splitlines():
         before, _, after = line.partition(" - ")
         fields, (kind, source, *options) = before.split(), after.split()
@@ -147,5 +147,5 @@ def _mounts(machine: Machine) -> Iterator[Mount]:
 
 def _mount_of(mounts: list[Mount], folder: Path) -> Mount | None:
     around = [mount for mount in mounts if folder.is_relative_to(mount.point)]
-    # Of several at one point the last one lies on top.
+    # Of several mounts at one point the last one is visible.
     return max(reversed(around), key=lambda mount: len(mount.point), default=None)

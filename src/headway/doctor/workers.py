@@ -19,7 +19,7 @@ from headway.supervisor.local_workers import WorkersFailed, WorkersStopped, star
 
 _KIB, _MIB = 2**10, 2**20
 
-#: When not asked for: small enough for a CPU, large enough to fill NVLink.
+#: Default sizes: small enough for a CPU, large enough to saturate NVLink.
 _SIZES = {"cpu": (64 * _KIB, _MIB, 16 * _MIB), "cuda": (_MIB, 16 * _MIB, 256 * _MIB)}
 
 
@@ -28,26 +28,29 @@ def run_communication(
     device: str,
     sizes_bytes: tuple[int, ...] | None,
     nccl_profile: str,
+    *,
     determinism: str = "run",
     timeout_seconds: int = 60,
 ) -> Communication:
-    """Measure between workers of this machine, or between those of which this process is one (torchrun).
+    """Measure between workers of this machine, or between the workers that torchrun has started.
 
     Args:
-        workers: One per GPU, or two on the CPU, when not given.
+        workers: Number of workers; by default one per GPU, or two on the CPU.
         device: "auto", "cuda" or "cpu".
-        sizes_bytes: Of the arrays; by the device when not given.
-        determinism: As in the config of the runs that it is measured for.
+        sizes_bytes: Sizes of the arrays; by default chosen by the device.
+        nccl_profile: Value of `parallel.nccl_profile`.
+        determinism: Level of determinism of the runs to measure for.
+        timeout_seconds: Timeout of a collective.
 
     Raises:
-        CommunicationFailed: with what the worker says that failed first.
-        ConfigError: there is no such device, or too few workers to talk to each other.
+        CommunicationFailed: a worker fails; it has the message of the first failure.
+        ConfigError: the device is missing, or there are fewer than two workers.
     """
     try:
         kind = pick_device(device).type
     except ConfigError as error:
         raise ConfigError(error.what, where="--device", fix="--device auto") from None
-    kind = "cpu" if kind == "mps" else kind  # it has no process groups
+    kind = "cpu" if kind == "mps" else kind  # mps has no process groups
     sizes = sizes_bytes or _SIZES[kind]
     plan = Plan(kind, sizes, timeout_seconds=timeout_seconds, nccl_profile=nccl_profile, determinism=determinism)
     started = world_size_from_environment()
@@ -65,7 +68,7 @@ def run_communication(
     if count < 2:
         raise _too_few(count)
     if kind == "cuda":
-        pick_device("cuda", count - 1)  # refuses more workers than GPUs before any is started
+        pick_device("cuda", count - 1)  # raises if there are more workers than GPUs, before any is started
     return _with_own_workers(count, plan)
 
 
@@ -77,7 +80,7 @@ def _default_workers(kind: str) -> int:
 
 def _too_few(count: int) -> ConfigError:
     return ConfigError(
-        f"{count} worker has nobody to talk to",
+        f"{count} worker cannot communicate: two are needed",
         where="--workers",
         fix="headway doctor --communication --workers 2 --device cpu",
     )
@@ -90,7 +93,7 @@ def _with_own_workers(count: int, plan: Plan) -> Communication:
         try:
             start_workers(count, folder, {}, "headway.doctor.communication_worker", str(folder))
         except WorkersFailed as error:
-            raise _told(folder) or _died(folder, error) from None
+            raise _recorded_error(folder) or _death_error(folder, error) from None
         except WorkersStopped as error:
             if error.signal == signal.SIGINT:
                 raise KeyboardInterrupt from None
@@ -98,8 +101,8 @@ def _with_own_workers(count: int, plan: Plan) -> Communication:
         return Communication.from_json(json.loads((folder / "result.json").read_bytes()))
 
 
-def _told(folder: Path) -> CommunicationFailed | None:
-    """What a worker said that failed for a reason of its own."""
+def _recorded_error(folder: Path) -> CommunicationFailed | None:
+    """Return the error of a worker that failed for its own reason."""
     records: list[dict[str, Any]] = [json.loads(path.read_bytes()) for path in sorted(folder.glob("error-*.json"))]
     own = [record for record in records if "lost the others" not in record["what"]]
     if not own:
@@ -109,13 +112,13 @@ def _told(folder: Path) -> CommunicationFailed | None:
     return error
 
 
-def _died(folder: Path, error: WorkersFailed) -> CommunicationFailed:
-    rank, code = error.first.rank, error.first.code  # those that lost a killed worker may be noticed before it
+def _death_error(folder: Path, error: WorkersFailed) -> CommunicationFailed:
+    rank, code = error.first.rank, error.first.code  # workers that lost a killed one may be noticed before it
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     log = folder / f"worker-{rank}.log"
     last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:] if log.exists() else []
     return CommunicationFailed(
         f"worker {rank} died ({how}) while it was measuring{f': {last[0]}' if last else ''}",
         where=f"worker {rank}",
-        fix="signal 9 is mostly the kernel, short of memory: see dmesg, or take smaller --sizes",
+        fix="signal 9 usually means that the kernel ran out of memory: see dmesg, or use smaller --sizes",
     )

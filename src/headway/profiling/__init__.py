@@ -1,1 +1,1 @@
-"""Where the time of a training step goes, what the machine could do at best, and what to change first."""
+"""Profiling: where the time of a training step goes, what the machine can do at best, and what to change first."""

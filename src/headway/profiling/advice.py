@@ -1,4 +1,4 @@
-"""What to change first. Only what this config does not have yet, accepts, and this machine can do."""
+"""Advice on what to change first: only settings that this config lacks and accepts, and that this machine supports."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from headway.core.errors import ConfigError
 from headway.profiling.record import BOTH_PASSES, CHECKPOINT, WorkerRecord
 from headway.telemetry.arithmetic import cpu_multiplies_bf16
 
-#: Of the step, that a feed may take by itself before it is what training waits for.
+#: A feed that takes less than this share of a step by itself is not the bottleneck.
 _FEED_SHARE = 0.8
 
 
 def advice_for(
     config: Config, parts: Sequence[str], slowest: WorkerRecord, workers: Sequence[WorkerRecord]
 ) -> list[str]:
-    """Overrides, or sentences, most promising first; none where there is nothing known to help."""
+    """Return overrides or sentences, the most promising first; none if nothing is known to help."""
     rules = {
         "data": _data,
         "forward": _passes,
@@ -37,7 +37,7 @@ def _is_override(text: str) -> bool:
 
 
 def _is_accepted(config: Config, text: str) -> bool:
-    """Whether the config is still a good one with it."""
+    """Return whether the config remains valid with the override."""
     try:
         override(config, [text])
     except ConfigError:
@@ -66,7 +66,7 @@ def _cpu_has_bf16(worker: WorkerRecord) -> bool:
 
 
 def _has_compiler() -> bool:
-    """What torch.compile needs on a CPU."""
+    """Return whether a C++ compiler is available, which torch.compile needs on a CPU."""
     return any(map(shutil.which, filter(None, (os.environ.get("CXX"), "g++", "clang++"))))
 
 
@@ -74,7 +74,7 @@ def _data(config: Config, worker: WorkerRecord, workers: Sequence[WorkerRecord])
     rest = worker.step_seconds - worker.part_seconds("data")
     if worker.feed_seconds < _FEED_SHARE * rest:
         yield (
-            "looking at what else runs on the machine, since the feed by itself makes the batches of a step in"
+            "checking what else runs on the machine, since the feed by itself makes the batches of a step in"
             f" {worker.feed_seconds * 1e3:.1f} ms, while the rest of the step takes {rest * 1e3:.1f} ms"
         )
     elif config.data.remote is not None:
@@ -90,7 +90,7 @@ def _reduction(config: Config, worker: WorkerRecord, workers: Sequence[WorkerRec
     if len(workers) == 1:
         return
     if config.determinism == "elastic":
-        yield "determinism=run"  # the tree of lanes cannot begin before the last lane has ended
+        yield "determinism=run"  # the sum in the tree cannot begin before the last lane has ended
     if config.parallel.strategy in ("auto", "ddp", "zero1") and config.parallel.reduce_precision == "fp32":
         yield "parallel.reduce_precision=bf16"
     yield f"train.global_batch={2 * config.train.global_batch_rows}"

@@ -1,6 +1,6 @@
-"""What the machine does at best: matrix products, a copy in memory, a sum over workers.
+"""The machine's ceilings: matrix products, a copy in memory, a sum over workers.
 
-All workers measure at the same time, since they share the machine while they train too.
+All workers measure at the same time, since they also share the machine while they train.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from headway.telemetry.arithmetic import cpu_multiplies_bf16
 from headway.telemetry.hardware import device_name, peak_flops
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
-#: Square products that are tried, by device; larger ones only while one takes less than `_LONGEST_SECONDS`.
+#: Sizes of square products by device; larger ones only while one takes less than `_LONGEST_SECONDS`.
 _SIZES = {"cuda": (4096, 8192)}
 _SIZES_ELSEWHERE = (512, 1024, 2048, 4096)
 _LONGEST_SECONDS = 0.4
-#: Something is done again at least so often, and for so long; the best counts, since others may be at work here too.
+#: Minimum number of repeats, and their duration; the best one counts, since other processes may use the machine.
 _LEAST_REPEATS, _MEASURED_SECONDS = 4, 0.3
-#: Shorter products are over too soon to be timed one by one.
+#: Shorter products are too short to be timed one by one.
 _LARGE_FLOPS = 1e8
 _COPY_BYTES = {"cuda": 2**30}
 _COPY_BYTES_ELSEWHERE = 128 * 2**20
@@ -34,18 +34,18 @@ _ALL_REDUCE_BYTES = 64 * 2**20
 
 
 def measure_ceilings(world: World, precision: str, gradient_bytes: int) -> Ceilings:
-    """Measure for a few seconds; all workers must call it.
+    """Measure the ceilings for a few seconds; all workers must call this function.
 
     Args:
-        precision: Of `train.precision`. "fp8" is measured in bf16, which is what all else is in; bf16 in fp32 where the
-            CPU is no faster with it.
-        gradient_bytes: The sum over workers is measured for so many, up to 64 MiB.
+        precision: Value of `train.precision`. "fp8" is measured in bf16, the dtype of all other tensors; bf16 is
+            measured in fp32 if the CPU is no faster with bf16.
+        gradient_bytes: Size for the sum over workers, up to 64 MiB.
     """
     device = world.device
     world.barrier()
     measured = "bf16" if precision == "fp8" else precision
     if device.type == "cpu" and measured == "bf16" and not cpu_multiplies_bf16():
-        measured = "fp32"  # what is slower is no ceiling
+        measured = "fp32"  # the slower dtype is no ceiling
     rate, size = _products(device, _DTYPES.get(measured, torch.float32))
     world.barrier()
     copied = _copy(device)
@@ -59,8 +59,10 @@ def measure_ceilings(world: World, precision: str, gradient_bytes: int) -> Ceili
 
 
 def raised_by(products: Sequence[Product], ceilings: Ceilings) -> Ceilings:
-    """The ceilings, where the steps themselves had faster products: other processes may have been at work when these
-    were measured."""
+    """Raise the ceiling of products if the steps themselves had faster ones.
+
+    Other processes may have used the machine during the measurement.
+    """
     large = [product for product in products if product.flops >= _LARGE_FLOPS]
     fastest = max(large, key=lambda product: product.flops / product.seconds, default=None)
     if fastest is None or fastest.flops / fastest.seconds <= ceilings.products_flops_per_second:
@@ -71,7 +73,7 @@ def raised_by(products: Sequence[Product], ceilings: Ceilings) -> Ceilings:
 
 
 def _products(device: torch.device, dtype: torch.dtype) -> tuple[float, int]:
-    """The best FLOP/s, and the width of the matrices that had it."""
+    """Return the best FLOP/s and the width of the matrices that reached it."""
     best = (0.0, 0)
     sizes = _SIZES.get(device.type, _SIZES_ELSEWHERE)
     room = _free_bytes(device)
@@ -87,7 +89,7 @@ def _products(device: torch.device, dtype: torch.dtype) -> tuple[float, int]:
 
 
 def _copy(device: torch.device) -> float:
-    """Bytes per second, read and written."""
+    """Return the bytes read and written per second."""
     count = min(_COPY_BYTES.get(device.type, _COPY_BYTES_ELSEWHERE), _free_bytes(device) // 4)
     source = torch.zeros(count, dtype=torch.uint8, device=device)
     target = torch.ones_like(source)
@@ -95,14 +97,14 @@ def _copy(device: torch.device) -> float:
 
 
 def _free_bytes(device: torch.device, machine: Machine | None = None) -> int:
-    """What can be taken without bringing training to an end: its memory is still there."""
+    """Return how much memory can be used without ending the run, whose memory is still allocated."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info(device)[0])
     found = host_memory(machine or Machine())
     if found is not None and found.available_bytes is not None:
         return found.available_bytes // 4
-    import psutil  # for what is no Linux
+    import psutil  # for systems other than Linux
 
     return int(psutil.virtual_memory().available) // 4
 
@@ -114,10 +116,10 @@ def _all_reduce(world: World, count: int) -> AllReduce:
 
 
 def _times(device: torch.device, work: Callable[[], object], before: Callable[[], None] | None = None) -> list[float]:
-    """Seconds of some repeats; the first one, which also makes things ready, is not counted."""
+    """Return the seconds of several repeats, without the first one, which warms up."""
     seconds: list[float] = []
     while len(seconds) <= _LEAST_REPEATS or (before is None and sum(seconds) < _MEASURED_SECONDS):
-        if before is not None:  # all workers, who then repeat it equally often
+        if before is not None:  # a collective: all workers must repeat it equally often
             before()
         synchronize(device)
         start = time.perf_counter()

@@ -24,20 +24,20 @@ from headway.telemetry.charts import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Every part has a colour of its own, the same in all charts.
+#: Colours of the parts, the same in all charts.
 COLOURS = {
     "data": 4, "forward": 0, "forward and backward": 0, "backward": 5, "reduction": 1, "optimizer": 2, "host": 7,
     CHECKPOINT: 3,
 }  # fmt: skip
-#: The colour that no part has.
+#: A colour that no part uses.
 _TENSORS = 6
-#: Resident memory that is so many times the tensors' leaves nothing to be seen of them on one axis.
+#: Resident memory above this multiple of the tensors would flatten their curve on a shared axis.
 _APART = 5
 _MIB = 2**20
 
 
 def step_chart(found: Profile) -> Chart:
-    """The step as one bar for each worker, by part."""
+    """Draw the step as one bar per worker, divided into parts."""
     saving = next(row.slowest_seconds for row in found.rows if row.part == CHECKPOINT)
     scale, unit = (1.0, "seconds") if found.step_seconds >= 1 else (1e3, "milliseconds")
     with drawing(1040, 76 + 46 * len(found.workers)) as (figure, axes):
@@ -63,16 +63,16 @@ def step_chart(found: Profile) -> Chart:
 
 
 def memory_chart(memory: Memory) -> Chart:
-    """Tensors and resident memory through the last traced step, with its parts along the foot.
+    """Draw tensors and resident memory over the last traced step, with its parts along the bottom.
 
-    No colour of a part means anything else here. Where resident memory would press the tensors flat, it has a panel of
-    its own.
+    Colours of parts have no other meaning here. Resident memory gets its own panel if it would flatten the curve of
+    tensors.
     """
     scale, unit = (1.0, "seconds") if memory.parts and memory.parts[-1][2] >= 1 else (1e3, "milliseconds")
     base, resident = memory.base_bytes / _MIB, [size / _MIB for size in memory.resident_bytes]
     highest = max([base, *(size / _MIB for size in memory.tensor_bytes)])
     apart = max(resident, default=0.0) > _APART * highest
-    legend = [Entry("tensors", _TENSORS), Entry("always there: weights, gradients, moments", "muted", "dashed")]
+    legend = [Entry("tensors", _TENSORS), Entry("always in use: weights, gradients, moments", "muted", "dashed")]
     with drawing(1040, 480 if apart else 340) as (figure, axes):
         foot = axes
         if apart:
@@ -107,7 +107,7 @@ def _tensors(axes: Axes, memory: Memory, scale: float) -> None:
 
 
 def roofline_chart(worker: WorkerRecord) -> Chart | None:
-    """Matrix products by arithmetic intensity, under what memory and arithmetic allow; None where none was seen."""
+    """Draw matrix products by arithmetic intensity below the roofline; None if there are none."""
     products, ceilings = worker.products, worker.ceilings
     if not products:
         return None
@@ -137,7 +137,7 @@ def roofline_chart(worker: WorkerRecord) -> Chart | None:
             axis.set_major_formatter(ticks(label))
             axis.set_minor_locator(NullLocator())
         legend = (
-            Entry("what memory and products allow", 1),
-            Entry("a product; larger takes more of the step", 0, "dots"),
+            Entry("limit of memory and products", 1),
+            Entry("a product; larger dots take more of the step", 0, "dots"),
         )
         return Chart("Products against the roof", as_svg(figure, "Roofline"), legend, wide=True)

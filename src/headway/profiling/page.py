@@ -1,4 +1,4 @@
-"""`profile.html`: the profile on one page that loads nothing from anywhere."""
+"""`profile.html`: the profile on one self-contained page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from headway.telemetry.summary import time_text
 
 
 def render_page(found: Profile) -> str:
-    """The page as text.
+    """Render the page as HTML.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -79,7 +79,7 @@ def _tiles(found: Profile) -> list[tuple[str, str, str]]:
         ("Tokens per second", format_count(found.tokens_per_second), "of all workers"),
         ("MFU" if found.mfu is not None else "Of the ceiling", reached, ceiling_text(worker)),
         ("Longest part", largest.part, f"{largest.share:.0%} of the step"),
-        ("Peak of tensors", format_bytes(peak), f"{format_bytes(worker.memory.base_bytes)} are always there"),
+        ("Peak of tensors", format_bytes(peak), f"{format_bytes(worker.memory.base_bytes)} are always in use"),
         *(
             [("Device idle", f"{worker.device_idle_share:.1%}", "of the traced steps")]
             if worker.device_idle_share is not None
@@ -99,7 +99,7 @@ def _facts(found: Profile) -> list[tuple[str, str]]:
         ("ceiling", ceiling_text(worker)),
         ("copies in memory", f"{ceilings.copy_bytes_per_second / 1e9:.1f} GB/s read and written"),
         ("feed by itself", f"{seconds_text(worker.feed_seconds)} for one step's batches"),
-        ("a save", f"holds training up for {seconds_text(worker.checkpoint_stall_seconds)}"
+        ("a save", f"delays training by {seconds_text(worker.checkpoint_stall_seconds)}"
                    if worker.checkpoint_stall_seconds is not None else UNKNOWN),
         ("PyTorch", found.torch),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Watches the training loop of one worker: steps to warm up, timed steps, traced steps, one that ends in a save."""
+"""Observes the training loop of one worker: warm-up, timed steps, traced steps, and one that ends in a save."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """Steps of each kind."""
+    """Numbers of steps of each kind."""
 
     warmup: int
     timed: int
@@ -39,16 +39,18 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """All of them, with the one in which the run stops and saves."""
+        """Number of all steps, including the one in which the run stops and saves."""
         return self.warmup + self.timed + self.traced + 1
 
 
 class Profiler(Callback):
-    """Times and traces steps by the beats of the loop, stops the run by the signal that stops any run, and measures
-    what the machine does at best.
+    """Times and traces steps by the beats of the loop, stops the run, and measures the ceilings.
+
+    The run stops through the signal that stops any run.
 
     Args:
-        folder: For traces and snapshots.
+        plan: Numbers of steps.
+        folder: Folder for traces and snapshots.
     """
 
     def __init__(self, plan: Plan, folder: Path) -> None:
@@ -59,12 +61,12 @@ class Profiler(Callback):
         self._metered: list[float] = []
         self._on: list[StepRecorder] = []
         self.record: WorkerRecord | None = None
-        """What was found, after all steps."""
+        """The result; set after all steps."""
 
     # Hooks of the loop ------------------------------------------------------------------------------------------------
 
     def on_start(self, job: Job) -> None:
-        """From here on every beat is heard."""
+        """Start to observe the beats of the loop."""
         self._job = job
         self._timed, self._traced = StepRecorder(job.world.device), StepRecorder(job.world.device)
         self._tracing: Tracing | None = None
@@ -73,26 +75,26 @@ class Profiler(Callback):
         observe(self)
 
     def on_step(self, job: Job, step: int, metrics: dict[str, float]) -> None:
-        """What the loop itself says of a timed step."""
+        """Record the loop's own metrics of a timed step."""
         if self._on and self._on[0] is self._timed:
             self._items.append(metrics["train/items"])
             self._metered.append(metrics["speed/step_seconds"])
 
     def on_checkpoint(self, job: Job, step: int, stall_seconds: float) -> None:
-        """The save at the end; one before the first step does not count."""
+        """Record the stall of the last save; a save before the first step does not count."""
         if step:
             self._stall = stall_seconds
 
     def on_end(self, job: Job) -> None:
-        """Measure the ceilings, and put everything together; nothing after an attempt that an error has ended."""
+        """Measure the ceilings and assemble the record, unless an error ended the attempt early."""
         observe(None)
         if self._finished >= self._plan.steps - 1:
-            self.record = self._found(job)
+            self.record = self._make_record(job)
 
     # Beats ------------------------------------------------------------------------------------------------------------
 
     def phase(self, phase: Phase) -> None:
-        """A beat of the loop."""
+        """Handle a beat of the loop."""
         if phase == Phase.DATA:
             self._between_steps()
             return
@@ -103,17 +105,17 @@ class Profiler(Callback):
             self._tracing.mark(part)
 
     def waits(self, exchange: str) -> None:
-        """Told to whoever records."""
+        """Report to the active recorders that this worker waits for others."""
         for recorder in self._on:
             recorder.waits()
 
     def goes_on(self) -> None:
-        """As `waits`."""
+        """Report to the active recorders that waiting has ended."""
         for recorder in self._on:
             recorder.goes_on()
 
     def _between_steps(self) -> None:
-        """A step has ended. What this takes belongs to none."""
+        """Finish a step and start the next; the time that this takes belongs to no step."""
         for recorder in self._on:
             recorder.end()
         self._finished += 1
@@ -130,15 +132,15 @@ class Profiler(Callback):
             assert self._tracing is not None
             self._tracing.stop()
             self._on = []
-            os.kill(os.getpid(), signal.SIGTERM)  # the loop saves, and stops after the next step
+            os.kill(os.getpid(), signal.SIGTERM)  # the loop saves and stops after the next step
         for recorder in self._on:
             recorder.begin()
         if self._tracing is not None and self._on:
             self._tracing.mark("data")
 
-    # What was found ---------------------------------------------------------------------------------------------------
+    # The result ------------------------------------------------------------------------------------------------------
 
-    def _found(self, job: Job) -> WorkerRecord:
+    def _make_record(self, job: Job) -> WorkerRecord:
         world, tracing = job.world, self._tracing
         assert tracing is not None and self._work is not None
         tracing.save_trace(self._folder / f"trace-{world.rank}.json.gz")
@@ -173,7 +175,7 @@ class Profiler(Callback):
 
 
 def _feed_seconds(job: Job) -> float:
-    """What reading one step's batches takes, on this thread alone."""
+    """Measure the time to read one step's batches on this thread alone."""
     lanes = job.grid.of_worker(job.world.data_rank, job.world.mesh.data)
     start = time.perf_counter()
     for lane in lanes:
@@ -190,17 +192,17 @@ def _with_flops(work: Work, job: Job, items: float, forward_share: float) -> Wor
 
 
 def _state_bytes(job: Job) -> int:
-    """This worker's weights and moments."""
+    """Return the bytes of this worker's weights and moments."""
     return sum(block.local.nbytes for block in job.state.blocks().values())
 
 
 def _kept_bytes(job: Job) -> int:
-    """What this worker has between two steps: weights, moments, and the gradients that the reduction has left to it."""
+    """Return the bytes between two steps: weights, moments, and the gradients that the reduction leaves here."""
     return _state_bytes(job) + sum(_bytes(p.grad) for p in job.state.model.parameters() if p.grad is not None)
 
 
 def _work(job: Job) -> Work:
-    """What clipping and update have to read and write, when gradients are in place after a step."""
+    """Compute the traffic of clipping and update from the gradients in place after a step."""
     unknown = Work(forward_flops=None, backward_flops=None, update_flops=0.0, update_bytes=None, norm_bytes=None)
     if isinstance(job.strategy, Engine) or job.config.optimizer.offload:
         return unknown
@@ -214,7 +216,7 @@ def _work(job: Job) -> Work:
     return unknown.model_copy(
         update={
             "update_flops": sum(map(_newton_schulz_flops, groups)),
-            # All are read and written; where clipping is a pass of its own before, the update reads gradients again.
+            # All are read and written; if clipping is a separate pass, the update reads gradients again.
             "update_bytes": float((2 if clips else 3) * gradients + 2 * weights + 2 * moments),
             "norm_bytes": float(gradients),
         }
@@ -222,8 +224,11 @@ def _work(job: Job) -> Work:
 
 
 def _newton_schulz_flops(group: dict[str, Any]) -> float:
-    """Of Muon's group of matrices, m x n with m <= n: each iteration multiplies m x n by n x m, m x m by m x m, and
-    m x m by m x n (Jordan et al. 2024). A matrix that workers share is orthogonalised by one of them."""
+    """Count the FLOPs of Muon's iterations for a group of matrices, m x n with m <= n (Jordan et al. 2024).
+
+    Each iteration multiplies m x n by n x m, m x m by m x m, and m x m by m x n. One of the workers that share a matrix
+    orthogonalises it.
+    """
     return sum(_iterations_flops(group["ns_steps"], p) for p in _with_gradients(group)) if "ns_steps" in group else 0.0
 
 

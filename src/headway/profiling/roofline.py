@@ -1,8 +1,8 @@
-"""From what the workers found to the table, and to what could be saved.
+"""Analysis of the workers' records: the table, and the time that could be saved.
 
-Williams et al. 2009 ("Roofline"): products are bound by arithmetic, clipping, norm and update by memory, and the least
-time of a part is its work at that ceiling. What is neither (waiting for data, for others, for a save, the host) has an
-ideal of zero.
+Williams et al. 2009 ("Roofline"): products are bound by arithmetic; clipping, norm and update are bound by memory. The
+least time of a part is its work at that ceiling. All other parts (waiting for data, workers or saves, and the host)
+have an ideal of zero.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from headway.profiling.advice import advice_for
 from headway.profiling.record import BOTH_PASSES, CHECKPOINT, PARTS, Loss, Row, WorkerRecord
 from headway.training.save_interval import ChosenInterval, failure_rate
 
-#: A loss of less than this share of a step is not worth a word.
+#: Losses below this share of a step are not reported.
 _WORTH = 0.01
-#: Parts that are compared with products.
+#: Parts that are compared with the ceiling of products.
 PASSES = ("forward", "backward", BOTH_PASSES)
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """What follows from the workers' records."""
+    """The analysis of the workers' records."""
 
     slowest: WorkerRecord
     rows: list[Row]
@@ -32,12 +32,12 @@ class Analysis:
 
     @property
     def step_seconds(self) -> float:
-        """Of the slowest worker, with its share of a save."""
+        """Step time of the slowest worker, with its share of a save."""
         return sum(row.slowest_seconds for row in self.rows)
 
     @property
     def reached(self) -> float | None:
-        """Model FLOPs per second of the whole step against the ceiling."""
+        """Model FLOPs per second of the whole step relative to the ceiling."""
         work = self.slowest.work
         if work.forward_flops is None or work.backward_flops is None:
             return None
@@ -46,10 +46,10 @@ class Analysis:
 
 
 def analyse(config: Config, workers: Sequence[WorkerRecord]) -> Analysis:
-    """The table and the losses, for the worker that the others wait for.
+    """Compute the table and the losses for the worker that the others wait for.
 
     Args:
-        config: The config that was asked about, with its own interval between saves.
+        config: The user's config, with its own interval between saves.
     """
     slowest = slowest_worker(workers)
     between = _steps_between_saves(config, slowest)
@@ -59,15 +59,18 @@ def analyse(config: Config, workers: Sequence[WorkerRecord]) -> Analysis:
 
 
 def slowest_worker(workers: Sequence[WorkerRecord]) -> WorkerRecord:
-    """The worker with most to do itself. On GPUs, where waiting for others is work of the device, the one that spends
-    least on the reduction: it comes last, and finds all others there."""
+    """Return the worker with the most work of its own.
+
+    On GPUs, where the device does the waiting, it is the worker with the shortest reduction: it arrives last and finds
+    all others waiting.
+    """
     if workers[0].device == "cuda":
         return min(workers, key=lambda w: w.part_seconds("reduction"))
     return max(workers, key=lambda w: w.step_seconds - w.waiting_seconds)
 
 
 def _steps_between_saves(config: Config, worker: WorkerRecord) -> float:
-    """Of a run with this config's interval; where that is a time, as many steps as fit into it."""
+    """Return the steps between saves with this config; an interval in time is converted to steps."""
     every = config.checkpoint.every
     if every == "auto":
         chosen = ChosenInterval(failure_rate(config.run_directory, config.checkpoint.failures_per_day))
@@ -103,7 +106,7 @@ def _rows(workers: Sequence[WorkerRecord], slowest: WorkerRecord, per_step: Sequ
 
 
 def _ideal(part: str, worker: WorkerRecord) -> tuple[float | None, float | None, float | None]:
-    """Least seconds, and the FLOPs and bytes they are for; None where nobody knows."""
+    """Return the least seconds of a part, and its FLOPs and bytes; None where unknown."""
     work, ceilings = worker.work, worker.ceilings
     if part in PASSES:
         both = None if work.forward_flops is None else work.forward_flops + (work.backward_flops or 0.0)
@@ -146,7 +149,7 @@ def _losses(config: Config, workers: Sequence[WorkerRecord], slowest: WorkerReco
 
 
 def _of_passes(worker: WorkerRecord, rows: Sequence[Row]) -> Iterator[tuple[list[str], float, str]]:
-    """Forward and backward together: what makes one faster makes the other faster too."""
+    """Compute the loss of forward and backward together: what speeds up one also speeds up the other."""
     if not rows or any(row.ideal_seconds is None for row in rows):
         return
     taken = sum(row.slowest_seconds for row in rows)
@@ -170,7 +173,7 @@ def _of_part(worker: WorkerRecord, row: Row, alone: bool) -> tuple[list[str], fl
             "data": "training waits for data",
             "reduction": "the norm of the gradients takes long"
             if alone
-            else "the sum of gradients over workers, and their norm, go on after the backward pass",
+            else "the sum of gradients over workers, and their norm, continue after the backward pass",
             "optimizer": "the update of the weights takes long",
             CHECKPOINT: "training waits for saves",
             "host": "the host is busy between steps",
@@ -179,15 +182,15 @@ def _of_part(worker: WorkerRecord, row: Row, alone: bool) -> tuple[list[str], fl
 
 
 def ceiling_text(worker: WorkerRecord) -> str:
-    """The ceiling of products in words."""
+    """Describe the ceiling of products."""
     ceilings = worker.ceilings
     if ceilings.peak_flops_per_second is not None:
-        return f"{flops_text(ceilings.peak_flops_per_second)} that an {worker.device_name} has"
+        return f"{flops_text(ceilings.peak_flops_per_second)} of an {worker.device_name}"
     return f"{flops_text(ceilings.products_flops_per_second)} that {ceilings.products} reach here"
 
 
 def flops_text(rate: float | None) -> str:
-    """155e9 -> "155 GFLOP/s"."""
+    """Format FLOP/s: 155e9 -> "155 GFLOP/s"."""
     if rate is None:
         return "n/a"
     for limit, unit in ((1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s")):
@@ -198,7 +201,7 @@ def flops_text(rate: float | None) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Short times too: 0.0123 -> "12.3 ms"."""
+    """Format seconds, including short times: 0.0123 -> "12.3 ms"."""
     if seconds >= 1:
         return f"{seconds:.2f} s"
     return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"

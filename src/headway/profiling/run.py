@@ -1,4 +1,4 @@
-"""A profile from beginning to end: the run directory of its own, the workers, what they found, the files."""
+"""The course of a profile: a temporary run directory, the workers, their records, the files."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from headway.supervisor.worker import first_record
 
 _NEVER = Interval(10**12, "steps")
 _OF_A_WORKER = re.compile(r"trace-\d+\.json\.gz|memory-\d+\.pickle")
-#: Under the profiler: few, since a trace of every operator is large.
+#: Few steps, since a trace of every operator is large.
 TRACED_STEPS = 3
-#: `--steps` is no smaller.
+#: Minimum of `--steps`.
 LEAST_TIMED_STEPS = 2
 
 
 class ProfileFailed(HeadwayError):
-    """A worker ended before it had found anything."""
+    """A worker ended before it had a result."""
 
 
 def check(config: Config, plan: Plan) -> Config:
-    """The config with its model complete, once nothing speaks against training it here.
+    """Check that the config can be profiled here, and return it with its model complete.
 
     Raises:
-        HeadwayError: whatever would stop the run; it is too short; or other processes start its workers.
+        HeadwayError: training cannot start here, the run is too short, or a launcher has started this process.
     """
     assert config.train.steps is not None, "the config is resolved"
     check_not_a_worker("profile")
@@ -67,28 +67,29 @@ def check(config: Config, plan: Plan) -> Config:
 
 
 def _most_timed(plan: Plan, steps: int) -> int | None:
-    """The most that `--steps` may be in a run of so many steps; None when it is too short for the least."""
+    """Return the largest possible `--steps` in a run of this length; None if the run is too short."""
     sizes = range(min(plan.timed, steps), LEAST_TIMED_STEPS - 1, -1)
     shorter = (replace(plan, timed=size, traced=min(TRACED_STEPS, size)) for size in sizes)
     return next((one.timed for one in shorter if one.steps <= steps), None)
 
 
 def profile(config: Config, plan: Plan, output: Path) -> Profile:
-    """Train the config's first steps in a run directory that is removed again, and say where their time goes.
+    """Train the config's first steps in a temporary run directory and analyse their time.
 
     Args:
         config: A resolved config; its run directory is not touched.
-        output: Folder for `profile.json`, `profile.html` and the traces, which replace those that are there.
+        plan: Numbers of steps.
+        output: Folder for `profile.json`, `profile.html` and the traces, which replace existing ones.
 
     Raises:
-        HeadwayError: as `check`, or what ended a worker.
+        HeadwayError: as `check`, or the error that ended a worker.
     """
     config = check(config, plan)
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"the folder for the profile cannot be made: {error.strerror}", where=str(output), fix="choose --output"
+            f"the folder for the profile cannot be created: {error.strerror}", where=str(output), fix="choose --output"
         ) from None
     with scratch_folder(".scratch-", output) as folder:
         with (folder / "config.yaml").open("w", encoding="utf-8") as file:
@@ -117,12 +118,12 @@ def profile(config: Config, plan: Plan, output: Path) -> Profile:
 
 
 def _files_of_workers(folder: Path) -> list[Path]:
-    """Traces and records of memory that a profile has left; what only looks like them is somebody's."""
+    """List the traces and memory records of earlier profiles; files with similar names are the user's own."""
     return [path for path in folder.iterdir() if _OF_A_WORKER.fullmatch(path.name) and path.is_file()]
 
 
 def _scratch(config: Config, folder: Path) -> Config:
-    """The same run elsewhere, which saves when it is told to and not before."""
+    """Return the config with its run directory in `folder`, and with saves on request only."""
     checkpoint = config.checkpoint.model_copy(
         update={"every": _NEVER, "memory_every": None, "remote": None, "keep_best": 0, "failures_per_day": None}
     )
@@ -141,15 +142,15 @@ def _work(workers: int, folder: Path) -> None:
     try:
         start_workers(workers, folder, {}, "headway.profiling.worker", str(folder), load=load_training)
     except WorkersFailed as error:
-        raise _told(folder) or _died(error) from None
+        raise _recorded_error(folder) or _death_error(error) from None
     except WorkersStopped as error:
         if error.signal == signal.SIGINT:
             raise KeyboardInterrupt from None
         raise ProfileFailed(str(error)) from None
 
 
-def _told(folder: Path) -> HeadwayError | None:
-    """The error that a worker left."""
+def _recorded_error(folder: Path) -> HeadwayError | None:
+    """Return the error that a worker recorded."""
     first = first_record(folder)
     if first is None:
         return None
@@ -158,11 +159,11 @@ def _told(folder: Path) -> HeadwayError | None:
     return error
 
 
-def _died(error: WorkersFailed) -> ProfileFailed:
+def _death_error(error: WorkersFailed) -> ProfileFailed:
     return ProfileFailed(
-        f"worker {error.first.rank} died ({in_words(error.first.code)}) before it had found anything",
+        f"worker {error.first.rank} died ({in_words(error.first.code)}) before it had a result",
         where=f"worker {error.first.rank}",
-        fix="signal 9 is mostly the kernel, short of memory: see dmesg, or take a smaller train.micro_batch",
+        fix="signal 9 usually means that the kernel ran out of memory: see dmesg, or use a smaller train.micro_batch",
     )
 
 
@@ -195,12 +196,12 @@ def _profile_of(config: Config, plan: Plan, analysis: Analysis, workers: list[Wo
 
 def _notes(config: Config) -> list[str]:
     notes = [
-        "FLOPs are those of the model (PaLM, appendix B): what is computed again, and that half of the attention is"
-        " masked, do not count",
-        "a save counts with the time that training waits for it; writing goes on beside the next steps",
+        "FLOPs are those of the model (PaLM, appendix B): recomputation does not count, and attention counts in full"
+        " although half of it is masked",
+        "a save counts with the time that training waits for it; writing overlaps the next steps",
     ]
     if config.train.batch_ramp:
-        notes.append(f"these are the run's first steps, of {config.train.batches.sizes[0]} rows (train.batch_ramp)")
+        notes.append(f"these are the run's first steps, with {config.train.batches.sizes[0]} rows (train.batch_ramp)")
     if config.parallel.pipeline > 1:
-        notes.append("a stage of a pipeline goes to and fro between forward and backward, so these are one row")
+        notes.append("a pipeline stage alternates between forward and backward, so these are one row")
     return notes

@@ -1,7 +1,7 @@
-"""Splits steps into their parts while they go on: one stamp at every beat, nothing else.
+"""Splits running steps into their parts, with one time stamp per beat.
 
-On a GPU a stamp is an event in the stream of the training, so that a part is as long as the device was at it, and the
-host, which runs ahead, counts only where the device waits for it.
+On a GPU a stamp is an event in the stream of the training. A part is then as long as the device worked on it; the host
+runs ahead and counts only while the device waits for it.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ _PARTS = {
 
 
 def part_of(phase: Phase, pipeline: bool) -> str:
-    """The part of a step that a phase belongs to."""
+    """Return the part of a step that a phase belongs to."""
     return BOTH_PASSES if pipeline and phase == Phase.COMPUTE else _PARTS.get(phase, "host")
 
 
 @dataclass
 class _Step:
     marks: list[tuple[str, Any]] = field(default_factory=list)
-    """Part and the stamp of its beginning; the last one ends the step."""
+    """Part and time stamp of its beginning; the last one ends the step."""
     host_marks: list[tuple[str, float]] = field(default_factory=list)
     waiting: dict[str, float] = field(default_factory=dict)
 
 
 class StepRecorder:
-    """Keeps the stamps of some steps.
+    """Records the time stamps of steps.
 
     Args:
-        device: Where the steps are computed.
+        device: Device that computes the steps.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -52,42 +52,42 @@ class StepRecorder:
         self._waits_since = 0.0
 
     def begin(self) -> None:
-        """A step begins, with waiting for data."""
+        """Begin a step, which first waits for data."""
         self._open = _Step()
         self.mark("data")
 
     def mark(self, part: str) -> None:
-        """A part begins."""
+        """Begin a part."""
         if self._open is not None:
             self._open.marks.append((part, self._stamp()))
             self._open.host_marks.append((part, time.perf_counter()))
 
     def end(self) -> None:
-        """The step has ended."""
+        """End the step."""
         if self._open is not None:
             self.mark("end")
             self._steps.append(self._open)
             self._open = None
 
     def waits(self) -> None:
-        """For other workers, from now on."""
+        """Begin to wait for other workers."""
         self._waits_since = time.perf_counter()
 
     def goes_on(self) -> None:
-        """They have come."""
+        """Stop waiting for other workers."""
         if self._open is not None:
             part = self._open.marks[-1][0]
             waited = time.perf_counter() - self._waits_since
             self._open.waiting[part] = self._open.waiting.get(part, 0.0) + waited
 
     def times(self) -> list[StepTimes]:
-        """All steps; waits for the device."""
+        """Return the times of all steps; waits for the device."""
         if self._cuda:
             torch.cuda.synchronize()
         return [self._times(step) for step in self._steps]
 
     def host_parts(self, index: int) -> list[tuple[str, float, float]]:
-        """Part, begin and end of a step's parts on the clock of `time.perf_counter`."""
+        """Return name, begin and end of a step's parts on the clock of `time.perf_counter`."""
         return [(part, start, end) for (part, start), (_, end) in pairwise(self._steps[index].host_marks)]
 
     def _stamp(self) -> Any:

@@ -1,4 +1,4 @@
-"""The tables of a profile as rows of text, the same on the terminal and on the page."""
+"""The tables of a profile as rows of text, for both the terminal and the page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ OPERATOR_HEADERS = ["OPERATOR", "CALLS", "SELF TIME", "SHARE", "RATE"]
 
 
 def summary_line(found: Profile) -> str:
-    """The step in one line."""
+    """Summarise the step in one line."""
     workers = len(found.workers)
     device = found.workers[found.slowest].device_name
     reached = UNKNOWN if found.reached is None else f"{found.reached:.1%}"
@@ -23,42 +23,42 @@ def summary_line(found: Profile) -> str:
 
 
 def spread_text(found: Profile) -> str:
-    """How much the timed steps differ, of the slowest worker."""
+    """Format the range of the slowest worker's timed steps."""
     spread = found.spread
     return f"{seconds_text(spread.shortest)} to {seconds_text(spread.longest)}, median {seconds_text(spread.median)}"
 
 
 def warnings(found: Profile) -> list[str]:
-    """What makes the numbers doubtful: means of few steps follow a single one that was held up."""
+    """Return warnings about unreliable numbers: one delayed step dominates the mean of few steps."""
     spread, steps = found.spread, len(found.workers[found.slowest].steps)
     if not spread.outliers:
         return []
     return [
         f"{spread.outliers} of {counted(steps, 'step')} took more than twice the median of"
         f" {seconds_text(spread.median)}, the longest {seconds_text(spread.longest)}: all times here are means, which"
-        f" follow it. More steps tell whether it belongs to the training: --steps {max(30, 3 * steps)}"
+        f" it raises. More steps show whether it is part of training: --steps {max(30, 3 * steps)}"
     ]
 
 
 def bytes_text(rate: float) -> str:
-    """Bytes per second; slow ones too: 30e6 -> "30.0 MB/s"."""
+    """Format bytes per second, including slow rates: 30e6 -> "30.0 MB/s"."""
     return f"{rate / 1e9:.1f} GB/s" if rate >= 1e8 else f"{rate / 1e6:.1f} MB/s"
 
 
 def profiler_text(found: Profile) -> str:
-    """What the profiler adds to a step; less than nothing is what steps differ by anyway."""
+    """Describe the profiler's overhead; a negative one is noise between steps."""
     cost = found.profiler_cost
-    return f"makes a step {cost:.0%} longer" if cost >= 0.005 else "makes no step longer that one could tell"
+    return f"makes a step {cost:.0%} longer" if cost >= 0.005 else "makes steps not measurably longer"
 
 
 def part_headers(found: Profile) -> list[str]:
-    """With several workers, the mean and the slowest one."""
+    """Return the headers of the table of parts; with several workers it has the mean and the slowest."""
     times = ["MEAN", f"WORKER {found.slowest}", "WAITING"] if len(found.workers) > 1 else ["TIME"]
     return ["PART", *times, "SHARE", "AT BEST", "REACHED", "RATE"]
 
 
 def part_rows(found: Profile) -> list[list[str]]:
-    """One row per part, and the whole step."""
+    """Return one row per part and one for the whole step."""
     several = len(found.workers) > 1
     rows = [_part_row(row, several) for row in found.rows]
     mean, slowest = sum(r.mean_seconds for r in found.rows), sum(r.slowest_seconds for r in found.rows)
@@ -87,7 +87,7 @@ def _part_row(row: Row, several: bool) -> list[str]:
 
 
 def operator_rows(found: Profile) -> list[list[str]]:
-    """The operators of the slowest worker, by their own time per traced step."""
+    """Return the operators of the slowest worker, by their own time per traced step."""
     worker = found.workers[found.slowest]
     step = sum(s.seconds for s in worker.traced_steps) / len(worker.traced_steps)
     rows = []
@@ -99,7 +99,7 @@ def operator_rows(found: Profile) -> list[list[str]]:
 
 
 def memory_rows(found: Profile) -> list[list[str]]:
-    """The peak of tensors by part, of the slowest worker."""
+    """Return the peak of tensors by part, for the slowest worker."""
     memory = found.workers[found.slowest].memory
     return [
         [part, format_bytes(size), format_bytes(size - memory.base_bytes)] for part, size in memory.peak_bytes.items()
@@ -107,7 +107,7 @@ def memory_rows(found: Profile) -> list[list[str]]:
 
 
 def product_rows(found: Profile) -> list[list[str]]:
-    """The points of the roofline, of the slowest worker."""
+    """Return the points of the roofline, for the slowest worker."""
     return [
         [p.shape, f"{p.calls:g}", seconds_text(p.seconds), f"{p.intensity:.0f}", flops_text(p.flops / p.seconds)]
         for p in found.workers[found.slowest].products

@@ -1,4 +1,4 @@
-"""Some steps under PyTorch's profiler: the trace, the operators, the device's idle time, memory by time."""
+"""Steps under PyTorch's profiler: the trace, the operators, the device's idle time, memory over time."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from headway.profiling.record import Memory, Operator, Product
 
-#: What marks of parts are called in the trace.
+#: Prefix of the marks of parts in the trace.
 PREFIX = "headway."
 _OPERATORS = 25
-#: Points of a curve that are kept; between two of them the largest.
+#: Points to keep of a curve; each is the highest of its stretch.
 _POINTS = 1500
 _SAMPLE_SECONDS = 0.004
 
@@ -30,10 +30,10 @@ _ELEMENT_BYTES = {"float": 4, "c10::BFloat16": 2, "c10::Half": 2, "double": 8}
 
 
 class Tracing:
-    """A profiler that knows the parts of a step.
+    """A profiler that marks the parts of a step.
 
     Args:
-        device: Where the steps are computed.
+        device: Device that computes the steps.
         snapshot: On a GPU, also record every allocation, for `save_snapshot`.
     """
 
@@ -45,14 +45,14 @@ class Tracing:
         self._resident = _Resident(device)
 
     def start(self) -> None:
-        """The next step is traced."""
+        """Start to trace with the next step."""
         if self._snapshot:
             torch.cuda.memory._record_memory_history(max_entries=200_000)
         self._profiler.start()
         self._resident.start()
 
     def mark(self, part: str | None) -> None:
-        """A part begins, and the one before ends; None begins none."""
+        """End the current part and begin another; None begins none."""
         if self._part is not None:
             self._part.__exit__(None, None, None)
             self._part = None
@@ -61,22 +61,22 @@ class Tracing:
             self._part.__enter__()
 
     def stop(self) -> None:
-        """After the last traced step."""
+        """Stop after the last traced step."""
         self.mark(None)
         self._resident.stop()
         self._profiler.stop()
 
     def save_trace(self, path: Path) -> None:
-        """As gzipped JSON for chrome://tracing or ui.perfetto.dev."""
+        """Write gzipped JSON for chrome://tracing or ui.perfetto.dev."""
         self._profiler.export_chrome_trace(str(path))
 
     def save_snapshot(self, path: Path) -> None:
-        """For pytorch.org/memory_viz; a pickle, which Headway never reads."""
+        """Write a snapshot for pytorch.org/memory_viz: a pickle, which Headway never reads."""
         torch.cuda.memory._dump_snapshot(str(path))
         torch.cuda.memory._record_memory_history(enabled=None)
 
     def operators(self, steps: int) -> list[Operator]:
-        """Those that take most themselves, per step."""
+        """Return the operators with the most time of their own, per step."""
         cuda = self._device.type == "cuda"
         found = [
             Operator(
@@ -94,7 +94,7 @@ class Tracing:
         ]
 
     def products(self, steps: int) -> list[Product]:
-        """Matrix products by shape, those that take most first."""
+        """Return the matrix products by shape, in decreasing order of time."""
         events = self._profiler.profiler.kineto_results.events()
         types = {(e.name(), str(e.shapes())): e.dtypes() for e in events if e.name() in _PRODUCTS}
         found = []
@@ -106,16 +106,16 @@ class Tracing:
             size = next((_ELEMENT_BYTES[name] for name in dtype if name in _ELEMENT_BYTES), None)
             seconds = event.device_time_total if self._device.type == "cuda" else event.cpu_time_total
             if size is not None and seconds:
-                found.append(_product(a, b, size, event.count, seconds / 1e6, steps))
+                found.append(_product(a, b, element_bytes=size, calls=event.count, seconds=seconds / 1e6, steps=steps))
         return sorted(found, key=lambda product: -product.seconds * product.calls)[:_OPERATORS]
 
     def forward_share(self) -> float:
-        """The part of the FLOPs of matrix products that the forward pass does; a third where none was seen.
+        """Return the forward pass's share of the FLOPs of matrix products; a third if no products were traced.
 
-        It is more where a loss that never has all logits computes their gradients at once.
+        It is larger for a loss that never holds all logits and therefore computes their gradients in the forward pass.
         """
         events = self._profiler.profiler.kineto_results.events()
-        # What the host has marked is there on the device too, at other times than the calls of the products.
+        # The host's marks also appear on the device, at other times than the calls of the products.
         marks = [
             (e.start_ns(), e.end_ns(), e.name().removeprefix(PREFIX))
             for e in events
@@ -132,7 +132,7 @@ class Tracing:
         return flops["forward"] / total if min(flops.values()) > 0 else 1 / 3
 
     def idle_share(self) -> float | None:
-        """Of the time of the traced steps, without a kernel or a copy on the device."""
+        """Return the share of the traced time without a kernel or a copy on the device."""
         if self._device.type != "cuda":
             return None
         events = self._profiler.profiler.kineto_results.events()
@@ -140,7 +140,7 @@ class Tracing:
         if not steps:
             return None
         first, last = min(e.start_ns() for e in steps), max(e.end_ns() for e in steps)
-        # What the host has marked is there on the device too, with all gaps in it.
+        # The host's marks also appear on the device, and span the gaps between kernels.
         marks = {e.name() for e in events if "CPU" in str(e.device_type())}
         kernels = [
             (e.start_ns(), e.end_ns())
@@ -150,11 +150,11 @@ class Tracing:
         return 1 - covered(kernels, first, last) / int(last - first)
 
     def memory(self, base_bytes: int, host_parts: Sequence[tuple[str, float, float]]) -> Memory:
-        """Memory through the last traced step.
+        """Return the memory over the last traced step.
 
         Args:
-            base_bytes: What was there when the trace began.
-            host_parts: Of that step, on the clock of `time.perf_counter`.
+            base_bytes: Memory in use when the trace began.
+            host_parts: Parts of that step, on the clock of `time.perf_counter`.
         """
         events = self._profiler.profiler.kineto_results.events()
         marks = sorted(
@@ -190,19 +190,24 @@ class Tracing:
 
 
 def _operands(name: str, shapes: Sequence[Sequence[int]]) -> tuple[Sequence[int], Sequence[int]]:
-    """Of what a product was called with: what it is added to comes before them; numbers, and the matrix that takes the
-    result (as compiled code gives it), come after."""
+    """Return the shapes of a product's two operands among the shapes of its inputs.
+
+    The tensor that a product is added to comes before them; numbers, and the output that compiled code passes, come
+    after.
+    """
     first, second = shapes[1:3] if name.startswith(("aten::addmm", "aten::baddbmm")) else shapes[:2]
     return first, second
 
 
 def _flops(a: Sequence[int], b: Sequence[int]) -> float:
-    """Of `a` (..., m, k) times `b` (..., k, n). PyTorch's profiler has no figure for some kinds of products."""
+    """Count the FLOPs of `a` (..., m, k) times `b` (..., k, n); PyTorch's profiler lacks them for some products."""
     return 2.0 * math.prod(a) * b[-1]
 
 
-def _product(a: Sequence[int], b: Sequence[int], element_bytes: int, calls: int, seconds: float, steps: int) -> Product:
-    """Of `a` (..., m, k) and `b` (..., k, n)."""
+def _product(
+    a: Sequence[int], b: Sequence[int], *, element_bytes: int, calls: int, seconds: float, steps: int
+) -> Product:
+    """Describe the product of `a` (..., m, k) and `b` (..., k, n)."""
     (m, k), n, batch = a[-2:], b[-1], math.prod(a[:-2])
     several = f"{batch:,} times " if batch > 1 else ""
     return Product(
@@ -216,7 +221,7 @@ def _product(a: Sequence[int], b: Sequence[int], element_bytes: int, calls: int,
 
 @dataclass
 class _Resident:
-    """Samples what the process has of the machine's memory, on a thread."""
+    """Samples the resident memory of the process, or the memory reserved on its GPU, on a thread."""
 
     device: torch.device
 
@@ -243,7 +248,7 @@ class _Resident:
 
 
 def covered(intervals: Sequence[tuple[int, int]], first: int, last: int) -> int:
-    """How much of `first` to `last` at least one of the intervals covers."""
+    """Return how much of the range from `first` to `last` the intervals cover."""
     total, reached = 0, first
     for start, end in sorted(intervals):
         begin, stop = max(start, reached), min(end, last)
@@ -253,7 +258,7 @@ def covered(intervals: Sequence[tuple[int, int]], first: int, last: int) -> int:
 
 
 def running_total(changes: Sequence[tuple[float, int]], base: int) -> list[tuple[float, int]]:
-    """The size after each change."""
+    """Return the size after each change."""
     curve = []
     for at, change in changes:
         base += change
@@ -262,7 +267,7 @@ def running_total(changes: Sequence[tuple[float, int]], base: int) -> list[tuple
 
 
 def clipped(curve: Sequence[tuple[float, int]], start: float, end: float) -> list[tuple[float, int]]:
-    """The part of a curve of steps between two times, with the value that it has at either end."""
+    """Cut a step curve to the range between two times, with its values at both ends."""
     before = [size for at, size in curve if at <= start]
     inside = [(at, size) for at, size in curve if start < at < end]
     first = before[-1] if before else (inside[0][1] if inside else 0)
@@ -270,7 +275,7 @@ def clipped(curve: Sequence[tuple[float, int]], start: float, end: float) -> lis
 
 
 def thinned(curve: Sequence[tuple[float, int]], points: int) -> list[tuple[float, int]]:
-    """At most about `points` points, of every stretch the highest, so that no peak is lost."""
+    """Reduce a curve to about `points` points, keeping the highest of each stretch, so that no peak is lost."""
     if len(curve) <= points:
         return list(curve)
     edges = [round(i * len(curve) / points) for i in range(points + 1)]
@@ -278,7 +283,7 @@ def thinned(curve: Sequence[tuple[float, int]], points: int) -> list[tuple[float
 
 
 def _joined(parts: Sequence[tuple[str, float, float]]) -> list[tuple[str, float, float]]:
-    """Neighbours of one name as one."""
+    """Merge adjacent parts of the same name."""
     joined: list[tuple[str, float, float]] = []
     for part, start, end in parts:
         if joined and joined[-1][0] == part:

@@ -1,4 +1,4 @@
-"""What `headway profile` starts: `python -m headway.profiling.worker FOLDER`, once per worker."""
+"""Worker process of `headway profile`: `python -m headway.profiling.worker FOLDER`, once per worker."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from headway.supervisor.worker import begin_process, keep_log, reasons_in
 
 
 def main() -> None:
-    """Train some steps as one worker, in the run directory of FOLDER's config; leave `worker-<rank>.json` or
-    `error-<rank>.json`."""
+    """Train some steps as one worker; write `worker-<rank>.json` or `error-<rank>.json`.
+
+    The run directory is the one of FOLDER's config.
+    """
     begin_process()
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
-    os.dup2(2, 1)  # what libraries print there would be taken for the result, which is the command's own to print
+    os.dup2(2, 1)  # stdout is for the command's result; keep what libraries print out of it
     if rank > 0:
         keep_log(folder / f"worker-{rank}.log")
     with reasons_in(folder, rank):
@@ -36,7 +38,7 @@ def _profile(folder: Path, rank: int) -> None:
     profiler = Profiler(Plan(**json.loads((folder / "plan.json").read_bytes())), folder)
     try:
         run_in_this_process(load_config(folder / "config.yaml"), language_model_task, RunOptions(), [profiler])
-    except Preempted:  # by itself, after the last step that it wanted
+    except Preempted:  # expected: the profiler stops the run after its last step
         if profiler.record is None:
             raise
     assert profiler.record is not None, "the run is long enough for all steps of the plan"

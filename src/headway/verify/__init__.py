@@ -1,1 +1,1 @@
-"""The reproducibility check that a team puts in its CI."""
+"""The reproducibility check, for use in CI."""

@@ -1,6 +1,6 @@
-"""Does a config keep its promise? Train its first steps several times and compare every bit of state.
+"""Checks a config's determinism: trains its first steps several times and compares every bit of state.
 
-Each training is a process of its own, started with the same command that a user types.
+Each training is a separate process, started with the command that a user types.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Hashes = list[tuple[int, dict[str, str]]]
 
 @dataclass(frozen=True)
 class Difference:
-    """The first place where two runs part."""
+    """The first point where two runs differ."""
 
     step: int
     tensor: str
     count: int
-    """Tensors that differ at that step."""
+    """Number of tensors that differ at that step."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        """Whether every state was the same, bit for bit."""
+        """Whether every state was identical, bit for bit."""
         return self.difference is None
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What `headway verify` found."""
+    """The result of `headway verify`."""
 
     steps: int
     state_sha256: str
@@ -57,23 +57,23 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether the promise was kept in every check."""
+        """Whether every check passed."""
         return all(check.passed for check in self.checks)
 
 
 def verify(config: Config, steps: int, other_workers: int | None = None) -> Verdict:
-    """Train the first `steps` steps twice, once more with a kill and a resume, and (`elastic`) on other workers.
+    """Train the first `steps` steps twice, again with a kill and a resume, and for `elastic` on other workers.
 
     Args:
         config: A resolved config; its run directory is not touched.
         steps: Steps of each training, at least 4.
-        other_workers: Number of workers of the elastic check; half or twice the config's when not given.
+        other_workers: Number of workers in the elastic check; by default half or twice the config's.
 
     Raises:
-        ConfigError: the config makes no promise that could be checked, or the check asked for would show nothing, or
-            somebody else has started this process as one of several workers.
-        HeadwayError: a training did not go as the check needs it: to its last step, on so many workers, killed, resumed
-            from a checkpoint. It has the exit code of that training.
+        ConfigError: the config promises nothing that can be checked, the requested check would show nothing, or a
+            launcher has started this process as one of several workers.
+        HeadwayError: a training did not run as the check needs: to its last step, on the requested workers, killed, or
+            resumed from a checkpoint. The exit code is that of the training.
     """
     check_not_a_worker("verify")
     if config.determinism == "off":
@@ -96,7 +96,7 @@ def verify(config: Config, steps: int, other_workers: int | None = None) -> Verd
         trainings = _Trainings(config, steps, folder)
         reference = trainings.run("reference")
         checks = [
-            Check("the same again", first_difference(reference, trainings.run("again"))),
+            Check("repeated", first_difference(reference, trainings.run("again"))),
             Check(
                 f"killed at step {steps // 2 + 1}, then resumed",
                 first_difference(reference, trainings.run("killed", kill_at=steps // 2 + 1)),
@@ -114,7 +114,7 @@ def verify(config: Config, steps: int, other_workers: int | None = None) -> Verd
 
 
 class _Trainings:
-    """Runs of one config side by side in a scratch folder."""
+    """Runs of one config in a scratch folder."""
 
     def __init__(self, config: Config, steps: int, folder: Path) -> None:
         self._config, self._steps, self._folder = config, steps, folder
@@ -130,7 +130,7 @@ class _Trainings:
             killed = [step for step, _ in self._hashes(name)]
             if killed != list(range(kill_at + 1)):
                 raise self._failed(name, f"was to be killed at step {kill_at}, but recorded the steps {killed}", code)
-        # The loop reads a signal's wish one step after it came.
+        # The loop honours a stop request one step after it arrives.
         code = self._train(name, f"stop@step={self._steps - 1}", workers)
         hashes = [(step, tensors) for step, tensors in self._hashes(name) if step <= self._steps]
         if code not in (0, 75) or {step for step, _ in hashes} != set(range(self._steps + 1)):
@@ -143,12 +143,12 @@ class _Trainings:
         return hashes
 
     def state_sha256(self, name: str) -> str:
-        """What a checkpoint of the last step is called, as `headway checkpoints list` shows it."""
+        """Return the state hash of the last step, as `headway checkpoints list` shows it."""
         records = {r["step"]: r["state_sha256"] for r in self._records(name)}
         return str(records[self._steps])
 
     def _workers(self, name: str) -> int | None:
-        """How many have made the last checkpoint."""
+        """Return the number of workers that made the last checkpoint."""
         made = [info.context.get("world_size") for info in CheckpointStore(self._folder / name / "checkpoints").list()]
         return made[-1] if made else None
 
@@ -172,7 +172,7 @@ class _Trainings:
                 "evaluation.every=null",
             ),
             f"checkpoint.every={max(1, self._steps // 4)} steps",
-            # No trace elsewhere, and nothing that goes with how often the config itself evaluates and saves.
+            # Write nothing outside the folder, and drop settings that depend on the config's own intervals.
             *("checkpoint.remote=null", "checkpoint.keep_best=0", "checkpoint.failures_per_day=null"),
             *("supervise.enabled=true", "supervise.max_failures=0", "parallel.min_workers=null"),
             f"parallel.workers={workers}",
@@ -182,7 +182,7 @@ class _Trainings:
 
 
 def first_difference(reference: Hashes, other: Hashes) -> Difference | None:
-    """Where two trainings part first; None when every state of the other one equals the reference's."""
+    """Return the first difference between two trainings; None if every state is equal."""
     expected = dict(reference)
     for step, tensors in sorted(other, key=lambda record: record[0]):
         names = sorted(tensors.keys() | expected[step].keys())
@@ -194,7 +194,7 @@ def first_difference(reference: Hashes, other: Hashes) -> Difference | None:
 
 def _other_workers(config: Config, wanted: int | None) -> int:
     if wanted == config.parallel.workers:
-        raise ConfigError(f"{wanted} workers are what the config has", where="--other-workers", fix="another number")
+        raise ConfigError(f"the config already has {wanted} workers", where="--other-workers", fix="another number")
     if wanted is not None:
         resolve_lanes(config, wanted)
         return wanted
@@ -202,5 +202,5 @@ def _other_workers(config: Config, wanted: int | None) -> int:
     if workers > 1:
         return workers // 2
     if lanes == 1:
-        raise ConfigError("one lane cannot be spread over workers", where="train.lanes", fix="train.lanes=4")
+        raise ConfigError("a single lane cannot be divided between workers", where="train.lanes", fix="train.lanes=4")
     return 2

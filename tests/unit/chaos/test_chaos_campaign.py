@@ -223,7 +223,7 @@ def test_what_tells_of_a_loss_is_not_the_cursor(tmp_path: Path, monkeypatch: pyt
         store.save(4, make_state(4), {"step": 4, "skipped_steps": 1}, {"attempt": 2, "world_size": 1})
 
     said = controlled(tmp_path, monkeypatch, "moments", end)
-    assert said == "the control 'moments' came out with the weights and moments of a run that has lost nothing"
+    assert said == "the control 'moments' ended with the weights and moments of a run without losses"
 
 
 @pytest.mark.parametrize(("rollbacks", "skipped_ranges", "told"), [(1, [], True), (0, [], False), (1, [(1, 2)], False)])
@@ -240,7 +240,7 @@ def test_where_rows_are_used_twice_the_ledger_has_to_tell(
         save(store, 4, seed=5)
 
     said = controlled(tmp_path, monkeypatch, "cursor", end)
-    assert said == (None if told else "the control 'cursor' used rows twice, and the ledger does not tell")
+    assert said == (None if told else "the control 'cursor' used rows twice, and the ledger does not show it")
 
 
 def test_a_lost_disk_is_why_steps_are_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +250,7 @@ def test_a_lost_disk_is_why_steps_are_taken_back(tmp_path: Path, monkeypatch: py
     assert runs._ledger_problems(tmp_path, disks_lost=1) == ["ledger: a gap"]
     assert runs._ledger_problems(tmp_path) == [
         "ledger: a gap",
-        "ledger: steps were taken back that are in a checkpoint: why",
+        "ledger: steps in a checkpoint were rolled back: why",
     ]
 
 
@@ -283,11 +283,11 @@ def test_an_upload_that_does_not_come_is_told(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(trial_module, "remote_manifests", lambda url: [])
     runs = Runs(tmp_path / "config.yaml", [], tmp_path, [Stage(0, 9, {})], "file:///remote")
     monkeypatch.setattr(runs, "_command", lambda *_: End(75))
-    assert runs._upload("trial-001", Leg(1, (), 7)) == "nothing came to the remote tier"
+    assert runs._upload("trial-001", Leg(1, (), 7)) == "nothing reached the remote tier"
     monkeypatch.setattr(runs, "_command", lambda *_: End(0))
-    assert runs._upload("trial-001", Leg(1, (), 7)) == "a command that was told to stop went on to the end"
+    assert runs._upload("trial-001", Leg(1, (), 7)) == "a command that was asked to stop ran to the end"
     monkeypatch.setattr(runs, "_command", lambda *_: End(4))
-    assert runs._upload("trial-001", Leg(1, (), 7)) == "a command that was told to stop ended with exit code 4"
+    assert runs._upload("trial-001", Leg(1, (), 7)) == "a command that was asked to stop ended with exit code 4"
 
 
 def test_a_lost_disk_takes_along_what_is_still_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,7 +334,7 @@ def test_a_checkpoint_by_another_number_of_workers_is_told(tmp_path: Path, monke
     monkeypatch.setattr("headway.chaos.trial.CheckpointStore.list", lambda self: infos)
     runs = Runs(tmp_path / "config.yaml", [], tmp_path, [Stage(0, 6, {})])
     assert runs._other_workers(tmp_path, [(2, 1), (3, 2), (5, 1)]) == []
-    assert runs._other_workers(tmp_path, [(2, 1), (5, 2)]) == ["step-00000006 was made by 1 worker, and was to be by 2"]
+    assert runs._other_workers(tmp_path, [(2, 1), (5, 2)]) == ["step-00000006 was made by 1 worker, not by 2"]
 
 
 def test_a_kill_that_an_attempt_outlives_as_it_begins_is_no_recovery(
@@ -403,7 +403,7 @@ def test_a_command_that_stands_still_is_told(
 ) -> None:
     monkeypatch.setattr(trial_module, "_LEG_SECONDS", 0.2)
     still = ended(tmp_path, monkeypatch, ["sleep", "60"], supervisor_at=supervisor_at, last_step=1)
-    assert still.problem is not None and still.problem.startswith("stood still")
+    assert still.problem is not None and still.problem.startswith("was stuck")
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
@@ -432,4 +432,4 @@ def test_a_control_that_stands_still_is_told(tmp_path: Path, monkeypatch: pytest
     runs = Runs(tmp_path / "config.yaml", [], tmp_path, [Stage(0, 4, {})])
     monkeypatch.setattr(runs, "_command", lambda *_: End(-9, stood_still=True))
     said = runs.control("cursor", 1)
-    assert said is not None and said.startswith("the control 'cursor' stood still")
+    assert said is not None and said.startswith("the control 'cursor' was stuck")

@@ -116,7 +116,7 @@ def test_an_unknown_device_or_size() -> None:
         (["--device", "tpu"], "there is no device 'tpu'"),
         (["--communication", "--sizes", "64Qi"], "'64Qi' is not"),
         (["--communication", "--sizes", "2"], "at least one number"),
-        (["--communication", "--workers", "1", "--device", "cpu"], "nobody to talk to"),
+        (["--communication", "--workers", "1", "--device", "cpu"], "two are needed"),
     ]:
         result = CliRunner().invoke(application(), ["doctor", *arguments])
         assert isinstance(result.exception, ConfigError) and said in result.exception.what

@@ -88,7 +88,7 @@ def config(tmp_path: Path, url: str) -> Config:
 def test_a_store_that_does_not_tell_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(examine_lifecycle(config(tmp_path, f"file://{tmp_path}"))) == []
     (note,) = examine_lifecycle(config(tmp_path, "memory://bucket/runs"))
-    assert note.level == "note" and "cannot be asked for" in note.what
+    assert note.level == "note" and "cannot be queried" in note.what
 
     def refuse(*_: object) -> None:
         raise PermissionError("Access Denied")
