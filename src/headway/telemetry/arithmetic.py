@@ -1,4 +1,4 @@
-"""How a CPU multiplies matrices: by which library in fp32, and how much faster in bf16."""
+"""Matrix products on a CPU: the library for fp32, and the speed of bf16."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from headway.telemetry import hardware
 if TYPE_CHECKING:
     import torch
 
-#: MKL, by which PyTorch multiplies in fp32, uses AVX-512 on Intel's CPUs alone.
+#: MKL, which PyTorch uses for fp32 products, uses AVX-512 on Intel's CPUs only.
 _SLOW_WITH_MKL = ("AuthenticAMD", "HygonGenuine")
-#: With one of these oneDNN would round operands to bf16 where it is let.
+#: With one of these instruction sets oneDNN would round operands to bf16 if allowed.
 _ROUNDS_WITH = "amx_"
 
 
 def set_fp32_products(device: torch.device) -> None:
-    """Let this process multiply matrices in fp32 by the faster library, without a loss of precision.
+    """Let this process multiply matrices in fp32 with the faster library, without a loss of precision.
 
-    PyTorch has no word for "in fp32, by oneDNN". It goes there where "medium" lets it round operands to bf16, which
-    oneDNN does with instructions for tiles only (AMX). Without them its products are fp32's, summed in another order.
+    PyTorch has no setting for "in fp32, by oneDNN". It uses oneDNN where "medium" allows rounding of operands to bf16,
+    which oneDNN does only with tile instructions (AMX). Without these its products are in fp32, summed in another
+    order.
     """
     import torch
 
@@ -33,8 +34,10 @@ def set_fp32_products(device: torch.device) -> None:
 
 @functools.cache
 def onednn_multiplies_fp32() -> bool:
-    """Whether fp32 is better multiplied by oneDNN than by MKL, at twice the speed: on a CPU with AVX-512 that is not
-    Intel's. It follows from the processor alone, so a run that goes on on the same one keeps its bits."""
+    """Return whether oneDNN multiplies fp32 faster than MKL (twice as fast): on a non-Intel CPU with AVX-512.
+
+    It follows from the processor alone, so a run that is resumed on an equal one keeps its bits.
+    """
     import torch
 
     flags = hardware.cpu_flags()
@@ -46,7 +49,7 @@ def onednn_multiplies_fp32() -> bool:
 
 
 def _keeps_fp32() -> bool:
-    """Whether "medium" leaves alone what bf16 has no place for: the last bit of fp32."""
+    """Return whether "medium" preserves the last bit of fp32, which bf16 cannot represent."""
     import torch
 
     matrix = torch.full((256, 256), 1 + torch.finfo(torch.float32).eps)
@@ -57,10 +60,11 @@ def _keeps_fp32() -> bool:
 
 @functools.cache
 def cpu_bf16_speed() -> float:
-    """How fast this CPU multiplies in bf16, as a multiple of its speed in fp32, tried out for some hundredths of a
-    second on one thread; 0 where it has no instructions for it and would emulate them, a hundred times slower.
+    """Measure how fast this CPU multiplies in bf16, as a multiple of its speed in fp32.
 
-    The instructions alone do not tell: with some, and in some virtual machines, bf16 has half the speed of fp32.
+    It takes some hundredths of a second on one thread. The result is 0 without bf16 instructions: emulation is a
+    hundred times slower. The instructions alone do not tell: with some, and in some virtual machines, bf16 has half the
+    speed of fp32.
     """
     flags = hardware.cpu_flags()
     if flags and flags.isdisjoint(("avx512_bf16", "amx_bf16", "bf16")):
@@ -71,7 +75,7 @@ def cpu_bf16_speed() -> float:
     with _trying():
         set_fp32_products(torch.device("cpu"))
         operands = {dtype: torch.ones(384, 384).to(dtype) for dtype in seconds}
-        for _ in range(8):  # in turns; the first ones also load what they need
+        for _ in range(8):  # in turns; the first ones include loading
             for dtype, matrix in operands.items():
                 began = time.perf_counter()
                 matrix @ matrix
@@ -80,14 +84,14 @@ def cpu_bf16_speed() -> float:
 
 
 def cpu_multiplies_bf16() -> bool:
-    """Whether products in bf16 are faster than in fp32 on this CPU."""
+    """Return whether products in bf16 are faster than in fp32 on this CPU."""
     return cpu_bf16_speed() > 1.1
 
 
 @contextmanager
 def _trying() -> Iterator[None]:
-    """Products that leave the process as it was. On one thread: others would stay, and a process that has any cannot be
-    copied."""
+    """Restore the process after trial products, on one thread: other threads would stay, and prevent copies of the
+    process."""
     import torch
 
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()

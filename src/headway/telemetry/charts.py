@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Steps = NDArray[np.int64]
 
-#: Series that get a colour of their own.
+#: Series with a colour of their own.
 SERIES_COLOURS = 8
 
 INK, MUTED, _RULE, GROUND = "#000001", "#000002", "#000003", "#000004"
@@ -43,10 +43,10 @@ _VARIABLES = {
 }
 Kind = Literal["solid", "dashed", "dotted", "faint", "dots", "band"]
 
-#: Points across a chart. More cannot be told apart on a screen.
+#: Points across a chart. A screen cannot show more.
 _POINTS = 1200
 
-#: A run with more attempts than this gets their marks without numbers.
+#: Attempts of a run beyond which their marks have no numbers.
 _NUMBERED_ATTEMPTS = 12
 
 _RC = {
@@ -83,7 +83,7 @@ class Entry:
 
     @property
     def variable(self) -> str:
-        """The page's name of the colour."""
+        """Return the page's name of the colour."""
         return f"--series-{self.series}" if isinstance(self.series, int) else f"--{self.series}"
 
 
@@ -99,7 +99,8 @@ class Chart:
 
 
 def smooth(values: Floats, half_window: int) -> Floats:
-    """Centred moving average over up to `2 * half_window + 1` points, fewer at the ends. Shapes `(points,)`."""
+    """Return the centred moving average over up to `2 * half_window + 1` points, fewer at the ends. Shapes
+    `(points,)`."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     index = np.arange(len(values))
     low, high = np.maximum(index - half_window, 0), np.minimum(index + half_window + 1, len(values))
@@ -108,9 +109,9 @@ def smooth(values: Floats, half_window: int) -> Floats:
 
 
 def envelope(steps: Steps, values: Floats, buckets: int) -> tuple[Steps, Floats, Floats]:
-    """Lowest and highest value in each of `buckets` stretches of neighbouring points: no spike is lost.
+    """Return the lowest and highest value in each of `buckets` groups of neighbouring points, so that no spike is lost.
 
-    Needs at least one point per bucket. Returns the stretches' middle steps, lows and highs, all of shape `(buckets,)`.
+    Needs at least one point per bucket. Returns the groups' middle steps, lows and highs, all of shape `(buckets,)`.
     """
     edges = np.linspace(0, len(values), buckets + 1).astype(np.int64)
     middles = steps[(edges[:-1] + edges[1:]) // 2]
@@ -118,7 +119,7 @@ def envelope(steps: Steps, values: Floats, buckets: int) -> tuple[Steps, Floats,
 
 
 def thin(steps: Steps, values: Floats) -> tuple[Steps, Floats]:
-    """At most `_POINTS` of a smooth curve's points, both ends among them."""
+    """Return at most `_POINTS` of a smooth curve's points, including both ends."""
     if len(steps) <= _POINTS:
         return steps, values
     chosen = np.linspace(0, len(steps) - 1, _POINTS).astype(np.int64)
@@ -126,12 +127,12 @@ def thin(steps: Steps, values: Floats) -> tuple[Steps, Floats]:
 
 
 def half_window(points: int) -> int:
-    """Half of the smoothing window: one percent of the curve in all, nothing for short ones."""
+    """Return half of the smoothing window: one percent of the curve in total, zero for short curves."""
     return points // 200 if points >= 100 else (2 if points >= 40 else 0)
 
 
 def loss_chart(run: Run) -> Chart | None:
-    """Training and validation loss by step; None when no finite loss was recorded."""
+    """Draw training and validation loss by step; None if no finite loss was recorded."""
     steps, losses = run.metrics.finite("train/loss")
     evaluated, validation = run.metrics.finite("evaluation/loss")
     if not len(steps) and not len(evaluated):
@@ -153,13 +154,13 @@ def loss_chart(run: Run) -> Chart | None:
 def metric_chart(
     run: Run, name: str, title: str, unit: str = "", *, from_zero: bool = False, may_be_log: bool = False
 ) -> Chart | None:
-    """One metric by step, small; None when it was never recorded.
+    """Draw a small chart of one metric by step; None if it was never recorded.
 
     Args:
-        run: Whose metric.
-        name: Of the metric.
-        title: Of the chart.
-        unit: On the vertical axis.
+        run: The run with the metric.
+        name: Name of the metric.
+        title: Title of the chart.
+        unit: Unit on the vertical axis.
         from_zero: Start the vertical axis at zero, for amounts that are compared by height.
         may_be_log: Use a logarithmic axis when the values span more than a factor of 30.
     """
@@ -183,7 +184,7 @@ def metric_chart(
 
 
 def short_number(value: float) -> str:
-    """A number by itself: 20000 -> "20k", 1.5e9 -> "1.5B", 0.00025 -> "2.5e-4"."""
+    """Format a single number: 20000 -> "20k", 1.5e9 -> "1.5B", 0.00025 -> "2.5e-4"."""
     for limit, scale, suffix in ((1e12, 1e12, "T"), (1e9, 1e9, "B"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
         if abs(value) >= limit:
             return f"{value / scale:g}{suffix}"
@@ -198,12 +199,12 @@ def _with_exponent(value: float) -> str:
 
 
 def axis_labels(values: Sequence[float]) -> list[str]:
-    """Labels of one axis, written alike: "8k" beside "10k", "1e-3" beside "5e-4".
+    """Format the labels of one axis consistently: "8k" next to "10k", "1e-3" next to "5e-4".
 
-    All are in the largest one's unit, unless the axis spans so much that each needs its own.
+    All use the unit of the largest one, unless the axis spans so much that each needs its own.
     """
     largest = max(map(abs, values), default=0.0)
-    # Where zero should be, a locator may put what is left of rounding.
+    # At zero, a locator may put a rounding error.
     clean = [value if abs(value) > 1e-12 * largest else 0.0 for value in values]
     smallest = min((abs(value) for value in clean if value), default=0.0)
     if 0 < smallest < 1e-3:
@@ -219,7 +220,7 @@ def axis_labels(values: Sequence[float]) -> list[str]:
 
 @contextmanager
 def drawing(width: int, height: int) -> Iterator[tuple[Figure, Axes]]:
-    """A figure of `width` x `height` CSS pixels with one pair of axes; the block draws in the page's style."""
+    """Make a figure of `width` x `height` CSS pixels with one pair of axes; the block draws in the page's style."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -231,7 +232,7 @@ def drawing(width: int, height: int) -> Iterator[tuple[Figure, Axes]]:
 
 
 def _curve(axes: Axes, steps: Steps, values: Floats, label: str) -> list[Entry]:
-    """Every value, faint, and a smoothed line over it; short series are drawn once, with their points."""
+    """Draw every value faintly, and a smoothed line over it; draw short series once, with their points."""
     if not len(steps):
         return []
     half = half_window(len(values))
@@ -258,12 +259,12 @@ def _curve(axes: Axes, steps: Steps, values: Floats, label: str) -> list[Entry]:
 
 
 def _shade_not_finite(axes: Axes, run: Run, name: str) -> list[Entry]:
-    """Shades the steps at which a metric was NaN or infinite, which also keeps them on the axis."""
+    """Shade the steps at which a metric was NaN or infinite, which also keeps them on the axis."""
     steps, values = run.metrics.series(name)
     bad = np.flatnonzero(~np.isfinite(values))
     if not len(bad):
         return []
-    # Stretches that the screen could not tell apart become one.
+    # Merge ranges that a screen could not show separately.
     near = (steps[-1] - steps[0]) / _POINTS
     cuts = np.flatnonzero((np.diff(bad) > 1) & (np.diff(steps[bad]) > near))
     for first, last in zip(bad[[0, *(cuts + 1)]], bad[[*cuts, -1]], strict=True):
@@ -273,7 +274,7 @@ def _shade_not_finite(axes: Axes, run: Run, name: str) -> list[Entry]:
 
 
 def _uniform_guess(axes: Axes, vocab_size: int | None, losses: Floats) -> None:
-    """ln(vocabulary), the loss of a model that knows nothing; left out where it would squash the curve."""
+    """Draw ln(vocabulary), the loss of a uniform guess; omit it where it would squash the curve."""
     if vocab_size is None or vocab_size < 2 or not len(losses) or losses.max() < 0.6 * math.log(vocab_size):
         return
     level = math.log(vocab_size)
@@ -286,7 +287,7 @@ def _uniform_guess(axes: Axes, vocab_size: int | None, losses: Floats) -> None:
 
 
 def _mark_attempts(axes: Axes, run: Run, *, numbered: bool) -> None:
-    """A vertical line where each attempt but the first went on from."""
+    """Draw a vertical line where each attempt but the first resumed."""
     first, *later = sorted(run.metrics.spans) or [0]
     for number in later:
         step = run.metrics.spans[number].first_step - 1
@@ -299,7 +300,7 @@ def _mark_attempts(axes: Axes, run: Run, *, numbered: bool) -> None:
 
 
 def _mark_segments(axes: Axes, run: Run, *, labelled: bool) -> None:
-    """A vertical line where the run was changed."""
+    """Draw a vertical line where the run was changed."""
     for segment in run.segments[1:]:
         axes.axvline(segment.first_step, color=MUTED, linewidth=1.1)
         if labelled:
@@ -310,8 +311,10 @@ def _mark_segments(axes: Axes, run: Run, *, labelled: bool) -> None:
 
 
 def token_scale(batches: Batches) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """Tokens trained on after so many steps, and the steps after so many tokens; both of any numbers, in between and
-    beyond the ends too, since axes have margins."""
+    """Return functions from steps to tokens and from tokens to steps.
+
+    Both accept any numbers, in between and beyond the ends too, since axes have margins.
+    """
     parts = batches.token_parts()
     steps = np.array([first for first, _ in parts], dtype=np.float64)
     tokens = np.array([batches.tokens_before(first) for first, _ in parts], dtype=np.float64)
@@ -340,14 +343,14 @@ def _step_axis(axes: Axes, batches: Batches | None) -> None:
 
 
 def ticks(label: Callable[[float], str]) -> Any:
-    """Labels every tick by itself."""
+    """Label every tick by itself."""
     from matplotlib.ticker import FuncFormatter
 
     return FuncFormatter(lambda value, _: label(value))
 
 
 def number_ticks() -> Any:
-    """Labels the ticks of an axis alike, as `axis_labels` does."""
+    """Label the ticks of an axis consistently, as `axis_labels` does."""
     from matplotlib.ticker import Formatter
 
     class Numbers(Formatter):
@@ -355,7 +358,7 @@ def number_ticks() -> Any:
             return short_number(x)
 
         def format_ticks(self, values: Sequence[float]) -> list[str]:
-            # A locator gives ticks beyond the ends too, which are not drawn and should not choose the unit.
+            # A locator also yields ticks beyond the ends, which are not drawn and must not determine the unit.
             low, high = sorted(self.axis.get_view_interval()) if self.axis else (-math.inf, math.inf)
             shown = [value for value in values if low <= value <= high]
             labels = iter(axis_labels(shown))
@@ -365,31 +368,33 @@ def number_ticks() -> Any:
 
 
 def log_ticks(axis: Axis, low: float, high: float) -> None:
-    """Ticks of a logarithmic axis: powers of ten, between them 2 and 5 where there are few, or round numbers where all
-    lies within a decade."""
+    """Set ticks of a logarithmic axis.
+
+    These are powers of ten, with 2 and 5 in between if there are few, or round numbers within a single decade.
+    """
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
     if high < 10 * low:
         axis.set_major_locator(MaxNLocator(nbins=4))
     else:
         axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1e3 * low else (1,)))
-    # Otherwise matplotlib labels the lines between them, in its own way.
+    # Otherwise matplotlib labels the lines in between, in its own style.
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(number_ticks())
 
 
 def as_svg(figure: Figure, label: str) -> str:
-    """The figure as one SVG element without fixed size, in the page's colours."""
+    """Return the figure as one SVG element without fixed size, in the page's colours."""
     import matplotlib
 
     buffer = io.StringIO()
-    # The salt makes ids that are equal for equal charts and differ between the charts of a page.
+    # The salt makes ids equal for equal charts, and different for charts of one page.
     with matplotlib.rc_context({**_RC, "svg.hashsalt": label}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
-    # Inside a page a <style> would hold for all of it, the names of groups would be there once per chart, and links
-    # need no namespace.
+    # Inside a page a <style> would apply to the whole page, ids of groups would repeat for each chart, and links need
+    # no namespace.
     svg = re.sub(r"<(metadata|style)[ >].*?</\1>\s*", "", svg, flags=re.DOTALL)
     svg = re.sub(r'<g id="[^"]*"', "<g", svg).replace("xlink:href", "href")
     svg = re.sub(r'^<svg [^>]*?(viewBox="[^"]*")[^>]*>', rf'<svg \1 role="img" aria-label="{label}">', svg)

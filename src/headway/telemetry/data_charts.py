@@ -8,7 +8,7 @@ from headway.telemetry.charts import SERIES, Chart, Entry, as_svg, drawing, log_
 
 
 def length_chart(source: str, histogram: Sequence[Sequence[int]]) -> Chart:
-    """Documents by length in tokens, on a logarithmic axis.
+    """Draw documents by length in tokens, on a logarithmic axis.
 
     Args:
         source: Name of the source.
@@ -33,7 +33,8 @@ def length_chart(source: str, histogram: Sequence[Sequence[int]]) -> Chart:
 
 
 def share_chart(names: Sequence[str], have: Sequence[float], asked: Sequence[float | None]) -> Chart:
-    """Each source's share of the train split's tokens, beside the share of training rows that the config asks for."""
+    """Draw each source's share of the train split's tokens, next to the share of training rows that the config
+    wants."""
     wanted = [share if share is not None else 0.0 for share in asked]
     compare = any(share is not None for share in asked)
     thickness = 0.38 if compare else 0.7
@@ -54,5 +55,5 @@ def share_chart(names: Sequence[str], have: Sequence[float], asked: Sequence[flo
 
 
 def _plain(name: str) -> str:
-    """A name that neither the drawing library nor a page takes for markup."""
+    """Return a name without characters that the drawing library or a page takes for markup."""
     return "".join(character if character.isalnum() or character in " ._-/" else "?" for character in name)

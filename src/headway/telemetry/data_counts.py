@@ -1,11 +1,11 @@
-"""What a store's counts say together: which part was removed, by whom, and for which reasons."""
+"""What a store's counts mean together: which part was removed, by which step, and for which reasons."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-# Of the duplicates' counts, what each is a part of.
+# For each count of the duplicates, the count that it is a part of.
 _PART_OF = {"removed": "documents", "removed_bytes": "bytes", "paragraphs_removed": "paragraphs"}
 
 
@@ -23,7 +23,7 @@ class Removed(NamedTuple):
 
 
 def removed_of(sources: Iterable[Mapping[str, Any]], duplicates: Mapping[str, Any] | None) -> Removed | None:
-    """What was removed of some sources, given as `describe_store` gives them; None where nobody knows what was read."""
+    """Return what was removed from sources, as `describe_store` returns them; None if it is unknown what was read."""
     read = cleaned = equal = 0
     for source in sources:
         if "read" not in source:
@@ -35,16 +35,19 @@ def removed_of(sources: Iterable[Mapping[str, Any]], duplicates: Mapping[str, An
 
 
 def removed_share(counts: Mapping[str, Any], key: str) -> float | None:
-    """Of a count in the report on duplicates that says what was removed: its share of what was there."""
+    """Return the share of a count in the report on duplicates that counts removals; None for other counts."""
     whole = counts.get(_PART_OF.get(key, ""))
     return counts[key] / whole if whole and key in counts else None
 
 
 def reasons_text(step: Mapping[str, Any], most: int) -> str:
-    """A cleaning step's most frequent reasons; of decontamination all, for a set that is not named would look clean."""
+    """Describe a cleaning step's most frequent reasons.
+
+    For decontamination list all, since a set that is not named would look clean.
+    """
     reasons = dict(step["reasons"])
     if step["name"].partition("-")[0] == "decontaminate":
-        # All that its sets removed together: it stands beside already.
+        # The total of its sets is shown elsewhere.
         if reasons.get("removed") == step["documents_in"] - step["documents_out"]:
             del reasons["removed"]
         most = len(reasons)

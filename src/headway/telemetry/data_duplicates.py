@@ -1,4 +1,4 @@
-"""The part of a data report that says which duplicates were left out, from the plain facts of the search."""
+"""The part of a data report about duplicates, made from the plain results of the search."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SETTINGS = {
     "max_removed": "Largest share that may be removed",
     "max_removed_per_source": "Largest share that may be removed of one source",
 }
-#: Settings that mean nothing where another one is off.
+#: Settings that have no effect while another one is off.
 _ONLY_WITH = {
     "paragraph_bytes": "paragraphs",
     **dict.fromkeys(("similarity", "found_at_similarity", "ngram", "bands", "rows"), "near"),
@@ -43,7 +43,7 @@ _ONLY_WITH = {
 
 
 def duplicates(report: Mapping[str, Any] | None) -> str:
-    """What was found by source, the largest clusters, and what was looked for; nothing when nobody looked."""
+    """Show the findings by source, the largest clusters, and the settings; nothing if no search was made."""
     if not report:
         return ""
     sources, settings = report.get("sources") or {}, report.get("settings") or {}
@@ -74,7 +74,7 @@ def _settings(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _count_text(key: str, counts: Mapping[str, Any]) -> str:
-    """A count; of what was removed also its share."""
+    """Format a count; for removals add the share."""
     text, share = _value_text(key, counts.get(key)), removed_share(counts, key)
     return text if share is None else f"{text} ({share_text(share)})"
 

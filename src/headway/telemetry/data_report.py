@@ -1,4 +1,4 @@
-"""The data report: one page about one token store, from the plain facts that `headway.data.inspect` gives."""
+"""The data report: one page about one token store, from the plain facts of `headway.data.inspect`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headway.telemetry.data_counts import reasons_text, removed_of
 from headway.telemetry.data_duplicates import duplicates
 from headway.telemetry.summary import share_text
 
-#: Examples that are shown per step; the store's `inputs.json` has the rest.
+#: Examples shown per step; the store's `inputs.json` has the rest.
 _EXAMPLES = 3
 _REASONS = 6
 
@@ -38,7 +38,7 @@ def write_data_report(facts: Mapping[str, Any], output: Path) -> Path:
 
 
 def render_data_report(facts: Mapping[str, Any]) -> str:
-    """The page as text."""
+    """Return the page as text."""
     name = Path(facts["store"]).name
     return html.page(
         f"{name} · Headway data",
@@ -98,7 +98,7 @@ def _sources(facts: Mapping[str, Any]) -> str:
 
 
 def _removed(source: Mapping[str, Any], found: Mapping[str, Any] | None) -> list[str]:
-    """Documents that cleaning and the search for duplicates have removed of a source, each with its share."""
+    """Show the documents of a source that cleaning and deduplication removed, each with its share."""
     removed = removed_of([source], found)
     if removed is None:
         return [UNKNOWN, UNKNOWN]
@@ -107,7 +107,7 @@ def _removed(source: Mapping[str, Any], found: Mapping[str, Any] | None) -> list
 
 
 def _shares(facts: Mapping[str, Any]) -> str:
-    """Each source's share of the train split beside the share of training that the config asks for."""
+    """Show each source's share of the train split next to the share of training that the config wants."""
     train = {part["source"]: part["tokens"] for part in facts["splits"] if part["split"] == "train"}
     total = sum(train.values())
     if len(train) < 2 or not total:
@@ -145,7 +145,7 @@ def _splits(splits: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _cleaning(source: Mapping[str, Any]) -> str:
-    """A source's way through the steps, and what was dropped or changed, with examples."""
+    """Show what each step dropped or changed of a source, with examples."""
     steps = (source.get("clean") or {}).get("steps", [])
     if not steps:
         return ""

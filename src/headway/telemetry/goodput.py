@@ -1,9 +1,8 @@
-"""Where the time of a run went: the effective training time ratio, and what was lost by cause.
+"""Where the time of a run went: the effective training time ratio, and the losses by cause.
 
 The effective training time ratio (ETTR; Kokolis et al. 2024, "Revisiting Reliability in Large-Scale Machine Learning
-Research Clusters", section 2) is the time in which steps were computed that led to the newest weights, as a share of
-all time since the run began. Steps that had to be computed again count once, and those whose rows a rollback leaves out
-not at all.
+Research Clusters", section 2) is the time of steps that led to the newest weights, as a share of all time since the run
+began. Repeated steps count once, and those whose rows a rollback leaves out do not count.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from headway.core.format import counted, format_seconds
 from headway.telemetry.metrics import LEFT_OUT, read_records
 from headway.telemetry.record import FINISHED, PREEMPTED, RUNNING, Attempt, Run, as_int, as_text
 
-#: Causes, in the order in which they are told.
+#: Causes, in the order in which they are shown.
 START, AGAIN, SAVING, DATA, HANGING, DOWN, OTHER = (
     "start-up",
     "steps computed again",
@@ -33,7 +32,7 @@ START, AGAIN, SAVING, DATA, HANGING, DOWN, OTHER = (
 
 
 _STALLS = ("checkpoint/stall_seconds", "checkpoint/hold_stall_seconds")
-#: What the loop records when it has done it; outcomes of saves come in when the failure is over, too.
+#: Metrics that the loop records when a piece of work is done. (Outcomes of saves can also arrive after a failure.)
 _DONE = frozenset(("speed/step_seconds", "evaluation/loss", LEFT_OUT, *_STALLS))
 
 
@@ -56,7 +55,8 @@ class Goodput:
         return self.effective_seconds / self.wall_seconds if self.wall_seconds > 0 else 0.0
 
     def metrics(self) -> dict[str, float]:
-        """For a step's record: `goodput/ratio`, seconds in all and by cause, and steps that counted for nothing."""
+        """Return metrics for a step's record: `goodput/ratio`, seconds in all and by cause, and steps that did not
+        count."""
         return {
             "goodput/ratio": self.ratio,
             "goodput/wall_seconds": self.wall_seconds,
@@ -74,7 +74,7 @@ class Goodput:
 
 @dataclass
 class _Done:
-    """What one attempt has recorded."""
+    """The records of one attempt."""
 
     steps: array[int] = field(default_factory=lambda: array("q"))
     seconds: array[float] = field(default_factory=lambda: array("d"))
@@ -93,14 +93,14 @@ def goodput(
     records: Iterable[Mapping[str, Any]],
     counts_to: float = math.inf,
 ) -> Goodput | None:
-    """Split the time of a run; None when it has no attempt whose beginning and end are known.
+    """Split the time of a run; None if it has no attempt whose beginning and end are known.
 
     Args:
-        attempts: In their order.
-        endings: `attempt.json` by attempt, for what it says of a hang and of who stopped the run (`stopped_by`, or
-            without a supervisor `notices`).
-        records: Of `metrics.jsonl`, as they were written, superseded ones included.
-        counts_to: The last step that led to where the run is.
+        attempts: Attempts in their order.
+        endings: `attempt.json` by attempt, for hangs and for what stopped the run (`stopped_by`, or without a
+            supervisor `notices`).
+        records: Records of `metrics.jsonl` as they were written, superseded ones included.
+        counts_to: The last step that led to the current state.
     """
     known = [attempt for attempt in attempts if attempt.started is not None and attempt.ended is not None]
     if not known:
@@ -115,7 +115,7 @@ def goodput(
         assert attempt.started is not None and attempt.ended is not None, "known"
         said = endings.get(attempt.number, {}).get("silent_seconds")
         silent = as_number(said) or 0.0
-        # The wall clock may have been set meanwhile; steps, stalls and silence are measured by one that nobody sets.
+        # The wall clock may have been set meanwhile; steps, stalls and silence are measured by a monotonic clock.
         measured = sum(work.seconds) + work.stalls + silent
         went = max(attempt.seconds or 0.0, measured)
         wall += went
@@ -130,7 +130,7 @@ def goodput(
         lost[START] += start
         if (step := _unrecorded(work, endings.get(attempt.number, {}))) is not None and step >= counts_below:
             lost_steps[attempt.number] = 1  # how long it took is not known
-        # From the last one on: after a rollback an attempt comes to the same steps again.
+        # Start from the last one: after a rollback an attempt does the same steps again.
         for step, seconds, waited in reversed(list(zip(work.steps, work.seconds, work.waited, strict=True))):
             if step < counts_below:
                 counts_below = step
@@ -148,13 +148,13 @@ def goodput(
 
 
 def goodput_of(run: Run) -> Goodput | None:
-    """The same from a run directory."""
+    """Split the time of the run in a run directory."""
     return goodput(run.attempts, run.attempt_records, read_records(run.path))
 
 
 def goodput_before(run: Run, attempt: int, step: int) -> Goodput | None:
-    """The same until an attempt began, which went on with the state after a step."""
-    # It takes no time itself, but there is some between it and the one before.
+    """Split the time until an attempt began, which resumed from the state after a step."""
+    # An attempt takes no time yet, but there is time between it and the previous one.
     attempts = [
         replace(one, ended=one.started) if one.number == attempt else one
         for one in run.attempts
@@ -165,12 +165,12 @@ def goodput_before(run: Run, attempt: int, step: int) -> Goodput | None:
 
 
 def _left(attempt: Attempt, ending: Mapping[str, Any]) -> bool:
-    """Whether nobody wanted the run to go on then."""
+    """Return whether the run was not meant to continue at that time."""
     return attempt.outcome == FINISHED or attempt.exit_code == INTERRUPTED or _stopped_by(ending) == "SIGINT"
 
 
 def _stopped_by(ending: Mapping[str, Any]) -> str | None:
-    """The signal by which the run was told to stop: a supervisor's word, or what the worker itself has noted."""
+    """Return the signal that stopped the run: as the supervisor reported it, or the worker itself."""
     said, notices = as_text(ending.get("stopped_by")), ending.get("notices")
     if said is not None or not isinstance(notices, list):
         return said
@@ -179,7 +179,7 @@ def _stopped_by(ending: Mapping[str, Any]) -> str | None:
 
 
 def _unrecorded(work: _Done, ending: Mapping[str, Any]) -> int | None:
-    """The step that was done last, by its sign of life, if what ended the attempt was faster than the step's record."""
+    """Return the last finished step by the heartbeat, if the attempt ended before the step's record was written."""
     step = as_int(ending.get("step"))
     return step if step is not None and work.steps and step == work.steps[-1] + 1 else None
 

@@ -1,4 +1,4 @@
-"""What the driver of NVIDIA GPUs tells about them, and what the kernel says went wrong."""
+"""What the driver of NVIDIA GPUs and the kernel's log report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ QUERY = "nvidia-smi -q -x"
 
 _XID = re.compile(r"NVRM: Xid \(PCI:([^)]+)\): (\d+)")
 
-#: Reasons for a lower clock that nobody wants; a power cap under load and an idle clock are as they should be.
+#: Undesirable reasons for a lower clock; a power cap under load and an idle clock are normal.
 _THROTTLES = {
     "hw_slowdown": "hardware slowdown",
     "hw_thermal_slowdown": "too hot (hardware)",
@@ -49,7 +49,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Driver:
-    """What `nvidia-smi` tells: the driver, its GPUs, or why it tells nothing."""
+    """The report of `nvidia-smi`: the driver, its GPUs, or why there is none."""
 
     version: str | None
     cuda: str | None
@@ -61,7 +61,7 @@ class Driver:
 
 
 def read_driver(machine: Machine) -> Driver:
-    """Ask the driver, and the PCI bus."""
+    """Query the driver, and the PCI bus."""
     devices = nvidia_devices(machine)
     output = machine.run(QUERY.split())
     if output.state == "ok":
@@ -76,12 +76,12 @@ def read_driver(machine: Machine) -> Driver:
 
 
 def nvidia_devices(machine: Machine) -> int:
-    """NVIDIA display or compute devices on the PCI bus, with or without a driver."""
+    """Count NVIDIA display or compute devices on the PCI bus, with or without a driver."""
     return sum(_is_nvidia_gpu(machine, name) for name in machine.names("/sys/bus/pci/devices"))
 
 
 def read_xids(machine: Machine) -> list[tuple[str, int]]:
-    """PCI address and number of every Xid message in the kernel's log; none where it may not be read."""
+    """Return PCI address and number of every Xid message in the kernel's log; none if it may not be read."""
     output = machine.run(("dmesg",))
     found = _XID.findall(output.text) if output.state == "ok" else []
     return [(device, int(number)) for device, number in found]
@@ -97,7 +97,7 @@ def _gpu(index: int, node: ElementTree.Element) -> Gpu:
     fabric = (_known(node, "fabric/state"), _known(node, "fabric/status"))
     uncorrected = [
         _whole(node, f"ecc_errors/volatile/{name}") or 0
-        # The first name is of older drivers.
+        # The first name is that of older drivers.
         for name in (
             "sram_uncorrectable", "sram_uncorrectable_parity", "sram_uncorrectable_secded", "dram_uncorrectable",
         )
@@ -123,7 +123,7 @@ def _gpu(index: int, node: ElementTree.Element) -> Gpu:
 def _processes(node: ElementTree.Element) -> Iterator[tuple[int, str, int | None]]:
     for process in node.findall("processes/process_info"):
         pid, kind = _whole(process, "pid"), _known(process, "type") or ""
-        if pid is not None and "C" in kind:  # graphics alone does not train
+        if pid is not None and "C" in kind:  # a process that only uses graphics does not train
             yield pid, _known(process, "process_name") or "unknown", _mebibytes(process, "used_memory")
 
 

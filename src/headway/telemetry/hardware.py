@@ -1,4 +1,4 @@
-"""What a machine is made of, how fast its accelerators can be, and how much memory this process has used."""
+"""The hardware of a machine, the peak speed of its accelerators, and this process's memory use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _GIB = 2**30
 
-#: Instruction sets that decide how fast a CPU multiplies matrices.
+#: Instruction sets that determine how fast a CPU multiplies matrices.
 _INSTRUCTION_SETS = (
     "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16",
     "asimd", "sve", "sve2", "bf16",
@@ -69,27 +69,27 @@ _PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
 
 
 def peak_flops(name: str, precision: str) -> float | None:
-    """Dense peak of one accelerator in FLOP/s, the denominator of MFU (Chowdhery et al. 2022, appendix B).
+    """Return the dense peak of one accelerator in FLOP/s, the denominator of MFU (Chowdhery et al. 2022, appendix B).
 
     Args:
-        name: As `device_name` gives it.
+        name: As `device_name` returns it.
         precision: "bf16", "fp16", "tf32", "fp32" or "fp8".
 
     Returns:
-        None when the accelerator is unknown, lacks the precision, or is a CPU: then there is no MFU.
+        None if the accelerator is unknown, lacks the precision, or is a CPU: then there is no MFU.
     """
     # A slice of a partitioned GPU (MIG) has an unknown share of the whole.
     if re.search(r"\bMIG\b", name):
         return None
     for pattern, peaks in _PEAKS:
-        # "A10" must be found neither in "A100" nor in "A10G", and "RTX 4090" not in "RTX 4090 Laptop GPU" or "4090 D".
+        # "A10" must match neither "A100" nor "A10G", and "RTX 4090" neither "RTX 4090 Laptop GPU" nor "4090 D".
         if re.search(rf"(?<![A-Za-z0-9]){pattern}(?![A-Za-z0-9])(?! (Laptop|D\b|Ti))", name):
             return peaks.get(precision)
     return None
 
 
 def device_name(device: torch.device) -> str:
-    """The product's name: "NVIDIA H100 80GB HBM3", "AMD EPYC 9654 96-Core Processor"."""
+    """Return the product's name: "NVIDIA H100 80GB HBM3", "AMD EPYC 9654 96-Core Processor"."""
     if device.type == "cuda":
         import torch
 
@@ -98,22 +98,24 @@ def device_name(device: torch.device) -> str:
 
 
 def cpu_name() -> str:
-    """The processor's name; the machine's architecture when it is not told."""
+    """Return the processor's name; the machine's architecture if the name is unknown."""
     return _cpuinfo().get("model name") or platform.processor() or platform.machine()
 
 
 def cpu_kind() -> str:
-    """The processor's name, with family and model where they are told (x86): behind one name, as virtual machines give
-    it, are processors of several generations."""
+    """Return the processor's name, with family and model where known (x86).
+
+    One name, as virtual machines report it, may cover processors of several generations.
+    """
     facts = _cpuinfo()
     told = [f"{key.removeprefix('cpu ')} {facts[key]}" for key in ("cpu family", "model") if key in facts]
     return ", ".join([cpu_name(), *told])
 
 
 def peak_memory_gib(device: torch.device) -> float | None:
-    """Most memory this process has had so far, in GiB.
+    """Return the peak memory of this process so far, in GiB; None if no peak is available.
 
-    On a CUDA device: what PyTorch allocated there. On the CPU: resident memory. None where nobody keeps the peak.
+    On a CUDA device: what PyTorch allocated there. On the CPU: resident memory.
     """
     if device.type == "cuda":
         import torch
@@ -129,7 +131,7 @@ def peak_memory_gib(device: torch.device) -> float | None:
 
 
 def hardware_facts() -> dict[str, Any]:
-    """CPU, memory and accelerators of this machine, ready for JSON; what cannot be found out is None or absent."""
+    """Return CPU, memory and accelerators of this machine, ready for JSON; unknown ones are None or absent."""
     import psutil
 
     flags = cpu_flags()
@@ -145,7 +147,7 @@ def hardware_facts() -> dict[str, Any]:
 
 
 def local_accelerators() -> list[tuple[str, float]]:
-    """Name and memory in GiB of each accelerator of this machine; none without PyTorch."""
+    """Return name and memory in GiB of each accelerator of this machine; none without PyTorch."""
     try:
         return [(facts["name"], facts["memory_gib"]) for facts in _accelerators()]
     except ImportError:
@@ -172,16 +174,16 @@ def _accelerators() -> list[dict[str, Any]]:
 
 
 def cpu_flags() -> set[str]:
-    """What the processor says it can do; empty where it is not told."""
+    """Return the features that the processor reports; empty if unknown."""
     facts = _cpuinfo()
     return set(facts.get("flags", facts.get("Features", "")).split())
 
 
 def cpu_vendor() -> str:
-    """Who made the processor, as in "AuthenticAMD"; empty where it is not told."""
+    """Return the processor's vendor, as in "AuthenticAMD"; empty if unknown."""
     return _cpuinfo().get("vendor_id", "")
 
 
 def _cpuinfo() -> dict[str, str]:
-    """The first processor's entry of /proc/cpuinfo; empty where there is none."""
+    """Return the first processor's entry of /proc/cpuinfo; empty if there is none."""
     return next(iter(read_processors(Machine())), {})

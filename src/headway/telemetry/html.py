@@ -1,4 +1,4 @@
-"""The few pieces of HTML that pages are made of. Every text is escaped here, so that no caller has to remember it."""
+"""The few pieces of HTML that pages consist of. All text is escaped here, so that no caller has to do it."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ details summary { cursor: pointer; color: var(--link); margin: 6px 0; }
 @media print { body { padding: 0; } h2 { break-after: avoid; } figure, .tile, tr { break-inside: avoid; } }
 """
 
-#: Columns from which a table gets so wide that its first one stays in sight when it is scrolled sideways.
+#: Number of columns from which the first one stays in view when the table is scrolled sideways.
 _MANY_COLUMNS = 7
-#: Characters from which a cell is text that needs some width, whatever numbers stand beside it.
+#: Length of a cell from which its column is a text column with a minimum width, even among numbers.
 _TEXT_CHARACTERS = 24
 
 #: Colours of a run's states.
@@ -93,7 +93,7 @@ _TONES = {FINISHED: "good", RUNNING: "busy", PREEMPTED: "warn", NOT_ENDED: "warn
 
 
 def page(title: str, body: Iterable[str]) -> str:
-    """A whole document that loads nothing from anywhere, and has no credentials in it."""
+    """Return a whole document that loads nothing from elsewhere and contains no credentials."""
     return redact(
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -103,38 +103,41 @@ def page(title: str, body: Iterable[str]) -> str:
     )
 
 
-def heading(title: str, state: str | None, remark: str, tone: str | None = None) -> str:
-    """The page's title, with the outcome beside it and one sentence below; `tone` is the outcome's colour where it is
-    not that of the state."""
+def heading(title: str, state: str | None, note: str, tone: str | None = None) -> str:
+    """Return the page's title, with the outcome next to it and one sentence below.
+
+    Args:
+        tone: The outcome's colour, if it differs from that of the state.
+    """
     tag = f'<span class="state {tone or _TONES.get(state, "bad")}">{escape(state)}</span>' if state else ""
     return (
-        f'<header><div class="head"><h1>{escape(title)}</h1>{tag}</div>\n<p class="muted">{escape(remark)}</p></header>'
+        f'<header><div class="head"><h1>{escape(title)}</h1>{tag}</div>\n<p class="muted">{escape(note)}</p></header>'
     )
 
 
 def section(title: str, *parts: str) -> str:
-    """A heading and what follows; nothing when nothing follows."""
+    """Return a heading and its content; empty without content."""
     content = "\n".join(part for part in parts if part)
     return f"<section>\n<h2>{escape(title)}</h2>\n{content}\n</section>" if content else ""
 
 
 def tiles(items: Iterable[tuple[str, str, str]]) -> str:
-    """Headline numbers: (label, value, remark)."""
+    """Return headline numbers: (label, value, note)."""
     cells = []
-    for label, value, remark in items:
-        small = f"<small>{escape(remark)}</small>" if remark else ""
+    for label, value, note in items:
+        small = f"<small>{escape(note)}</small>" if note else ""
         cells.append(f'<div class="tile"><dt>{escape(label)}</dt><dd>{escape(value)}{small}</dd></div>')
     return f'<dl class="tiles">{"".join(cells)}</dl>'
 
 
 def facts(items: Iterable[tuple[str, str]]) -> str:
-    """Names and values, one pair a line."""
+    """Return names and values, one pair a line."""
     pairs = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in items)
     return f'<dl class="facts">{pairs}</dl>' if pairs else ""
 
 
 def paragraphs(texts: Iterable[str]) -> str:
-    """Each text a paragraph; those that begin with a dash are items of a list below the one before."""
+    """Return a paragraph for each text; texts that begin with a dash become items of a list."""
     parts: list[str] = []
     for text in texts:
         if text.startswith("- "):
@@ -151,13 +154,13 @@ def paragraphs(texts: Iterable[str]) -> str:
 def table(
     headers: Sequence[str], rows: Sequence[Sequence[str]], numeric: Iterable[int] = (), *, drop_unknown: bool = False
 ) -> str:
-    """A table; nothing when there are no rows.
+    """Return a table; empty without rows.
 
     Args:
-        headers: Of the columns.
-        rows: Their cells.
-        numeric: Columns that are set flush right.
-        drop_unknown: Leave out columns, but the first, of which no cell says anything: all are unknown or empty.
+        headers: Names of the columns.
+        rows: Cells of each row.
+        numeric: Columns that are aligned right.
+        drop_unknown: Omit columns, except the first, whose cells are all unknown or empty.
     """
     if not rows:
         return ""
@@ -180,7 +183,7 @@ class _Column(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """For the style."""
+        """The attribute for the style."""
         return ' class="number"' if self.is_numeric else ' class="text"' if self.is_text else ""
 
 
@@ -189,7 +192,7 @@ def _cells(tag: str, values: Sequence[str], columns: Iterable[_Column]) -> str:
 
 
 def figure(chart: Chart) -> str:
-    """A chart with its title and legend."""
+    """Return a chart with its title and legend."""
     entries = "".join(
         f'<span><i class="{entry.kind}" style="border-color: var({entry.variable})"></i>{escape(entry.label)}</span>'
         for entry in chart.legend
@@ -201,6 +204,6 @@ def figure(chart: Chart) -> str:
 
 
 def preformatted(text: str, summary: str | None = None) -> str:
-    """Text as it is, folded under a summary line when one is given."""
+    """Return text unchanged, folded under a summary line if one is given."""
     block = f"<pre>{escape(text)}</pre>"
     return f"<details><summary>{escape(summary)}</summary>{block}</details>" if summary else block

@@ -1,7 +1,7 @@
-"""The one line that says how a run is going.
+"""The status line of a run.
 
-On a terminal it is a live line that rewrites itself; in a log it is a plain line every so many steps. Parts that are
-unknown are left out.
+On a terminal it is a live line that rewrites itself; in a log it is a plain line every so many steps. Unknown parts are
+omitted.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from headway.core.console import notice, show_live, write_log
 from headway.core.format import format_count, format_seconds
 from headway.core.statistics import perplexity
 
-#: Steps over which speed and ETA are averaged.
+#: Number of recent steps over which speed and ETA are averaged.
 _WINDOW = 100
 
-#: A terminal is written to at most this often.
+#: Shortest time between updates of a terminal.
 _REFRESH_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
 class Status:
-    """What the line says; None is unknown."""
+    """The content of the line; None is unknown."""
 
     step: int
     total_steps: int
@@ -42,7 +42,7 @@ class Status:
 
 
 def render(status: Status) -> str:
-    """The line, for example `step 1,200/10,000 · loss 3.214 · 41.2k tok/s · mfu 52.1 % · eta 2 h 14 m`."""
+    """Return the line, e.g. `step 1,200/10,000 · loss 3.214 · 41.2k tok/s · mfu 52.1 % · eta 2 h 14 m`."""
     parts = [f"step {status.step:,}/{status.total_steps:,}"]
     if status.loss is not None:
         parts.append(f"loss {status.loss:.3f}")
@@ -65,22 +65,22 @@ def _age(seconds: float) -> str:
 
 
 def render_evaluation(step: int, loss: float) -> str:
-    """An evaluation's own line, with the perplexity exp(loss)."""
+    """Return the line of an evaluation, with the perplexity exp(loss)."""
     return f"step {step:,} · validation loss {loss:.3f} · perplexity {perplexity(loss):,.2f}"
 
 
 class StatusLine:
-    """Shows a run's progress on standard error. Made when an attempt starts, by the first worker.
+    """Shows a run's progress on standard error. The first worker makes it when an attempt starts.
 
     Speed is averaged over recent steps. The first step of an attempt, which compiles and warms up, counts for neither
-    speed nor ETA once there is a second one; what evaluations and checkpoints take between steps counts for the ETA.
+    speed nor ETA once there is a second one. The time of evaluations and checkpoints between steps counts for the ETA.
 
     Args:
-        total_steps: Where the run ends.
+        total_steps: Number of steps of the run.
         log_every: Steps between plain lines; the first and the last step of an attempt always have one.
         usd_per_hour: Price of all machines, for the estimate of the whole run's cost.
-        work: What has been done after so many steps, in a unit that takes equally long; steps if not given.
-        clock: Seconds that only rise.
+        work: Work done after so many steps, in a unit that takes constant time; steps if not given.
+        clock: Returns seconds that never decrease.
     """
 
     def __init__(
@@ -101,11 +101,11 @@ class StatusLine:
         self._logged_step = -1
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step has ended, with the metrics that go to `metrics.jsonl`."""
+        """Show a finished step, with the metrics that go to `metrics.jsonl`."""
         now = self._clock()
         first = self._newest is None
         if self._newest is not None and step <= self._newest[0]:
-            self._ends.clear()  # the run has gone back
+            self._ends.clear()  # the run was rolled back
         if len(self._ends) == 1:
             self._speeds.clear()
         self._speeds.append(metrics)
@@ -123,15 +123,15 @@ class StatusLine:
             (write_log if live else notice)(self._text())
 
     def evaluation(self, step: int, loss: float) -> None:
-        """An evaluation has ended."""
+        """Show a finished evaluation."""
         notice(render_evaluation(step, loss))
 
     def saved(self) -> None:
-        """A checkpoint has been saved."""
+        """Note that a checkpoint has been saved."""
         self._saved_at = self._clock()
 
     def close(self) -> None:
-        """Take the live line away and leave the newest state as a plain line."""
+        """Remove the live line and leave the newest state as a plain line."""
         show_live("")
         if self._newest is not None and (sys.stderr.isatty() or self._newest[0] != self._logged_step):
             notice(self._text())
@@ -166,7 +166,7 @@ class StatusLine:
         return (last_time - first_time) / (done - self._work(first_step)) * (self._work(self._total_steps) - done)
 
     def _mean(self, name: str) -> float | None:
-        """Mean of a rate over recent steps, weighted by their seconds: that of tokens/s is tokens by seconds."""
+        """Return the mean of a rate over recent steps, weighted by their seconds (total tokens by total seconds)."""
         pairs = [(m[name], m.get("speed/step_seconds", 1.0)) for m in self._speeds if name in m]
         seconds = sum(weight for _, weight in pairs)
         return sum(value * weight for value, weight in pairs) / seconds if seconds > 0 else None

@@ -1,14 +1,14 @@
-"""`metrics.jsonl`: one JSON object per line, written as the run goes, read back as one clean history.
+"""`metrics.jsonl`: one JSON object per line, written during a run, read back as one consistent history.
 
 A record holds `step` (completed optimizer steps: 1 after the first), `attempt`, `time` (Unix seconds) and any number of
 named values. A step may have more than one record (an evaluation comes after the step's own); their values add up.
 
-An attempt that died may have recorded steps after the checkpoint from which the next attempt goes on. The history that
-counts is the one that led to the newest weights, so when an attempt's first record is for step N, everything that
-earlier attempts recorded for step N and later is superseded. The same holds when an attempt goes back itself: its next
-record is of an earlier step, or it leaves out the very step that it recorded last. A record of what came after a step
-(an evaluation, what became of a save) takes nothing from that step, only from those behind it. A worker of an attempt
-that was given up may wake once more and write: nothing counts that an attempt has recorded after a later one.
+An attempt that died may have recorded steps after the checkpoint from which the next attempt resumes. Only the history
+that led to the newest weights counts. So when an attempt's first record is for step N, everything that earlier attempts
+recorded for step N and later is superseded. This also holds when an attempt rolls back: its next record is of an
+earlier step, or it leaves out the very step that it recorded last. A record of an event after a step (an evaluation,
+the outcome of a save) supersedes only later steps, not that step. A worker of an abandoned attempt may wake up and
+write: records of an attempt after those of a later one do not count.
 """
 
 from __future__ import annotations
@@ -35,38 +35,37 @@ from headway.core.foreign import as_number, open_regular, parse_json_lines, read
 from headway.core.timeout_writer import TimeoutWriter
 
 FILE_NAME = "metrics.jsonl"
-#: How many steps were left out until now; in the one record of a step's own that was left out.
+#: The number of steps left out so far; in the only record that a left-out step has of its own.
 LEFT_OUT = "train/left_out_steps"
-#: Seconds by which the wall clock was set forward since it was last looked at; negative if back.
+#: Seconds by which the wall clock was set forward since the last reading; negative if back.
 CLOCK_JUMP = "health/clock_jump_seconds"
 
-#: A record of nothing else is not the step's own: it was written at a step that may be another attempt's.
+#: A record with only these is not the step's own: it was written at a step that may be another attempt's.
 _NOT_OWN = ("checkpoint/", "evaluation/")
 _NO_VALUES = frozenset(("step", "attempt", "time"))
 
-# JSON has no numbers for these; the words are those of the Protocol Buffers JSON mapping, and float() reads them.
+# JSON has no such numbers. The words are those of the Protocol Buffers JSON mapping, and float() reads them.
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
-#: So long a disk may take for a record before that is told: one that a checkpoint is written to takes seconds at times.
+#: How long a disk may take for a record before a warning; while it writes a checkpoint, seconds are normal.
 _SILENT_SECONDS = 10.0
 _NO_ANSWER = "the disk does not answer"
 
-#: Several hundred records.
+#: Size of several hundred records.
 _TAIL_BYTES = 256 * 1024
 
 
 class MetricsLog:
-    """Appends records; every line reaches the operating system at once, so killing the process loses none but one that
-    was only begun.
+    """Appends records, each at once to the operating system: a killed process loses at most a record that it had begun.
 
-    While that does not go (the disk is full, say, or hangs) records wait in memory: training goes on without
-    checkpoints then, and is not to end for want of metrics, nor to wait for them.
+    While the disk is full or hangs, records wait in memory. Training then continues without checkpoints, and must
+    neither end for lack of metrics nor wait for them.
 
     Args:
-        path: The file; created with its folder when it is not there, continued otherwise.
+        path: The file; created with its folder if it does not exist, continued otherwise.
         attempt: Number of the attempt that writes.
-        may_write: Called before each record, where a disk that hangs costs no more than it does a write; raises when
-            nothing may be recorded any more.
+        may_write: Called before each record, on the thread that writes; raises an error when nothing more may be
+            recorded.
 
     Raises:
         CheckpointError: the file cannot be opened.
@@ -83,7 +82,7 @@ class MetricsLog:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open_regular(path, "ab")
             if path.stat().st_size and not ends_with_newline(path):
-                self._file.write(b"\n")  # the attempt before was killed in mid-line
+                self._file.write(b"\n")  # the previous attempt was killed in mid-line
         except OSError as error:
             raise CheckpointError(
                 f"metrics cannot be written: {error.strerror or error}",
@@ -92,29 +91,29 @@ class MetricsLog:
                     error, "free some disk space, check the folder's permissions, and run the same command again"
                 ),
             ) from error
-        self._patiently = TimeoutWriter()
+        self._writer = TimeoutWriter()
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Record values of one step. Floats are written with all their digits; NaN and infinities as words.
 
         Raises:
-            CheckpointError: `may_write` forbids it, or has forbidden it meanwhile for an earlier one.
+            CheckpointError: `may_write` forbids this record, or has forbidden an earlier one.
         """
         self._add(step, values)
-        self._told(self._patiently(self._write_all))
+        self._check(self._writer(self._write_all))
 
     def begin(self, step: int, values: Mapping[str, float]) -> None:
-        """The same without waiting for it: what is wrong is told with the next record, or by `settle`."""
+        """Record values without waiting; the next record, or `settle`, reports errors."""
         self._add(step, values)
-        self._told(self._patiently.begin(self._write_all))
+        self._check(self._writer.begin(self._write_all))
 
     def settle(self) -> None:
-        """Have written what was begun.
+        """Wait until all records are written.
 
         Raises:
             CheckpointError: as `write`.
         """
-        self._told(self._patiently(self._write_all))
+        self._check(self._writer(self._write_all))
 
     def _add(self, step: int, values: Mapping[str, float]) -> None:
         record: dict[str, Any] = {"step": step, "attempt": self._attempt, "time": round(time.time(), 3)}
@@ -122,16 +121,16 @@ class MetricsLog:
             record[name] = value if math.isfinite(value) else _word(value)
         self._waiting.append(json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n")
 
-    def _told(self, done: bool) -> None:
+    def _check(self, done: bool) -> None:
         if self._refusal is not None:
             raise self._refusal
         if done:
-            self._tell(self._error)
-        elif self._patiently.late_seconds >= _SILENT_SECONDS:
-            self._tell(_NO_ANSWER)
+            self._report(self._error)
+        elif self._writer.late_seconds >= _SILENT_SECONDS:
+            self._report(_NO_ANSWER)
 
-    def _tell(self, trouble: str | None) -> None:
-        """Say how writing goes where it is news."""
+    def _report(self, trouble: str | None) -> None:
+        """Report whether writing works, if that has changed."""
         if trouble is not None and self._trouble is None:
             warning(f"metrics cannot be written ({trouble}): they are kept in memory, and tried again")
         elif trouble is None and self._trouble is not None:
@@ -139,7 +138,7 @@ class MetricsLog:
         self._trouble = trouble
 
     def _write_all(self) -> None:
-        """Write what waits, which nobody else takes anything from."""
+        """Write the waiting records. No other thread removes any."""
         self._error = None
         try:
             while self._waiting and self._refusal is None:
@@ -158,15 +157,15 @@ class MetricsLog:
         self._file.close()
 
     def close(self) -> None:
-        """Close the file; more than once does no harm."""
+        """Close the file. Further calls have no effect."""
         if self._closed:
             return
         self._closed = True
-        finished = self._patiently.end(self._finish)
-        if self._refusal is not None:  # which has been told
+        finished = self._writer.end(self._finish)
+        if self._refusal is not None:  # already reported
             return
         if finished:
-            self._tell(self._error)
+            self._report(self._error)
         else:
             self._trouble = _NO_ANSWER
         if missing := len(self._waiting):
@@ -191,14 +190,14 @@ def _is_own(record: Mapping[str, Any]) -> bool:
 
 
 def _number(value: Any) -> float | None:
-    """A recorded value as a float; None for what is no number."""
+    """Return a recorded value as a float; None if it is not a number."""
     if isinstance(value, str):
         return _NOT_FINITE.get(value)
     return as_number(value)
 
 
 class _Column:
-    """Values of one name by rising step. Arrays, since a history of millions of dicts would not fit in memory."""
+    """Values of one name by rising step, in arrays: a history of millions of dicts would not fit in memory."""
 
     def __init__(self) -> None:
         self.steps, self.values = array("q"), array("d")
@@ -211,7 +210,7 @@ class _Column:
             self.values.append(value)
 
     def drop_from(self, step: int) -> int:
-        """Forget this step and later ones; returns how many values that were."""
+        """Remove this step and later ones; return the number of removed values."""
         start = bisect_left(self.steps, step)
         dropped = len(self.steps) - start
         del self.steps[start:], self.values[start:]
@@ -220,10 +219,10 @@ class _Column:
 
 @dataclass
 class Span:
-    """What one attempt recorded, superseded steps included."""
+    """The records of one attempt, superseded steps included."""
 
     first_step: int
-    """The first that it did itself; one more than the last, where it did none."""
+    """The first step that it did itself; one more than the last if it did none."""
     last_step: int
     first_time: float | None
     last_time: float | None
@@ -240,19 +239,19 @@ class Metrics:
         self.spans: dict[int, Span] = {}
         """By attempt number."""
         self.repeated_steps = 0
-        """Steps that had to be done again after a restart."""
+        """Steps that had to be repeated after a restart."""
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Take in the next record of the file; what is not a record of a step is passed over."""
+        """Add the next record of the file; skip it if it is not a record of a step."""
         step, attempt = record.get("step"), record.get("attempt", 0)
         if not isinstance(step, int) or not isinstance(attempt, int) or not 0 <= step < 2**63:
             return
         if not max(0, self._attempt) <= attempt < 2**63:
             return
-        # A rollback to right before the trouble goes on with the step that had it, which is left out now.
+        # A rollback to just before a bad step continues with that step, which is now left out.
         goes_back = step < self._step or (step == self._step and LEFT_OUT in record)
         if attempt != self._attempt or goes_back:
-            self._go_on_from(step if _is_own(record) else step + 1, attempt)
+            self._restart_at(step if _is_own(record) else step + 1, attempt)
         self._step, self._attempt = step, attempt
         for name, value in record.items():
             # Nearly all values are plain floats, and histories are long.
@@ -263,7 +262,7 @@ class Metrics:
                     column = self._columns[name] = _Column()
                 column.put(step, number)
         done = self._columns["attempt"]
-        if not done.steps or done.steps[-1] != step:  # else it stays that of the attempt that did it
+        if not done.steps or done.steps[-1] != step:  # otherwise the step remains that of the attempt that did it
             done.put(step, attempt)
         span, moment = self.spans[attempt], _number(record.get("time"))
         span.first_time = moment if span.first_time is None else span.first_time
@@ -272,13 +271,13 @@ class Metrics:
         if jump is not None and math.isfinite(jump):
             span.clock_jumped += jump
 
-    def _go_on_from(self, step: int, attempt: int) -> None:
-        """The attempt does this step and those behind it, whoever has done them before."""
+    def _restart_at(self, step: int, attempt: int) -> None:
+        """Start the history of an attempt at this step: it supersedes all later records."""
         self.repeated_steps += self._columns["attempt"].drop_from(step)
         for known in self._columns.values():
             known.drop_from(step)
         span = self.spans.setdefault(attempt, Span(step, step - 1, None, None))
-        span.first_step = min(span.first_step, step)  # it may go back to before it began
+        span.first_step = min(span.first_step, step)  # a rollback may lead to before its first step
 
     @property
     def names(self) -> list[str]:
@@ -292,31 +291,31 @@ class Metrics:
         return steps[-1] if steps else 0
 
     def series(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Steps (rising, each once) and values of one name, both of shape `(points,)`; empty when it is unknown."""
+        """Return steps (rising, each once) and values of one name, both of shape `(points,)`; empty if unknown."""
         column = self._columns.get(name) or _Column()
         return np.array(column.steps, dtype=np.int64), np.array(column.values, dtype=np.float64)
 
     def finite(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """`series` without NaN and infinite values."""
+        """Return `series` without NaN and infinite values."""
         steps, values = self.series(name)
         keep = np.isfinite(values)
         return steps[keep], values[keep]
 
     def not_finite_since(self, name: str) -> int | None:
-        """The step since which all values of one name are NaN or infinite; None when the newest is finite."""
+        """Return the step since which all values of one name are not finite; None if the newest is finite."""
         steps, values = self.series(name)
         finite = np.flatnonzero(np.isfinite(values))
         start = int(finite[-1]) + 1 if len(finite) else 0
         return int(steps[start]) if start < len(steps) else None
 
     def last(self, name: str) -> float | None:
-        """Newest value of one name."""
+        """Return the newest value of one name."""
         column = self._columns.get(name)
         return column.values[-1] if column and column.values else None
 
 
 def read_metrics(run_dir: Path, *, newest: bool = False) -> Metrics:
-    """The history of a run directory; empty when nothing was recorded yet, or it cannot be read.
+    """Read the history of a run directory; empty if nothing was recorded yet, or it cannot be read.
 
     Args:
         run_dir: The run directory.
@@ -329,7 +328,7 @@ def read_metrics(run_dir: Path, *, newest: bool = False) -> Metrics:
 
 
 def read_records(run_dir: Path, *, newest: bool = False) -> Iterator[dict[str, Any]]:
-    """The records as they were written, superseded ones included; none where they cannot be read."""
+    """Yield the records as they were written, superseded ones included; none if they cannot be read."""
     path = run_dir / FILE_NAME
     with suppress(OSError):
         yield from _tail(path) if newest else read_json_lines(path)
@@ -340,5 +339,5 @@ def _tail(path: Path) -> Iterator[dict[str, Any]]:
         start = max(0, path.stat().st_size - _TAIL_BYTES)
         file.seek(start)
         lines = file.read(2 * _TAIL_BYTES).splitlines()  # it may grow
-    # The first line is cut off, unless the file is short.
+    # The first line is incomplete, unless the file is short.
     yield from parse_json_lines(lines[1:] if start else lines)

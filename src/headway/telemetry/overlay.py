@@ -22,14 +22,14 @@ from headway.telemetry.charts import (
 )
 from headway.telemetry.record import Run
 
-#: Runs beyond those that have a colour of their own start over with another dash.
+#: Runs beyond the number of colours reuse them with another dash.
 _DASHES: tuple[Kind, ...] = ("solid", "dashed", "dotted")
 
 
 def overlay_chart(runs: Mapping[str, Run], by: Literal["step", "tokens"]) -> Chart | None:
-    """Smoothed training losses of several runs, by name, over one axis; their validation losses are dots.
+    """Draw smoothed training losses of several runs over one axis; validation losses are dots.
 
-    Where a run's loss is not finite up to its end, its curve ends with a cross, and the axis goes on to its last step.
+    If a run's loss is not finite up to its end, its curve ends with a cross, and the axis extends to its last step.
     """
     legend: list[Entry] = []
     with drawing(1040, 380) as (figure, axes):
@@ -50,7 +50,7 @@ def overlay_chart(runs: Mapping[str, Run], by: Literal["step", "tokens"]) -> Cha
                 axes.update_datalim([(float(place(run.metrics.last_step)), float(mean[-1]))])
             evaluated, validation = run.metrics.finite("evaluation/loss")
             axes.plot(place(evaluated), validation, color=colour, linestyle="none", marker="o", markersize=4.5)
-            legend.append(Entry(_told(name, half, since), index % SERIES_COLOURS, dash))
+            legend.append(Entry(_legend_label(name, half, since), index % SERIES_COLOURS, dash))
         axes.set_ylabel("loss (nats per token)")
         axes.set_xlabel(by)
         axes.xaxis.set_major_formatter(number_ticks())
@@ -59,7 +59,7 @@ def overlay_chart(runs: Mapping[str, Run], by: Literal["step", "tokens"]) -> Cha
         return Chart(title, as_svg(figure, title), tuple(legend), wide=True) if legend else None
 
 
-def _told(name: str, half: int, not_finite_since: int | None) -> str:
-    """A run's line in the legend: how its curve was smoothed, and where it has no more of it."""
+def _legend_label(name: str, half: int, not_finite_since: int | None) -> str:
+    """Return a run's legend label: its name, the smoothing, and where the curve ends early."""
     over = f", mean over {2 * half + 1:,} steps" if half else ""
     return name + over + ("" if not_finite_since is None else f", not finite since step {not_finite_since:,}")

@@ -1,4 +1,4 @@
-"""Where a run comes from: the contents of `run.json`, enough to ask years later what exactly was run."""
+"""Provenance of a run: the contents of `run.json`, enough to find out years later what exactly was run."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from headway.core.secrets import redact, redact_arguments, redact_values
 from headway.telemetry.hardware import hardware_facts
 from headway.telemetry.variables import recorded_variables
 
-#: A diff, in the folder of the attempt that began with it.
+#: The name of a diff, in the folder of the attempt that began with it.
 DIFF_FILE = "uncommitted.diff"
-#: Most of a diff that is kept as text in records, and as a file: one of more bytes is no longer about code. Its SHA-256
-#: always covers the whole of it.
+#: Largest diff that is kept as text in records, and as a file: a larger one is no longer about code. Its SHA-256 always
+#: covers all of it.
 _TEXT_BYTES, _FILE_BYTES = 1_000_000, 64_000_000
-#: So many names of changed files are recorded, and as many of untracked ones.
+#: Number of changed files, and of untracked files, whose names are recorded.
 _NAMES = 100
 
 _GIT_SECONDS = 30
@@ -51,15 +51,15 @@ def provenance(
     git_diff: GitDiff = "none",
     keep: Path | None = None,
 ) -> dict[str, Any]:
-    """Everything that `run.json` records, ready for JSON, without credentials.
+    """Return everything that `run.json` records, ready for JSON, without credentials.
 
     Args:
         command: The command line, as a list.
-        config_fingerprint: Of the config's identity.
-        fingerprints: Of what the run uses: "data" (the token store's manifest) and "tokenizer".
-        model: Facts on the model that the config does not tell, e.g. "parameters" and "vocab_size".
-        folder: Whose git repository is described; the working directory when not given.
-        git_diff: What is kept of uncommitted changes (`telemetry.git_diff`).
+        config_fingerprint: Fingerprint of the config's identity.
+        fingerprints: Fingerprints of what the run uses: "data" (the token store's manifest) and "tokenizer".
+        model: Facts about the model that are not in the config, e.g. "parameters" and "vocab_size".
+        folder: A folder in the git repository to describe; the working directory if not given.
+        git_diff: How much of uncommitted changes is kept (`telemetry.git_diff`).
         keep: The folder in which they are kept; see `git_state`.
     """
     folder = folder or Path.cwd()
@@ -77,7 +77,7 @@ def provenance(
 
 
 def environment() -> dict[str, Any]:
-    """Python, platform, package versions, and the environment variables that change what is computed."""
+    """Return Python, platform, package versions, and the environment variables that affect results."""
     import torch
 
     cudnn: Any = torch.backends.cudnn
@@ -93,8 +93,7 @@ def environment() -> dict[str, Any]:
 
 
 def _versions() -> list[tuple[str, str]]:
-    # Not `metadata.version`, which reads the whole text as mail: a sixtieth of a second of every start for all packages
-    # together.
+    # Not `metadata.version`, which parses the whole text as mail: 1/60 s of every start for all packages together.
     found = []
     for package in _PACKAGES:
         try:
@@ -109,7 +108,7 @@ def _versions() -> list[tuple[str, str]]:
 
 
 def git_state(folder: Path, diff: GitDiff = "none", keep: Path | None = None) -> dict[str, Any] | None:
-    """Commit and uncommitted changes of the repository that holds `folder`.
+    """Return commit and uncommitted changes of the repository that holds `folder`.
 
     Args:
         folder: Any folder of the repository.
@@ -139,11 +138,11 @@ def git_state(folder: Path, diff: GitDiff = "none", keep: Path | None = None) ->
 
 
 def _diff(folder: Path, wanted: GitDiff, keep: Path | None) -> dict[str, Any]:
-    """Changes against HEAD; empty when there are none, or when git does not answer in time."""
+    """Return changes against HEAD; empty if there are none, or if git does not answer in time."""
     if wanted == "none":
         return {"changed": changed} if (changed := _git(folder, "diff", "HEAD", "--name-only")) else {}
-    with tempfile.TemporaryFile(dir=keep) as file:  # without a name, so no kill leaves it behind
-        # No text conversion and no external diff tools: the diff must be one that `git apply` takes.
+    with tempfile.TemporaryFile(dir=keep) as file:  # unnamed, so that a killed process does not leave it behind
+        # No text conversion and no external diff tools: `git apply` must accept the diff.
         command = _git_command(folder, "diff", "HEAD", "--binary", "--no-color", "--no-ext-diff", "--no-textconv")
         try:
             subprocess.run(command, stdout=file, stderr=subprocess.DEVNULL, timeout=_GIT_SECONDS, check=True)
@@ -171,7 +170,7 @@ def _diff(folder: Path, wanted: GitDiff, keep: Path | None) -> dict[str, Any]:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Output of a git command; None when it fails for whatever reason."""
+    """Return the output of a git command; None if it fails for any reason."""
     try:
         done = subprocess.run(_git_command(folder, *arguments), capture_output=True, timeout=_GIT_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -180,5 +179,5 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _git_command(folder: Path, *arguments: str) -> list[str]:
-    # `--no-optional-locks`: looking must not get in the way of a person who commits at the same moment.
+    # `--no-optional-locks`: reading must not disturb a person who commits at the same time.
     return ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", str(folder), *arguments]

@@ -1,7 +1,7 @@
-"""A run directory, read: what its files say about a run, whatever state the run is in.
+"""The contents of a run directory, whatever state the run is in.
 
-Reading is tolerant: a file or a field that is missing or broken is unknown, never an error, since the runs that one
-most wants to look at are those that died.
+Reading is tolerant: a file or a field that is missing or broken is unknown, never an error. The runs that are most
+interesting to examine are those that died.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from headway.telemetry.metrics import FILE_NAME, Metrics, Span, read_metrics
 
 FINISHED, PREEMPTED, FAILED = "finished", "preempted", "failed"
 RUNNING, DIED = "running", "died"
-#: The newest attempt has put back an earlier checkpoint (`headway checkpoints restore`), and trained nothing.
+#: The newest attempt restored an earlier checkpoint (`headway checkpoints restore`), and trained nothing.
 RESTORED = "restored"
 
-#: The newest attempt has no end on record, and its host is another one, so nobody here can tell whether it lives.
+#: The newest attempt has no recorded end, and ran on another host, so its state cannot be determined here.
 NOT_ENDED = "not ended"
 
 NOT_STARTED = "not started"
 
-#: As Unix seconds, the end of the year 9999, behind which Python has no dates.
+#: The end of the year 9999 as Unix seconds, after which Python has no dates.
 _LAST_MOMENT = 253_402_300_800
 
 
@@ -45,7 +45,7 @@ class Attempt:
 
     number: int
     outcome: str
-    """As the attempt recorded it when it ended; else `running`, `died` or `not ended`."""
+    """The outcome that the attempt recorded at its end; else `running`, `died` or `not ended`."""
     exit_code: int | None = None
     command: str | None = None
     host: str | None = None
@@ -56,14 +56,14 @@ class Attempt:
     first_step: int | None = None
     last_step: int | None = None
     measured: float | None = None
-    """Seconds that it went by a clock that nobody sets; None if it did not end by itself."""
+    """Seconds that it ran, by a monotonic clock; None if it did not end by itself."""
     clock_jumped: float = 0.0
     """Seconds by which the wall clock was seen to be set forward meanwhile; negative if back."""
 
     @property
     def seconds(self) -> float | None:
-        """How long it went, up to its last sign of life when it has not ended. The wall clock may have been set
-        meanwhile; by how much is known as far as the attempt saw it."""
+        """How long it ran, up to its last sign of life if it has no recorded end, without jumps of the wall clock that
+        the attempt saw."""
         if self.measured is not None:
             return self.measured
         if self.started is None or self.ended is None:
@@ -73,7 +73,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One published checkpoint, as its manifest tells."""
+    """One published checkpoint, from its manifest."""
 
     step: int
     time: float | None
@@ -84,14 +84,13 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Run:
-    """The contents of one run directory, each read when it is first asked for."""
+    """The contents of one run directory, each read when it is first needed."""
 
     path: Path
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """`config.yaml`, without the credentials that earlier versions may have left in it; empty when it cannot be
-        read."""
+        """`config.yaml`, without credentials that earlier versions may have left in it; empty if unreadable."""
         return dict(redact_values(_read_yaml(self.path / "config.yaml")))
 
     @cached_property
@@ -117,33 +116,34 @@ class Run:
 
     @cached_property
     def attempts(self) -> list[Attempt]:
-        """By number."""
+        """Attempts by rising number."""
         return [
             _attempt(number, record, self.metrics.spans.get(number), newest=number == max(self.attempt_records))
             for number, record in self.attempt_records.items()
         ]
 
     def has_done(self, attempt: int, step: int) -> bool:
-        """Whether an attempt is known to have done a step here; numbers count from 1 wherever a run goes on."""
+        """Return whether an attempt is known to have done a step here; wherever a run is continued, numbers restart at
+        1."""
         found = (one for one in self.attempts if one.number == attempt)
         return any(one.first_step is not None and one.first_step < step <= (one.last_step or 0) for one in found)
 
     @cached_property
     def checkpoints(self) -> list[Checkpoint]:
-        """By step; their bytes are not verified here."""
+        """Checkpoints by rising step; their bytes are not verified."""
         manifests = sorted((self.path / "checkpoints").glob("step-*/manifest.json"))
         found = [_checkpoint(read_json(path)) for path in manifests]
         return sorted((item for item in found if item is not None), key=lambda item: item.step)
 
     @property
     def outcome(self) -> str:
-        """How the newest attempt ended, or that it has not."""
+        """How the newest attempt ended, or that it has not ended."""
         records = self.attempt_records
         return _outcome(records[max(records)], newest=True) if records else NOT_STARTED
 
     @property
     def state(self) -> str:
-        """The outcome in one or two words: `failed` for one that is a sentence on what went wrong."""
+        """The outcome in one or two words: `failed` for an outcome that is an error message."""
         states = (FINISHED, PREEMPTED, RESTORED, RUNNING, DIED, NOT_ENDED, NOT_STARTED)
         return self.outcome if self.outcome in states else FAILED
 
@@ -153,13 +153,13 @@ class Run:
         store = self.get("data.store")
         if not isinstance(store, str):
             return {}
-        # A relative path is meant from where the run was started, which need not be here.
+        # A relative path is relative to the folder in which the run was started.
         started_in = self.facts.get("folder")
         folders = [Path(started_in)] if isinstance(started_in, str) else []
         return next((m for folder in [*folders, Path()] if (m := read_json(folder / store / "manifest.json"))), {})
 
     def get(self, key: str) -> Any:
-        """A value of the config by its dotted key; None when it is not there."""
+        """Return a value of the config by its dotted key; None if it is absent."""
         return dig(self.config, *key.split("."))
 
     @property
@@ -169,7 +169,7 @@ class Run:
 
     @property
     def total_steps(self) -> int | None:
-        """Where the run ends."""
+        """The number of steps of the run."""
         return as_int(self.get("train.steps"))
 
     @property
@@ -187,8 +187,7 @@ class Run:
 
     @cached_property
     def segments(self) -> list[Segment]:
-        """What the rows of the steps follow from, where the run was changed on the way; empty where it was not, or when
-        they cannot be read."""
+        """The segments of a run that was changed on the way; empty if it was not, or if they cannot be read."""
         try:
             return [Segment.model_validate(segment) for segment in self.get("segments") or []]
         except (TypeError, ValueError):
@@ -201,7 +200,7 @@ class Run:
 
     @property
     def tokens(self) -> int | None:
-        """Those that led to the newest weights: without steps that were computed again or left out."""
+        """Tokens that led to the newest weights: without steps that were repeated or left out."""
         batches, step = self.batches, self.step
         if batches is None:
             return None
@@ -211,7 +210,7 @@ class Run:
 
     @cached_property
     def skipped_ranges(self) -> list[tuple[int, int]]:
-        """Steps whose rows are left out by decision, counted from 0: first one, and the one after the last."""
+        """Ranges of steps whose rows a decision left out, counted from 0: first step, and the one after the last."""
         found: list[tuple[int, int]] = []
         segments: list[Segment] = []
         for line in self._ledger():
@@ -238,7 +237,7 @@ class Run:
 
     @property
     def seconds(self) -> float | None:
-        """Time in which an attempt was going; the time between attempts does not count."""
+        """Time in which an attempt was running; the time between attempts does not count."""
         known = [attempt.seconds for attempt in self.attempts if attempt.seconds is not None]
         return sum(known) if known else None
 
@@ -250,7 +249,7 @@ class Run:
 
 
 def finished_steps(records: Mapping[int, Mapping[str, Any]], metrics: Metrics) -> int:
-    """Steps that the newest state has: after going back by hand fewer than were recorded, until training goes on."""
+    """Return the steps of the newest state; after a manual restore, fewer than recorded until training continues."""
     for number in sorted(records, reverse=True):
         step = as_int(records[number].get("last_step"))
         if records[number].get("outcome") == RESTORED and step is not None:
@@ -278,15 +277,15 @@ def open_run(path: Path) -> Run:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is a run directory (rather than, say, a token store, which has no `config.yaml`)."""
+    """Return whether a folder is a run directory (a token store, for example, has no `config.yaml`)."""
     try:
         return (path / "config.yaml").is_file() or (path / FILE_NAME).is_file()
-    except OSError:  # a folder of somebody else's
+    except OSError:  # a folder without permission
         return False
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty when it cannot be read."""
+    """Read a JSON object; empty if it cannot be read."""
     try:
         return read_json_object(path, LISTING_BYTES)
     except (OSError, ValueError):
@@ -302,7 +301,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def dig(value: Any, *keys: str) -> Any:
-    """A value inside nested mappings; None when it is not there."""
+    """Return a value inside nested mappings; None if it is absent."""
     for key in keys:
         if not isinstance(value, Mapping):
             return None
@@ -311,19 +310,19 @@ def dig(value: Any, *keys: str) -> Any:
 
 
 def as_int(value: Any) -> int | None:
-    """A whole number as recorded; None for anything else."""
+    """Return a recorded integer; None for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def as_text(value: Any) -> str | None:
-    """A text as recorded, a list of words as one line; None for anything else."""
+    """Return a recorded text, or a list of words as one line; None for anything else."""
     if isinstance(value, list):
         return " ".join(map(str, value))
     return value if isinstance(value, str) else None
 
 
 def as_time(value: Any) -> float | None:
-    """A moment as Unix seconds, from a number or an ISO 8601 text; None for what is none."""
+    """Return a time as Unix seconds, from a number or an ISO 8601 text; None if it is neither."""
     if isinstance(value, str):
         try:
             return datetime.fromisoformat(value).timestamp()
@@ -334,7 +333,7 @@ def as_time(value: Any) -> float | None:
 
 
 def _command(text: str | None) -> str | None:
-    """A command line, without the credentials that earlier versions have written down."""
+    """Return a command line without the credentials that earlier versions recorded."""
     try:
         words = shlex.split(text or "")
     except ValueError:
@@ -368,7 +367,7 @@ def _duration(value: Any) -> float | None:
 
 
 def _outcome(record: dict[str, Any], newest: bool) -> str:
-    """What the attempt recorded when it ended; without that, whether it is still alive."""
+    """Return the outcome that the attempt recorded at its end; otherwise whether it is still alive."""
     outcome = as_text(record.get("outcome"))
     if outcome is not None:
         return outcome
@@ -389,8 +388,8 @@ def _outcome(record: dict[str, Any], newest: bool) -> str:
         return DIED
     except psutil.Error:
         return NOT_ENDED
-    # Process numbers are used again: one that was born after the attempt started is another process. The two times come
-    # from different clocks of the kernel, which may be apart by a little.
+    # Process numbers are reused: a process that was born after the attempt started is another one. The two times come
+    # from different clocks of the kernel, which may differ by a little.
     return DIED if started is not None and born > started + 5 else RUNNING
 
 

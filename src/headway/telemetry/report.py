@@ -1,4 +1,4 @@
-"""`report.html`: one page about one run, readable while it goes and years after, with nothing to load from anywhere."""
+"""`report.html`: one page about one run, readable during the run and years later, without external resources."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from headway.telemetry.summary import (
     usd_text,
 )
 
-#: Sample text and diffs are shown up to this many characters; the files have the rest.
+#: Sample text and diffs are truncated to this many characters; the files have the rest.
 _SHOWN_CHARACTERS = 50_000
 
 
@@ -54,12 +54,14 @@ def write_report(run_dir: Path, output: Path | None = None) -> Path:
 
 
 def render_report(run: Run) -> str:
-    """The page as text."""
+    """Return the page as text."""
     summary, found = summarize(run), goodput_of(run)
     return html.page(
         f"{run.name} · Headway run",
         [
-            html.heading(run.name, summary.state, _remark(run, summary), tone="warn" if _diverged(summary) else None),
+            html.heading(
+                run.name, summary.state, _status_note(run, summary), tone="warn" if _diverged(summary) else None
+            ),
             html.tiles(_tiles(summary)),
             _charts(run),
             html.section("Sample text", _samples(run)),
@@ -75,7 +77,7 @@ def render_report(run: Run) -> str:
     )
 
 
-def _remark(run: Run, summary: Summary) -> str:
+def _status_note(run: Run, summary: Summary) -> str:
     last = f"last sign of life {time_text(summary.updated)} ({ago_text(summary.updated)})"
     if summary.state == RUNNING:
         how = f"Running since {time_text(run.attempts[-1].started)}; {last}."
@@ -131,14 +133,14 @@ def _training_tile(summary: Summary) -> tuple[str, str, str]:
 
 
 def _validation_tile(summary: Summary) -> tuple[str, str, str]:
-    value, remarks = loss_text(summary.validation_loss), []
+    value, notes = loss_text(summary.validation_loss), []
     if summary.validation_loss_not_finite_since is not None:
-        value, remarks = "not finite", [f"since step {summary.validation_loss_not_finite_since:,}"]
+        value, notes = "not finite", [f"since step {summary.validation_loss_not_finite_since:,}"]
     elif summary.validation_step is not None and summary.validation_step != summary.step:
-        remarks = [f"at step {summary.validation_step:,}"]
+        notes = [f"at step {summary.validation_step:,}"]
     if summary.best_validation_loss is not None and summary.best_validation_loss != summary.validation_loss:
-        remarks.append(f"best {loss_text(summary.best_validation_loss)} at step {summary.best_validation_step:,}")
-    return "Validation loss", value, ", ".join(remarks)
+        notes.append(f"best {loss_text(summary.best_validation_loss)} at step {summary.best_validation_step:,}")
+    return "Validation loss", value, ", ".join(notes)
 
 
 def _gib(amount: float | None) -> str:
@@ -223,7 +225,7 @@ def _model(run: Run) -> list[tuple[str, str]]:
 
 
 def _plain(value: Any) -> str:
-    """A recorded value in words."""
+    """Format a recorded value."""
     if value is None:
         return UNKNOWN
     if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -232,8 +234,8 @@ def _plain(value: Any) -> str:
 
 
 def _spent(found: Goodput | None) -> str:
-    """Where the time went."""
-    if found is None or not found.wall_seconds:  # all that is measured is part of the wall time
+    """Show where the time went."""
+    if found is None or not found.wall_seconds:  # every measured time is part of the wall time
         return ""
     spent = [("training that counts", found.effective_seconds), *found.lost_seconds.items()]
     rows = [
@@ -243,7 +245,7 @@ def _spent(found: Goodput | None) -> str:
 
 
 def _segments(run: Run) -> str:
-    """What the run was changed to, and where; nothing for one that was not."""
+    """Show how and where the run was changed; nothing if it was not."""
     rows = [
         [
             _count(segment.first_step),
@@ -335,7 +337,7 @@ def _git_text(git: Any) -> str:
 
 
 def _changes(run: Run) -> str:
-    """Uncommitted changes: what the run records of them, and the text only where it was to travel."""
+    """Show uncommitted changes: their hash and files, and the text only if the config allowed it to be recorded."""
     git = run.facts.get("git")
     sha256, names = as_text(dig(git, "diff_sha256")), dig(git, "changed")
     if sha256 is None:

@@ -1,4 +1,4 @@
-"""Looking at many runs: a list of those in a folder, and how a few differ."""
+"""Lists of runs in a folder, and comparisons of a few runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Listing:
     step: int
     total_steps: int | None
     train_loss: float | None
-    """Of the last step."""
+    """Loss of the last step."""
     validation_loss: float | None
     """Newest, if it is among the last few hundred records."""
     tokens_per_second: float | None
@@ -37,7 +37,7 @@ class Listing:
 
 
 def list_runs(folder: Path) -> list[Listing]:
-    """The runs directly in a folder, the ones last heard of first.
+    """List the runs directly in a folder, the most recently updated first.
 
     Raises:
         CheckpointError: the folder does not exist.
@@ -69,7 +69,7 @@ def _listing(run: Run) -> Listing:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How some runs differ."""
+    """A comparison of several runs."""
 
     runs: tuple[Run, ...]
     summaries: tuple[Summary, ...]
@@ -78,7 +78,7 @@ class Comparison:
 
     @property
     def names(self) -> list[str]:
-        """The runs' names, or their paths when two have the same name."""
+        """Return the runs' names, or their paths if two have the same name."""
         names = [run.name for run in self.runs]
         return names if len(set(names)) == len(names) else [str(run.path) for run in self.runs]
 
@@ -97,7 +97,7 @@ def compare(paths: Sequence[Path]) -> Comparison:
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Dotted keys whose values are not the same in all configs, in the order of first appearance."""
+    """Return dotted keys whose values differ between configs, in the order of first appearance."""
     flats = [_flat(config) for config in configs]
     keys = dict.fromkeys(key for flat in flats for key in flat)
     table = {key: [flat.get(key) for flat in flats] for key in keys}
@@ -115,7 +115,7 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def result_rows(summaries: Sequence[Summary]) -> list[list[str]]:
-    """One row per result: its label, then one text for each run."""
+    """Return one row per result: its label, then one text for each run."""
     return [
         ["state", *(s.state for s in summaries)],
         ["step", *(f"{s.step:,}" + (f" of {s.total_steps:,}" if s.total_steps else "") for s in summaries)],
@@ -133,14 +133,14 @@ def result_rows(summaries: Sequence[Summary]) -> list[list[str]]:
 
 
 def _validation_text(summary: Summary) -> str:
-    """The newest one, with its step where that is not the run's last."""
+    """Format the newest validation loss, with its step if that is not the run's last."""
     text = result_text(summary.validation_loss, summary.validation_loss_not_finite_since)
     is_old = summary.validation_loss is not None and summary.validation_step != summary.step
     return f"{text} at step {summary.validation_step:,}" if is_old else text
 
 
 def difference_rows(comparison: Comparison) -> list[list[str]]:
-    """One row per config key that differs: the key, then its value in each run."""
+    """Return one row per config key that differs: the key, then its value in each run."""
     return [[key, *map(_value_text, values)] for key, values in comparison.differences.items()]
 
 

@@ -1,4 +1,4 @@
-"""A run in a few numbers: what `runs show`, `runs compare` and the report all say in the same way."""
+"""A summary of a run in a few numbers, as `runs show`, `runs compare` and the report show it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headway.core.statistics import perplexity
 from headway.telemetry.metrics import Metrics
 from headway.telemetry.record import Run
 
-#: The final training loss is a mean over this share of the steps, since a single step's is noisy ...
+#: The final training loss is a mean over this share of the steps, since the loss of a single step is noisy ...
 _FINAL_SHARE = 0.02
 #: ... but over no more steps than this.
 _FINAL_STEPS = 100
@@ -43,7 +43,7 @@ class Summary:
     validation_loss: float | None
     """Newest; None when that is not finite."""
     validation_step: int | None
-    """Of the newest."""
+    """Step of the newest evaluation."""
     validation_loss_not_finite_since: int | None
     """As for the training loss."""
     perplexity: float | None
@@ -56,7 +56,7 @@ class Summary:
     """Median over steps, as a share."""
     peak_memory_gib: float | None
     seconds: float | None
-    """Time in which an attempt was going."""
+    """Time in which an attempt was running."""
     repeated_steps: int
     """Steps that were computed again after restarts."""
     skipped_steps: int | None
@@ -68,7 +68,7 @@ class Summary:
 
 
 def summarize(run: Run) -> Summary:
-    """The headline numbers of a run, as far as its files tell."""
+    """Compute the headline numbers of a run, as far as its files show them."""
     metrics = run.metrics
     train_loss, window = _final_loss(metrics)
     evaluated, validation = metrics.finite("evaluation/loss")
@@ -107,8 +107,10 @@ def summarize(run: Run) -> Summary:
 
 
 def _final_loss(metrics: Metrics) -> tuple[float | None, int]:
-    """Mean training loss at the end and over how many steps. A run that has diverged has none: its last good loss is
-    not what came of it."""
+    """Return the mean training loss at the end, and the number of steps in that mean.
+
+    A run that has diverged has none: its last good loss is not its result.
+    """
     _, losses = metrics.finite("train/loss")
     if not len(losses) or metrics.not_finite_since("train/loss") is not None:
         return None, 0
@@ -117,7 +119,7 @@ def _final_loss(metrics: Metrics) -> tuple[float | None, int]:
 
 
 def median(metrics: Metrics, name: str) -> float | None:
-    """Median of one metric's finite values."""
+    """Return the median of one metric's finite values."""
     _, values = metrics.finite(name)
     return float(np.median(values)) if len(values) else None
 
@@ -128,27 +130,27 @@ def _max(metrics: Metrics, name: str) -> float | None:
 
 
 def loss_text(loss: float | None) -> str:
-    """A loss with four digits after the point."""
+    """Format a loss with four decimals."""
     return UNKNOWN if loss is None else f"{loss:.4f}"
 
 
 def result_text(loss: float | None, not_finite_since: int | None) -> str:
-    """A loss at the end of a run, or since when it is no number."""
+    """Format a loss at the end of a run, or the step since which it is not finite."""
     return loss_text(loss) if not_finite_since is None else f"not finite since step {not_finite_since:,}"
 
 
 def usd_text(amount: float | None) -> str:
-    """An amount of money."""
+    """Format an amount of money."""
     return UNKNOWN if amount is None else f"${amount:,.2f}"
 
 
 def share_text(share: float | None) -> str:
-    """A share as percent."""
+    """Format a share as percent."""
     return UNKNOWN if share is None else f"{100 * share:.1f} %"
 
 
 def time_text(moment: float | None) -> str:
-    """A moment in UTC: "2026-03-14 12:03 UTC"; unknown when no calendar has it."""
+    """Format a time in UTC, as in "2026-03-14 12:03 UTC"; unknown if it is outside the calendar."""
     try:
         return UNKNOWN if moment is None else datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M UTC")
     except (ValueError, OverflowError, OSError):
@@ -156,7 +158,7 @@ def time_text(moment: float | None) -> str:
 
 
 def ago_text(moment: float | None, now: float | None = None) -> str:
-    """How long ago a moment was, in its largest unit: "3 min ago"."""
+    """Format how long ago a time was, in its largest unit, as in "3 min ago"."""
     if moment is None:
         return UNKNOWN
     seconds = max(0.0, (time.time() if now is None else now) - moment)

@@ -172,7 +172,7 @@ def test_records_wait_for_the_disk(
     assert capsys.readouterr().err.count("the disk does not answer") == 1
     hurried(10)
     disk.goes.set()
-    assert wait_until(lambda: not metrics._patiently.late_seconds, LONG)
+    assert wait_until(lambda: not metrics._writer.late_seconds, LONG)
     metrics.write(5, {"train/loss": 5.0})
     assert "are written again" in capsys.readouterr().err
     metrics.close()
@@ -240,7 +240,7 @@ def test_whose_the_run_is_may_take_long_to_read(
     assert "the disk does not answer" in capsys.readouterr().err
     hurried(10)
     goes.set()
-    assert wait_until(lambda: not metrics._patiently.late_seconds, LONG)
+    assert wait_until(lambda: not metrics._writer.late_seconds, LONG)
     for step in (2, 3):
         with pytest.raises(CheckpointError, match="another one's"):
             metrics.write(step, {"train/loss": 2.0})
