@@ -289,9 +289,7 @@ def test_prompts_that_cannot_be_used(place: Path) -> None:
 
 def test_a_tokenizer_by_itself_takes_nothing_but_a_pattern(place: Path) -> None:
     store = place / "store"
-    refused(
-        "tokenizer", "inspect", store, "train.steps=3", code=2, says="says nothing about a tokenizer", where="train"
-    )
+    refused("tokenizer", "inspect", store, "train.steps=3", code=2, says="does not apply to a tokenizer", where="train")
     succeeded("tokenizer", "inspect", store, "data.tokenizer.pattern=gpt2")
 
 

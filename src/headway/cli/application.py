@@ -1,4 +1,4 @@
-"""The verbs of the `headway` command: one thin file each, nothing heavy imported before one runs."""
+"""The verbs of the `headway` command. Each is one thin file that imports nothing heavy before the verb runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer.core
 from headway.core.console import print_line
 from headway.core.format import printable
 
-#: The order of `headway --help`: from text to model to what comes after.
+#: The order in `headway --help`: from text to model to later tasks.
 VERBS = (
     "quickstart",
     "doctor",
@@ -38,28 +38,28 @@ VERBS = (
 
 
 class InOrder(typer.core.TyperGroup):
-    """Lists verbs and groups of verbs in the order of `VERBS`."""
+    """A group that lists verbs in the order of `VERBS`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Names for the help page."""
+        """List the verbs for the help page."""
         return list(VERBS)
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
-        """Understand the words up to the verb. What is said of others is fit for a terminal."""
+        """Parse the words up to the verb, with control characters in error messages escaped."""
         with _printable_messages():
             return super().make_context(*arguments, **options)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the verb. `--train.steps=50` and `--steps 50` are answered with what overrides look like."""
+        """Run the verb. For an unknown option such as `--train.steps=50` or `--steps 50`, suggest the override."""
         try:
             with _printable_messages():
                 return super().invoke(ctx)
         except Exception as error:
-            # Told by what it knows: depending on typer's version it is of click, or of typer's own copy of it.
+            # Recognised by its attributes: its class is click's or, in some versions of typer, a copy of it.
             name = getattr(error, "option_name", None)
             verb = getattr(getattr(error, "ctx", None), "command", None)
             if name and hasattr(error, "message") and any(p.name == "overrides" for p in getattr(verb, "params", ())):
-                keys = _keys_meant(name.lstrip("-").replace("-", "_"))
+                keys = _meant_keys(name.lstrip("-").replace("-", "_"))
                 if keys:
                     error.message += f". Overrides have no dashes: {' or '.join(f'{key}=VALUE' for key in keys)}"
             raise
@@ -67,7 +67,7 @@ class InOrder(typer.core.TyperGroup):
 
 @contextmanager
 def _printable_messages() -> Iterator[None]:
-    """Names of files come to the command line as others have given them: `headway runs compare runs/*`."""
+    """Escape control characters in error messages: file names may contain them (`headway runs compare runs/*`)."""
     try:
         yield
     except Exception as error:
@@ -76,8 +76,8 @@ def _printable_messages() -> Iterator[None]:
         raise
 
 
-def _keys_meant(name: str) -> list[str]:
-    """Keys of the config that an option may stand for: that very one, or few that are called so, by us or by others."""
+def _meant_keys(name: str) -> list[str]:
+    """Return the keys of the config that an option may stand for: its own name, or a name in Headway or elsewhere."""
     if "." in name:
         return [name]
     from headway.config.complaints import OURS, known_keys
@@ -100,11 +100,11 @@ def _version(wanted: bool) -> None:
 def _root(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
-    """Options before the verb."""
+    """Define the options before the verb."""
 
 
 def application(verbs: Sequence[str] = VERBS) -> typer.Typer:
-    """The command with these verbs."""
+    """Build the command with these verbs."""
     app = typer.Typer(
         name="headway",
         cls=InOrder,
@@ -122,7 +122,9 @@ def application(verbs: Sequence[str] = VERBS) -> typer.Typer:
 
 
 def wanted(words: Sequence[str]) -> Sequence[str]:
-    """The verb that a command line names, for the others take a tenth of a short command to get ready; all when it
-    names none."""
+    """Return the verb that a command line names, or all verbs if it names none.
+
+    Loading only one verb saves a tenth of the time of a short command.
+    """
     first = next((word for word in words if not word.startswith("-")), None)
     return (first,) if first in VERBS else VERBS

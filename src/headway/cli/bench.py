@@ -1,4 +1,4 @@
-"""`headway bench`: which strategy is fastest here, and what does each need?"""
+"""`headway bench`: measure which strategy is fastest on this machine, and what each needs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 HELP = """Measure a matrix of strategies, numbers of workers, models, precisions, micro-batches and row lengths.
 
-headway bench SUITE [KEY=VALUE ...]: a suite is a built-in one or a YAML file.
+headway bench SUITE [KEY=VALUE ...]: SUITE is the name of a built-in suite, or a YAML file.
 
 [bold]Built-in suites[/bold]
 
-smoke: does everything work here? Under a minute on a quiet machine.
+smoke: a check that everything works; under a minute on an idle machine.
 strategies: ddp, fsdp, zero1 to zero3 and DeepSpeed's on 1, 2 and 4 workers.
 scaling: weak and strong scaling of ddp and zero3.
-memory: how large a model fits, by strategy.
+memory: the largest model that fits, by strategy.
 
 [bold]Examples[/bold]
 
@@ -35,13 +35,13 @@ headway bench my-suite.yaml --launcher "torchrun --standalone --nproc-per-node {
 headway bench report bench/strategies --compare bench/last-week
 kubectl logs job/bench | headway bench collect - --output bench/cluster
 
-Options of a measurement: headway bench run -h. Every cell has processes of its own; one that fails, hangs or runs out \
-of memory is a result. The same command, without --again and --failed-again, goes on where it was stopped.
+Options of a measurement: headway bench run -h. Every cell runs in separate processes; a cell that fails, hangs or \
+runs out of memory is a result too. The same command, without --again and --failed-again, continues a stopped run.
 """
 
 _RUN_HELP = """Measure a suite; `run` may be left out.
 
-Overrides are keys of the suite (workers=1,2 repeats=5), or dotted ones of the config (optimizer.name=muon). Results \
+Overrides are keys of the suite (workers=1,2 repeats=5), or dotted keys of the config (optimizer.name=muon). Results \
 are in the folder's cells/, logs in logs/, the report in report.html, report.md and metrics.csv.
 
 [bold]Examples[/bold]
@@ -50,16 +50,16 @@ headway bench run strategies --dry-run
 headway bench strategies workers=2 --retries 1 --timeout 300
 headway bench strategies --failed-again
 
-Exit codes: 0 measured, whatever came of single cells; 1 no cell came out; 2 usage or config; 75 stopped (run \
-again, without --again and --failed-again).
+Exit codes: 0 measured, even if some cells failed; 1 all cells failed; 2 usage or config; 75 stopped (run again, \
+without --again and --failed-again).
 """
 
 
 class SuiteOrVerb(typer.core.TyperGroup):
-    """A first word that is no verb of the group is a suite: `headway bench strategies`."""
+    """A group that takes a first word that is not one of its verbs as a suite: `headway bench strategies`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put in the verb that was left out."""
+        """Insert the omitted verb `run`."""
         if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
             args = ["run", *args]
         parsed: list[str] = super().parse_args(ctx, args)
@@ -78,38 +78,44 @@ def run(
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="Overrides, for example workers=1,2.", show_default=False),
     ] = None,
+    *,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Folder of results; bench/SUITE otherwise.", show_default=False),
+        typer.Option("--output", "-o", help="Folder of results; bench/SUITE when not given.", show_default=False),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and what is missing, and stop.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the cells and the missing measurements, and stop.")
+    ] = False,
     again: Annotated[
-        bool, typer.Option("--again", help="Measure everything anew; when stopped, go on without this option.")
+        bool, typer.Option("--again", help="Measure everything again; to continue after a stop, omit this option.")
     ] = False,
     failed_again: Annotated[
-        bool, typer.Option("--failed-again", help="Measure anew what did not come out; when stopped, likewise.")
+        bool,
+        typer.Option("--failed-again", help="Measure failed cells again; to continue after a stop, omit this option."),
     ] = False,
     retries: Annotated[
-        int | None, typer.Option("--retries", min=0, help="Tries after one that did not come out.", show_default=False)
+        int | None, typer.Option("--retries", min=0, help="Further tries after a failed one.", show_default=False)
     ] = None,
     timeout: Annotated[
-        int | None, typer.Option("--timeout", min=1, help="Seconds that a measurement may take.", show_default=False)
+        int | None, typer.Option("--timeout", min=1, help="Time limit of a measurement in seconds.", show_default=False)
     ] = None,
     launcher: Annotated[
         str,
-        typer.Option("--launcher", help="local, torchrun, or a command with {workers} that starts as many processes."),
+        typer.Option(
+            "--launcher", help="local, torchrun, or a command with {workers} that starts that many processes."
+        ),
     ] = "local",
     print_results: Annotated[
         bool | None,
         typer.Option(
             "--print-results/--no-print-results",
-            help="Also print results for logs; by default when standard error is no terminal.",
+            help="Also print results for logs; the default if standard error is not a terminal.",
             show_default=False,
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The verb."""
+    """Run `headway bench run`."""
     import sys
 
     from headway.bench.runner import MeasureOptions, open_matrix, run_matrix, stoppable
@@ -125,14 +131,14 @@ def run(
     measure_options = MeasureOptions(again, failed_again)
     matrix = open_matrix(loaded, folder, launcher, measure_options)
     if loaded.description.endswith(ON_CPU):
-        notice("no accelerator here: what the suite has for processors (on_cpu) is measured")
+        notice("no accelerator here: measuring the settings that the suite has for processors (on_cpu)")
     if dry_run:
         _list_cells(matrix, as_json)
         return
     printed = not sys.stderr.isatty() if print_results is None else print_results
     with writing(folder), stoppable(measure_options):
         results = run_matrix(matrix, print_results=printed)
-    _tell(folder, as_json)
+    _report_results(folder, as_json)
     if not any(result.status == "ok" for result in results):
         raise typer.Exit(1)
 
@@ -142,18 +148,18 @@ def report(
     folder: FolderArgument,
     compare: Annotated[
         Path | None,
-        typer.Option("--compare", metavar="DIR", help="Results to compare with, as before.", show_default=False),
+        typer.Option("--compare", metavar="DIR", help="Folder of earlier results to compare with.", show_default=False),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write metrics.csv, report.md and report.html from the results in a folder, and print what they say.
+    """Write metrics.csv, report.md and report.html from the results in a folder, and print a summary.
 
     [bold]Examples[/bold]
 
     headway bench report bench/strategies
     headway bench report bench/after --compare bench/before
     """
-    _tell(folder, as_json, compare)
+    _report_results(folder, as_json, compare)
 
 
 @bench.command()
@@ -165,10 +171,10 @@ def collect(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of results.", show_default=False)],
     as_json: JsonOption = False,
 ) -> None:
-    """Find the results that were printed to logs, and write them into a folder of results.
+    """Find the results that were printed to logs, and write them to a folder of results.
 
-    What a log puts before, between or behind the lines does no harm; a result that has lost lines is named and left
-    out.
+    Other text before, between or after the lines of a log does no harm. A result with missing lines is reported and
+    skipped.
 
     [bold]Examples[/bold]
 
@@ -176,7 +182,7 @@ def collect(
     kubectl logs job/bench | headway bench collect - --output bench/cluster
     headway bench collect "kubectl:-n ml job/bench" --output bench/cluster
 
-    Exit codes: 0 found, 1 nothing found, 2 usage, 3 what was found cannot be read.
+    Exit codes: 0 found, 1 nothing found, 2 usage, 3 a result cannot be read.
     """
     from headway.bench.collect import collect as read
     from headway.core.console import warning
@@ -185,10 +191,10 @@ def collect(
     with writing(output):
         found = read(sources, output)
     for place in found.broken:
-        warning(f"a result has lost lines: {place}")
+        warning(f"lines of a result are missing: {place}")
     if found.replaced:
-        gave = counted(found.replaced, "older repeat")
-        warning(f"{gave} gave way to newer ones of the same cell and number; a folder for each source keeps them")
+        older = counted(found.replaced, "older repeat")
+        warning(f"{older} replaced by newer ones of the same cell and number; use one folder per source to keep them")
     if as_json:
         names = [result.cell.name for result in found.results]
         print_json(
@@ -224,8 +230,8 @@ def register(app: typer.Typer) -> None:
     app.add_typer(bench, name="bench")
 
 
-def _tell(folder: Path, as_json: bool, compare: Path | None = None) -> None:
-    """Write the report, and print what it says."""
+def _report_results(folder: Path, as_json: bool, compare: Path | None = None) -> None:
+    """Write the report, and print a summary of it."""
     from headway.bench.comparison import HEADERS as CHANGES
     from headway.bench.report import load_report, write_report
     from headway.core.console import notice

@@ -10,13 +10,13 @@ import typer
 from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json, writing
 from headway.core.console import print_lines
 
-HELP = """Kill a training again and again, and check that it comes out as if nothing had happened.
+HELP = """Kill a training run again and again, and check that its result is as if nothing had happened.
 
-Trains the config once without a disturbance, then in many runs with kills (SIGKILL) of workers, of the processes that \
+Trains the config once undisturbed, then in many runs with kills (SIGKILL) of workers, of the processes that \
 write checkpoints and of the supervisor, in every phase of a step and of a save, on changing numbers of workers. The \
-SHA-256 of weights, moments and cursor must be the same, the ledger must prove that no row was lost or repeated, and \
-every checkpoint must verify. Runs that lose something on purpose must be found out. How long it takes from a kill to \
-the next new step is told, and judged where a limit is given. The config's own run directory is not touched.
+SHA-256 of weights, moments and cursor must be equal, the ledger must prove that no row was lost or repeated, and \
+every checkpoint must verify. Control runs that lose something on purpose must be detected. The recovery time, from a \
+kill to the next new step, is reported, and checked if a limit is given. The config's own run directory is not touched.
 
 [bold]Examples[/bold]
 
@@ -26,9 +26,9 @@ headway chaos configs/elastic.yaml train.steps=40 --kills 50 --remote s3://bucke
 headway chaos configs/elastic.yaml train.steps=80 --kills 100 --changes
 headway chaos configs/elastic.yaml train.steps=40 --max-recovery 10s --max-overhead 2s
 
-Ctrl-C ends a campaign, which then tells what has come of it so far.
+Ctrl-C ends a campaign, which then reports its results so far.
 
-Exit codes: 0 all equal, 1 a difference, or a limit that was not kept, 2 usage or config, 130 stopped before its end.
+Exit codes: 0 all equal, 1 a difference, or an exceeded limit, 2 usage or config, 130 stopped before its end.
 """
 
 
@@ -40,17 +40,18 @@ def register(app: typer.Typer) -> None:
 def chaos(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
-    kills: Annotated[int, typer.Option("--kills", min=1, help="At least so many kills.")] = 50,
-    seed: Annotated[int, typer.Option("--seed", help="Of the campaign: same seed, same kills.")] = 0,
+    *,
+    kills: Annotated[int, typer.Option("--kills", min=1, help="Least number of kills.")] = 50,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the campaign; an equal seed gives equal kills.")] = 0,
     workers: Annotated[
-        str, typer.Option("--workers", "-w", help="Numbers of workers that take turns, as in 1,2,4.")
+        str, typer.Option("--workers", "-w", help="Numbers of workers to alternate between, as in 1,2,4.")
     ] = "1",
     remote: Annotated[
         str | None,
         typer.Option(
             "--remote",
             metavar="URL",
-            help="Folder for remote checkpoints (s3://..., file:///...): uploads are killed too, and checkpoints here"
+            help="Folder for remote checkpoints (s3://..., file:///...): uploads are killed too, and local checkpoints"
             " are lost.",
             show_default=False,
         ),
@@ -60,7 +61,7 @@ def chaos(
         typer.Option(
             "--max-recovery",
             metavar="TIME",
-            help="Recovery time objective: the longest, as in 10s, that it may take from a kill to the next new step.",
+            help="Recovery time objective, as in 10s: the longest time from a kill to the next new step.",
             show_default=False,
         ),
     ] = None,
@@ -69,27 +70,28 @@ def chaos(
         typer.Option(
             "--max-overhead",
             metavar="TIME",
-            help="The longest that Headway's own part of it may take: until new workers are started, and to find and"
-            " load a checkpoint.",
+            help="The longest time of Headway's part of it: to start new workers, and to find and load a checkpoint.",
             show_default=False,
         ),
     ] = None,
-    controls: Annotated[bool, typer.Option(help="Also make sure that losses are found out.")] = True,
+    controls: Annotated[bool, typer.Option(help="Also check that losses are detected.")] = True,
     changes: Annotated[
         bool,
         typer.Option(
             "--changes",
-            help="Every run, the undisturbed one too, accepts a larger batch, more data and shorter rows on the way"
+            help="Every run, also the undisturbed one, accepts a larger batch, more data and shorter rows while it runs"
             " (without controls).",
         ),
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="New folder for runs, logs and chaos.json; kept.", show_default=False),
+        typer.Option(
+            "--output", "-o", help="New folder for runs, logs and chaos.json, which are kept.", show_default=False
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The verb."""
+    """Run `headway chaos`."""
     from contextlib import nullcontext
 
     from headway.chaos.report import render, run_campaign
@@ -102,7 +104,7 @@ def chaos(
     except ValueError:
         counts = []
     if not counts or min(counts) < 1:
-        raise ConfigError(f"'{workers}' is no list of numbers of workers", where="--workers", fix="--workers 1,2,4")
+        raise ConfigError(f"'{workers}' is not a list of numbers of workers", where="--workers", fix="--workers 1,2,4")
     limits = _seconds(max_recovery, "--max-recovery", "10s"), _seconds(max_overhead, "--max-overhead", "2s")
     loaded = load(config, overrides)
     with nullcontext(output) if output else scratch_folder("headway-chaos-") as folder:
@@ -131,7 +133,7 @@ def chaos(
 
 
 def _seconds(text: str | None, option: str, example: str) -> int | None:
-    """A time as it is written in a config."""
+    """Parse a time as it is written in a config."""
     from headway.config.units import parse_seconds
     from headway.core.errors import ConfigError
 

@@ -1,4 +1,4 @@
-"""`headway checkpoints list` and `verify`: what is saved, and whether it is still what was written."""
+"""`headway checkpoints list` and `verify`: what is saved, and whether it is undamaged."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ PlaceArgument = Annotated[
 
 @checkpoints.command("list")
 def list_(run: PlaceArgument, option: StorageOption = None, json: JsonOption = False) -> None:
-    """List checkpoints, the oldest first, as their manifests tell; `verify` reads the bytes too.
+    """List checkpoints, the oldest first, from their manifests; `verify` reads the bytes too.
 
-    Of a run also those in its remote tier are shown, as its index (`checkpoints.sqlite`) knows them; what it says of
-    the run directory is brought up to date.
+    For a run, the list includes checkpoints in its remote tier, as its index (`checkpoints.sqlite`) has them. The
+    index is updated from the run directory first.
 
     [bold]Examples[/bold]
 
@@ -60,7 +60,7 @@ def verify(
 ) -> None:
     """Read every byte and compare it with the hashes taken before it was written. Exit code 4 when any differs.
 
-    What lies behind a URL is brought here for that, a file at a time, and not kept.
+    Files behind a URL are downloaded for that, one at a time, and not kept.
 
     [bold]Examples[/bold]
 
@@ -86,7 +86,7 @@ def verify(
         raise CheckpointError(
             f"damaged checkpoints: {len(damaged)} of {len(results)}",
             where=", ".join(damaged),
-            fix="restore them from a copy; training goes on from the newest good one by itself",
+            fix="restore them from a copy; training continues from the newest good one by itself",
         )
 
 
@@ -116,7 +116,7 @@ def _size(folders: list[Path]) -> int:
 
 
 def _entries(place: str, options: dict[str, Any]) -> tuple[list[Entry], dict[tuple[int, str], dict[str, Any]]]:
-    """The checkpoints of a run or a URL by rising step, and more of those whose manifest was read."""
+    """Return the checkpoints of a run or a URL by ascending step, and the contexts of those whose manifest was read."""
     from dataclasses import replace
 
     from headway.checkpoint.index import LOCAL, CheckpointIndex, Place, entry_of
@@ -126,7 +126,7 @@ def _entries(place: str, options: dict[str, Any]) -> tuple[list[Entry], dict[tup
     if is_url(place):
         found, tier = remote_manifests(place, options), "remote"
         entries = [replace(entry_of(f.manifest, None), places=(Place(tier, f.place, True),)) for f in found]
-        return entries, {(f.manifest.step, f.manifest.state_sha256): _more(f.manifest) for f in found}
+        return entries, {(f.manifest.step, f.manifest.state_sha256): _context(f.manifest) for f in found}
     from headway.checkpoint.format.manifest import read_manifest
     from headway.core.errors import CheckpointError
 
@@ -137,25 +137,25 @@ def _entries(place: str, options: dict[str, Any]) -> tuple[list[Entry], dict[tup
             read.append((read_manifest(folder), str(folder)))
         except CheckpointError as error:
             warning(f"{folder}: {error.what}")
-    contexts = {(manifest.step, manifest.state_sha256): _more(manifest) for manifest, _ in read}
+    contexts = {(manifest.step, manifest.state_sha256): _context(manifest) for manifest, _ in read}
     if (run / "config.yaml").exists():
-        registry = CheckpointIndex(run)
-        registry.rebuild(read)
-        known = registry.entries()
+        index = CheckpointIndex(run)
+        index.rebuild(read)
+        known = index.entries()
         if known:
             return known, contexts
     return [replace(entry_of(m, None), places=(Place(LOCAL, folder, True),)) for m, folder in read], contexts
 
 
-def _more(manifest: Manifest) -> dict[str, Any]:
+def _context(manifest: Manifest) -> dict[str, Any]:
     return {"cursor": manifest.cursor, "context": manifest.context}
 
 
-def _record(entry: Entry, more: dict[str, Any] | None) -> dict[str, Any]:
+def _record(entry: Entry, context: dict[str, Any] | None) -> dict[str, Any]:
     from dataclasses import asdict
 
     local = [place.place for place in entry.places if place.tier == "local"]
-    return {**asdict(entry), "path": local[0] if local else None, **(more or {})}
+    return {**asdict(entry), "path": local[0] if local else None, **(context or {})}
 
 
 def _row(entry: Entry) -> list[str]:

@@ -20,10 +20,12 @@ CheckpointArgument = Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="
 def diff(
     first: CheckpointArgument,
     second: CheckpointArgument,
-    values: Annotated[bool, typer.Option("--values", help="Read what differs, and say by how much.")] = False,
+    values: Annotated[
+        bool, typer.Option("--values", help="Read the tensors that differ, and print by how much.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Say which tensors of two checkpoints differ, by the hashes in their manifests, however they were saved.
+    """Print which tensors of two checkpoints differ, by the hashes in their manifests, whatever their layout.
 
     [bold]Examples[/bold]
 
@@ -48,12 +50,12 @@ def diff(
 def prune(
     run: RunArgument,
     keep: Annotated[int | None, typer.Option("--keep", min=1, help="Keep the newest N instead of the rules.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Remove a run's checkpoints that the rules of its config (`checkpoint.keep` and others) do not keep.
+    """Remove the checkpoints of a run that the rules of its config (`checkpoint.keep` and others) do not keep.
 
-    The newest one that verifies always stays. Refused while the run is in use.
+    The newest one that verifies always stays. The command is refused while the run is in use.
 
     [bold]Examples[/bold]
 
@@ -68,8 +70,8 @@ def prune(
     if json:
         print_json({"kept": stay, "removed": gone, "dry_run": dry_run})
         return
-    verb = "would go" if dry_run else "removed"
-    rows = [(step, f"stays: {why}") for step, why in stay.items()] + [(step, verb) for step in gone]
+    verb = "would be removed" if dry_run else "removed"
+    rows = [(step, f"kept: {why}") for step, why in stay.items()] + [(step, verb) for step in gone]
     for step, what in sorted(rows):
         print_line(f"step {step:,}: {what}")
     if not rows:
@@ -83,9 +85,9 @@ def copy(
     option: StorageOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Copy checkpoints to a folder or to object storage, verified; each becomes visible when it is whole.
+    """Copy checkpoints to a folder or to object storage, and verify them; each becomes visible when it is complete.
 
-    What is there already is not copied again. A copy lies in FOLDER/step-00001000.
+    A checkpoint that is already there is not copied again. Copies are in FOLDER/step-00001000 and so on.
 
     [bold]Examples[/bold]
 
@@ -107,18 +109,19 @@ def copy(
 
 def restore(
     run: RunArgument,
-    step: Annotated[int | None, typer.Option("--step", min=0, help="Go back to this step; else the newest.")] = None,
+    step: Annotated[
+        int | None, typer.Option("--step", min=0, help="Return to this step; the newest one when not given.")
+    ] = None,
     source: Annotated[
-        str | None, typer.Option("--from", metavar="RUN|CHECKPOINT|URL", help="Take it from there.")
+        str | None, typer.Option("--from", metavar="RUN|CHECKPOINT|URL", help="Source of the checkpoint.")
     ] = None,
     option: StorageOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make a checkpoint the one that a run goes on from. Later ones are set aside, here and in the remote tier.
+    """Make a run continue from an earlier checkpoint. Later ones are set aside, locally and in the remote tier.
 
-    Nothing is removed: later checkpoints lie in RUN/set-aside. (Remote ones stay, hidden, until the run saves at their
-    steps again.) The ledger says that their steps were taken back.
-    Refused while the run is in use.
+    Nothing is removed: later checkpoints move to RUN/set-aside. Remote ones stay hidden until the run saves at their
+    steps again. The ledger records that their steps were rolled back. The command is refused while the run is in use.
 
     [bold]Examples[/bold]
 
@@ -140,7 +143,7 @@ def restore(
             }
         )
         return
-    print_line(f"{found.path}: training goes on from step {found.step:,} (state {found.state_sha256[:12]})")
+    print_line(f"{found.path}: training continues from step {found.step:,} (state {found.state_sha256[:12]})")
     for place in found.set_aside:
         print_line(f"set aside: {place}")
 
@@ -159,7 +162,7 @@ def _rules(run: Path, keep: int | None) -> Rules:
     config = run / "config.yaml"
     if not config.exists():
         raise CheckpointError(
-            "there is no config that says what to keep", where=str(run.absolute()), fix="give a run, or --keep N"
+            "there is no config with rules on what to keep", where=str(run.absolute()), fix="give a run, or --keep N"
         )
     return Rules.of(load_resolved(config).checkpoint)
 
@@ -177,7 +180,7 @@ def _comparison(found: Comparison) -> dict[str, Any]:
 
 
 def _plain(record: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity: it becomes a word."""
+    """Replace infinities, which JSON does not have, by a word."""
     return {key: "Infinity" if value == float("inf") else value for key, value in record.items()}
 
 
@@ -198,7 +201,7 @@ def _difference_row(difference: TensorDifference, values: bool) -> list[str]:
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Add the commands to `headway checkpoints`, once."""
+    """Add the commands to `headway checkpoints`, if they are not there yet."""
     known = {command.callback for command in app.registered_commands}
     for command in (diff, prune, copy, restore):
         if command not in known:

@@ -1,4 +1,4 @@
-"""What the verbs share: the config argument, overrides, and JSON on standard output."""
+"""Shared parts of the verbs: the config argument, overrides, and JSON on standard output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headway.core.format import printable
 if TYPE_CHECKING:
     from headway.config import Config
 
-#: What may not be printable, and is no plain ASCII.
+#: Characters outside plain ASCII, which may not be printable.
 _NOT_PLAIN = re.compile(r"[^ -~]")
 
 ConfigArgument = Annotated[
@@ -38,7 +38,7 @@ StorageOption = Annotated[
     typer.Option(
         "--option",
         metavar="KEY=VALUE",
-        help="What fsspec needs to reach the URL, as checkpoint.remote.options; may be given several times.",
+        help="Option of fsspec for the URL, as in checkpoint.remote.options; may be repeated.",
         show_default=False,
     ),
 ]
@@ -46,10 +46,10 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.
 
 
 def storage_options(given: list[str] | None, *places: str | None) -> dict[str, Any]:
-    """What `--option` says, for the one of these places that is behind a URL.
+    """Parse `--option` for the place among these that is a URL.
 
     Raises:
-        ConfigError: an option has another form, or none of the places is behind a URL.
+        ConfigError: an option has another form, or none of the places is a URL.
     """
     if not given:
         return {}
@@ -62,9 +62,9 @@ def storage_options(given: list[str] | None, *places: str | None) -> dict[str, A
     urls = [place for place in places if place is not None and scheme_of(place)]
     if not urls:
         raise ConfigError(
-            "it is for reaching a URL, and none is given",
+            "this option needs a URL, but none is given",
             where=f"--option {redact_argument(given[0])}",
-            fix="leave it out; what belongs to a run is reached as its config says",
+            fix="leave it out; places of a run use the options in its config",
         )
     tree = Entry({}, "--option")
     for text in given:
@@ -83,7 +83,7 @@ def storage_options(given: list[str] | None, *places: str | None) -> dict[str, A
 
 @contextmanager
 def writing(output: Path) -> Iterator[None]:
-    """Say what is wrong with the place that a result should be written to."""
+    """Turn an error of the file system at the place of a result into a deliberate one."""
     from headway.core.errors import ConfigError, fix_for
 
     try:
@@ -97,26 +97,26 @@ def writing(output: Path) -> Iterator[None]:
 
 
 def check_folder(output: Path | None) -> None:
-    """Refuse a folder as the place of a result that is one file.
+    """Check that the place of a result that is one file is not a folder.
 
     Raises:
-        ConfigError: it is one.
+        ConfigError: it is a folder.
     """
     if output is not None and output.is_dir():
         from headway.core.errors import ConfigError
 
         raise ConfigError(
-            "the result is a file, and this is a folder",
+            "the result is a file, but this is a folder",
             where=f"--output {output}",
             fix=f"name the file: --output {output / 'report.html'}",
         )
 
 
 def as_utf8(text: str, where: str) -> str:
-    """The text, once it is sure that it can be encoded: what the shell passes on may be any bytes.
+    """Check that a text can be encoded, since a shell may pass any bytes, and return it.
 
     Raises:
-        ConfigError: it is no valid UTF-8.
+        ConfigError: it is not valid UTF-8.
     """
     from headway.core.errors import ConfigError
 
@@ -130,21 +130,23 @@ def as_utf8(text: str, where: str) -> str:
 
 
 def load(path: Path, overrides: list[str] | None, *, trains: bool = True) -> Config:
-    """The resolved config behind a verb's arguments; a verb that does not train needs no `train.steps`."""
+    """Load the resolved config of a verb's arguments; a verb that does not train needs no `train.steps`."""
     from headway.config import load_config
 
     return load_config(path, overrides or [], trains=trains)
 
 
 def print_json(value: Any) -> None:
-    """Result for programs, on standard output. NaN and infinities, which JSON does not have, become null; what would
-    steer a terminal, and what is no UTF-8, is spelled out."""
+    """Print a result for programs as JSON on standard output.
+
+    NaN and infinities, which JSON does not have, become null. Control characters and invalid UTF-8 are escaped.
+    """
     text = json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False, default=str)
-    lines = text.split("\n")  # which within texts are spelled out already
+    lines = text.split("\n")  # line breaks within texts are escaped already
     text = "\n".join(line if line.isprintable() else _NOT_PLAIN.sub(_as_json, line) for line in lines)
     try:
         text.encode(sys.stdout.encoding or "utf-8")
-    except UnicodeEncodeError:  # another locale
+    except UnicodeEncodeError:  # the locale is not UTF-8
         text = json.dumps(json.loads(text), indent=2)
     print_lines(text)
 
@@ -162,9 +164,9 @@ def _finite(value: Any) -> Any:
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], numeric: Iterable[int] = ()) -> None:
-    """Aligned columns on standard output, never cut; `numeric` are the columns that are set flush right.
+    """Print aligned columns on standard output, never truncated; columns in `numeric` are right-aligned.
 
-    Text may come from elsewhere: what would move the cursor, change colours or break a line is not printed.
+    Control characters and line breaks in the text are escaped, since it may come from untrusted files.
     """
     right = set(numeric)
     rows = [[printable(text) for text in row] for row in rows]

@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="config", help="Show, check and document configs.")
 
 
-SHOW = """Print the complete config: what a file, its bases, the overrides and the defaults come to.
+SHOW = """Print the complete config that results from a file, its bases, the overrides and the defaults.
 
 [bold]Examples[/bold]
 
@@ -31,7 +31,7 @@ headway config show configs/quickstart.yaml
 headway config show quickstart model.preset=10m --json
 """
 
-CHECK = """Check a config, and say what it comes to; exit code 2 and every problem with its line when it is wrong.
+CHECK = """Check a config and summarise it. If it is wrong, print every problem with its line; the exit code is 2.
 
 [bold]Examples[/bold]
 
@@ -50,7 +50,7 @@ headway config schema --markdown > docs/config-reference.md
 
 
 def show(config: ConfigArgument, overrides: OverridesArgument = None, as_json: JsonOption = False) -> None:
-    """The verb."""
+    """Run `headway config show`."""
     from headway.config import dump_config
 
     loaded = load(config, overrides)
@@ -61,7 +61,7 @@ def show(config: ConfigArgument, overrides: OverridesArgument = None, as_json: J
 
 
 def check(config: ConfigArgument, overrides: OverridesArgument = None, as_json: JsonOption = False) -> None:
-    """The verb."""
+    """Run `headway config check`."""
     from headway.config import resolve_grid
 
     loaded = load(config, overrides)
@@ -103,7 +103,7 @@ def check(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
 
 
 def _parameters(config: Config) -> int | None:
-    """Parameters of the model; None when its shape or vocabulary is to come from files."""
+    """Count the parameters of the model; None when its shape or vocabulary comes from files."""
     from headway.models.facts import count_parameters
     from headway.models.shape import embedding_rows
 
@@ -115,9 +115,9 @@ def _parameters(config: Config) -> int | None:
 
 
 def schema(
-    markdown: Annotated[bool, typer.Option("--markdown", help="The reference in Markdown instead.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference in Markdown instead.")] = False,
 ) -> None:
-    """The verb."""
+    """Run `headway config schema`."""
     from headway.config.reference import json_schema, reference
 
     if markdown:

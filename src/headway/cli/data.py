@@ -1,4 +1,4 @@
-"""`headway data`: from text files to the token store, and looking into it."""
+"""`headway data`: prepare a token store from text, and inspect it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from headway.core.console import print_line, print_lines
 if TYPE_CHECKING:
     from headway.data.store import TokenStore
 
-data = typer.Typer(no_args_is_help=True, help="Prepare text for training, and look into what was prepared.")
+data = typer.Typer(no_args_is_help=True, help="Prepare text for training, and inspect the result.")
 
 
 @data.command()
 def prepare(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
+    *,
     workers: Annotated[
-        int | None, typer.Option("--workers", min=1, help="Pieces at a time; the bytes written do not depend on it.")
+        int | None, typer.Option("--workers", min=1, help="Parallel processes; the written bytes do not depend on it.")
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Make it anew even when nothing has changed, with a new vocabulary.")
+        bool, typer.Option("--force", help="Prepare again even if nothing has changed, with a new vocabulary.")
     ] = False,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Also hash the shards that are there, and make damaged ones anew.")
+        bool, typer.Option("--repair", help="Also hash existing shards, and prepare damaged ones again.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be read, and stop.")] = False,
     json: JsonOption = False,
@@ -37,9 +38,9 @@ def prepare(
     """Turn text into a token store: read, clean, remove duplicates, tokenize.
 
     Sources are files (.txt, .jsonl, .csv, also under .gz, .zst, .bz2, .xz; .parquet, .arrow), folders, globs, s3://,
-    gs://, az:// and https:// URLs, hf://NAME and python:MODULE:FUNCTION. Only what is new or changed since the last
-    time is processed. An existing store is replaced only when the new one is whole; after an error or a kill the same
-    command goes on where it was.
+    gs://, az:// and https:// URLs, hf://NAME and python:MODULE:FUNCTION. Only input that is new or changed since
+    the last time is processed. An existing store is replaced only when the new one is complete. After an error or a
+    kill the same command continues.
 
     [bold]Examples[/bold]
 
@@ -54,9 +55,9 @@ def prepare(
     from headway.core.process_exit import allow_fast_exit
     from headway.data.tokenizing.preload import begin_loading_file, begin_loading_named
 
-    # Nothing here multiplies matrices, and NumPy's threads for that would spin beside those that work.
+    # Nothing here multiplies matrices, and NumPy's idle threads would spin and slow down the others.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # Pydantic would look for plugins in what is written of every package that is installed.
+    # Pydantic would search the metadata of every installed package for plugins.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     if not dry_run:
         begin_loading_named(config, overrides or [])
@@ -69,7 +70,7 @@ def prepare(
 
     report = prepare_store(settings, workers=workers, force=force, repair=repair)
     if report.up_to_date:
-        notice("up to date: nothing has changed since the store was made (--force makes it anew)")
+        notice("up to date: nothing has changed since the store was made (--force makes it again)")
     if json:
         print_json(asdict(report))
     else:
@@ -105,9 +106,9 @@ def verify(store: StoreArgument, overrides: OverridesArgument = None, json: Json
 
 
 def _repair(store: TokenStore) -> str:
-    """What makes a damaged store whole without touching what is sound of it."""
+    """Return the fix that repairs a damaged store without touching its intact parts."""
     if not store.at_hand:
-        return "remove damaged copies, they come again; upload again what is damaged behind the URL"
+        return "remove damaged copies, which are then downloaded again; upload damaged files behind the URL again"
     if "imported" in store.manifest:
         return "headway data import --force, as it was imported"
     return "headway data prepare CONFIG --repair"

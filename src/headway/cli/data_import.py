@@ -13,10 +13,10 @@ from headway.core.console import print_line, print_lines
 if TYPE_CHECKING:
     from headway.data.importing.store import ImportPlan, ImportReport
 
-HELP = """Make a token store of files that another project tokenized: megatron, nanogpt (also llm.c) or datatrove.
+HELP = """Make a token store from files that another project tokenized: megatron, nanogpt (also llm.c) or datatrove.
 
-Ids are checked against the tokenizer's vocabulary, documents are ended by its end-of-text token where they are not, \
-and the files stay as they are. Each prefix, folder or .ds file becomes a source.
+Ids are checked against the tokenizer's vocabulary. Documents without an end-of-text token get one. The files stay \
+unchanged. Each prefix, folder or .ds file becomes a source.
 
 [bold]Examples[/bold]
 
@@ -39,6 +39,7 @@ def import_(
     paths: Annotated[
         list[str], typer.Argument(metavar="PATH...", help="Prefixes, files or folders.", show_default=False)
     ],
+    *,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the new store.", show_default=False)],
     tokenizer: Annotated[
         Path | None, typer.Option("--tokenizer", help="The tokenizer that wrote the ids.", show_default=False)
@@ -51,7 +52,9 @@ def import_(
     ] = None,
     name: Annotated[
         list[str] | None,
-        typer.Option("--name", help="Source's name; once for each source, or once for all files.", show_default=False),
+        typer.Option(
+            "--name", help="Name of the source; once for each source, or once for all files.", show_default=False
+        ),
     ] = None,
     validation: Annotated[
         list[str] | None,
@@ -63,7 +66,7 @@ def import_(
             "--validation-share",
             min=0.0,
             max=0.99,
-            help="Share of documents held out, by a hash of their ids. 0.05, unless there are files for validation.",
+            help="Share of documents held out, by a hash of their ids; 0.05 unless there are files for validation.",
             show_default=False,
         ),
     ] = None,
@@ -71,15 +74,15 @@ def import_(
         str | None,
         typer.Option(
             "--dtype",
-            help="Of nanogpt's ids, which do not tell it: uint16 or uint32. What the vocabulary needs, if not given.",
+            help="Type of nanogpt's ids: uint16 or uint32; the one that the vocabulary needs when not given.",
             show_default=False,
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a store that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing store.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be imported, and stop.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """The verb."""
+    """Run `headway data import`."""
     from dataclasses import asdict
 
     from headway.data.importing.store import import_store, plan_import
@@ -135,13 +138,13 @@ def _list(plan: ImportPlan, output: Path, json: bool) -> None:
 
 
 def _print_next(report: ImportReport) -> None:
-    """How to train on it, with a blend's weights."""
+    """Print how to train on the store, with the weights of a blend."""
     if not report.weights:
         print_line(f"train on it: headway train CONFIG data.store={report.store}")
         return
     import yaml
 
-    # A name may be what YAML reads as a number, and a weight has as many digits as it has.
+    # YAML may read a name as a number, so it needs quotes; a weight keeps all its digits.
     sources = [{"name": name, "path": name, "weight": weight} for name, weight in report.weights.items()]
     lines = [yaml.safe_dump(source, default_flow_style=True, sort_keys=False).strip() for source in sources]
     for line in ("train on it with:", "", "data:", f"  store: {report.store}", "  sources:"):

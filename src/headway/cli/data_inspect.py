@@ -1,4 +1,4 @@
-"""`headway data inspect` and `headway data report`: what is in a token store, and what became of the rest."""
+"""`headway data inspect` and `headway data report`: the content of a token store, and what was removed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from headway.cli.common import JsonOption, OverridesArgument, check_folder, load, print_json, print_table, writing
 from headway.core.console import exact_results, print_line, print_lines
 
-# What is printed of duplicates, and its name in the report of the search.
+# Columns of the table of duplicates, and their names in the report of the search.
 _DUPLICATES = {
     "DOCUMENTS": "documents",
     "EQUAL": "exact",
@@ -23,7 +23,7 @@ _DUPLICATES = {
     "PARAGRAPHS REMOVED": "paragraphs_removed",
 }
 
-# Reasons that are printed of a step.
+# Most reasons that are printed for a step.
 _REASONS = 3
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def inspect(
     examples: Annotated[int, typer.Option("--examples", min=0, help="Examples per cleaning step.")] = 2,
     json: JsonOption = False,
 ) -> None:
-    """Show what is in a store: documents, tokens, lengths; and for each cleaning step what it dropped or changed.
+    """Show what is in a store: documents, tokens, lengths, and what each cleaning step dropped or changed.
 
     [bold]Examples[/bold]
 
@@ -75,7 +75,7 @@ def inspect(
     for part in facts["splits"]:
         if part["without_tokens"]:
             where = f"{part['split']}/{part['source']}"
-            print_line(f"{where}: {part['without_tokens']:,} documents for whose text the tokenizer gave no token")
+            print_line(f"{where}: {part['without_tokens']:,} documents for which the tokenizer gave no token")
     print_line()
     print_line("first training document:")
     with exact_results():
@@ -86,13 +86,13 @@ def report(
     store: StoreArgument,
     overrides: OverridesArgument = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to write; report.html in the store otherwise.")
+        Path | None, typer.Option("--output", "-o", help="File to write; report.html in the store when not given.")
     ] = None,
 ) -> None:
     """Write a store's report: one HTML page with its sources, lengths, cleaning, duplicates and tokenizer.
 
-    Given a config, it also shows the share of training that each source will have (of a mixture, where the config says
-    how long to train).
+    Given a config, it also shows the share of training that each source will have. For a mixture, the config must
+    give the length of training.
 
     [bold]Examples[/bold]
 
@@ -118,7 +118,7 @@ def report(
 
 
 def _asked_shares(config: Path, overrides: list[str] | None, store: TokenStore) -> dict[str, float]:
-    """Each source's share of all rows of the run; empty where that depends on a length which the config leaves open."""
+    """Return each source's share of the run's rows; empty if it depends on a length that the config leaves open."""
     from headway.data.feeding.feed import training_rows
     from headway.data.feeding.mixture import is_mixed
     from headway.data.feeding.segmented import plan_of
@@ -146,7 +146,7 @@ def _print_sources(sources: list[dict[str, Any]]) -> None:
 
 
 def _print_removed(sources: list[dict[str, Any]], found: dict[str, Any] | None) -> None:
-    """What cleaning and the search for duplicates have removed, each as a share of what was read."""
+    """Print what cleaning and deduplication have removed, each as a share of what was read."""
     from headway.telemetry.data_counts import removed_of
 
     total = removed_of(sources, found)
@@ -203,7 +203,7 @@ def _print_duplicates(found: dict[str, Any] | None) -> None:
     largest = found["clusters"]["largest"]
     if largest:
         sizes = ", ".join(f"{cluster['documents']:,} ({cluster['share']:.1%})" for cluster in largest)
-        print_line(f"clusters of documents that say the same: {found['clusters']['count']:,}; the largest have {sizes}")
+        print_line(f"clusters of equal or similar documents: {found['clusters']['count']:,}; the largest have {sizes}")
 
 
 def _print_splits(splits: list[dict[str, Any]]) -> None:
@@ -223,12 +223,12 @@ def _print_splits(splits: list[dict[str, Any]]) -> None:
 
 
 def _count(value: int | None, share: float | None = None) -> str:
-    """A number, and which share it is of another."""
+    """Format a number, with its share if there is one."""
     return "n/a" if value is None else f"{value:,}" + ("" if share is None else f" ({share:.1%})")
 
 
 def open_store(path: Path, overrides: list[str] | None, *, check: bool = True) -> TokenStore:
-    """The store in a folder, or the one of a config."""
+    """Open the store in a folder, or the one of a config."""
     from headway.data import remote_store
     from headway.data.store import TokenStore
 

@@ -1,4 +1,4 @@
-"""`headway data prepare --dry-run`: what would be read, from where, and how much of it."""
+"""`headway data prepare --dry-run`: the files that would be read, and their sizes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def list_sources(settings: DataConfig, json: bool) -> None:
-    """Print the files of all sources; nothing is read but their lengths.
+    """Print the files of all sources; only their lengths are read.
 
     Raises:
         DataError: a source has no files, or cannot be reached.

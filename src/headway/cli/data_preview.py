@@ -1,4 +1,4 @@
-"""`headway data preview`: exactly what a step will see."""
+"""`headway data preview`: the exact rows of a step."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from headway.core.format import printable
 if TYPE_CHECKING:
     from headway.data.feeding.preview import RowView, StepView
 
-#: Stands where a document ends within a row.
+#: Marks the end of a document within a row.
 _END = " ⏹ "
 
 
 def preview(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
-    step: Annotated[int, typer.Option("--step", "-s", min=0, help="Which step, counted from 0.")] = 0,
-    rows: Annotated[int, typer.Option("--rows", "-r", min=0, help="Rows shown of each lane; 0 shows all.")] = 4,
-    characters: Annotated[int, typer.Option("--characters", min=1, help="Text shown of a row, at most.")] = 200,
+    *,
+    step: Annotated[int, typer.Option("--step", "-s", min=0, help="The step, counted from 0.")] = 0,
+    rows: Annotated[int, typer.Option("--rows", "-r", min=0, help="Rows to show of each lane; 0 shows all.")] = 4,
+    characters: Annotated[int, typer.Option("--characters", min=1, help="Longest text to show of a row.")] = 200,
     json: JsonOption = False,
 ) -> None:
-    """Show exactly what a step will see, or has seen: rows lane by lane, decoded, with where they come from.
+    """Show the exact rows of a step, lane by lane, decoded, with their sources.
 
-    Also says which shares the sources have there: as the config asks, in the step, and so far. ⏹ stands where a
-    document ends. With --json, texts are whole and tokens are listed.
+    Also shows the share of each source: as configured, in the step, and so far. ⏹ marks the end of a document. With
+    --json, texts are complete and tokens are listed.
 
     [bold]Examples[/bold]
 
@@ -89,7 +90,7 @@ def _place(row: RowView) -> str:
 
 
 def _shortened(text: str, characters: int) -> str:
-    """On one line; of a long text both ends, since documents mostly end within a row."""
+    """Shorten a text to one line; keep both ends of a long one, since documents mostly end within a row."""
     text = printable(text)
     if len(text) <= characters:
         return text

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from headway.doctor.findings import Examined, Finding
     from headway.parallel.nccl import Profile
 
-HELP = """Say what this machine has, what is wrong with it, and what to set.
+HELP = """Show what this machine has, what is wrong with it, and what to set.
 
-With a config, its folders, its NCCL profile and the lifecycle rules of its bucket are looked at. Nothing is changed;
-what is unknown is n/a.
+With a config, its folders, its NCCL profile and the lifecycle rules of its bucket are checked too. Nothing is changed;
+unknown values are n/a.
 
 [bold]Examples[/bold]
 
@@ -31,7 +31,7 @@ headway doctor --communication --workers 2 --device cpu --sizes 64Ki,1Mi,16Mi
 torchrun --nnodes 2 ... -m headway doctor --communication
 headway doctor --profile ethernet --export
 
-Exit codes: 0 nothing is wrong, or only warnings; 1 an error was found; 2 usage or config.
+Exit codes: 0 no errors, perhaps warnings; 1 an error was found; 2 usage or config.
 """
 
 _MARKS = {"ok": "ok     ", "note": "note   ", "warning": "WARNING", "error": "ERROR  "}
@@ -48,16 +48,20 @@ def doctor(
         Path | None, typer.Argument(metavar="CONFIG", help="YAML file of a run.", show_default=False)
     ] = None,
     overrides: OverridesArgument = None,
+    *,
     communication: Annotated[
-        bool, typer.Option("--communication", help="Measure how fast workers talk to each other instead.")
+        bool, typer.Option("--communication", help="Measure communication between workers instead.")
     ] = False,
     workers: Annotated[
         int | None,
-        typer.Option("--workers", "-w", min=1, help="Workers that talk: one per GPU, or 2.", show_default=False),
+        typer.Option(
+            "--workers", "-w", min=1, help="Number of workers; one per GPU, or 2, when not given.", show_default=False
+        ),
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="Where: auto, cuda or cpu.")] = "auto",
+    device: Annotated[str, typer.Option("--device", help="Device of the workers: auto, cuda or cpu.")] = "auto",
     sizes: Annotated[
-        str | None, typer.Option("--sizes", help="Bytes of the arrays, e.g. 64Ki,1Mi,16Mi.", show_default=False)
+        str | None,
+        typer.Option("--sizes", help="Sizes of the arrays in bytes, e.g. 64Ki,1Mi,16Mi.", show_default=False),
     ] = None,
     profile: Annotated[
         str | None,
@@ -66,11 +70,11 @@ def doctor(
     export: Annotated[bool, typer.Option("--export", help="Print the NCCL profile as shell commands instead.")] = False,
     disk: Annotated[bool, typer.Option("--disk", help="Also write and sync 64 MiB in each folder.")] = False,
     arithmetic: Annotated[
-        bool, typer.Option("--arithmetic", help="Also multiply matrices in fp32 and bf16, which loads PyTorch.")
+        bool, typer.Option("--arithmetic", help="Also multiply matrices in fp32 and bf16; loads PyTorch.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """The verb."""
+    """Run `headway doctor`."""
     from headway.core.errors import ConfigError
 
     if device not in ("auto", "cuda", "cpu"):
@@ -79,7 +83,7 @@ def doctor(
     wanted = profile or (loaded.parallel.nccl_profile if loaded else "auto")
     determinism = loaded.determinism if loaded else "run"
     if communication:
-        _communication(workers, device, sizes, wanted, determinism, as_json)
+        _communication(workers, device, sizes, profile=wanted, determinism=determinism, as_json=as_json)
         return
 
     from headway.doctor.examine import Examination
@@ -107,7 +111,7 @@ def _examine(examination: Examination, as_json: bool) -> None:
     examined = examination.examine()
     try:
         profile = examination.profile
-    except ConfigError:  # a finding says so
+    except ConfigError:  # there is a finding about it
         profile = None
     if as_json:
         print_json(result(examined, profile))
@@ -146,23 +150,23 @@ def _print_finding(finding: Finding) -> None:
 
 
 def _export(profile: Profile) -> None:
-    """Lines for a shell: `eval "$(headway doctor --export)"`."""
+    """Print the profile for a shell: `eval "$(headway doctor --export)"`."""
     import os
 
     print_line(f"# NCCL profile {profile.name}: {profile.reason}")
     added = profile.environment(os.environ)
     for setting in profile.settings:
         if setting.name in added:
-            # Always in quotes: zsh takes a bare "=eth0" for the path of a program.
+            # Always quoted: zsh expands a bare "=eth0" to the path of a program.
             print_line(f"export {setting.name}='{setting.value}'  # {setting.reason}")
         else:
-            print_line(f"# {setting.name} stays {shlex.quote(os.environ[setting.name])}, as you have set it")
+            print_line(f"# {setting.name} stays {shlex.quote(os.environ[setting.name])}, as set in the environment")
     for left in profile.left_open:
         print_line(f"# left open: {left}")
 
 
 def _communication(
-    workers: int | None, device: str, sizes: str | None, profile: str, determinism: str, as_json: bool
+    workers: int | None, device: str, sizes: str | None, *, profile: str, determinism: str, as_json: bool
 ) -> None:
     parsed = _sizes(sizes) if sizes is not None else None
     from headway.core.console import is_first_worker

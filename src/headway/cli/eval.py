@@ -10,7 +10,7 @@ import typer
 from headway.cli.common import JsonOption, print_json
 from headway.core.console import print_line
 
-HELP = """Loss and perplexity of a trained model on held-out text.
+HELP = """Compute loss and perplexity of a trained model on held-out text.
 
 [bold]Examples[/bold]
 
@@ -27,17 +27,18 @@ def register(app: typer.Typer) -> None:
 
 def evaluate(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Run directory or Hugging Face folder.")],
+    *,
     step: Annotated[int | None, typer.Option(help="Checkpoint to use; the newest good one when not given.")] = None,
     store: Annotated[Path | None, typer.Option(help="Token store; the run's own when not given.")] = None,
     split: Annotated[Literal["train", "validation"], typer.Option(help="Split of the store.")] = "validation",
-    rows: Annotated[int | None, typer.Option(min=1, help="Rows at most; all when not given.")] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Most rows to use; all when not given.")] = None,
     sequence_length: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens per row; when not given as in training, or 1,024 of an exported one."),
+        typer.Option(min=1, help="Tokens per row; as in training when not given, or 1,024 for an exported model."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The verb."""
+    """Run `headway eval`."""
     from headway.training.inference import evaluate_trained
 
     result = evaluate_trained(

@@ -34,7 +34,7 @@ def export(
     step: Annotated[int | None, typer.Option(help="Checkpoint to use; the newest good one when not given.")] = None,
     dtype: Annotated[Literal["fp32", "bf16"], typer.Option(help="Type of the weights.")] = "fp32",
 ) -> None:
-    """The verb."""
+    """Run `headway export`."""
     from headway.training.inference import export_trained, load_trained
 
     trained = load_trained(run, step=step)

@@ -12,7 +12,7 @@ import typer
 from headway.cli.common import as_utf8
 from headway.core.console import exact_results, print_line, print_text
 
-HELP = """Continue a text with a trained model, token by token as they come.
+HELP = """Continue a text with a trained model, and print tokens as they are sampled.
 
 [bold]Examples[/bold]
 
@@ -29,14 +29,19 @@ def register(app: typer.Typer) -> None:
 
 def generate(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Run directory or Hugging Face folder.")],
+    *,
     prompt: Annotated[str, typer.Option("--prompt", "-p", help="Text to continue; - reads standard input.")] = "",
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1, help="Length at most.")] = 128,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", "-n", min=1, help="Most tokens to generate.")
+    ] = 128,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token.")] = 0.8,
-    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Sample from this much of the probability.")] = 0.95,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    top_p: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Sample from the likeliest tokens that have this total probability.")
+    ] = 0.95,
+    seed: Annotated[int, typer.Option(help="Seed of sampling; equal seeds give equal texts.")] = 0,
     step: Annotated[int | None, typer.Option(help="Checkpoint to use; the newest good one when not given.")] = None,
 ) -> None:
-    """The verb."""
+    """Run `headway generate`."""
     from headway.parallel.world import pick_device
     from headway.training.inference import continue_text, load_trained
 
@@ -52,7 +57,7 @@ def generate(
         top_p=top_p,
         seed=seed,
     )
-    first = next(pieces, "")  # the prompt is shown once it is known to be usable
+    first = next(pieces, "")  # print the prompt only after it proved usable
     with exact_results():
         for piece in chain((text + first,), pieces):
             print_text(piece)

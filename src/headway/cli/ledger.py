@@ -13,11 +13,11 @@ from headway.core.console import print_line
 if TYPE_CHECKING:
     from headway.runs.ledger_proof import LedgerProof
 
-HELP = """Prove that a run used every row of its plan exactly once, whatever died on the way.
+HELP = """Prove that a run used every row of its plan exactly once, despite all failures.
 
-Reads ledger.jsonl, the config and the token store's manifest: the commits must join from step 0 to the newest
-checkpoint, and the rows, computed anew, must be those that the ledger counts, in each epoch of each source none twice
-and none left out but by a decision that the ledger names. Exits with 0 when that is proven and with 4 when it is not.
+Reads ledger.jsonl, the config and the token store's manifest. The commits must be contiguous from step 0 to the newest
+checkpoint. The rows, computed again, must match the counts of the ledger: in each epoch of each source no row is used
+twice, and no row is skipped except by a decision in the ledger. Exit codes: 0 proven, 4 not proven.
 
 [bold]Examples[/bold]
 
@@ -38,18 +38,18 @@ def register(app: typer.Typer) -> None:
 
 def ledger(
     run: RunArgument,
-    store: Annotated[Path | None, typer.Option("--store", help="Token store, if it has been moved.")] = None,
+    store: Annotated[Path | None, typer.Option("--store", help="Token store, if it was moved.")] = None,
     every_row: Annotated[
         bool | None,
         typer.Option(
             "--every-row/--counts-only",
-            help="Look at every single row, or trust counts; by default the first up to 100M rows.",
+            help="Check every row, or only counts; by default every row of at most 100M.",
             show_default=False,
         ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """The verb."""
+    """Run `headway ledger`."""
     from headway.core.errors import CheckpointError
     from headway.runs.ledger_proof import prove
 

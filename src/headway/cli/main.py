@@ -1,5 +1,7 @@
-"""The entry point of the `headway` command. It imports little, for what takes long should begin before the command line
-is understood, which takes a while itself."""
+"""The entry point of the `headway` command.
+
+It imports little: slow imports should start in the background before the command line is parsed, which is slow itself.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +16,22 @@ from headway.core.process_exit import end, exit_process
 
 
 def main() -> None:
-    """Entry point; deliberate errors become three lines and an exit code, never a traceback."""
+    """Run the command; deliberate errors become three lines and an exit code, never a traceback."""
     atexit.register(end)
     open_streams()
-    # What is imported stays: looking through it for garbage again and again would take a tenth of a short command.
+    # Imported modules stay: scanning them for garbage again and again would take a tenth of a short command.
     gc.set_threshold(100_000, 20, 20)
     code = _run()
     gc.freeze()
     lost = flush_streams()
-    code = code if lost is None else code or _say_lost(lost)
+    code = code if lost is None else code or _report_lost(lost)
     if isinstance(code, int):
         exit_process(code)
     sys.exit(code)
 
 
 def _run() -> int | str | None:
-    """Do what the command line says; returns the exit code."""
+    """Run the command line and return the exit code."""
     words = sys.argv[1:]
     try:
         if words[:2] == ["data", "prepare"]:
@@ -39,14 +41,14 @@ def _run() -> int | str | None:
         from headway.cli.application import application, wanted
 
         application(wanted(words))()
-    except SystemExit as end:  # how click ends
+    except SystemExit as end:  # click ends a command so
         return end.code
     except HeadwayError as error:
         say(error.render())
         return error.exit_code
     except ResultLost as error:
-        flush_streams()  # what is left of the result is dropped
-        return _say_lost(error)
+        flush_streams()  # drops the rest of the result
+        return _report_lost(error)
     except KeyboardInterrupt:
         say("interrupted")
         return INTERRUPTED
@@ -59,8 +61,8 @@ def _run() -> int | str | None:
     return 0
 
 
-def _say_lost(error: OSError) -> int:
-    if error.errno != errno.EPIPE:  # `headway ... | head`: the reader has had enough
-        fix = fix_for(error, "make room where the output goes, and run the same command again")
+def _report_lost(error: OSError) -> int:
+    if error.errno != errno.EPIPE:  # `headway ... | head`: the reader has closed the pipe
+        fix = fix_for(error, "free space where the output goes, and run the same command again")
         say(HeadwayError(f"the result cannot be written: {error.strerror}", where="standard output", fix=fix).render())
     return 1

@@ -11,8 +11,8 @@ from headway.core.console import print_line
 
 HELP = """List the named model shapes with their parameters, costs and sizes.
 
-FLOPs are per training token, forward and backward (PaLM, appendix B); the cache is in bf16. Active parameters leave out
-the experts that a token does not go to.
+FLOPs are per training token, forward and backward (PaLM, appendix B); the cache is in bf16. Active parameters exclude
+the experts to which a token is not routed.
 
 [bold]Examples[/bold]
 
@@ -28,13 +28,13 @@ def register(app: typer.Typer) -> None:
 
 
 def models(
-    vocab: Annotated[int, typer.Option("--vocab", min=1, help="Vocabulary to count with.")] = 32_000,
+    vocab: Annotated[int, typer.Option("--vocab", min=1, help="Size of the vocabulary.")] = 32_000,
     sequence_length: Annotated[
         int, typer.Option("--sequence-length", min=1, help="Tokens in a row, for the cost of attention.")
     ] = 2048,
     as_json: JsonOption = False,
 ) -> None:
-    """The verb."""
+    """Run `headway models`."""
     from headway.config import SHAPES
 
     rows = [_facts(name, vocab, sequence_length) for name in SHAPES]

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from headway.plan.prepare import Plan
     from headway.plan.recommend import Option
 
-HELP = """Say what a run needs and does on given machines, before anything is paid for.
+HELP = """Estimate the memory, speed, time and cost of a run on given machines, before paying for them.
 
-Memory per worker by part, for every strategy and kind of activation checkpointing; what fits; tokens per second, \
-MFU and time from a roofline; energy, and cost when telemetry.usd_per_hour is known; and what to type. No data is read.
+Shows memory per worker by part, for every strategy and kind of activation checkpointing, and what fits; tokens per \
+second, MFU and time from a roofline; energy, and cost if telemetry.usd_per_hour is given; and the command to run. No \
+data is read.
 
 [bold]Examples[/bold]
 
@@ -38,31 +39,37 @@ def register(app: typer.Typer) -> None:
 def plan(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
+    *,
     gpus: Annotated[
         str | None, typer.Option("--gpus", help="Machines: 8xH100, 64xA100-40GB, cpu.", show_default=False)
     ] = None,
     per_node: Annotated[
-        int | None, typer.Option("--per-node", min=1, help="Accelerators of a machine; up to 8.", show_default=False)
+        int | None,
+        typer.Option("--per-node", min=1, help="Accelerators per machine; up to 8 when not given.", show_default=False),
     ] = None,
     interconnect: Annotated[
         str | None,
         typer.Option(
             "--interconnect",
-            help="Between machines: ndr, hdr (a port per GPU), ethernet-400, -100, -25, -10 (a port per machine).",
+            help="Network of the machines: ndr, hdr (a port per GPU), ethernet-400, -100, -25, -10 (one per machine).",
             show_default=False,
         ),
     ] = None,
     memory_gib: Annotated[
         float | None,
-        typer.Option("--memory-gib", min=0.1, help="Memory of an accelerator that is not known.", show_default=False),
+        typer.Option(
+            "--memory-gib", min=0.1, help="Memory of an accelerator that Headway does not know.", show_default=False
+        ),
     ] = None,
     tokens_per_second: Annotated[
         float | None,
-        typer.Option("--tokens-per-second", min=1e-9, help="Speed as measured, of all workers.", show_default=False),
+        typer.Option(
+            "--tokens-per-second", min=1e-9, help="Measured speed of all workers together.", show_default=False
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The verb."""
+    """Run `headway plan`."""
     from headway.plan.accelerators import parse_machines, this_machine
     from headway.plan.prepare import make_plan
 
@@ -108,7 +115,7 @@ def _print_options(made: Plan) -> None:
                "PEAK", "FITS", "TOKENS/S", "MFU", "TIME"]  # fmt: skip
     lines = [_line(made, option) for option in made.table if option.memory is not None]
     print_table(headers, lines, numeric=[*range(2, 9), 10, 11, 12])
-    print_line("each row: the moment of a step when the worker that has most has most")
+    print_line("each row: the peak of a step, on the worker that needs most memory")
     listed = f"listed: {made.deepspeed}" if made.deepspeed else f"left out: {made.no_deepspeed}"
     print_line(f"strategies of DeepSpeed are {listed}")
     for note in made.notes:

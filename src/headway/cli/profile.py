@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 HELP = """Show where the time of a training step goes, and what to change first.
 
-Trains the config's first steps with its own workers, in a run directory that is removed again: some to warm up, some \
-timed, some under PyTorch's profiler. Says seconds and shares of data, forward, backward, reduction, optimizer, host \
-and checkpoint, sets them against what this machine does at best (matrix products and copies, measured here, or the \
-accelerator's peak), and names the largest loss. Leaves profile.json, profile.html (with memory over time and a \
+Trains the first steps of the config with its own workers, in a temporary run directory: some steps to warm up, some \
+timed, some under PyTorch's profiler. Prints seconds and shares of data, forward, backward, reduction, optimizer, host \
+and checkpoint. Compares them with the best that this machine can do (matrix products and copies, measured here, or \
+the accelerator's peak), and names the largest loss. Writes profile.json, profile.html (with memory over time and a \
 roofline) and a trace per worker for ui.perfetto.dev.
 
 [bold]Examples[/bold]
@@ -39,20 +39,21 @@ def register(app: typer.Typer) -> None:
 def profile(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
-    steps: Annotated[int, typer.Option("--steps", min=2, help="Steps that are timed, without the profiler.")] = 10,
-    warmup: Annotated[int, typer.Option("--warmup", min=1, help="Steps before them that do not count.")] = 3,
+    *,
+    steps: Annotated[int, typer.Option("--steps", min=2, help="Steps to time without the profiler.")] = 10,
+    warmup: Annotated[int, typer.Option("--warmup", min=1, help="Steps before them, which are not timed.")] = 3,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the files.")] = Path("profile"),
     memory_snapshot: Annotated[
         bool,
         typer.Option(
             "--memory-snapshot",
-            help="On GPUs, also write memory-<rank>.pickle for pytorch.org/memory_viz (open no pickle of others).",
+            help="On GPUs, also write memory-<rank>.pickle for pytorch.org/memory_viz (never open foreign pickles).",
         ),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and say what would run.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and print what would run.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """The verb."""
+    """Run `headway profile`."""
     from headway.profiling.profiler import Plan
     from headway.profiling.run import TRACED_STEPS, check
     from headway.profiling.run import profile as run

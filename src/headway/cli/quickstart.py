@@ -1,4 +1,4 @@
-"""`headway quickstart`: the whole way from text to a trained model, with nothing to download."""
+"""`headway quickstart`: all steps from text to a trained model, with nothing to download."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from headway.core.console import notice, print_lines
 if TYPE_CHECKING:
     from headway.config import Config
 
-HELP = """The main job, end to end: prepare text, train a small model, evaluate, sample, export, report.
+HELP = """Run the main job end to end: prepare text, train a small model, evaluate, sample, export, report.
 
 The text is the source code of this Python's standard library, so nothing is downloaded. It takes a few minutes on \
-two cores; stopped half-way, the same command goes on where it was. The run is in runs/quickstart.
+two cores. If it is stopped, the same command continues. The run is in runs/quickstart.
 
 [bold]Examples[/bold]
 
@@ -26,13 +26,13 @@ headway quickstart train.steps=100 name=tiny
 
 PROMPTS = ("def ", "class ", "import os\n\n")
 
-#: Commands for later, and what each is for; `{run}`, `{store}` and `{overrides}` are this run's.
+#: Commands to try next, each with its purpose; `{run}`, `{store}` and `{overrides}` are those of this run.
 NEXT = (
     ("open {run}/report.html", "the report: curves, data, environment"),
     ('headway generate {run} --prompt "def main("', "sample from the model"),
     ("headway eval {run}", "loss on the whole validation split"),
     ("headway runs show {run}", "the run in a few lines"),
-    ("headway checkpoints list {run}", "what can be resumed from"),
+    ("headway checkpoints list {run}", "the checkpoints of the run"),
     ("headway verify quickstart{overrides}", "prove that kills do not change a bit"),
     ("headway train quickstart{overrides} name=longer {store} train.steps=4000", "train for longer"),
 )
@@ -44,7 +44,7 @@ def register(app: typer.Typer) -> None:
 
 
 def quickstart(overrides: OverridesArgument = None) -> None:
-    """The verb."""
+    """Run `headway quickstart`."""
     from headway.config import load_config
     from headway.data.preparing.prepare import prepare
 
@@ -63,7 +63,7 @@ def quickstart(overrides: OverridesArgument = None) -> None:
 
 
 def _next_commands(config: Config, overrides: list[str]) -> list[str]:
-    """`NEXT` as it can be typed: what this machine or the user wanted otherwise than the preset holds there too."""
+    """Fill in the commands of `NEXT`, including the overrides of this machine and the user."""
     values = {
         "run": shlex.quote(str(config.run_directory)),
         "store": shlex.quote(f"data.store={config.data.store}"),
@@ -73,9 +73,9 @@ def _next_commands(config: Config, overrides: list[str]) -> list[str]:
 
 
 def _without_bf16() -> list[str]:
-    """What replaces the preset's bf16, and Muon with it, where only a CPU is there that is no faster with it.
+    """Return the overrides that replace bf16, and Muon with it, on a CPU that is not faster in bf16.
 
-    What the user says comes after this, and wins.
+    Overrides of the user come later and win.
     """
     import torch
 

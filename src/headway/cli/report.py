@@ -1,4 +1,4 @@
-"""`headway report`: one page about one run."""
+"""`headway report`: an HTML page about a run."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def report(
     run: RunArgument,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Where to write; report.html in the run directory otherwise."),
+        typer.Option("--output", "-o", help="File to write; report.html in the run directory when not given."),
     ] = None,
 ) -> None:
-    """Write a run's report: one HTML page with its curves, data, attempts and environment. The run may still be going.
+    """Write a run's report: one HTML page with its curves, data, attempts and environment. The run may still be active.
 
     [bold]Examples[/bold]
 

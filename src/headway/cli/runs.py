@@ -1,4 +1,4 @@
-"""`headway runs`: what runs there are, how one went, and how a few differ."""
+"""`headway runs`: list runs, show one, and compare several."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def list_(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder that holds run directories.")] = Path("runs"),
     json: JsonOption = False,
 ) -> None:
-    """List the runs in a folder, the ones last heard of first.
+    """List the runs in a folder, the most recently active first.
 
     [bold]Examples[/bold]
 
@@ -98,7 +98,7 @@ def compare(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories.", show_default=False)],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Also write a page with the loss curves, for example c.html."),
+        typer.Option("--output", "-o", help="Also write an HTML page with the loss curves to this file."),
     ] = None,
     json: JsonOption = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""`headway tokenizer`: train a vocabulary, look into one, and compare several."""
+"""`headway tokenizer`: train a tokenizer, inspect one, and compare several."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from headway.data.tokenizing.statistics import TokenizerFigures
     from headway.data.tokenizing.tokenizer import Tokenizer
 
-tokenizer = typer.Typer(no_args_is_help=True, help="Train a tokenizer, look into one, and compare several.")
+tokenizer = typer.Typer(no_args_is_help=True, help="Train a tokenizer, inspect one, and compare several.")
 
 _SAMPLE_BYTES = 1_000_000
 
@@ -31,9 +31,9 @@ def train(
     ] = Path("tokenizer"),
     json: JsonOption = False,
 ) -> None:
-    """Train a byte-level BPE on a config's sources, as `headway data prepare` does by itself.
+    """Train a byte-level BPE on the sources of a config, as `headway data prepare` does by default.
 
-    To use it for several stores, set data.tokenizer.path to the folder.
+    To share it between stores, set data.tokenizer.path to the folder.
 
     [bold]Examples[/bold]
 
@@ -60,7 +60,7 @@ def train(
 
 
 def _check_trained(trained: Tokenizer, asked: int) -> None:
-    """Say when there was too little text for the vocabulary asked for; refuse one that has learnt nothing.
+    """Check that a tokenizer has learnt any tokens, and print a notice if they are fewer than asked for.
 
     Raises:
         DataError: it has nothing but `<|endoftext|>` and the 256 bytes.
@@ -70,12 +70,12 @@ def _check_trained(trained: Tokenizer, asked: int) -> None:
 
     if trained.vocab_size <= 257:
         raise DataError(
-            "there is no text to train a tokenizer on, or nothing in it comes twice",
+            "there is no text to train a tokenizer on, or nothing in it repeats",
             where="data.sources",
             fix="headway data prepare CONFIG --dry-run lists what is read",
         )
     if trained.vocab_size < asked:
-        notice(f"{trained.vocab_size:,} tokens instead of {asked:,}: the text holds no more that come twice")
+        notice(f"{trained.vocab_size:,} tokens instead of {asked:,}: the text has no more repeated sequences")
 
 
 @tokenizer.command()
@@ -92,7 +92,7 @@ def inspect(
     text: Annotated[str | None, typer.Option("--text", help="Show how this text is split.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Show vocabulary size, special tokens, and bytes per token of --text, or of a sample of a config's sources.
+    """Show vocabulary size, special tokens, and bytes per token on --text, or on a sample of a config's sources.
 
     [bold]Examples[/bold]
 
@@ -113,7 +113,7 @@ def inspect(
         sample = sample or list(
             sample_text(find_sources(settings.sources, most=settings.max_document_bytes), _SAMPLE_BYTES)
         )
-        loaded, path = _own(settings)
+        loaded, path = _load_own(settings)
         special = settings.tokenizer.special_tokens_in_text
     else:
         loaded = Tokenizer.load(path, _pattern_of(overrides or []))
@@ -129,10 +129,10 @@ def inspect(
 
 
 def _pattern_of(overrides: list[str]) -> str | None:
-    """The one setting that a tokenizer by itself may need.
+    """Return the only override that applies to a tokenizer without a config, the pattern.
 
     Raises:
-        ConfigError: others are given.
+        ConfigError: other overrides are given.
     """
     from headway.core.errors import ConfigError
 
@@ -140,7 +140,7 @@ def _pattern_of(overrides: list[str]) -> str | None:
     pattern = settings.pop("data.tokenizer.pattern", None)
     if settings:
         raise ConfigError(
-            f"{next(iter(settings))} says nothing about a tokenizer by itself",
+            f"{next(iter(settings))} does not apply to a tokenizer without a config",
             where=" ".join(overrides),
             fix="give a config's YAML file, or data.tokenizer.pattern for a .tiktoken file",
         )
@@ -155,14 +155,16 @@ def compare(
         typer.Argument(
             metavar="PATH|KEY=VALUE",
             help="Tokenizers: files or folders of any format, token stores; and overrides. "
-            "The config's own one when no tokenizer is given.",
+            "The config's own tokenizer when none is given.",
             show_default=False,
         ),
     ] = None,
-    sample: Annotated[str, typer.Option("--sample", help="Text to look at, an equal share from each source.")] = "4 MB",
+    sample: Annotated[
+        str, typer.Option("--sample", help="Size of the sample, an equal share from each source.")
+    ] = "4 MB",
     json: JsonOption = False,
 ) -> None:
-    """Compare tokenizers on a config's sources: tokens, fertility, what they do not know or use, speed, what is lost.
+    """Compare tokenizers on a config's sources: tokens, fertility, unknown and unused tokens, speed, lost text.
 
     [bold]Examples[/bold]
 
@@ -184,7 +186,7 @@ def compare(
     samples = {source.name: list(sample_text([source], share)) for source in sources}
     loaded = [(str(path), Tokenizer.load(path, settings.tokenizer.pattern)) for path in paths]
     if not loaded:
-        own, path = _own(settings)
+        own, path = _load_own(settings)
         loaded = [(str(path), own)]
     wanted = settings.tokenizer
     results = [(name, measure(one, samples, wanted.encoder, wanted.special_tokens_in_text)) for name, one in loaded]
@@ -196,7 +198,7 @@ def compare(
 
 
 def _sorted_arguments(arguments: list[str]) -> tuple[list[str], list[Path]]:
-    """Overrides, and paths: whatever exists, or has no `=`."""
+    """Separate overrides from paths: an argument that exists, or has no `=`, is a path."""
     paths = [argument for argument in arguments if "=" not in argument or Path(argument).exists()]
     return [argument for argument in arguments if argument not in paths], [Path(path) for path in paths]
 
@@ -214,8 +216,8 @@ def _bytes(text: str) -> int:
         raise ConfigError(what, where="--sample", fix='give for example "4 MB"') from None
 
 
-def _own(settings: DataConfig) -> tuple[Tokenizer, Path]:
-    """A config's tokenizer, and where it is: the given one, or that of its store."""
+def _load_own(settings: DataConfig) -> tuple[Tokenizer, Path]:
+    """Load a config's tokenizer, the given one or that of its store; return it with its path."""
     from headway.data.tokenizing.tokenizer import Tokenizer
 
     path = settings.tokenizer.path or settings.store

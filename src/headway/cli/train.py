@@ -11,7 +11,7 @@ from headway.core.console import print_lines
 from headway.core.garbage import pause_collection
 from headway.core.torch_libraries import load_libraries_ahead
 
-HELP = """Train a language model, or go on with a run that was interrupted.
+HELP = """Train a language model, or continue a run that was interrupted.
 
 [bold]Examples[/bold]
 
@@ -21,8 +21,8 @@ headway train configs/quickstart.yaml --workers 2
 headway train configs/quickstart.yaml determinism=elastic --workers 1:2
 torchrun --nproc-per-node 2 -m headway train configs/quickstart.yaml
 
-A worker that dies or hangs is replaced, and the run goes on from the newest checkpoint (config section supervise).
-The same command goes on from the newest checkpoint that verifies.
+A worker that dies or hangs is replaced, and the run continues from the newest checkpoint (config section supervise).
+After an interruption, the same command continues from the newest checkpoint that verifies.
 Exit codes: 0 done, 2 usage or config, 3 data, 4 checkpoint or run directory, 5 diverged, 75 preempted (run again).
 """
 
@@ -35,13 +35,14 @@ def register(app: typer.Typer) -> None:
 def train(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
+    *,
     workers: Annotated[
         str | None,
         typer.Option(
             "--workers",
             "-w",
             metavar="N or MIN:MAX",
-            help="Worker processes on this machine, and how few may do when some are lost.",
+            help="Worker processes on this machine; with MIN, the fewest that suffice when some are lost.",
             show_default=False,
         ),
     ] = None,
@@ -50,14 +51,14 @@ def train(
     ] = False,
     accept_changes: Annotated[
         bool,
-        typer.Option("--accept-changes", help="Go on from here with a config, or data, that differ from the run's."),
+        typer.Option("--accept-changes", help="Continue although the config or the data differ from those of the run."),
     ] = False,
     start_epoch: Annotated[
-        bool, typer.Option("--start-epoch", help="Begin an epoch of all data where the run goes on.")
+        bool, typer.Option("--start-epoch", help="Begin a new epoch of all data where the run continues.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and say what would run.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and print what would run.")] = False,
 ) -> None:
-    """The verb."""
+    """Run `headway train`."""
     if not dry_run:
         pause_collection()
         load_libraries_ahead()

@@ -10,7 +10,7 @@ import typer
 from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json
 from headway.core.console import print_line
 
-HELP = """Check that a config keeps its promise of reproducibility, bit for bit.
+HELP = """Check that a config is reproducible bit for bit, as its determinism promises.
 
 Trains the first steps twice, once more with a kill and a resume, and (determinism: elastic) on another number of \
 workers, and compares the SHA-256 of every weight and moment after every step. The run directory is not touched.
@@ -21,7 +21,7 @@ headway verify configs/quickstart.yaml
 headway verify configs/elastic.yaml --steps 8 --other-workers 4
 
 Exit codes: 0 all equal, 1 a difference (the first step and tensor are named), 2 usage or config, 130 stopped \
-before its end; a training that fails passes its own on (3 data, ...).
+before its end; if a training fails, its own code (3 data, ...).
 """
 
 
@@ -40,7 +40,7 @@ def verify(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The verb."""
+    """Run `headway verify`."""
     from headway.verify.reproducibility import verify as run
 
     verdict = run(load(config, overrides), steps, other_workers)

@@ -92,7 +92,7 @@ def _source_names(config: Config) -> Iterator[ConfigError]:
     for name in (name for name, count in times.items() if count > 1):
         keys = [f"data.sources.{n}.name" for n, source in enumerate(config.data.sources) if source.name == name]
         yield ConfigError(
-            f"{times[name]} sources are named '{name}'", where=", ".join(keys), fix="give each a name of its own"
+            f"{times[name]} sources are named '{name}'", where=", ".join(keys), fix="give each a different name"
         )
 
 

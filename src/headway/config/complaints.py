@@ -119,7 +119,7 @@ def _as_text(key: str, given: Entry) -> str | None:
 
 def _wanted(detail: Mapping[str, Any]) -> str:
     if detail["type"] in ("model_type", "dict_type"):
-        return "must be a section with keys of its own"
+        return "must be a section of keys and values"
     if detail["type"] == "path_type":
         return "should be a path"
     if detail["type"] == "string_pattern_mismatch":

@@ -251,8 +251,10 @@ def print_lines(text: str, end: str = "\n") -> None:
 
 
 def print_text(text: str) -> None:
-    """Print text that is a result itself: exactly, so that other programs can go on with it, but not on a terminal,
-    which it could steer."""
+    """Print text that is itself the result.
+
+    It is printed unchanged for other programs; on a terminal, control characters are escaped.
+    """
     sys.stdout.write(printable(text, keep=_LINES + _JOINERS) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 

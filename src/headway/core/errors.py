@@ -104,7 +104,7 @@ _REFUSALS = {
     ),
     errno.EROFS: (
         "the file system is read-only",
-        "mount it for writing, or use another place; where it has become so by itself, dmesg says why",
+        "mount it for writing, or use another place; if it was not so before, dmesg says why",
     ),
 }
 #: How the messages of Rust (safetensors, tokenizers) and Arrow contain the number.

@@ -65,8 +65,8 @@ def run_command(arguments: Sequence[str]) -> Output:
         return Output("silent")
     except OSError:
         return Output("missing")
-    said, complained = (stream.decode(errors="replace") for stream in (done.stdout, done.stderr))
-    return Output("ok", said) if done.returncode == 0 else Output("failed", f"{said}{complained}".strip())
+    output, errors = (stream.decode(errors="replace") for stream in (done.stdout, done.stderr))
+    return Output("ok", output) if done.returncode == 0 else Output("failed", f"{output}{errors}".strip())
 
 
 def space_of(path: Path) -> Space:

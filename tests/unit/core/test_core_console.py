@@ -129,7 +129,7 @@ def test_a_result_that_cannot_be_written_is_an_error(words: list[str], unbuffere
     assert done.stderr == (
         "error: the result cannot be written: No space left on device\n"
         "  where: standard output\n"
-        "  fix:   make room where the output goes, and run the same command again\n"
+        "  fix:   free space where the output goes, and run the same command again\n"
     )
 
 

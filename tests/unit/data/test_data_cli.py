@@ -71,7 +71,7 @@ def test_duplicates_are_shown_in_words_and_figures(config_file: Path, documents:
     header, row, clusters = shown[shown.index("duplicates:") :].splitlines()[1:4]
     assert header.split()[:6] == ["SOURCE", "DOCUMENTS", "EQUAL", "SIMILAR", "EMPTIED", "REMOVED"]
     assert row.split()[:7] == ["corpus", "150", "9", "0", "0", "9", "(6.0%)"]
-    assert clusters == "clusters of documents that say the same: 1; the largest have 10 (6.7%)"
+    assert clusters == "clusters of equal or similar documents: 1; the largest have 10 (6.7%)"
     page = Path(run("data", "report", config_file).stdout.strip()).read_text("utf-8")
     assert "10 documents (6.7 %)" in page and "[{" not in page
     assert "Removed as duplicates</dt><dd>6.0 %<small>9 documents" in page

@@ -86,7 +86,7 @@ def test_export_is_shell_and_keeps_what_is_set(tmp_path: Path, monkeypatch: pyte
     result = on(CLOUD, tmp_path, monkeypatch)("--profile", "ethernet", "--export")
     lines = result.output.splitlines()
     assert lines[0] == "# NCCL profile ethernet: asked for"
-    assert "# NCCL_IB_DISABLE stays 0, as you have set it" in lines
+    assert "# NCCL_IB_DISABLE stays 0, as set in the environment" in lines
     assert any(line.startswith("export NCCL_SOCKET_IFNAME='=ens5'  # ") for line in lines)
     script = f"{result.output}\necho $NCCL_SOCKET_IFNAME $NCCL_NSOCKS_PERTHREAD"
     assert subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout == "=ens5 4\n"
