@@ -188,7 +188,7 @@ def test_examples_that_are_too_short_are_reported_once_for_all_workers(
     cleaner(step(questions))  # a worker's
     assert capsys.readouterr().err == ""
     describe_steps(DataConfig.model_validate({"clean": [step(questions)]}).clean)
-    assert "1 of 3 examples are too short to be looked for" in capsys.readouterr().err
+    assert "1 of 3 examples are too short to be matched" in capsys.readouterr().err
 
 
 def test_equal_in_every_process(questions: Path, prose: str, cleaner: Make) -> None:

@@ -97,7 +97,7 @@ def test_language(cleaner: Make) -> None:
         text = separator.join(ENGLISH.split(" "))
         assert run(cleaner({"step": "language", "threshold": 0.9}), text) == (text, {})
     assert run(cleaner({"step": "language", "threshold": 0.999}), "Pizza, taxi, radio")[0] is None
-    with pytest.raises(ConfigError, match="does not know: xx") as error:
+    with pytest.raises(ConfigError, match="does not know these languages: xx") as error:
         cleaner({"step": "language", "languages": ["en", "xx"]})
     assert "de" in str(error.value.fix)
 

@@ -272,7 +272,7 @@ def test_a_record_batch_that_unpacks_to_far_too_much_is_passed_over(
     assert read(tmp_path / name).texts == texts
     found = read(tmp_path / name, most=5000)
     (bad,) = found.bad
-    assert bad.too_large and "unpacks to 97.7 KiB, and 16 times data.max_document_bytes is 78.1 KiB" in bad.reason
+    assert bad.too_large and "unpacks to 97.7 KiB, above 16 times data.max_document_bytes, 78.1 KiB" in bad.reason
     if name.startswith("dictionary"):  # all batches need it
         assert bad.rest and found.texts == []
     else:

@@ -95,7 +95,7 @@ def test_a_page_that_unpacks_to_far_too_much_ends_its_file(tmp_path: Path) -> No
     (bad,) = found.bad
     # The rows of both row groups were to be decoded at once.
     assert found.texts == [] and bad.rest and bad.too_large and bad.where == f"{path}:row 1"
-    assert "unpacks to 97.7 KiB, and 16 times data.max_document_bytes is 78.1 KiB" in bad.reason
+    assert "unpacks to 97.7 KiB, above 16 times data.max_document_bytes, 78.1 KiB" in bad.reason
 
 
 def shared(path: Path, how: str, rows: int, size: int) -> None:
@@ -147,7 +147,7 @@ def test_rows_that_the_footer_promises_and_are_not_there(tmp_path: Path, monkeyp
     found = read(path)
     (bad,) = found.bad
     assert found.texts == TEXTS[:4] and bad.rest and bad.where == f"{path}:row 5"
-    assert "there are 4 rows, and the footer says 10" in bad.reason
+    assert "there are 4 rows, but the footer says 10" in bad.reason
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_two_sources_read_other_texts_of_one_file(tmp_path: Path, jsonl: Callabl
 def test_what_is_behind_a_limit_is_no_other_sources(tmp_path: Path, jsonl: Callable[..., Path]) -> None:
     jsonl(tmp_path / "a.jsonl", ["x", "y"])
     first = SourceConfig(path=str(tmp_path / "a.jsonl"), limit="1 documents")
-    with pytest.raises(ConfigError, match="sources 'a' and 'all' mean the same file") as caught:
+    with pytest.raises(ConfigError, match="sources 'a' and 'all' read the same file") as caught:
         find_sources([first, SourceConfig(path=str(tmp_path), name="all")])
     assert "a.jsonl" in str(caught.value.where)
     # Of one behind an earlier source without a limit, nothing is lost.
