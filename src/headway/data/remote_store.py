@@ -97,7 +97,11 @@ class RemoteTokenStore(TokenStore):
             content = read_bytes(copies.folder / MANIFEST)
             store = cls(copies, parse_manifest(content, str(copies.folder / MANIFEST)), reached=False)
         except remote.MissingError:
-            raise _no_store(copies.url) from None
+            raise DataError(
+                "there is no token store there",
+                where=copies.url,
+                fix="check data.remote; the folder with manifest.json",
+            ) from None
         else:
             store = cls(copies, parse_manifest(content, copies.url_of(MANIFEST)))
             store._keep(content)
@@ -312,10 +316,6 @@ def _check_same_store(folder: Path) -> None:
             where=str(folder),
             fix="set data.store to another folder; or data.remote=null to train from what is there",
         )
-
-
-def _no_store(url: str) -> DataError:
-    return DataError("there is no token store there", where=url, fix="check data.remote; the folder with manifest.json")
 
 
 def _wrong(where: str, problem: str) -> DataError:

@@ -6,7 +6,7 @@ import os
 import stat
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -399,17 +399,13 @@ class TokenStore:
         """Return name, length (None for small files) and SHA-256 of every file."""
         files: list[tuple[str, int | None, str]] = [(name, None, digest) for name, digest in self._small_files()]
         width = self.dtype.itemsize
-        for split, source, shard in self._shards():
-            folder = f"{split}/{source}"
-            tokens = shard.tokens if shard.file_tokens is None else shard.file_tokens
-            files.append((f"{folder}/{shard.file}", tokens * width, shard.sha256))
-            files.append((f"{folder}/{shard.index}", shard.index_bytes, shard.index_sha256))
-        return files
-
-    def _shards(self) -> Iterator[tuple[str, str, Shard]]:
         for split, source in self._parts():
+            folder = f"{split}/{source}"
             for shard in self.shards(split, source):
-                yield split, source, shard
+                tokens = shard.tokens if shard.file_tokens is None else shard.file_tokens
+                files.append((f"{folder}/{shard.file}", tokens * width, shard.sha256))
+                files.append((f"{folder}/{shard.index}", shard.index_bytes, shard.index_sha256))
+        return files
 
     def _parts(self) -> list[tuple[str, str]]:
         return [(split, source) for split in self.splits for source in self.sources(split)]

@@ -41,10 +41,10 @@ class Language(Step):
 
     def apply(self, text: str) -> str | Drop:
         """Detect the language of the whole text, which fastText expects as one line."""
-        found = self._model.predict(" ".join(text.split()), k=1, threshold=0.0)
-        language, score = _first(found)
-        if language is None:
+        labels, scores = self._model.predict(" ".join(text.split()), k=1, threshold=0.0)
+        if not labels:
             return Drop("language unknown", "language unknown")
+        language, score = labels[0].removeprefix("__label__"), float(scores[0])
         if language not in self._languages:
             return Drop(f"language {language}", f"language {language} ({shown_number(score)})")
         if score < self._threshold:
@@ -70,9 +70,3 @@ def _load(path: Path) -> Any:
     except ImportError:
         raise missing_extra("fasttext-predict", "language", "the language filter (the step `language`)") from None
     return fasttext.load_model(str(path))
-
-
-def _first(found: Any) -> tuple[str | None, float]:
-    """Return label and score of the first prediction."""
-    labels, scores = found
-    return (labels[0].removeprefix("__label__"), float(scores[0])) if labels else (None, 0.0)

@@ -60,17 +60,14 @@ def find_named(config: SourceConfig) -> Found:
     if revision and type(builder).__module__.endswith(".cache") and builder.hash != revision:
         raise _other_commit(name, revision, builder.hash, config)
     try:
-        found = _load(builder, config)
+        if config.streaming:
+            found = builder.as_streaming_dataset(split=config.split)
+        else:
+            builder.download_and_prepare()
+            found = builder.as_dataset(split=config.split)
     except Exception as error:
         raise _not_loaded(builder, config, error) from error
     return _files_or_rows(found, config)
-
-
-def _load(builder: Any, config: SourceConfig) -> Any:
-    if config.streaming:
-        return builder.as_streaming_dataset(split=config.split)
-    builder.download_and_prepare()
-    return builder.as_dataset(split=config.split)
 
 
 def _files_or_rows(found: Any, config: SourceConfig) -> Found:

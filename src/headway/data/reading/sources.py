@@ -155,7 +155,8 @@ def _find(config: SourceConfig, iterables: Mapping[str, Any]) -> tuple[list[Sour
     for place in listing.places:
         kind = _format_of(config, place)
         if kind is None and listing.kind == "file":
-            raise _unknown_format(place)
+            what = f"the ending of '{place.name}' is no known format {_KNOWN}"
+            raise DataError(what, where=place.location, fix=_SET_FORMAT)
         if kind is None:
             ignored += 1
         else:
@@ -187,10 +188,6 @@ def _format_of(config: SourceConfig, place: Place) -> tuple[str, str | None] | N
     if kind is None or (kind in _TABLES and compression):
         return None
     return kind, compression
-
-
-def _unknown_format(place: Place) -> DataError:
-    return DataError(f"the ending of '{place.name}' is no known format {_KNOWN}", where=place.location, fix=_SET_FORMAT)
 
 
 def _nothing_found(path: str, listing: Listing, ignored: int) -> DataError:
