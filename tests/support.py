@@ -221,7 +221,7 @@ def run_workers(workers: int, script: Path, *words: str | Path, timeout: float =
     done = preloaded.run(orders, timeout, _OF_STRATEGIES)
     if done is None:
         return torchrun(workers, script, *words, timeout=timeout).stderr
-    assert done.returncode == 0, done.stderr[-9000:]
+    assert done.returncode == 0, f"{done.stderr[:6000]}\n...\n{done.stderr[-6000:]}"
     return done.stderr
 
 

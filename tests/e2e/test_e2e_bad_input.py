@@ -68,7 +68,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("bytes.jsonl", with_line(4, '{"text": "\udcff"}'), "not valid UTF-8: byte 0xff", "bytes.jsonl:4"),
         ("field.jsonl", with_line(5, '{"txt": "x"}'), "no field 'text'; there are: txt", "field.jsonl:5"),
         ("null.jsonl", with_line(2, '{"text": null}'), "holds null, not text", "null.jsonl:2"),
-        ("long.jsonl", b'{"text": "' + b"x" * 100_000_000 + b"\n", "not valid JSON", "long.jsonl:1"),
+        ("long.jsonl", b'{"text": "' + b"x" * 100_000_000 + b"\n", "data.max_document_bytes", "long.jsonl:1"),
         ("cut.jsonl.gz", b"\x1f\x8b\x08\x00", "cannot be read", "cut.jsonl.gz"),
         ("other.csv", b"id,body\n1,x\n", "no field 'text'; there are: body, id", "other.csv:1"),
         ("not.parquet", b"PAR1", "not a readable Parquet file", "not.parquet"),
@@ -89,16 +89,16 @@ def test_text_that_cannot_be_used(place: Path, name: str, content: bytes | None,
 
 def test_malformed_documents_can_be_skipped_and_are_listed(place: Path) -> None:
     path = place / "mixed.jsonl"
-    long_but_sound = json.dumps({"text": "short", "page": "x" * 10**8}) + "\n"
-    path.write_bytes(with_line(7, '{"text": "never ends') + b'{"txt": 1}\n' + long_but_sound.encode())
+    too_large = json.dumps({"text": "short", "page": "x" * 10**8}) + "\n"
+    path.write_bytes(with_line(7, '{"text": "never ends') + b'{"txt": 1}\n' + too_large.encode())
     store = place / "skipped"
     settings = [f"data.sources={path}", f"data.store={store}", "data.bad_documents=skip"]
     result = succeeded("data", "prepare", place / "config.yaml", *settings)
-    assert "20 documents" in result.stdout
-    assert "2 malformed documents skipped, listed in skipped.jsonl" in result.stdout
+    assert "19 documents" in result.stdout
+    assert "3 malformed documents skipped (1 of them larger than data.max_document_bytes" in result.stdout
     listed = [json.loads(line) for line in (store / "skipped.jsonl").read_text().splitlines()]
-    assert [record["where"] for record in listed] == [f"{path}:7", f"{path}:21"]
-    assert json.loads(succeeded("data", "inspect", store, "--json").stdout)["sources"][0]["skipped"] == 2
+    assert [record["where"] for record in listed] == [f"{path}:7", f"{path}:21", f"{path}:22"]
+    assert json.loads(succeeded("data", "inspect", store, "--json").stdout)["sources"][0]["skipped"] == 3
 
 
 # Config and usage ----------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _opened = count()
 #: Variables that define the rendezvous.
+_stores: dict[tuple[str | None, str | None], Any] = {}
 _MEET_AT = (RENDEZVOUS_VARIABLE, "MASTER_ADDR", "MASTER_PORT")
 _ALONE = MeshShape()
 
@@ -357,14 +358,26 @@ def _meet(rank: int, size: int, number: int, timeout: timedelta) -> Any:
         store = dist.FileStore(file, -1)  # type: ignore[attr-defined]
         store.set_timeout(timeout)
     else:
-        from torch.distributed.rendezvous import rendezvous
-
-        store, rank, size = next(rendezvous("env://", timeout=timeout))
-        store.set_timeout(timeout)
+        store = _launchers_store(timeout)
         # torchrun's store also holds the addresses of workers from earlier starts.
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             prefix = _agree_on_name(store, rank, size, timeout.total_seconds())
     return dist.PrefixStore(f"headway-{prefix}", store)  # type: ignore[attr-defined]
+
+
+def _launchers_store(timeout: timedelta) -> Any:
+    """Return the store at MASTER_ADDR and MASTER_PORT, which is opened once in the life of a process.
+
+    The first worker may serve the store itself. If it closed it after a training, a worker that is already at the next
+    one could connect to the store that is about to close.
+    """
+    place = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if place not in _stores:
+        from torch.distributed.rendezvous import rendezvous
+
+        _stores[place], _, _ = next(rendezvous("env://", timeout=timeout))
+    _stores[place].set_timeout(timeout)
+    return _stores[place]
 
 
 def abort_groups() -> None:

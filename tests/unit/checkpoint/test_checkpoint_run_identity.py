@@ -20,6 +20,7 @@ from headway.checkpoint.run_identity import IDENTITY, OF_RUN, new_run_id, read_r
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.verify_remote import remote_checkpoints, verify_remote
 from headway.config import Config, TrainConfig, identity
+from headway.core.errors import CheckpointError
 from headway.core.files import fingerprint, write_json
 from states import equal, make_state, names
 
@@ -488,9 +489,13 @@ def test_the_id_is_found_again_when_run_json_is_lost(a: Config) -> None:
 
 
 def test_claims_and_records_that_cannot_be_read_do_not_open_the_place(a: Config, b: Config, tmp_path: Path) -> None:
-    (place(tmp_path) / "run.json").write_text("[" * 100_000)
+    (place(tmp_path) / "run.json").write_text("[" * 50_000)
     with pytest.raises(OtherRunError, match="seed 3"):  # the claim still says it
         newest(b)
+    (place(tmp_path) / "run.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match="at most 64"):
+        newest(b)
+    (place(tmp_path) / "run.json").write_text("{}")
     (place(tmp_path) / "owners" / "00000001.json").write_text('{"number": "x"}')
     tier = RemoteTier(claim(a, 2).objects, read_claim(run_of(a)), run_identity(a))
     assert tier.claim is not None and tier.claim.number == 2

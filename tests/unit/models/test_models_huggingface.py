@@ -326,7 +326,7 @@ def test_damaged_files_are_refused(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot be read"):
         import_model(checkpoint)
     (checkpoint / "config.json").write_text("{")
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match="is not JSON"):
         import_model(checkpoint)
     with pytest.raises(ConfigError, match="no Hugging Face checkpoint"):
         import_model(tmp_path / "nowhere")

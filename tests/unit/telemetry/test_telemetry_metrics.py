@@ -156,7 +156,7 @@ def test_a_killed_process_loses_no_record(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys; from pathlib import Path; from headway.core import timeout_writer\n"
         "from headway.telemetry.metrics import MetricsLog\n"
-        "patience._SECONDS = 60\n"  # a busy disk is not to be taken for one that hangs
+        "timeout_writer._SECONDS = 60\n"  # a busy disk is not to be taken for one that hangs
         "log = MetricsLog(Path(sys.argv[1]), 1)\n"
         "for step in range(1, 101): log.write(step, {'train/loss': 1.0})\n"
         "os.kill(os.getpid(), signal.SIGKILL)"

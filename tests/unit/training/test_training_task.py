@@ -10,7 +10,7 @@ import pytest
 
 from headway.config import Config, load_config, resolve_grid
 from headway.config.supervise import SuperviseConfig
-from headway.data import remote_cache, remote_store
+from headway.data import pinned, remote_cache
 from headway.data.feeding.feed import TokenFeed
 from headway.models.facts import flops_per_token
 from headway.training.task import Task, language_model_task
@@ -58,7 +58,7 @@ def test_patience_with_a_store_ends_before_that_of_the_supervisor(
     tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(remote_store, "open_store", lambda data, **values: asked.append(values) or 1 / 0)
+    monkeypatch.setattr(pinned, "open_store", lambda data, **values: asked.append(values) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         task_of(load_config(tiny(supervise={"data_seconds": 100})))
     assert asked[0]["patience_seconds"] == 80
