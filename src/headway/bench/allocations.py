@@ -1,8 +1,8 @@
-"""The most that tensors take at a time in main memory, where PyTorch keeps no count of its own.
+"""Peak memory of tensors in main memory, which PyTorch does not count itself.
 
-What is there between two steps is summed over all tensors; what a step adds to it follows from the profiler's memory
-events. What a process takes besides, for its code, for the buffers of gloo, and because freed memory is kept, is in its
-resident memory and not in here.
+The memory of all tensors between two steps is summed; what a step adds follows from the profiler's memory events. Other
+memory of a process (code, buffers of gloo, freed memory that is kept) is part of its resident memory, but not of this
+figure.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-#: The profiler sees what the training thread frees. gloo's threads hold what they were given a little longer than a
-#: collective takes, and what they free last would count as there for ever.
+#: The profiler sees what the training thread frees. gloo's threads hold tensors a little longer than a collective
+#: takes, and their last frees would be missed, so that this memory would count forever.
 _PATIENCE_SECONDS = 0.02
 
 
 class Allocations:
-    """Watches one step."""
+    """Measures the peak of one step."""
 
     def start(self) -> None:
-        """Between two steps."""
+        """Start measuring, between two steps."""
         gc.collect()
         self._there = live_bytes()
         self._wait = dist.Work.wait
@@ -40,7 +40,7 @@ class Allocations:
         self._profiler.start()
 
     def stop(self) -> int:
-        """After the step; returns the peak in bytes."""
+        """Stop measuring after the step; return the peak in bytes."""
         self._profiler.stop()
         dist.Work.wait = self._wait  # type: ignore[method-assign]
         inner: Any = self._profiler.profiler
@@ -49,7 +49,7 @@ class Allocations:
 
 
 def highest(changes: list[int]) -> int:
-    """The most that a sum reaches, from nothing on."""
+    """Return the largest partial sum, at least 0."""
     total = peak = 0
     for change in changes:
         total += change
@@ -58,10 +58,10 @@ def highest(changes: list[int]) -> int:
 
 
 def live_bytes() -> int:
-    """Of the memory behind all tensors on the CPU, each piece once."""
+    """Return the bytes of memory behind all tensors on the CPU; shared memory counts once."""
     pieces: dict[int, int] = {}
     for found in gc.get_objects():
-        # Some objects answer any question about their type with an error of their own.
+        # Some objects raise an error of their own when asked for their type.
         if issubclass(type(found), torch.Tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(found):
             try:
                 storage = found.untyped_storage()

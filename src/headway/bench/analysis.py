@@ -1,4 +1,4 @@
-"""From results to what is compared: means with intervals, scaling efficiency, and cells that go together."""
+"""Comparison of results: means with intervals, scaling efficiency, and cells that belong together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Metric:
     """One number of a measurement."""
 
     name: str
-    """As a column of `metrics.csv`, with its unit."""
+    """Its column in `metrics.csv`, with the unit."""
     read: Callable[[Measurement], float | None]
 
 
@@ -55,7 +55,7 @@ METRICS = (
 
 
 class Setting(NamedTuple):
-    """What cells that are compared have in common, but for the strategy and the number of workers."""
+    """The common properties of cells that are compared, apart from strategy and number of workers."""
 
     model: str
     precision: str
@@ -67,35 +67,35 @@ class Setting(NamedTuple):
 
     @classmethod
     def of(cls, result: CellResult) -> Setting:
-        """Of a result."""
+        """Return the setting of a result."""
         cell = result.cell
         return cls(cell.model, cell.precision, cell.micro_batch, cell.sequence_length, cell.scaling, result.conditions)
 
     def in_words(self) -> str:
-        """For people."""
+        """Describe the setting."""
         return ", ".join(self.parts)
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What `in_words` lists, without the conditions."""
+        """The parts of `in_words`, without the conditions."""
         rows = f"micro-batches of {self.micro_batch} x {self.sequence_length:,} tokens"
         return self.model, self.precision, rows, f"{self.scaling} scaling"
 
 
 def setting_in_words(setting: Setting, settings: Iterable[Setting]) -> str:
-    """For people, with its conditions where another setting differs in these alone."""
+    """Describe a setting, with its conditions if another setting differs only in these."""
     alike = [other for other in settings if other._replace(conditions="") == setting._replace(conditions="")]
     return setting.in_words() + (f", conditions {setting.conditions}" if len(alike) > 1 else "")
 
 
 def common_parts(settings: Iterable[Setting]) -> tuple[str, ...]:
-    """What all of them have in common, in words."""
+    """Describe what all settings have in common."""
     shared = [set(parts) for parts in zip(*(setting.parts for setting in settings), strict=True)]
     return tuple(next(iter(parts)) for parts in shared if len(parts) == 1)
 
 
 def differing_in_words(setting: Setting, settings: Iterable[Setting]) -> str:
-    """What tells a setting from the others."""
+    """Describe how a setting differs from the others."""
     settings = list(settings)
     common = common_parts(settings)
     parts = [part for part in setting.parts if part not in common]
@@ -104,29 +104,29 @@ def differing_in_words(setting: Setting, settings: Iterable[Setting]) -> str:
 
 
 def label(result: CellResult, results: Iterable[CellResult]) -> str:
-    """Name of a cell, with its conditions where the same cell was measured under others too."""
+    """Return the name of a cell, with its conditions if the same cell was measured under others, too."""
     name = result.cell.name
     several = any(other.cell.name == name and other.key != result.key for other in results)
     return f"{name} [{result.conditions}]" if several else name
 
 
 def values(result: CellResult, metric: Metric) -> list[float]:
-    """Of all repeats that know it."""
+    """Return the values of all repeats that have one."""
     return [value for found in result.measured if (value := metric.read(found)) is not None]
 
 
 def mean(result: CellResult, metric: Metric) -> Mean | None:
-    """Over the repeats, with the 95 % confidence interval; None where it is unknown."""
+    """Return the mean over the repeats with its 95 % confidence interval; None if it is unknown."""
     return mean_of(values(result, metric))
 
 
 def compare(first: CellResult, second: CellResult, metric: Metric) -> Difference | None:
-    """The first by the second; None where one is unknown."""
+    """Compare the first to the second; None if one is unknown."""
     return difference(values(first, metric), values(second, metric))
 
 
 def by_setting(results: Iterable[CellResult]) -> dict[Setting, list[CellResult]]:
-    """Results that may be compared with each other; small models come first."""
+    """Group results that may be compared with each other; small models come first."""
     groups: dict[Setting, list[CellResult]] = {}
     for result in results:
         groups.setdefault(Setting.of(result), []).append(result)
@@ -134,22 +134,22 @@ def by_setting(results: Iterable[CellResult]) -> dict[Setting, list[CellResult]]
 
 
 def good(results: Iterable[CellResult]) -> list[CellResult]:
-    """Those with something to compare; a step without an update does less than one of training."""
+    """Return the results with a comparable speed: a step without an update does less work than one of training."""
     return [result for result in results if result.status == "ok" and result.doubt is None]
 
 
 def base_of(result: CellResult, results: Sequence[CellResult]) -> CellResult | None:
-    """The same with the fewest workers, of those that came out: what scaling is counted from."""
+    """Return the base of scaling: the successful result with the fewest workers."""
     setting = Setting.of(result)
     same = [r for r in good(results) if r.cell.strategy == result.cell.strategy and Setting.of(r) == setting]
     return min(same, key=lambda r: r.cell.workers, default=None)
 
 
 def efficiency(result: CellResult, results: Sequence[CellResult]) -> float | None:
-    """Tokens/s per worker, as a share of what the fewest workers do.
+    """Return tokens/s per worker, as a share of that with the fewest workers.
 
-    In weak scaling that is the time of a step with as many rows for each worker, in strong scaling the speed-up of the
-    same step by the number of workers. None of the base itself, without one, and of what may not be compared.
+    In weak scaling this compares the time of a step with equally many rows per worker, in strong scaling the speed-up
+    of one step by the number of workers. None for the base itself, without a base, and for what may not be compared.
     """
     base, speed = base_of(result, results), mean(result, SPEED)
     if base is None or speed is None or result.doubt is not None or base.cell.workers == result.cell.workers:
@@ -160,8 +160,10 @@ def efficiency(result: CellResult, results: Sequence[CellResult]) -> float | Non
 
 
 def ideal_efficiency(result: CellResult, base: CellResult | None = None) -> float:
-    """What is possible, as a share of what is there: workers on processors cannot have more than there are, other
-    devices are each worker's own. With a base as a share of what its workers had, like `efficiency`."""
+    """Return the possible efficiency: workers on processors share these, other devices belong to one worker each.
+
+    The share is relative to that of the base's workers, as in `efficiency`.
+    """
     return _share_of_cores(result) / (1.0 if base is None else _share_of_cores(base))
 
 

@@ -1,4 +1,4 @@
-"""Results inside logs: lines that are found again whatever a log has put before, between or behind them.
+"""Results inside logs: lines that can be found again whatever a log has put before, between or after them.
 
     =====HEADWAY-BENCH-RESULT BEGIN 3f2a9c41d07b=====
     HEADWAY-BENCH-RESULT 3f2a9c41d07b 1/2 {"schema_version":1,...|
@@ -6,8 +6,8 @@
     =====HEADWAY-BENCH-RESULT END 3f2a9c41d07b=====
 
 The JSON is ASCII and cut into lines that are short enough for container runtimes, which split long ones. Every line
-says which block it belongs to, by the first half of the block's SHA-256, and its place in it: so several workers may
-write into one log at a time, and a block that has lost something is known to have.
+names its block, by the first half of the block's SHA-256, and its position in it. So several workers may write into one
+log at a time, and incomplete blocks are recognised.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headway.core.foreign import parse_json
 
 MARKER = "HEADWAY-BENCH-RESULT"
 _ID_LENGTH = 32
-#: Container runtimes cut lines at 16 KiB, some services at 4 KiB with what they add.
+#: Container runtimes cut lines at 16 KiB, some services at 4 KiB including what they add.
 _LINE_CHARACTERS = 3000
 
 _LINE = re.compile(rf"{MARKER} ([0-9a-f]{{{_ID_LENGTH}}}) (\d+)/(\d+) (.*\|)")
@@ -32,16 +32,16 @@ _BEGIN = re.compile(rf"=====+{MARKER} BEGIN ([0-9a-f]{{{_ID_LENGTH}}})")
 
 @dataclass
 class Found:
-    """What a log holds."""
+    """The blocks in a log."""
 
     values: list[dict[str, Any]] = field(default_factory=list)
-    """In the order of their last lines, each block once."""
+    """Values in the order of the blocks' last lines, each block once."""
     broken: list[str] = field(default_factory=list)
-    """Blocks that were begun and are not whole."""
+    """Blocks that are incomplete."""
 
 
 def block(value: dict[str, Any]) -> str:
-    """The lines for a JSON value, without a line break at the end."""
+    """Return the lines for a JSON value, without a line break at the end."""
     text = json.dumps(value, separators=(",", ":"))
     name = sha256_bytes(text.encode())[:_ID_LENGTH]
     parts = [text[start : start + _LINE_CHARACTERS] for start in range(0, len(text), _LINE_CHARACTERS)]
@@ -50,7 +50,7 @@ def block(value: dict[str, Any]) -> str:
 
 
 def find_blocks(lines: Iterable[str]) -> Found:
-    """The values of all whole blocks among the lines of a log."""
+    """Find the values of all complete blocks among the lines of a log."""
     found, parts, done = Found(), dict[str, dict[int, str]](), set[str]()
     for line in lines:
         text = _unwrapped(line)
@@ -60,7 +60,7 @@ def find_blocks(lines: Iterable[str]) -> Found:
             continue
         name, count = match[1], int(match[3])
         mine = parts.setdefault(name, {})
-        mine[int(match[2])] = match[4]  # up to the last bar, which may be one of what a log has put behind
+        mine[int(match[2])] = match[4]  # up to the last bar, which a log may have added
         if len(mine) == count and (value := _whole(mine, name)) is not None:
             found.values.append(value)
             done.add(name)
@@ -71,7 +71,7 @@ def find_blocks(lines: Iterable[str]) -> Found:
 def _whole(parts: dict[int, str], name: str) -> dict[str, Any] | None:
     *whole, last = (parts[number] for number in sorted(parts))
     before = "".join(map(_without_rest, whole))
-    # Nothing says how long the last one is but the hash of all; mostly it goes up to the last bar.
+    # Only the hash of the whole shows how long the last part is; mostly it extends to the last bar.
     for cut in (match.start() for match in reversed(list(re.finditer(r"\|", last[: _LINE_CHARACTERS + 1])))):
         text = before + last[:cut]
         if sha256_bytes(text.encode())[:_ID_LENGTH] == name:
@@ -84,16 +84,16 @@ def _whole(parts: dict[int, str], name: str) -> dict[str, Any] | None:
 
 
 def _without_rest(part: str) -> str:
-    """A part that is not the last, without what stands behind it."""
+    """Return a part, which is not the last, without what follows it in the line."""
     if part[_LINE_CHARACTERS : _LINE_CHARACTERS + 1] == "|":
         return part[:_LINE_CHARACTERS]
     return part.rpartition("|")[0]
 
 
 def _unwrapped(line: str) -> str:
-    """A line as it was printed, where a log keeps each one within a JSON object (Docker's files, cloud services)."""
+    """Return a line as it was printed, if a log keeps lines inside JSON objects (Docker's files, cloud services)."""
     line = line.rstrip("\r\n")
-    for brace in re.finditer("{", line[: max(0, line.find(MARKER))]):  # a time or a name may stand before the object
+    for brace in re.finditer("{", line[: max(0, line.find(MARKER))]):  # a time or a name may precede the object
         try:
             record, _ = json.JSONDecoder().raw_decode(line, brace.start())
         except (ValueError, RecursionError):
@@ -104,7 +104,7 @@ def _unwrapped(line: str) -> str:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Strings that hold the marker, under whatever key; a record may be within another."""
+    """Yield strings that contain the marker, under any key; a record may be nested."""
     if isinstance(value, str):
         if MARKER in value:
             yield _unwrapped(value)

@@ -1,4 +1,4 @@
-"""The charts of a benchmark's report: one strategy keeps one colour in all of them."""
+"""The charts of a benchmark's report: a strategy has one colour in all of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: What names of charts end with.
+#: Endings of chart names.
 KINDS = ("throughput", "efficiency", "memory", "step-times", "communication")
 _GIB, _MIB = 2**30, 2**20
 _WIDTH = 1040
@@ -42,31 +42,31 @@ class Named:
     name: str
     chart: Chart
     setting: str = ""
-    """What its cells have in common, where others have not."""
+    """The setting of its cells, if the report has several."""
 
     @property
     def title(self) -> str:
-        """With the setting."""
+        """The chart's title with the setting."""
         return f"{self.chart.title} ({self.setting})" if self.setting else self.chart.title
 
 
 def setting_charts(
-    results: Sequence[CellResult], looks: Mapping[str, int], prefix: str = "", setting: str = ""
+    results: Sequence[CellResult], styles: Mapping[str, int], prefix: str = "", setting: str = ""
 ) -> list[Named]:
-    """The charts of cells that differ by strategy and number of workers only; none where there is nothing to see.
+    """Draw the charts of cells that differ only by strategy and number of workers; none without results.
 
     Args:
-        looks: Place of each strategy among those of the whole report, which decides its colour.
-        prefix: Of the names of files.
-        setting: What the cells have in common, where the report has others.
+        styles: Index of each strategy among those of the whole report, which determines its colour.
+        prefix: Prefix of the names of files.
+        setting: The common setting of the cells, if the report has others.
     """
     shown = good(results)
     if not shown:
         return []
     there = {r.cell.strategy for r in results}
-    names = {name: place for name, place in looks.items() if name in there}
+    names = {name: place for name, place in styles.items() if name in there}
     drawn = (
-        _side_by_side(results, names, SPEED, "Throughput", "tokens/s", 1.0),
+        _side_by_side(results, names, SPEED, title="Throughput", unit="tokens/s", scale=1.0),
         _efficiency(results, names),
         _memory(results, names),
         _step_times(results, names),
@@ -76,7 +76,7 @@ def setting_charts(
 
 
 def standalone(chart: Chart) -> str:
-    """A chart as a file of its own, in the page's light colours on white."""
+    """Return a chart as a file of its own, in the page's light colours on white."""
     colours = dict(re.findall(r"--([\w-]+): (#\w+)", STYLE.split("@media")[0]))
     svg = re.sub(r"var\(--([\w-]+)\)", lambda match: colours[match[1]], chart.svg)
     box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
@@ -89,11 +89,11 @@ def standalone(chart: Chart) -> str:
 
 
 def _side_by_side(
-    results: Sequence[CellResult], names: Mapping[str, int], metric: Metric, title: str, unit: str, scale: float
+    results: Sequence[CellResult], names: Mapping[str, int], metric: Metric, *, title: str, unit: str, scale: float
 ) -> Chart | None:
-    """By number of workers, side by side by strategy, with the confidence intervals of the repeats.
+    """Draw a metric by number of workers, strategies side by side, with the confidence intervals of the repeats.
 
-    Bars from zero; where the values span more than a factor of ten, dots on a logarithmic axis.
+    Bars start at zero; if the values span more than a factor of ten, draw dots on a logarithmic axis.
     """
     workers = sorted({r.cell.workers for r in results})
     known = {(r.cell.strategy, r.cell.workers): m for r in good(results) if (m := mean(r, metric)) is not None}
@@ -106,15 +106,15 @@ def _side_by_side(
     with drawing(_WIDTH, 380) as (figure, axes):
         thickness = 0.84 / len(names)
         for index, name in enumerate(names):
-            look = _Look(names[name], name, column, None if log else thickness * 0.9)
-            look.in_legend(axes)
+            style = _SeriesStyle(names[name], name, column, None if log else thickness * 0.9)
+            style.in_legend(axes)
             for place, count in enumerate(workers):
                 at = place + (index - (len(names) - 1) / 2) * thickness
                 if (name, count) in known:
-                    _one(axes, at, known[name, count], scale, look)
+                    _one(axes, at, known[name, count], scale, style)
                 else:
                     axes.annotate(_missing(asked.get((name, count))), (at, 0.01), xycoords=("data", "axes fraction"),
-                                  ha="center", va="bottom", color=MUTED, fontsize=look.font, rotation=90)  # fmt: skip
+                                  ha="center", va="bottom", color=MUTED, fontsize=style.font, rotation=90)  # fmt: skip
         axes.set_xticks(range(len(workers)), [_workers(count) for count in workers])
         axes.set_xlim(-0.5, len(workers) - 0.5)
         axes.grid(visible=False, axis="x")
@@ -123,7 +123,7 @@ def _side_by_side(
             axes.set_ylim(low / 1.6, high * 2.2)
             axes.yaxis.set_minor_formatter(ticks(_two_and_five))
         else:
-            axes.set_ylim(0, high * 1.3)  # room for the numbers; a wider interval is cut off at the edge
+            axes.set_ylim(0, high * 1.3)  # room for the numbers; wider intervals are clipped
         axes.set_ylabel(unit)
         axes.yaxis.set_major_formatter(ticks(short_number))
         _legend(figure, axes)
@@ -131,53 +131,53 @@ def _side_by_side(
 
 
 @dataclass(frozen=True)
-class _Look:
-    """How a strategy is drawn side by side with others."""
+class _SeriesStyle:
+    """The style of one strategy next to others."""
 
     place: int
     name: str
     column: float
-    """Pixels that it has for each number of workers."""
+    """Pixels available for each number of workers."""
     width: float | None
-    """Of its bars; None where it is drawn as dots."""
+    """Width of its bars; None if it is drawn as dots."""
 
     @property
     def font(self) -> float:
-        """So that a number does not reach into the next column."""
+        """A size at which a number stays within its column."""
         return max(6.0, min(9.0, self.column - 5))
 
     @property
     def dot(self) -> float:
-        """So that a dot does not strike through the number beside it."""
+        """A size at which a dot does not cover the number next to it."""
         return max(4.0, min(8.0, self.column * 0.42))
 
     def in_legend(self, axes: Axes) -> None:
-        """Also where none of its cells came out."""
+        """Add the strategy to the legend, even if none of its cells succeeded."""
         marker = _marker(self.place) if self.width is None else "s"
         alpha = 0.5 if self.width is not None and _starts_over(self.place) else 1.0
         axes.plot([], [], marker, markersize=9, color=_colour(self.place), alpha=alpha, label=self.name)
 
 
-def _one(axes: Axes, at: float, found: Mean, scale: float, look: _Look) -> None:
-    """A bar, or without a width a dot, with its interval and its number."""
+def _one(axes: Axes, at: float, found: Mean, scale: float, style: _SeriesStyle) -> None:
+    """Draw a bar, or without a width a dot, with its interval and its number."""
     value = found.value / scale
-    colour = _colour(look.place)
-    if look.width is None:
-        axes.plot([at], [value], _marker(look.place), markersize=look.dot, color=colour)
+    colour = _colour(style.place)
+    if style.width is None:
+        axes.plot([at], [value], _marker(style.place), markersize=style.dot, color=colour)
     else:
-        axes.bar(at, value, look.width, color=colour, alpha=0.5 if _starts_over(look.place) else 1.0)
+        axes.bar(at, value, style.width, color=colour, alpha=0.5 if _starts_over(style.place) else 1.0)
     if found.half_width:
         half = found.half_width / scale
         axes.errorbar([at], [value], [[min(half, value * 0.999)], [half]], fmt="none", ecolor=MUTED, elinewidth=1.2,
                       capsize=2.5)  # fmt: skip
-    # Beside the interval, which would run through it.
-    aside, side = (-2 if look.font == 9 else -1, "right") if found.half_width else (0, "center")
-    axes.annotate(format_count(value), (at, value), xytext=(aside, 5 if look.width else 9), textcoords="offset points",
-                  ha=side, va="bottom", fontsize=look.font, color=MUTED, rotation=90)  # fmt: skip
+    # Next to the interval, which would run through it.
+    aside, side = (-2 if style.font == 9 else -1, "right") if found.half_width else (0, "center")
+    axes.annotate(format_count(value), (at, value), xytext=(aside, 5 if style.width else 9), textcoords="offset points",
+                  ha=side, va="bottom", fontsize=style.font, color=MUTED, rotation=90)  # fmt: skip
 
 
 def _missing(result: CellResult | None) -> str:
-    """Why a place in a chart is empty."""
+    """Describe why a place in a chart is empty."""
     if result is None:
         return "not asked"
     if result.status != "ok":
@@ -188,11 +188,11 @@ def _missing(result: CellResult | None) -> str:
 def _memory(results: Sequence[CellResult], names: Mapping[str, int]) -> Chart | None:
     highest = max((m.value for r in good(results) if (m := mean(r, MEMORY)) is not None), default=0)
     unit, scale = ("GiB", _GIB) if highest >= 8 * _GIB else ("MiB", _MIB)
-    return _side_by_side(results, names, MEMORY, "Peak memory of a worker (tensors)", unit, scale)
+    return _side_by_side(results, names, MEMORY, title="Peak memory of a worker (tensors)", unit=unit, scale=scale)
 
 
 def _efficiency(results: Sequence[CellResult], names: Mapping[str, int]) -> Chart | None:
-    """Tokens/s per worker as a share of what the fewest workers do, beside what is possible."""
+    """Draw tokens/s per worker as a share of that with the fewest workers, next to what is possible."""
     shown = good(results)
     shares = {(r.cell.strategy, r.cell.workers): share for r in shown if (share := efficiency(r, shown)) is not None}
     if not shares:
@@ -219,8 +219,10 @@ def _efficiency(results: Sequence[CellResult], names: Mapping[str, int]) -> Char
 
 
 def _possible(axes: Axes, shown: Sequence[CellResult]) -> None:
-    """What the cores allow, of what they allow the fewest workers of all; strategies that have another base have their
-    own, higher line, which is not drawn."""
+    """Draw what the cores allow, relative to the fewest workers of all.
+
+    Strategies with another base have a higher line of their own, which is not drawn.
+    """
     base = min(shown, key=lambda r: r.cell.workers)
     one_of = {r.cell.workers: r for r in sorted(shown, key=lambda r: r.cell.workers)}
     possible = [100 * ideal_efficiency(r, base) for r in one_of.values()]
@@ -230,14 +232,14 @@ def _possible(axes: Axes, shown: Sequence[CellResult]) -> None:
 
 
 def _from(name: str, counts: Sequence[int], fewest: int) -> str:
-    """A name in the legend, with the number of workers that its efficiency is counted from where others have fewer."""
+    """Return a legend label, with the number of workers of the base if others have a smaller one."""
     if not counts:
         return f"{name} (none came out)"
     return name if counts[0] == fewest else f"{name}, from {_workers(counts[0])}"
 
 
 def _step_times(results: Sequence[CellResult], names: Mapping[str, int]) -> Chart:
-    """Every measured step as a dot, with the median and the range from the 5th to the 95th percentile."""
+    """Draw every measured step as a dot, with the median and the range from the 5th to the 95th percentile."""
     workers = sorted({r.cell.workers for r in results})
     rows = [(count, name) for count in workers for name in names]
     asked = {(r.cell.workers, r.cell.strategy): r for r in results}
@@ -257,17 +259,17 @@ def _step_times(results: Sequence[CellResult], names: Mapping[str, int]) -> Char
         return Chart(f"{title}: every step, median, 5th to 95th percentile", as_svg(figure, title), wide=True)
 
 
-def _steps(axes: Axes, place: int, result: CellResult, look: int) -> None:
+def _steps(axes: Axes, place: int, result: CellResult, style: int) -> None:
     steps = [1000 * seconds for found in result.measured for seconds in found.step_seconds]
-    colour = _colour(look)
-    axes.plot(steps, [place] * len(steps), linestyle="none", marker=_marker(look), markersize=3.5, color=colour,
+    colour = _colour(style)
+    axes.plot(steps, [place] * len(steps), linestyle="none", marker=_marker(style), markersize=3.5, color=colour,
               alpha=0.4)  # fmt: skip
     axes.plot([quantile(steps, 0.05), quantile(steps, 0.95)], [place, place], color=colour, linewidth=2)
     axes.plot([quantile(steps, 0.5)], [place], marker="|", markersize=13, markeredgewidth=3, color=colour)
 
 
 def _spread(axes: Axes) -> None:
-    """A logarithmic axis where the values span more than a factor of 30."""
+    """Use a logarithmic axis if the values span more than a factor of 30."""
     low, high = axes.dataLim.x0, axes.dataLim.x1
     if low > 0 and high > 30 * low:
         axes.set_xscale("log")
@@ -278,12 +280,12 @@ def _spread(axes: Axes) -> None:
 
 
 def _two_and_five(value: float) -> str:
-    """Labels between powers of ten, where there is room for some."""
+    """Label positions between powers of ten, if there is room."""
     return short_number(value) if f"{value:e}"[0] in "25" else ""
 
 
 def _communication(results: Sequence[CellResult], names: Mapping[str, int]) -> Chart | None:
-    """Shares of a step, exposed and hidden, of cells with several workers."""
+    """Draw exposed and hidden communication as shares of a step, for cells with several workers."""
     several = [r for r in results if r.cell.workers > 1]
     ordered = sorted(several, key=lambda r: (r.cell.workers, names[r.cell.strategy]))
     shown, found = good(ordered), [(mean(r, COMMUNICATION[1]), mean(r, COMMUNICATION[2])) for r in ordered]
@@ -310,20 +312,20 @@ def _communication(results: Sequence[CellResult], names: Mapping[str, int]) -> C
 
 
 def _leave_empty(axes: Axes, place: int, result: CellResult | None) -> None:
-    """Say in a row why nothing is drawn there."""
+    """Write in a row why nothing is drawn there."""
     axes.annotate(_missing(result), (0.006, place), xycoords=("axes fraction", "data"), va="center", color=MUTED,
                   fontsize=10)  # fmt: skip
 
 
 def _name_rows(axes: Axes, rows: Sequence[tuple[int, str]]) -> None:
-    """A row for each number of workers and strategy, the first one on top."""
+    """Name a row for each number of workers and strategy, from the top."""
     axes.set_yticks(range(len(rows)), [f"{name}, {_workers(count)}" for count, name in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
-    """Every label once, above the axes."""
+    """Draw every label once, above the axes."""
     entries: dict[str, Any] = {}
     for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
         entries.setdefault(label, handle)
@@ -338,7 +340,7 @@ def _colour(place: int) -> str:
 
 
 def _starts_over(place: int) -> bool:
-    """Whether another one has the same colour already: then dashes, squares and paler bars tell them apart."""
+    """Return whether an earlier series has the colour; then dashes, squares and paler bars tell them apart."""
     return place >= len(SERIES)
 
 

@@ -1,4 +1,4 @@
-"""Results back from wherever their lines have gone: logs, folders, standard input, `kubectl logs`."""
+"""Collection of results from logs, folders, standard input, and `kubectl logs`."""
 
 from __future__ import annotations
 
@@ -31,35 +31,35 @@ from headway.core.format import format_bytes
 KUBECTL = "kubectl:"
 _KUBECTL_SECONDS = 120
 _GZIP, _PIECE_BYTES = b"\x1f\x8b", 4096
-#: What is read of one log, at most, packed and unpacked.
+#: The largest amount read from one log, packed and unpacked.
 _LOG_BYTES = 256 * 2**20
 
 
 @dataclass
 class Collected:
-    """What was found."""
+    """The results of a collection."""
 
     results: list[CellResult]
     broken: list[str] = field(default_factory=list)
-    """Blocks that have lost lines, by where they were."""
+    """Incomplete blocks, by source."""
     sources: int = 0
-    """Places that were read."""
+    """Number of sources that were read."""
     replaced: int = 0
-    """Repeats that came out, and gave way to newer ones of the same cell and number."""
+    """Successful repeats that newer ones of the same cell and number have replaced."""
 
 
 def collect(sources: Sequence[str], folder: Path) -> Collected:
-    """Read results, bring repeats of the same cell together, and write them into a folder.
+    """Read results, merge repeats of the same cell, and write them into a folder.
 
     Args:
-        sources: Files (also .gz), result JSON files, folders (all files in them, but for what a folder of results has
-            put aside), `-` for standard input, and `kubectl:` with what `kubectl logs` takes: `kubectl:pod/bench-0`,
-            `kubectl:-n ml job/bench`.
-        folder: Results that are there already stay, but for repeats that are found in a newer form.
+        sources: Files (also .gz), result JSON files, folders (all their files, except those that a folder of results
+            has put aside), `-` for standard input, and `kubectl:` with the arguments of `kubectl logs`:
+            `kubectl:pod/bench-0`, `kubectl:-n ml job/bench`.
+        folder: Results that exist there stay, except repeats that are found in a newer form.
 
     Raises:
-        ConfigError: a source is not there.
-        DataError: a block holds something else than a result of this version.
+        ConfigError: a source does not exist.
+        DataError: a block holds something other than a result of this version.
     """
     found = Collected([])
     for source in sources:
@@ -77,7 +77,7 @@ def collect(sources: Sequence[str], folder: Path) -> Collected:
 
 
 def _measured(results: Iterable[CellResult]) -> set[tuple[str, int, float]]:
-    """Repeats that came out, each once however often it was told of."""
+    """Return the successful repeats, each once even if it was reported several times."""
     return {
         (result.key, repeat.number, repeat.started)
         for result in results
@@ -87,10 +87,10 @@ def _measured(results: Iterable[CellResult]) -> set[tuple[str, int, float]]:
 
 
 def _opened(source: str) -> Iterator[tuple[str, Iterable[str]]]:
-    """Every log of a source."""
+    """Yield every log of a source."""
     if source == "-":
         if isinstance(sys.stdin, io.TextIOWrapper):
-            sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # as of files, whatever the locale
+            sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # the encoding of files, whatever the locale
         yield "standard input", sys.stdin
         return
     if source.startswith(KUBECTL):
@@ -106,7 +106,7 @@ def _opened(source: str) -> Iterator[tuple[str, Iterable[str]]]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """All files, but for those that a folder of results has put aside: a report of it would be without them, too."""
+    """Yield all files except those that a folder of results has put aside, which its report omits, too."""
     for root, folders, names in os.walk(folder):
         if CELLS in folders:
             folders[:] = [name for name in folders if name not in (EARLIER, DISCARDED)]
@@ -114,7 +114,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _lines(file: Path) -> list[str]:
-    """The lines of a log; a result file has the lines that would have been printed for it."""
+    """Yield the lines of a log; for a result file, the lines that would have been printed for it."""
     from headway.bench.blocks import block
 
     try:
@@ -135,15 +135,15 @@ def _lines(file: Path) -> list[str]:
 
 
 def _unpacked(data: bytes, where: str) -> bytes:
-    """What a gzipped log holds up to its end, or to where it was cut off or is damaged; as it is if it is none.
+    """Yield the content of a gzipped log up to its end or to damage; other content unchanged.
 
-    A pod that vanished leaves half a file, in which whole results may be.
+    A pod that vanished leaves half a file, which may contain complete results.
     """
     whole, size = list[bytes](), 0
     while data.startswith(_GZIP):
         member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
         with suppress(zlib.error):
-            for start in range(0, len(data), _PIECE_BYTES):  # an error costs its own piece only
+            for start in range(0, len(data), _PIECE_BYTES):  # an error loses only its own piece
                 whole.append(member.decompress(data[start : start + _PIECE_BYTES]))
                 size += len(whole[-1])
                 if size > _LOG_BYTES:
@@ -154,9 +154,9 @@ def _unpacked(data: bytes, where: str) -> bytes:
 
 
 def _kubectl(arguments: str) -> list[str]:
-    """What `kubectl logs` prints."""
+    """Return the output of `kubectl logs`."""
     try:
-        command = ["kubectl", "logs", *shlex.split(arguments)]  # selectors have blanks: -l 'app in (a, b)'
+        command = ["kubectl", "logs", *shlex.split(arguments)]  # selectors contain blanks: -l 'app in (a, b)'
     except ValueError as error:
         raise ConfigError(f"no arguments of kubectl: {error}", where=KUBECTL + arguments, fix="close quotes") from None
     try:

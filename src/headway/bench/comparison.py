@@ -1,4 +1,4 @@
-"""Two sets of results, cell by cell: what has changed, and what else differs between them."""
+"""Comparison of two sets of results, cell by cell: what has changed, and what else differs between them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from headway.bench.wording import (
 from headway.core.format import counted, format_bytes, format_count
 
 _Words = Callable[[CellResult, CellResult], str | None]
-#: More names than this in a sentence are not read.
+#: A sentence with more names than this is hard to read.
 _NAMES = 4
 HEADERS = ["Cell", "Tokens/s before", "Tokens/s now", "Memory before", "Memory now", "What the repeats can tell"]
 
 
 def changes(before: Sequence[CellResult], after: Sequence[CellResult]) -> list[list[str]]:
-    """A line per cell: name, speed before and after, memory before and after, what can be told."""
+    """Return a line per cell: name, speed before and after, memory before and after, verdict."""
     return [[name, *_shown(a, b), _verdict(a, b)] for name, a, b in pairs(before, after)]
 
 
@@ -43,7 +43,7 @@ def _verdict(a: CellResult | None, b: CellResult | None) -> str:
 
 
 def summary(before: Sequence[CellResult], after: Sequence[CellResult]) -> str:
-    """What has become worse and better, in one sentence."""
+    """Describe what has become worse and better, in one sentence."""
     both = [(name, a, b) for name, a, b in pairs(before, after) if a is not None and b is not None]
     parts = []
     for words, holds in _KINDS:
@@ -70,7 +70,7 @@ def _told(
     return holds
 
 
-#: What is worse comes first; in the words for one cell, and for several.
+#: Worse results come first; the words for one cell, and for several.
 _KINDS: tuple[tuple[tuple[str, str], Callable[[CellResult, CellResult], bool]], ...] = (
     (("no longer comes out", "no longer come out"), lambda a, b: a.status == "ok" != b.status),
     (("is slower", "are slower"), _told(speed_in_words, False)),
@@ -86,7 +86,7 @@ _KINDS: tuple[tuple[tuple[str, str], Callable[[CellResult, CellResult], bool]], 
 
 
 def other_conditions(before: Sequence[CellResult], after: Sequence[CellResult]) -> str | None:
-    """What else has changed between the cells of two sets that are compared; None when nothing has."""
+    """Describe what else has changed between the compared cells of two sets; None if nothing has."""
     found = dict[str, list[str]]()
     for _, a, b in pairs(before, after):
         if a is None or b is None or a.conditions == b.conditions:
@@ -109,8 +109,8 @@ def _plain(value: object) -> str:
 def pairs(
     before: Sequence[CellResult], after: Sequence[CellResult]
 ) -> Iterator[tuple[str, CellResult | None, CellResult | None]]:
-    """What goes together of two sets, with its name: the same cell under the same conditions, or else the only one of
-    either side that is left of a cell."""
+    """Pair results of two sets, with a name: equal cells under equal conditions, or the only one that is left on each
+    side."""
     by_name: dict[str, tuple[dict[str, CellResult], dict[str, CellResult]]] = {}
     for side, results in ((1, after), (0, before)):
         for r in results:

@@ -1,4 +1,4 @@
-"""Joules that hardware counts itself: GPUs through their driver, processors through RAPL."""
+"""Energy in joules as the hardware counts it: GPUs through their driver, processors through RAPL."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class Counter(Protocol):
     source: str
 
     def joules(self) -> float:
-        """Since the last call."""
+        """Return the joules since the last call."""
         ...
 
 
 def open_counter(
     device_type: str, index: int, counts_processors: bool, machine: Machine | None = None
 ) -> Counter | None:
-    """What counts the energy of a worker's device; None where nothing does, or another worker reads it.
+    """Open the energy counter of a worker's device; None if there is none, or another worker reads it.
 
     Args:
         device_type: "cuda" or "cpu".
-        index: Of the GPU among those that this process sees.
-        counts_processors: Of the workers of a machine, one speaks for its processors.
+        index: Index of the GPU among those that this process sees.
+        counts_processors: Whether this worker is the one of its machine that reads the processors.
     """
     if device_type == "cuda":
         return _gpu(index)
@@ -49,7 +49,7 @@ class _Gpu:
 
 
 def _gpu(index: int) -> Counter | None:
-    """By the GPU's own number, since `CUDA_VISIBLE_DEVICES` may have renumbered it."""
+    """Find the GPU by its physical identity, since `CUDA_VISIBLE_DEVICES` may have renumbered it."""
     try:
         import pynvml
         import torch
@@ -57,7 +57,7 @@ def _gpu(index: int) -> Counter | None:
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(index).uuid}")
         return _Gpu(pynvml, handle, pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000)
-    except Exception:  # not installed, not NVIDIA's, too old to count, or not allowed: then it is not known
+    except Exception:  # not installed, not NVIDIA's, too old or not allowed: unknown
         return None
 
 
@@ -65,7 +65,7 @@ def _gpu(index: int) -> Counter | None:
 class _Processors:
     machine: Machine
     zones: list[tuple[str, int]]
-    """Name of each package's zone, and the micro-joules after which its counter begins anew."""
+    """Name of each package's zone, and the micro-joules at which its counter wraps around."""
     last: list[int]
     source: str = "the processors (RAPL), with everything that ran on them"
 

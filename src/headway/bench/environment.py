@@ -1,4 +1,4 @@
-"""What a result depends on besides its cell: the hardware, the software, and this package's own source."""
+"""The environment that a result depends on: the hardware, the software, and this package's own source."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import headway
 from headway.core.files import fingerprint
 
-#: What variables begin with that may change speed. What is another at each start begins otherwise (`TORCHELASTIC_`).
+#: Prefixes of variables that may affect speed. Variables that differ at each start have others (`TORCHELASTIC_`).
 _VARIABLES = (
     "NCCL_", "GLOO_", "PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "ATEN_", "ONEDNN_", "DNNL_", "MKL_",
     "KMP_", "OMP_", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32_OVERRIDE", "LD_PRELOAD",
 )  # fmt: skip
-#: Decided by the cell (threads) or told by other facts (devices, versions), or places of files.
+#: Determined by the cell (threads) or covered by other facts (devices, versions), or paths of files.
 _OF_NO_MATTER = {
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUDA_VERSION", "CUDA_HOME", "CUDA_PATH",
     "CUDA_CACHE_PATH", "TORCH_HOME", "TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR",
@@ -23,7 +23,7 @@ _OF_NO_MATTER = {
 
 
 def describe_environment(launcher: str) -> dict[str, Any]:
-    """Hardware, versions, variables that change speed, and the launcher; equal on equal machines."""
+    """Return hardware, versions, variables that affect speed, and the launcher; equal on equal machines."""
     from headway.telemetry.hardware import hardware_facts
     from headway.telemetry.provenance import environment
 
@@ -46,13 +46,13 @@ def describe_environment(launcher: str) -> dict[str, Any]:
 
 
 def environment_id(environment: dict[str, Any]) -> str:
-    """A short name for it."""
+    """Return a short name for an environment."""
     return fingerprint(environment)[:8]
 
 
 @cache
 def _source() -> str:
-    """A hash of the package's own code: results of two states of it are two things."""
+    """Return a hash of the package's own code: results of different code must not be mixed."""
     folder, digest = Path(headway.__file__).parent, hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")

@@ -1,4 +1,4 @@
-"""What the figures say, in words; of differences only those that the repeats can tell."""
+"""Findings of a benchmark in words; differences only where the repeats are significant."""
 
 from __future__ import annotations
 
@@ -40,15 +40,16 @@ from headway.bench.wording import (
 from headway.config import DEEPSPEED
 from headway.core.format import counted, format_count
 
-#: How far losses of one setting may lie apart: strategies compute the same in another order.
+#: Largest relative difference of losses within one setting: strategies sum in different orders.
 _SAME_LOSS = {"fp32": 1e-3}
 _SAME_LOSS_ELSE = 1e-2
-#: Share of the processors in use from which on a machine counts as shared; speed-ups so far above the ideal cannot be.
+#: Share of processors in use by others above which a machine counts as shared; larger speed-ups than ideal are
+#: impossible.
 _BUSY, _TOO_GOOD = 0.1, 1.1
 
 
 def findings(results: Sequence[CellResult]) -> list[str]:
-    """One sentence each, the most important first; those that begin with a dash belong to the one before."""
+    """Return sentences, the most important first; those that begin with a dash belong to the one before."""
     return [
         *_failures(results),
         *_odd_endings(results),
@@ -62,7 +63,7 @@ def findings(results: Sequence[CellResult]) -> list[str]:
 
 
 def _settings(results: Sequence[CellResult]) -> Iterator[str]:
-    """Where there are several, each has a line of its own with what is said of it below."""
+    """Give each setting a line of its own, with its findings below, if there are several."""
     groups = by_setting(results)
     if len(groups) == 1:
         yield from _of_setting(next(iter(groups.values())))
@@ -90,7 +91,8 @@ def _of_setting(group: Sequence[CellResult]) -> Iterator[str]:
 
 
 def _once(results: Sequence[CellResult]) -> Iterator[str]:
-    """Nothing is told of cells that were measured once; that they do not differ would be another thing to say."""
+    """Note that cells were measured once, so that no differences are reported. That does not mean that there are
+    none."""
     found = good(results)
     if len(found) > 1 and all(len(r.measured) == 1 for r in found):
         yield (
@@ -100,7 +102,7 @@ def _once(results: Sequence[CellResult]) -> Iterator[str]:
 
 
 def _busy(results: Sequence[CellResult]) -> Iterator[str]:
-    """Others on the machine."""
+    """Note that other programs used the machine."""
     known = [repeat.busy_before for r in results for repeat in r.repeats if repeat.busy_before is not None]
     if known and statistics.median(known) > _BUSY:
         yield (
@@ -110,7 +112,7 @@ def _busy(results: Sequence[CellResult]) -> Iterator[str]:
 
 
 def _deepspeed(results: Sequence[CellResult]) -> Iterator[str]:
-    """What would surprise whoever compares."""
+    """Note peculiarities of DeepSpeed that affect comparisons."""
     own = [dict(flattened(r.settings.get("config") or {})) for r in good(results) if r.cell.strategy in DEEPSPEED]
     if not all(config.get("parallel.deepspeed_config") for config in own):
         yield (
@@ -120,7 +122,7 @@ def _deepspeed(results: Sequence[CellResult]) -> Iterator[str]:
 
 
 def _strategies(same: Sequence[CellResult], where: str) -> Iterator[str]:
-    """Cells that differ by their strategy alone."""
+    """Compare cells that differ by their strategy alone."""
     if len(same) < 2:
         return
     fastest = max(same, key=_speed)
@@ -139,12 +141,12 @@ def _strategies(same: Sequence[CellResult], where: str) -> Iterator[str]:
 
 
 def _near(fastest: CellResult, same: Sequence[CellResult]) -> str:
-    """Who may be as fast, and who was measured too seldom to say."""
+    """Name strategies that may be as fast, and those with too few repeats to tell."""
     others, doubt = [r for r in same if r is not fastest], _doubt(same)
     known = [r for r in others if is_known(r, fastest)]
     hidden = [r.cell.strategy for r in known if is_hidden(r, fastest, doubt)]
     alike = [r.cell.strategy for r in known if speed_in_words(r, fastest) is None]
-    # Where the whole report has single repeats it says so once.
+    # If the whole report has single repeats, it says so once.
     once = [r.cell.strategy for r in others if r not in known] if any(len(r.measured) > 1 for r in same) else []
     told = [
         f"; the repeats cannot tell {listed(alike)} from it" if alike else "",
@@ -162,7 +164,8 @@ def _speed(result: CellResult) -> float:
 
 
 def _doubt(same: Sequence[CellResult]) -> float:
-    """How far two names of one strategy are apart in speed, as the logarithm of a ratio; 0 without such a pair."""
+    """Return the difference in speed of two names of one strategy, as the logarithm of a ratio; 0 without such a
+    pair."""
     by_name = {r.cell.strategy: r for r in same}
     pairs = [(by_name[a], by_name[b]) for a, b in ALIASES.items() if a in by_name and b in by_name]
     found = [compare(first, second, SPEED) for first, second in pairs]
@@ -170,7 +173,7 @@ def _doubt(same: Sequence[CellResult]) -> float:
 
 
 def _aliases(same: Sequence[CellResult], where: str) -> Iterator[str]:
-    """Two names of one thing show how far to trust the figures."""
+    """Report how much two names of one strategy differ, which shows how far to trust the figures."""
     by_name = {r.cell.strategy: r for r in same}
     for alias, name in ALIASES.items():
         if alias in by_name and name in by_name:
@@ -195,7 +198,7 @@ def _losses(same: Sequence[CellResult], where: str) -> Iterator[str]:
 
 
 def _scaling(group: Sequence[CellResult]) -> Iterator[str]:
-    """Of each strategy, what the most workers bring that it came out with."""
+    """Report for each strategy the gain of the largest successful number of workers."""
     most = dict[str, CellResult]()
     for result in sorted(good(group), key=lambda r: r.cell.workers):
         most[result.cell.strategy] = result
@@ -212,7 +215,7 @@ def _speed_up(result: CellResult, base: CellResult, share: float) -> str:
     ideal = ideal_efficiency(result, base)
     limit = "" if ideal == 1 else f"; the cores there are allow {percent(ideal)}"
     of_ideal = f"{percent(share)} of what as many times the workers would ideally do"
-    if not told.is_told:
+    if not told.is_significant:
         return f"is no faster on {many} than on {few} that the repeats can tell, {of_ideal}{limit}"
     if share > _TOO_GOOD * ideal:
         limit += f", so {few} had less of the machine when measured"
@@ -232,14 +235,14 @@ def _communication(group: Sequence[CellResult]) -> Iterator[str]:
 
 
 def _against(high: CellResult, low: CellResult) -> str:
-    """The other end of the range, as far as repeats can tell that it is one."""
+    """Name the other end of the range, if the repeats show a significant difference."""
     found = compare(low, high, COMMUNICATION[1])
     if found is None or low is high:
         return ""
     name, share = low.cell.strategy, percent(_exposed(low))
     if not found.is_known:
         return f"; {name} has {share}, each in one measurement or compared with one"
-    return f", {name} the least with {share}" if found.is_told else "; the repeats tell no strategy from another"
+    return f", {name} the least with {share}" if found.is_significant else "; the repeats tell no strategy from another"
 
 
 def _exposed(result: CellResult) -> float:

@@ -1,4 +1,4 @@
-"""How large a model fits, by strategy and number of workers."""
+"""The largest model that fits, by strategy and number of workers."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ HEADERS = ["Strategy", "Workers", "Largest model that came out", "Smallest large
 
 @dataclass(frozen=True)
 class Fit:
-    """One strategy on one number of workers, all else alike."""
+    """One strategy on one number of workers, with all else equal."""
 
     setting: Setting
-    """Without its model."""
+    """The setting without its model."""
     strategy: str
     workers: int
     largest: str | None
-    """None where no model came out."""
+    """None if no model fits."""
     failed: CellResult | None
-    """The smallest larger one that did not come out; None where the largest that was asked did."""
+    """The smallest larger model that does not fit; None if the largest model of the suite fits."""
 
 
 def fits(results: Sequence[CellResult]) -> list[Fit]:
-    """Where several models were asked, and at least one ran out of memory; what the suite left out is not asked."""
+    """Return the fits of settings with several models of which at least one ran out of memory."""
     asked = [r for r in results if r.status != "excluded"]
     if all(r.status != "out_of_memory" for r in asked):
         return []
@@ -48,7 +48,7 @@ def _fit(setting: Setting, workers: int, strategy: str, group: Sequence[CellResu
 
 
 def largest_models(results: Sequence[CellResult]) -> Iterator[str]:
-    """One sentence for each number of workers."""
+    """Return one sentence for each number of workers."""
     found = fits(results)
     settings = list(dict.fromkeys(fit.setting for fit in found))
     for setting in settings:
@@ -59,7 +59,7 @@ def largest_models(results: Sequence[CellResult]) -> Iterator[str]:
 
 
 def _by_model(same: Sequence[Fit]) -> str:
-    """ "1b with ddp and zero1; 13b, the largest asked, with zero3"."""
+    """List strategies by model: "1b with ddp and zero1; 13b, the largest asked, with zero3"."""
     names: dict[tuple[str | None, bool], list[str]] = {}
     for fit in same:
         names.setdefault((fit.largest, fit.failed is None), []).append(fit.strategy)
@@ -70,7 +70,7 @@ def _by_model(same: Sequence[Fit]) -> str:
 
 
 def table(results: Sequence[CellResult]) -> list[list[str]]:
-    """A line per strategy and number of workers."""
+    """Return a line per strategy and number of workers."""
     found = fits(results)
     settings = list(dict.fromkeys(fit.setting for fit in found))
     return [[_named(fit, settings), str(fit.workers), fit.largest or "none", _failure(fit.failed)] for fit in found]

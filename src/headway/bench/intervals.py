@@ -1,4 +1,4 @@
-"""Sets of stretches of time, as sorted lists of (start, end) that do not touch."""
+"""Sets of time intervals, as sorted lists of disjoint (start, end)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Stretches = list[tuple[float, float]]
 
 
 def union(stretches: Iterable[tuple[float, float]]) -> Stretches:
-    """The time that is in any of them."""
+    """Return the time within any of the intervals."""
     joined: Stretches = []
     for start, end in sorted(stretches):
         if joined and start <= joined[-1][1]:
@@ -20,7 +20,7 @@ def union(stretches: Iterable[tuple[float, float]]) -> Stretches:
 
 
 def intersection(first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]]) -> Stretches:
-    """The time that is in both; each a union."""
+    """Return the time within both; each a union."""
     common, i, j = Stretches(), 0, 0
     while i < len(first) and j < len(second):
         start, end = max(first[i][0], second[j][0]), min(first[i][1], second[j][1])
@@ -34,11 +34,11 @@ def intersection(first: Sequence[tuple[float, float]], second: Sequence[tuple[fl
 
 
 def without(first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]]) -> Stretches:
-    """The time that is in the first and not in the second; each a union."""
+    """Return the time within the first and not in the second; each a union."""
     edges = [-math.inf, *(edge for stretch in second for edge in stretch), math.inf]
     return intersection(first, list(zip(edges[::2], edges[1::2], strict=True)))
 
 
 def length(stretches: Iterable[tuple[float, float]]) -> float:
-    """How long they are together."""
+    """Return the total length of the intervals."""
     return sum(end - start for start, end in stretches)

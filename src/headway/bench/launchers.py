@@ -1,4 +1,4 @@
-"""The processes of one measurement: what starts them, and their end in every case."""
+"""The processes of one measurement: the command that starts them, and their end in every case."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from headway.core.module_command import module_command
 from headway.core.signals import defer_signals
 from headway.supervisor.processes import end_all
 
-#: Launchers with a name; any other is a command that starts what follows it.
+#: Named launchers; any other is a command that starts the rest of the command line.
 LOCAL, TORCHRUN = "local", "torchrun"
 
 
 def launch_command(launcher: str, spec: Path, workers: int) -> list[str]:
-    """The command that starts the workers of a cell.
+    """Return the command that starts the workers of a cell.
 
     Args:
-        launcher: `local`, `torchrun`, or a command that starts the program behind it in so many processes and gives
-            each the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT); `{workers}` in it
-            is their number.
+        launcher: `local`, `torchrun`, or a command that runs the rest of its command line in so many processes and
+            gives each the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT); `{workers}`
+            in it is their number.
 
     Raises:
         ConfigError: there is no such launcher.
@@ -48,15 +48,15 @@ def launch_command(launcher: str, spec: Path, workers: int) -> list[str]:
         raise ConfigError(
             f"the launcher '{launcher}' is no command: {error}", where="--launcher", fix="close its quotes"
         ) from None
-    # Without the working folder too, but in few words: a launcher may hand them to the shell of another machine.
+    # Without the working folder, too; but in few words: a launcher may pass them to the shell of another machine.
     return [*words, sys.executable, "-P", "-m", "headway.bench.worker", str(spec)]
 
 
 def run_command(command: Sequence[str], environment: dict[str, str], log: Any, timeout_seconds: float) -> int | None:
-    """The exit code; None when it took too long. In every case nothing of it is left running."""
+    """Run a command and return its exit code; None if it took too long. No process of it is left running."""
     process = None
     try:
-        with defer_signals():  # who is told to stop while it starts must know what to end
+        with defer_signals():  # a stop signal during the start must find the process to end
             process = _started(command, environment, log)
         return process.wait(timeout_seconds)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""The workers of a cell on this machine: `python -m headway.bench.local SPEC`, which starts and waits for them."""
+"""The workers of a cell on this machine: `python -m headway.bench.local SPEC` starts them and waits for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headway.supervisor.worker import begin_process
 
 
 def main() -> None:
-    """Be the only worker, or start as many as the cell has."""
+    """Run as the only worker, or start as many as the cell has."""
     begin_process()
     path = Path(sys.argv[1])
     spec = Spec.read(path)
@@ -27,7 +27,7 @@ def main() -> None:
     try:
         start_workers(workers, path.parent, {}, "headway.bench.worker", str(path), load=load_training)
     except WorkersFailed as error:
-        # Workers whose peer is gone end with errors of their own.
+        # Workers whose peer has died end with errors of their own.
         if killed := error.killed:
             reason = f"worker {killed.rank} died ({in_words(killed.code)})"
             print_lines("\n" + block(spec.ended("killed", reason).model_dump(mode="json")))

@@ -1,4 +1,4 @@
-"""From a suite to cells: what each of them runs, and which of them cannot be run."""
+"""The cells of a suite: what each of them runs, and which of them cannot run."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from headway.core.errors import ConfigError
 from headway.core.faults import parse_orders
 from headway.core.files import fingerprint
 
-#: Of a run: not part of what is measured.
+#: Keys of the run that are not part of what is measured.
 _OF_NO_MATTER = ("name", "runs")
-#: Keys of the config that follow from the cell, and the key of the suite that decides them. Set beside the axes they
-#: would win, and every cell would be measured as something else than its name says.
+#: Keys of the config that follow from the cell, and the key of the suite that sets them. Set separately, they would
+#: override the axes, and every cell would measure something else than its name says.
 _DECIDED_BY = {
     "model.preset": "model",
     "parallel.strategy": "strategy",
@@ -37,23 +37,23 @@ _DECIDED_BY = {
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """A cell that is about to be measured, or the reason why it will not be."""
+    """A cell to measure, or the reason why it is not measured."""
 
     cell: Cell
     key: str
-    """Of the cell, how it is measured, and where: what a result must have to stand for it."""
+    """Key of the cell, how it is measured, and where: a result with this key is a result of the cell."""
     config: Config | None = None
-    """What its workers run; None when it is refused or left out."""
+    """The config of its workers; None if it is refused or left out."""
     refused: str | None = None
-    """Why it cannot be run, in the config's own words."""
+    """Why it cannot run, as the config's check says."""
     excluded: str | None = None
     """Why the suite leaves it out."""
     faults: str = ""
-    """Orders for its workers, as in `HEADWAY_FAULTS`."""
+    """Faults to inject into its workers, as in `HEADWAY_FAULTS`."""
 
 
 def cells_of(suite: Suite) -> Iterator[Cell]:
-    """Every combination; the number of workers changes slowest, so that small cells come first."""
+    """Return every combination; the number of workers changes slowest, so that small cells come first."""
     axes = (suite.workers, suite.scaling, suite.model, suite.precision, suite.micro_batch, suite.sequence_length,
             suite.strategy)  # fmt: skip
     for workers, scaling, model, precision, rows, length, strategy in product(*axes):
@@ -69,14 +69,14 @@ def cells_of(suite: Suite) -> Iterator[Cell]:
 
 
 def plan_matrix(suite: Suite, environment: Mapping[str, Any]) -> list[PlannedCell]:
-    """All cells, each with its config or the reason why there is none.
+    """Plan all cells, each with its config or the reason why there is none.
 
     Args:
-        environment: What results depend on besides the cell: hardware and software.
+        environment: The hardware and software that results depend on.
 
     Raises:
-        ConfigError: no cell can be run, all for one reason (what is wrong in `suite.config` whatever the cell), or a
-            fault is none.
+        ConfigError: no cell can run, all for one reason (an error in `suite.config` that affects every cell), or a
+            fault is invalid.
     """
     for fault in suite.faults:
         parse_orders(fault.order)
@@ -84,12 +84,12 @@ def plan_matrix(suite: Suite, environment: Mapping[str, Any]) -> list[PlannedCel
     planned = [_planned(suite, cell, environment) for cell in cells_of(suite)]
     wanted = [one for one in planned if one.excluded is None]
     if len({one.refused for one in wanted}) == 1 and wanted[0].refused is not None:
-        cell_config(suite, wanted[0].cell)  # raises what all of them meet, with its place
+        cell_config(suite, wanted[0].cell)  # raises the error that all cells share, with its place
     return planned
 
 
 def unused_patterns(suite: Suite) -> Iterator[str]:
-    """Exclusions and faults that no cell of the matrix fits, in words. Overrides may have taken their cells away."""
+    """Describe exclusions and faults that match no cell of the matrix. Overrides may have removed their cells."""
     for key, patterns in (("exclude", suite.exclude), ("faults", suite.faults)):
         for pattern in patterns:
             if not any(pattern.fits(cell) for cell in cells_of(suite)):
@@ -125,26 +125,26 @@ def _planned(suite: Suite, cell: Cell, environment: Mapping[str, Any]) -> Planne
 
 
 def rows_for_workers(suite: Suite, scaling: str) -> int | None:
-    """The number of workers whose weak rows all workers share in strong scaling; None in weak scaling."""
+    """Return the number of workers whose weak rows all workers share in strong scaling; None in weak scaling."""
     return max(suite.workers) if scaling == "strong" else None
 
 
 def cell_config(suite: Suite, cell: Cell) -> Config:
-    """The config that a cell's workers train with.
+    """Return the config that a cell's workers train with.
 
     Raises:
         ConfigError: the config's own checks refuse it, or a package is missing.
     """
     parallel = suite.config.get("parallel")
     degrees = [parallel.get(key) for key in ("tensor", "context", "pipeline")] if isinstance(parallel, dict) else []
-    # What is no such number is refused with the rest of the config below.
+    # Invalid numbers are refused below with the rest of the config.
     together = prod(degree for degree in degrees if isinstance(degree, int) and degree > 0)
     shared_by = rows_for_workers(suite, cell.scaling) or cell.workers
     values: dict[str, Any] = {
         "name": cell.name,
         "seed": suite.seed,
         "model.preset": cell.model,
-        # The last one is watched for its memory.
+        # The last one is the step whose memory is measured.
         "train.steps": suite.warmup_steps + suite.steps + suite.profiled_steps + 1,
         "train.sequence_length": cell.sequence_length,
         "train.micro_batch": cell.micro_batch,
@@ -152,7 +152,7 @@ def cell_config(suite: Suite, cell: Cell) -> Config:
         "train.precision": cell.precision,
         "parallel.strategy": cell.strategy,
         "parallel.workers": cell.workers,
-        # Nothing but steps: no evaluation, no file.
+        # Only steps: no evaluation, no file.
         "evaluation.every": None,
         "checkpoint.every": "1000000000 steps",
         "telemetry.report": False,
@@ -163,7 +163,7 @@ def cell_config(suite: Suite, cell: Cell) -> Config:
         values["model.max_sequence_length"] = cell.sequence_length
     written = [f"{key}={json.dumps(value)}" for key, value in values.items()]
     config = override(Config(), [*written, *_overrides(suite)])
-    # After what is wrong for every strategy, so that all cells have one reason then.
+    # After the checks that do not depend on the strategy, so that all cells then have one reason.
     if cell.strategy in DEEPSPEED and find_spec("deepspeed") is None:
         raise ConfigError("DeepSpeed is not installed", fix="pip install 'headway[deepspeed]'")
     if config.train.compile == "auto":
@@ -174,5 +174,6 @@ def cell_config(suite: Suite, cell: Cell) -> Config:
 
 
 def _overrides(suite: Suite) -> list[str]:
-    """The suite's own keys of the config. Speed is asked, so nothing is promised about bits unless it says so."""
+    """Return the suite's own keys of the config. The benchmark is about speed, so bits are promised only if it says
+    so."""
     return ["determinism=off", *(f"{key}={json.dumps(value)}" for key, value in flattened(suite.config))]

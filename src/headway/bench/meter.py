@@ -1,4 +1,4 @@
-"""What is measured inside a worker while the training loop runs as it always does."""
+"""Measurements inside a worker while the usual training loop runs."""
 
 from __future__ import annotations
 
@@ -32,35 +32,37 @@ _PRODUCT_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass
 class Meter(Callback):
-    """Times steps from the end of one to the end of the next; more steps after them are profiled, and one is watched
-    for its memory."""
+    """Times steps from the end of one to the end of the next.
+
+    More steps after the measured ones are profiled, and the memory of one is measured.
+    """
 
     warmup_steps: int
     steps: int
     profiled_steps: int
     step_seconds: list[float] = field(default_factory=list)
     seconds: float = 0.0
-    """All measured steps, with what the device had queued."""
+    """Seconds of all measured steps, including work queued on the device."""
     items: int = 0
     loss_sum: float = 0.0
     skipped_steps: int = 0
-    """Measured ones without an update."""
+    """Measured steps without an update."""
     joules: float | None = None
     energy_source: str | None = None
     communication: tuple[float, float] | None = None
     """Exposed and overlapped share of the profiled steps on this worker."""
     tensor_peak_bytes: int | None = None
-    """On the CPU: the most that tensors took at a time in the step that was watched for it."""
+    """On the CPU: the peak memory of tensors in the step that was measured for it."""
 
     def on_start(self, job: Job) -> None:
-        """Open what counts."""
+        """Open the energy counter and the profiler."""
         world = job.world
         self._counter = open_counter(world.device.type, world.device.index or 0, world.local_rank == 0)
         self._profiler: Any = None
         self._last = time.perf_counter()
 
     def on_step(self, job: Job, step: int, metrics: dict[str, float]) -> None:
-        """Note the time, and what begins or ends with this step."""
+        """Record the time, and what begins or ends with this step."""
         first, last, device = self.warmup_steps, self.warmup_steps + self.steps, job.world.device
         if step in (first, last):
             synchronize(device)
@@ -96,23 +98,23 @@ class Meter(Callback):
 
     @property
     def mean_loss(self) -> float | None:
-        """Over the items of the measured steps; None when it is not finite."""
+        """Mean over the items of the measured steps; None if it is not finite."""
         mean = self.loss_sum / self.items if self.items else math.nan
         return mean if math.isfinite(mean) else None
 
 
 def communication_shares(events: Any, device_type: str) -> tuple[float, float] | None:
-    """Exposed and overlapped share of the time between the first and the last event.
+    """Return the exposed and the overlapped share of communication between the first and the last event.
 
-    On GPUs kernels of NCCL are communication, and all others computation. On the CPU a collective of gloo is under way
-    from its start until all workers have done it; operators of PyTorch and compiled code are computation, but for what
-    they do about collectives of their own, which is mostly to wait for them.
+    On GPUs kernels of NCCL are communication, and all others computation. On the CPU a collective of gloo lasts from
+    its start until all workers have finished it. Operators of PyTorch and compiled code are computation, except for
+    what they do about collectives, which is mostly to wait for them.
 
     Args:
-        events: As `torch.profiler.profile.events()` gives them, in microseconds.
+        events: As `torch.profiler.profile.events()` returns them, in microseconds.
 
     Returns:
-        None when there was no collective.
+        None if there was no collective.
     """
     stretches: dict[_Kind, Stretches] = {"sent": [], "computed": [], "waited": []}
     kind_of = _kind_on_gpu if device_type == "cuda" else _kind_on_cpu
@@ -158,7 +160,7 @@ def _start_profiler(device: torch.device) -> Any:
 
 @dataclass(frozen=True)
 class Memory:
-    """Of this process, in bytes; None where nobody tells."""
+    """Memory of this process, in bytes; None if unknown."""
 
     allocated_peak: int | None
     reserved_peak: int | None
@@ -166,7 +168,7 @@ class Memory:
 
     @classmethod
     def now(cls, device: torch.device) -> Memory:
-        """The peaks so far."""
+        """Return the peaks so far."""
         cuda = device.type == "cuda"
         return cls(
             torch.cuda.max_memory_allocated(device) if cuda else None,
@@ -176,7 +178,7 @@ class Memory:
 
 
 def begin_memory() -> int | None:
-    """Forget the peak of resident memory so far; returns what is resident now. None where that cannot be done."""
+    """Reset the peak of resident memory; return the resident memory now, or None if that is impossible."""
     try:
         Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the peak, since Linux 4.0
     except OSError:
@@ -196,7 +198,7 @@ def _status_bytes(name: str) -> int | None:
 
 
 def host_to_device(device: torch.device) -> float | None:
-    """GB/s from page-locked memory to a GPU; None elsewhere."""
+    """Measure GB/s from page-locked memory to a GPU; None elsewhere."""
     if device.type != "cuda":
         return None
     source = torch.empty(_COPIED_BYTES, dtype=torch.uint8, pin_memory=True)
@@ -212,7 +214,8 @@ def host_to_device(device: torch.device) -> float | None:
 
 
 def product_flops(device: torch.device, precision: str) -> float | None:
-    """FLOP/s of this worker in products of large matrices on the CPU, while others do the same; None elsewhere."""
+    """Measure this worker's FLOP/s in products of large matrices on the CPU, concurrently with others; None
+    elsewhere."""
     kind = _PRODUCT_TYPES.get(precision)
     if device.type != "cpu" or kind is None:
         return None

@@ -13,7 +13,7 @@ from headway.bench.results import CellResult
 
 
 def render_csv(results: Sequence[CellResult]) -> str:
-    """A line per cell; what is unknown is empty."""
+    """Return a line per cell; unknown values are empty."""
     cell_keys = ["strategy", "workers", "model", "precision", "micro_batch", "sequence_length", "scaling"]
     metric_keys = [key for metric in METRICS for key in (metric.name, f"{metric.name}_ci95_half_width")]
     out = io.StringIO()
@@ -40,7 +40,7 @@ def render_csv(results: Sequence[CellResult]) -> str:
     writer.writeheader()
     for result in results:
         line: dict[str, Any] = {key: getattr(result.cell, key) for key in cell_keys}
-        line |= _how_it_came_out(result)
+        line |= _outcome(result)
         line |= {"suite": result.suite, "key": result.key}
         line |= {"environment": result.environment_id, "conditions": result.conditions}
         base, share = base_of(result, results), efficiency(result, results)
@@ -53,7 +53,7 @@ def render_csv(results: Sequence[CellResult]) -> str:
     return out.getvalue()
 
 
-def _how_it_came_out(result: CellResult) -> dict[str, Any]:
+def _outcome(result: CellResult) -> dict[str, Any]:
     failure = result.last_failure
     return {
         "status": result.status,

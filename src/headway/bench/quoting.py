@@ -1,4 +1,4 @@
-"""What others have written, so that it stands in a file as text: in Markdown, and in a table for a spreadsheet."""
+"""Quoting of foreign text, so that it stays text in Markdown and in a spreadsheet."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from headway.bench.wording import one_line
 
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>!|&~$])")
-#: At the start of a line: a heading, an item of a list, a line below a heading.
+#: Characters with a meaning at the start of a line: a heading, a list item, an underline of a heading.
 _MARKDOWN_START = re.compile(r"^(\s*)([#+=-]|\d+(?=[.)]\s))")
-#: What spreadsheets take for a formula.
+#: Characters that spreadsheets take for the start of a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def in_markdown(text: str) -> str:
-    """One line that shows the text as it is."""
+    """Return one line that shows the text unchanged."""
     escaped = _MARKDOWN.sub(r"\\\1", one_line(text))
     return _MARKDOWN_START.sub(_start, escaped)
 
@@ -27,7 +27,7 @@ def _start(match: re.Match[str]) -> str:
 
 
 def in_csv(line: Mapping[str, Any]) -> dict[str, Any]:
-    """A line whose texts are no formulas; numbers stay what they are."""
+    """Return a line whose texts are not formulas; numbers do not change."""
     return {key: _no_formula(value) if isinstance(value, str) else value for key, value in line.items()}
 
 

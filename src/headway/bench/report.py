@@ -58,18 +58,18 @@ NOTES = (
 
 @dataclass(frozen=True)
 class Report:
-    """What a folder of results says."""
+    """The contents of a folder of results."""
 
     title: str
     results: list[CellResult]
     findings: list[str]
     before: list[CellResult] | None = None
-    """Results to compare with."""
+    """Earlier results to compare with."""
     before_name: str = ""
 
     @property
-    def remark(self) -> str:
-        """What was asked, and how much of it came out."""
+    def note(self) -> str:
+        """The purpose of the suite, and how many cells succeeded."""
         asked = dict.fromkeys(str(result.settings.get("description", "")) for result in self.results)
         succeeded = sum(result.status == "ok" for result in self.results)
         told = one_line("; ".join(filter(None, asked)))
@@ -79,36 +79,36 @@ class Report:
 
     @property
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Headers, and a line per cell, but for columns of which no cell knows anything."""
+        """Headers, and a line per cell, without columns that are unknown for all cells."""
         known = [name for name, _ in _FIGURES if name not in self.unknown]
         return ["Cell", "Result", *known, "Repeats"], self.rows(known)
 
     def rows(self, figures: Sequence[str]) -> list[list[str]]:
-        """A line per cell: its name, how it came out, these figures, its repeats."""
+        """Return a line per cell: its name, its status, these figures, its repeats."""
         texts = dict(_FIGURES)
         return [_row(result, self.results, [texts[name] for name in figures]) for result in self.results]
 
     @cached_property
     def unknown(self) -> list[str]:
-        """Headers of the columns that are left out."""
+        """Headers of the omitted columns."""
         succeeded = [result for result in self.results if result.status == "ok"]
         return [name for name, text in _FIGURES if all(text(r, self.results) == UNKNOWN for r in succeeded)]
 
     @property
     def notes(self) -> list[str]:
-        """What is to be known of the table."""
+        """Notes on the table."""
         return (
             [*NOTES, f"Not known of any cell, and left out: {', '.join(self.unknown)}."] if self.unknown else [*NOTES]
         )
 
     @property
     def models(self) -> list[list[str]]:
-        """How large a model fits, a line per strategy and number of workers; none where nothing was too large."""
+        """The largest model that fits, a line per strategy and number of workers; none if no model was too large."""
         return models_that_fit(self.results)
 
     @property
     def summary(self) -> str | None:
-        """The comparison in one sentence; None where there is none."""
+        """The comparison in one sentence; None without one."""
         return None if self.before is None else summary(self.before, self.results)
 
     @property
@@ -123,7 +123,7 @@ class Report:
 
 
 def load_report(folder: Path, compare: Path | None = None) -> Report:
-    """Read a folder of results, and one to compare with.
+    """Read a folder of results, and one to compare with if given.
 
     Raises:
         DataError: there are no results, or one cannot be read.
@@ -144,10 +144,10 @@ def _results(folder: Path) -> list[CellResult]:
 
 
 def write_report(folder: Path, compare: Path | None = None) -> list[Path]:
-    """Write all files of the report into the folder of results; returns their paths.
+    """Write all files of the report into the folder of results; return their paths.
 
     Raises:
-        ConfigError: matplotlib is not installed; `metrics.csv`, which needs none, is there then.
+        ConfigError: matplotlib is not installed; `metrics.csv`, which does not need it, has been written then.
         DataError: as `load_report`.
     """
     report = load_report(folder, compare)
@@ -159,7 +159,7 @@ def write_report(folder: Path, compare: Path | None = None) -> list[Path]:
         **{f"{PLOTS}/{named.name}.svg": standalone(named.chart) for named in charts},
     }
     _write(folder, files)
-    # Those of an earlier report would be taken for this one's.
+    # Remove plots of an earlier report, which would be taken for this one's.
     for path in (folder / PLOTS).glob("*.svg"):
         if f"{PLOTS}/{path.name}" not in files and path.stem.endswith(KINDS):
             path.unlink()
@@ -175,14 +175,14 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
 def _charts(report: Report) -> list[Named]:
     groups = by_setting(report.results)
     strategies = {result.cell.strategy for result in report.results}
-    looks = {name: index for index, name in enumerate(sorted(strategies, key=strategy_place))}
+    styles = {name: index for index, name in enumerate(sorted(strategies, key=strategy_place))}
     if len(groups) == 1:
-        return setting_charts(report.results, looks)
+        return setting_charts(report.results, styles)
     found = []
     for setting, group in groups.items():
         name = f"{setting.model}-{setting.precision}-b{setting.micro_batch}-t{setting.sequence_length}"
         prefix = f"{name}-{setting.scaling}-{setting.conditions}-"
-        found += setting_charts(group, looks, prefix, setting_in_words(setting, groups))
+        found += setting_charts(group, styles, prefix, setting_in_words(setting, groups))
     return found
 
 
@@ -193,15 +193,15 @@ def _row(result: CellResult, results: Sequence[CellResult], figures: Sequence[_F
     name = label(result, results)
     if result.status != "ok":
         return [name, failure_in_words(result, _SHORT), *[UNKNOWN] * len(figures), _repeats(result)]
-    return [name, _came_out(result), *(text(result, results) for text in figures), _repeats(result)]
+    return [name, _status_text(result), *(text(result, results) for text in figures), _repeats(result)]
 
 
 def _of_ideal(result: CellResult, results: Sequence[CellResult]) -> str:
     return "base" if base_of(result, results) is result else _share(efficiency(result, results))
 
 
-def _came_out(result: CellResult) -> str:
-    """How a cell came out that has figures."""
+def _status_text(result: CellResult) -> str:
+    """Return the status of a cell that has figures."""
     ok = "ok" if result.last_failure is None else f"ok in part; {failure_in_words(result, _SHORT)}"
     return "; ".join(filter(None, [ok, one_line("; ".join(result.odd_endings)), result.doubt]))
 
@@ -214,12 +214,12 @@ def _mean(result: CellResult, metric: Metric, text: Callable[[float], str]) -> s
     found = mean(result, metric)
     if found is None:
         return UNKNOWN
-    # A mean of zero width has nothing to say of its width.
+    # A mean of zero width has no informative width.
     return text(found.value) + (f" ± {_width(found.value, found.half_width, text)}" if found.half_width else "")
 
 
 def _width(value: float, half: float, text: Callable[[float], str]) -> str:
-    """Half an interval with the unit and as many decimals as its mean, or one digit where that would be nothing."""
+    """Format half an interval with the unit and the decimals of its mean, or one significant digit."""
     shown = _NUMBER.match(text(value))
     number = float(shown[1].replace(",", "")) if shown else 0.0
     if shown is None or number == 0:
@@ -239,7 +239,7 @@ def _mean_share(result: CellResult, metric: Metric) -> str:
     return UNKNOWN if found is None else _share(found.value)
 
 
-#: Columns of the table: what one cell says, which may depend on the others.
+#: Columns of the table: the text of one cell, which may depend on the others.
 _Figure = Callable[[CellResult, Sequence[CellResult]], str]
 _FIGURES: tuple[tuple[str, _Figure], ...] = (
     ("Tokens/s", lambda result, _: _mean(result, SPEED, format_count)),
@@ -272,8 +272,8 @@ def _milliseconds(seconds: float) -> str:
 
 
 def render_markdown(report: Report, charts: Sequence[Named]) -> str:
-    """For a repository or a ticket; plots are files beside it."""
-    lines = [f"# Benchmark {in_markdown(report.title)}", "", in_markdown(report.remark)]
+    """Return the report for a repository or a ticket; plots are separate files."""
+    lines = [f"# Benchmark {in_markdown(report.title)}", "", in_markdown(report.note)]
     lines += ["", "## Findings", "", *_markdown_findings(report.findings)] if report.findings else []
     lines += ["", "## How large a model fits", "", *_markdown_table(_MODELS, report.models)] if report.models else []
     lines += ["", "## Cells", "", *_markdown_table(*report.table), ""]
@@ -308,13 +308,13 @@ def _markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> li
 
 
 def render_html(report: Report, charts: Sequence[Named]) -> str:
-    """One page with everything in it."""
+    """Return one page that contains everything."""
     failed = [r for r in report.results if r.last_failure is not None and r.last_failure.log_tail]
     cells = report.table
     return html.page(
         f"Benchmark {report.title}",
         [
-            html.heading(f"Benchmark {report.title}", None, f"{report.remark}"),
+            html.heading(f"Benchmark {report.title}", None, f"{report.note}"),
             html.section("Findings", html.paragraphs(report.findings)),
             html.section("How large a model fits", html.table(_MODELS, report.models, (1,))),
             html.section(
@@ -346,7 +346,7 @@ def _log(result: CellResult) -> str:
 
 
 def _environment(results: Sequence[CellResult]) -> list[tuple[str, str]]:
-    """Of every environment that results come from, and every way in which they were measured."""
+    """Describe every environment that results come from, and every way in which they were measured."""
     facts = []
     for name, environment in {r.environment_id: r.environment for r in results}.items():
         hardware, packages = environment.get("hardware") or {}, environment.get("packages") or {}
@@ -357,7 +357,7 @@ def _environment(results: Sequence[CellResult]) -> list[tuple[str, str]]:
         cpu = f"{hardware.get('cpu', UNKNOWN)}, {hardware.get('cores_usable', UNKNOWN)} usable cores, {memory}"
         facts.append((f"Environment {name}", f"{cpu}; {shown}; Python {environment.get('python')}; {versions}"))
     for conditions, result in {r.conditions: r for r in results}.items():
-        # Faults are those of one cell.
+        # Faults apply to one cell.
         values = {key: value for key, value in result.settings.items() if value and key != "faults"}
         shown = ", ".join(f"{key} {value}" for key, value in values.items())
         facts.append(

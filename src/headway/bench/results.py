@@ -18,15 +18,16 @@ from headway.core.format import counted
 
 SCHEMA_VERSION = 1
 CELLS, LOGS = "cells", "logs"
-#: What was measured otherwise, and comes back when it fits again.
+#: Folder for results measured under other conditions, which come back when they match again.
 EARLIER = "earlier"
-#: What is measured anew. Never read, or a matrix that is stopped and goes on would mix it with what is new.
+#: Folder for results that are measured anew. It is never read, or a stopped matrix that continues would mix old and new
+#: results.
 DISCARDED = "discarded"
 
 Status = Literal["ok", "failed", "killed", "timeout", "out_of_memory", "refused", "excluded"]
-#: What a cell is that could not be run at all; another attempt would meet the same.
+#: Statuses of a cell that cannot run at all; another attempt would meet the same error.
 FINAL: tuple[Status, ...] = ("refused", "excluded", "out_of_memory")
-#: What did not come out so often, and never did, would hardly do so the next time.
+#: A cell that failed so often without success would hardly succeed the next time.
 _GIVEN_UP = 2
 
 #: Times from here on cannot be shown as a date.
@@ -35,17 +36,17 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmbt])", re.IGNORECASE)
 
 
 class Record(BaseModel):
-    """A part of a result; unknown keys are errors, and no number is infinite or none."""
+    """A part of a result; unknown keys are errors, and numbers must be finite."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Communication(Record):
-    """Where the time of the profiled steps went, as shares of it, over the mean of all workers."""
+    """Time of the profiled steps as shares, averaged over all workers."""
 
     steps: int
     total_share: float
-    """A collective was under way, waiting for the slowest worker included."""
+    """A collective was running, including the wait for the slowest worker."""
     exposed_share: float
     """... and this worker computed nothing meanwhile."""
     overlapped_share: float
@@ -53,15 +54,15 @@ class Communication(Record):
 
 
 class Energy(Record):
-    """Over the measured steps."""
+    """Energy over the measured steps."""
 
     joules: float
     source: str
-    """Who counted: the driver of the GPUs, or the processors with all that ran on them meanwhile."""
+    """The source: the driver of the GPUs, or the processors with all that ran on them meanwhile."""
 
 
 class Measurement(Record):
-    """What one measurement of a cell found. What is unknown is null."""
+    """The results of one measurement of a cell. Unknown values are null."""
 
     device: str
     """Product name of the first worker's device."""
@@ -138,7 +139,7 @@ class Repeat(Record):
 
 
 class CellResult(Record):
-    """All that is known of a cell."""
+    """All results of a cell."""
 
     schema_version: Literal[1] = 1
     suite: str
@@ -154,36 +155,36 @@ class CellResult(Record):
 
     @property
     def conditions(self) -> str:
-        """A short name for the environment and how it was measured: only results with the same may be compared."""
+        """A short name for the environment and the measurement: only results with equal names may be compared."""
         return conditions_of(self.environment, self.settings)
 
     @property
     def known_conditions(self) -> dict[str, Any]:
-        """The same as dotted keys and values; of accelerators their names."""
+        """The conditions as dotted keys and values; for accelerators only their names."""
         known = dict(flattened({**self.environment, **_how(self.settings)}))
         accelerators = known.get("hardware.accelerators") or []
         return {**known, "hardware.accelerators": [device.get("name") for device in accelerators]}
 
     @property
     def measured(self) -> list[Measurement]:
-        """Those that came out."""
+        """The successful repeats."""
         return [repeat.measured for repeat in self.repeats if repeat.measured is not None]
 
     @property
     def last_failure(self) -> Repeat | None:
-        """The newest one that did not come out."""
+        """The newest repeat that failed."""
         failures = (repeat for repeat in self.repeats if repeat.status != "ok")
         return max(failures, key=lambda repeat: repeat.started, default=None)
 
     @property
     def repeats_asked(self) -> int:
-        """How many the suite wanted; as many as there are where the settings do not say."""
+        """The number of repeats that the suite wants; the number present if unknown."""
         asked = self.settings.get("repeats")
         return asked if isinstance(asked, int) and asked > 0 else len(self.repeats)
 
     @property
     def odd_endings(self) -> list[str]:
-        """How processes ended that had measured and did not end well."""
+        """How processes ended that measured successfully but then failed."""
         return list(dict.fromkeys(r.reason for r in self.repeats if r.status == "ok" and r.reason))
 
     @property
@@ -193,13 +194,13 @@ class CellResult(Record):
 
     @property
     def status(self) -> Status:
-        """`ok` when there is something to be compared, else why not."""
+        """`ok` if there is something to compare, otherwise why not."""
         failure = self.last_failure
         return "ok" if self.measured or failure is None else failure.status
 
     @property
     def doubt(self) -> str | None:
-        """Why its speed is not that of training, though it came out; None when it is."""
+        """Why its speed is not that of training, although it succeeded; None if it is."""
         if any(found.mean_loss is None for found in self.measured):
             return "its loss is not finite"
         skipped = self.skipped_steps
@@ -208,23 +209,23 @@ class CellResult(Record):
 
     @property
     def started(self) -> float:
-        """When its newest repeat began."""
+        """Start of its newest repeat."""
         return max(repeat.started for repeat in self.repeats)
 
     def is_done(self, repeats: int) -> bool:
-        """Whether there is nothing left to measure: all repeats are there, or those that failed say enough."""
+        """Return whether nothing is left to measure: all repeats exist, or failures are conclusive."""
         if any(repeat.status in FINAL for repeat in self.repeats):
             return True
         return len(self.repeats) >= (repeats if self.measured else min(repeats, _GIVEN_UP))
 
     @property
     def file_name(self) -> str:
-        """In the folder of results."""
+        """Name of its file in the folder of results."""
         return f"{self.cell.name}-{self.key[:8]}.json"
 
 
 def conditions_of(environment: dict[str, Any], settings: dict[str, Any]) -> str:
-    """A short name for them, as `CellResult.conditions`."""
+    """Return a short name for conditions, as `CellResult.conditions`."""
     return fingerprint({"environment": environment, "how": _how(settings)})[:8]
 
 
@@ -233,17 +234,17 @@ def _how(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_result(folder: Path, result: CellResult) -> Path:
-    """Write or replace a result, whole or not at all."""
+    """Write or replace a result atomically."""
     path = folder / CELLS / result.file_name
     write_json(path, result.model_dump(mode="json"))
     return path
 
 
 def parse_result(value: Any, where: str) -> CellResult:
-    """A result from JSON.
+    """Parse a result from JSON.
 
     Raises:
-        DataError: it is none, or of another version.
+        DataError: it is not a result, or of another version.
     """
     version = value.get("schema_version") if isinstance(value, dict) else None
     if version != SCHEMA_VERSION:
@@ -263,10 +264,10 @@ def parse_result(value: Any, where: str) -> CellResult:
 
 
 def read_results(folder: Path, below: str = CELLS) -> list[CellResult]:
-    """All results of a folder, by name; none when there is no such folder.
+    """Read all results of a folder, by name; none if there is no such folder.
 
     Raises:
-        DataError: a file is no result.
+        DataError: a file is not a result.
     """
     results = []
     for path in sorted((folder / below).glob("*.json")):
@@ -284,14 +285,14 @@ def read_results(folder: Path, below: str = CELLS) -> list[CellResult]:
 
 
 def authority(repeat: Repeat) -> int:
-    """Whose word counts where several workers tell of one repeat: who has lost a peer says no more than that."""
+    """Rank a worker's report on a repeat: a worker that has lost a peer reports only that."""
     if repeat.status == "ok":
         return 3
     return 2 if repeat.status == "killed" else 1 if repeat.status in FINAL else 0
 
 
 def merge_results(results: Iterable[CellResult]) -> list[CellResult]:
-    """Each cell once: repeats of the same cell in the same environment come together, the newest of each number."""
+    """Merge results so that each cell appears once: repeats of one cell and environment, the newest of each number."""
     merged: dict[str, CellResult] = {}
     for result in results:
         before = merged.get(result.key)
@@ -300,18 +301,18 @@ def merge_results(results: Iterable[CellResult]) -> list[CellResult]:
 
 
 def strategy_place(name: str) -> tuple[int, str]:
-    """In the order of the config's reference; those of another version of Headway come last."""
+    """Return the position in the order of the config's reference; strategies of other versions come last."""
     return STRATEGIES.index(name) if name in STRATEGIES else len(STRATEGIES), name
 
 
 def model_place(name: str) -> tuple[float, str]:
-    """By size, as far as the name says it: "117m" before "1b"; others come last."""
+    """Return the position by size, as far as the name shows it: "117m" before "1b"; others come last."""
     found = _SIZE.match(name)
     return (float(found[1]) * 1000 ** "kmbt".index(found[2].lower()) if found else math.inf), name
 
 
 def _place(result: CellResult) -> tuple[Any, ...]:
-    """In a table: small cells first."""
+    """Return the position in a table: small cells first."""
     cell = result.cell
     return (
         cell.workers,
@@ -324,12 +325,12 @@ def _place(result: CellResult) -> tuple[Any, ...]:
 
 
 def _together(first: CellResult, second: CellResult) -> CellResult:
-    """All repeats, under the description and the number of repeats that the newest was asked with."""
+    """Merge all repeats, under the description and the number of repeats of the newest result."""
     by_number = {repeat.number: repeat for repeat in first.repeats}
     for repeat in second.repeats:
         before = by_number.get(repeat.number)
-        # A worker's own word comes first, that of whoever started it later and knows more of the same. Of workers
-        # whose word counts alike, who meets the reason says so first.
+        # A worker's own report comes before that of its launcher, which knows less. Among reports of equal rank, the
+        # worker that met the error reports first.
         if before is None or repeat.started > before.started or _is_fuller(repeat, before):
             by_number[repeat.number] = repeat
     newest = max(first, second, key=lambda result: result.started)
@@ -344,7 +345,7 @@ def _is_fuller(repeat: Repeat, before: Repeat) -> bool:
 
 
 def schema() -> dict[str, Any]:
-    """JSON Schema of a result."""
+    """Return the JSON Schema of a result."""
     from headway.config.reference import descriptions
 
     found = CellResult.model_json_schema()

@@ -1,4 +1,4 @@
-"""Carrying out a matrix: every measurement in fresh processes of its own, and whatever comes of it is a result."""
+"""Execution of a matrix: every measurement runs in fresh processes, and every outcome is a result."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ from headway.supervisor.commands import check_not_a_worker
 
 _LOOK_SECONDS = 0.5
 _TAIL_LINES, _TAIL_CHARACTERS = 20, 4000
-#: What torchrun says of a worker that a signal has ended.
+#: torchrun's message about a worker that a signal has ended.
 _TORCHRUN_SIGNAL = re.compile(r"rank\s*: (\d+)[^\n]*\n\s*exitcode\s*: -(\d+)")
 
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """What to do about results that are there."""
+    """What to do about existing results."""
 
     again: bool = False
     """Measure everything anew."""
     failed_again: bool = False
-    """Measure anew what did not come out."""
+    """Measure failed cells anew."""
 
 
 @dataclass
 class Matrix:
-    """A suite on its way: what is planned, and what is known so far."""
+    """A suite in progress: the plan, and the results so far."""
 
     suite: Suite
     folder: Path
@@ -69,19 +69,19 @@ class Matrix:
     environment: dict[str, Any]
     cells: list[PlannedCell]
     results: dict[str, CellResult]
-    """By key."""
+    """Results by key."""
     discarded: tuple[CellResult, ...] = ()
-    """Of results that are there the repeats that are to be measured anew."""
+    """Existing repeats that are to be measured anew."""
 
 
 def open_matrix(
     suite: Suite, folder: Path, launcher: str = LOCAL, measure_options: MeasureOptions = MeasureOptions()
 ) -> Matrix:
-    """Plan a suite and take up what an earlier start has measured. Nothing is written.
+    """Plan a suite and load the results of earlier runs. Nothing is written.
 
     Raises:
-        ConfigError: the suite's config is wrong, there is no such launcher, or somebody else has started this process
-            as one of several workers.
+        ConfigError: the suite's config is wrong, there is no such launcher, or this process was started as one of
+            several workers.
     """
     check_not_a_worker("bench")  # cells would be checked, and worked on, as parts of that
     launch_command(launcher, Path("spec.json"), 1)
@@ -98,7 +98,7 @@ def open_matrix(
 
 
 def _split(result: CellResult, measure_options: MeasureOptions) -> tuple[CellResult | None, CellResult | None]:
-    """With the repeats that stay, and with those that are to be measured anew; None without any."""
+    """Split a result into the repeats that stay, and those to be measured anew; None for an empty part."""
 
     def part(*, stays: bool) -> CellResult | None:
         def is_in(repeat: Repeat) -> bool:
@@ -111,7 +111,7 @@ def _split(result: CellResult, measure_options: MeasureOptions) -> tuple[CellRes
 
 
 def to_do(matrix: Matrix) -> list[tuple[int, PlannedCell]]:
-    """Measurements that are missing, in their order: the first repeat of all cells, then the second of all."""
+    """Return the missing measurements in order: the first repeat of all cells, then the second of all."""
     missing = []
     for number in range(1, matrix.suite.repeats + 1):
         for planned in matrix.cells:
@@ -129,10 +129,10 @@ def run_matrix(matrix: Matrix, *, print_results: bool = False) -> list[CellResul
         print_results: Also print every result for the log of a pod (`blocks`).
 
     Raises:
-        ConfigError: another process has the folder.
+        ConfigError: another process uses the folder.
     """
     with _owned(matrix.folder):
-        _make_room(matrix)
+        _set_aside_others(matrix)
         missing = to_do(matrix)
         done = len(matrix.cells) * matrix.suite.repeats - len(missing)
         if done:
@@ -164,7 +164,7 @@ def _result(matrix: Matrix, planned: PlannedCell, repeats: Sequence[Repeat]) -> 
 
 
 def _settings(suite: Suite, cell: Cell, faults: str) -> dict[str, Any]:
-    """How a cell is measured."""
+    """Return how a cell is measured."""
     keys = (
         "description",
         "data",
@@ -194,7 +194,7 @@ def _in_words(repeat: Repeat, repeats: int) -> str:
 
 
 def _measure(matrix: Matrix, planned: PlannedCell, number: int) -> Repeat:
-    """One repeat of a cell, tried again as often as the suite says."""
+    """Measure one repeat of a cell, with as many retries as the suite allows."""
     now = time.time()
     if planned.excluded is not None:
         return Repeat(number=number, status="excluded", reason=planned.excluded, started=now)
@@ -239,14 +239,14 @@ def _attempt(matrix: Matrix, planned: PlannedCell, number: int, attempt: int) ->
     wall_seconds = round(time.monotonic() - start, 3)
     end = _ending(begun, code, log_path.read_text(encoding="utf-8", errors="replace"), suite.timeout_seconds)
     end = end.model_copy(update={"wall_seconds": wall_seconds})
-    # Workers do not know all of it: one that took too long or was killed has said nothing.
+    # Workers do not know everything: one that took too long or was killed has reported nothing.
     with log_path.open("a", encoding="utf-8") as log:
         log.write(f"\n{block(_result(matrix, planned, [end]).model_dump(mode='json'))}\n")
     return end
 
 
 def _ending(begun: Repeat, code: int | None, log: str, timeout_seconds: int) -> Repeat:
-    """What came of an attempt, from its exit code and its log."""
+    """Return the outcome of an attempt, from its exit code and its log."""
     told = [CellResult.model_validate(value).repeats[0] for value in find_blocks(log.splitlines()).values]
     told = [repeat for repeat in told if (repeat.number, repeat.started) == (begun.number, begun.started)]
     good = next((repeat for repeat in told if repeat.status == "ok"), None)
@@ -261,9 +261,9 @@ def _ending(begun: Repeat, code: int | None, log: str, timeout_seconds: int) -> 
 
 
 def _failure(begun: Repeat, code: int, log: str, told: Sequence[Repeat]) -> Repeat:
-    # Who meets the reason says so first; the others lose a peer.
+    # The worker that met the error reports first; the others lose a peer.
     first = max(told, key=authority, default=None)
-    # The agent itself ends others by SIGTERM.
+    # The agent itself ends the others by SIGTERM.
     signalled = [(rank, number) for rank, number in _TORCHRUN_SIGNAL.findall(log) if number != "15"]
     if signalled and (first is None or first.status == "failed"):
         reason = "worker {} died (signal {})".format(*signalled[0])
@@ -287,7 +287,7 @@ def _tail(log: str) -> list[str]:
 
 @contextmanager
 def stoppable(measure_options: MeasureOptions) -> Iterator[None]:
-    """End in an orderly way when a scheduler asks for it: what is under way is ended, what is measured is kept."""
+    """End cleanly on a stop signal: end the running measurement, and keep the finished ones."""
     option = "--again" if measure_options.again else "--failed-again" if measure_options.failed_again else None
     fix = "run the same command again" + (f", without {option}" if option else "")
 
@@ -303,7 +303,7 @@ def stoppable(measure_options: MeasureOptions) -> Iterator[None]:
 
 @contextmanager
 def _owned(folder: Path) -> Iterator[None]:
-    """Two processes that measure at a time would spoil each other's figures besides their files."""
+    """Lock the folder: two measuring processes would spoil each other's figures and files."""
     import fcntl
 
     (folder / LOGS).mkdir(parents=True, exist_ok=True)
@@ -317,11 +317,11 @@ def _owned(folder: Path) -> Iterator[None]:
         yield
 
 
-def _make_room(matrix: Matrix) -> None:
-    """The folder holds results that may be compared, one for each cell.
+def _set_aside_others(matrix: Matrix) -> None:
+    """Keep only results in the folder that may be compared, one for each cell.
 
-    Others are kept out of the report's way, and come back when they fit again; cells that this matrix does not have
-    stay. What is to be measured anew never comes back.
+    Others are put aside, out of the report's way, and come back when they match again. Results of cells that this
+    matrix does not have stay. Results that are to be measured anew never come back.
     """
     for result in matrix.discarded:
         _discard(matrix.folder, result, matrix.results.get(result.key))
@@ -331,7 +331,7 @@ def _make_room(matrix: Matrix) -> None:
     rows = {planned.cell.scaling: rows_for_workers(matrix.suite, planned.cell.scaling) for planned in matrix.cells}
     aside = 0
     for result in read_results(matrix.folder):
-        # Strong cells share a step's rows with this matrix's; where it has none, with each other.
+        # Strong cells share a step's rows with this matrix's; without such cells here, with each other.
         shared = rows.get(result.cell.scaling, result.settings.get("rows_for_workers"))
         wanted = conditions_of(matrix.environment, {**settings, "rows_for_workers": shared})
         fits = result.conditions == wanted and result.cell.name not in names
@@ -349,7 +349,7 @@ def _make_room(matrix: Matrix) -> None:
 
 
 def _discard(folder: Path, result: CellResult, kept: CellResult | None) -> None:
-    """Take repeats out of the way, with what their logs say of them; others of the same cell stay."""
+    """Put repeats aside, with their part of the logs; others of the same cell stay."""
     _put(folder, result, DISCARDED, {repeat.number for repeat in kept.repeats} if kept else frozenset())
     if kept is not None:
         write_result(folder, kept)
@@ -359,7 +359,7 @@ def _discard(folder: Path, result: CellResult, kept: CellResult | None) -> None:
 
 
 def _put(folder: Path, result: CellResult, target: str, kept: Collection[int] = ()) -> None:
-    """Write a result below another folder, and move the logs of its cell there, but for those of some repeats."""
+    """Write a result into another folder, and move the logs of its cell there, except those of some repeats."""
     write_json(folder / target / result.file_name, result.model_dump(mode="json"))
     logs = folder / target / LOGS
     logs.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""What repeats can tell: means with confidence intervals, and whether two of them differ."""
+"""Statistics of repeats: means with confidence intervals, and significant differences."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: Student's t, two-sided 95 %, by degrees of freedom from 1 on; beyond the table that of 30 is taken, which is more
-#: than the true value. (R: qt(0.975, 1:30).)
+#: Student's t, two-sided 95 %, by degrees of freedom from 1 on. Beyond the table the value for 30 is used, which is
+#: larger than the true one. (R: qt(0.975, 1:30).)
 _T95 = (
     12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281,
     2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860,
@@ -22,7 +22,7 @@ class Mean:
 
     value: float
     half_width: float | None
-    """Of the 95 % confidence interval; None of a single repeat."""
+    """Half of the 95 % confidence interval; None for a single repeat."""
     repeats: int
 
     @property
@@ -33,23 +33,23 @@ class Mean:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two means."""
+    """A comparison of two means."""
 
     ratio: float
-    """The first by the second."""
-    is_told: bool
-    """The repeats can tell them apart: the 95 % interval of their difference leaves out zero."""
+    """The first mean divided by the second."""
+    is_significant: bool
+    """Whether the 95 % interval of their difference excludes zero."""
     is_known: bool = True
-    """Both were measured more than once. If not, nothing can be told, not even that they are alike."""
+    """Whether both were measured more than once. If not, nothing is known, not even that they are equal."""
 
 
 def t95(degrees: float) -> float:
-    """Student's t, two-sided 95 %; for broken degrees of freedom that of the whole number below."""
+    """Return Student's t, two-sided 95 %; fractional degrees of freedom are rounded down."""
     return _T95[min(max(1, math.floor(degrees)), len(_T95)) - 1]
 
 
 def mean_of(values: Sequence[float]) -> Mean | None:
-    """The mean with its interval; None of nothing."""
+    """Return the mean with its interval; None without values."""
     if not values:
         return None
     count, mean = len(values), statistics.fmean(values)
@@ -59,15 +59,15 @@ def mean_of(values: Sequence[float]) -> Mean | None:
 
 
 def difference(first: Sequence[float], second: Sequence[float]) -> Difference | None:
-    """Welch's test of two means (Welch 1947); None without values, or where the second mean is zero.
+    """Compare two means by Welch's test (Welch 1947); None without values, or if the second mean is zero.
 
-    With a single repeat on either side nothing is known of how much repeats differ, so nothing is told.
+    With a single repeat on either side the spread is unknown, so no difference is significant.
     """
     if not first or not second or statistics.fmean(second) == 0:
         return None
     a, b = statistics.fmean(first), statistics.fmean(second)
     if min(len(first), len(second)) < 2:
-        return Difference(a / b, is_told=False, is_known=False)
+        return Difference(a / b, is_significant=False, is_known=False)
     u, v = statistics.variance(first) / len(first), statistics.variance(second) / len(second)
     if u + v == 0:
         return Difference(a / b, a != b)

@@ -1,4 +1,4 @@
-"""What is measured: a matrix of cells, and how each of them is measured."""
+"""A suite: a matrix of cells, and how each of them is measured."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from headway.core.errors import ConfigError
 from headway.core.foreign import read_given_bytes
 
 SUITES = Path(__file__).parent / "suites"
-#: Added to the description of a suite of which `on_cpu` is taken.
+#: Added to the description of a suite that uses its `on_cpu` part.
 ON_CPU = "shapes for a machine without accelerator"
 STRATEGIES: tuple[str, ...] = get_args(ParallelConfig.model_fields["strategy"].annotation)
 
-#: Results are read from logs of anybody, and must not name files in other folders.
+#: Results may come from untrusted logs, and must not name files in other folders.
 FileName = Annotated[str, Field(pattern=r"^[\w.-]+$")]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 Scaling = Literal["weak", "strong"]
 
 
 def _as_list(value: Any) -> Any:
-    """`ddp,zero3` and `ddp` beside `[ddp, zero3]`."""
+    """Accept `ddp,zero3` and `ddp` as well as `[ddp, zero3]`."""
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     return value if isinstance(value, list) else [value]
 
 
 def _each_once(values: list[Any]) -> list[Any]:
-    """A cell that is there twice would be measured twice, as one."""
+    """Check that no value appears twice: its cells would be measured twice, as one."""
     return list(dict.fromkeys(values))
 
 
@@ -55,7 +55,7 @@ Numbers = Annotated[list[PositiveInt], *_AXIS]
 
 
 class CellPattern(Section):
-    """Some cells: those that have every value that is given."""
+    """A pattern of cells: it matches those that have every given value."""
 
     strategy: str | None = None
     workers: PositiveInt | None = None
@@ -76,7 +76,7 @@ class CellPattern(Section):
         return None if name is None else _known([name.lower()], list(SHAPES), "model")[0]
 
     def fits(self, cell: Cell) -> bool:
-        """Whether a cell is one of them."""
+        """Return whether the pattern matches a cell."""
         wanted = {key: getattr(self, key) for key in CellPattern.model_fields}
         return all(value is None or getattr(cell, key) == value for key, value in wanted.items())
 
@@ -89,7 +89,7 @@ class Exclusion(CellPattern):
 
 
 class FaultOrder(CellPattern):
-    """Cells that meet a fault on purpose, to see that the matrix goes on."""
+    """Cells with an injected fault, to show that the matrix continues."""
 
     order: str
     """As in `HEADWAY_FAULTS`: `kill@step=3`, `crash@backward=4%1`."""
@@ -108,7 +108,7 @@ class Cell(Section):
 
     @property
     def name(self) -> str:
-        """Short, unique in its matrix, and good as a file name."""
+        """A short name, unique in its matrix and valid as a file name."""
         parts = [self.strategy, f"w{self.workers}", self.model, self.precision, f"b{self.micro_batch}"]
         parts += [f"t{self.sequence_length}", *(["strong"] if self.scaling == "strong" else [])]
         return "-".join(parts)
@@ -184,7 +184,7 @@ def _known(names: Sequence[str], choices: Sequence[str], kind: str) -> list[str]
 
 
 def built_in_suites() -> list[str]:
-    """Names of the suites that come along."""
+    """Return the names of the built-in suites."""
     return sorted(path.stem for path in SUITES.glob("*.yaml"))
 
 
@@ -194,7 +194,7 @@ def load_suite(name: str, overrides: Sequence[str] = (), *, accelerator: bool = 
     Args:
         name: A YAML file, or the name of a built-in suite.
         overrides: `key=value` with keys of the suite, or dotted ones of the config (`optimizer.name=muon`).
-        accelerator: Whether there is one; otherwise what the suite has under `on_cpu` takes the place of the rest.
+        accelerator: Whether there is one; otherwise the suite's `on_cpu` part overrides the rest.
 
     Raises:
         ConfigError: there is no such suite, or something in it is wrong, with the place and the nearest known key.
@@ -206,7 +206,7 @@ def load_suite(name: str, overrides: Sequence[str] = (), *, accelerator: bool = 
         for text in overrides:
             key, value = parse_override(text)
             set_entry(variant, _routed(key), value)
-    # What the other kind of machine gets must be right too, or it would be found out there only.
+    # Check the part for the other kind of machine, too, or its errors would show only there.
     on_cpu_suite, suite = _validated(variants[0]), _validated(variants[-1])
     if accelerator or on_cpu is None:
         return suite
@@ -215,7 +215,7 @@ def load_suite(name: str, overrides: Sequence[str] = (), *, accelerator: bool = 
 
 
 def _routed(key: str) -> str:
-    """A dotted key of the config lives under `config` here."""
+    """Put a dotted key of the config under the suite's key `config`."""
     first = key.split(".")[0]
     return f"config.{key}" if "." in key and first in Config.model_fields and first != "config" else key
 
@@ -257,7 +257,7 @@ def _validated(tree: Entry) -> Suite:
 
 
 def flattened(values: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Dotted keys of nested mappings."""
+    """Return nested mappings as dotted keys."""
     for key, value in values.items():
         if isinstance(value, dict) and value:
             yield from flattened(value, f"{prefix}{key}.")

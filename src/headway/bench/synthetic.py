@@ -1,4 +1,5 @@
-"""Rows of token ids computed from their number: no file is read, and every number of workers sees the same rows."""
+"""Rows of token ids computed from their number: no file is read, and the rows do not depend on the number of
+workers."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ from headway.core.types import MicroBatch
 
 
 class SyntheticFeed:
-    """A `Feed` of token ids whose frequencies fall as those of words do, so that there is something to learn.
+    """A `Feed` of token ids whose frequencies fall like those of words, so that there is something to learn.
 
     Args:
-        seed: Of the ids.
-        vocab_size: Ids are below it.
+        seed: Seed of the ids.
+        vocab_size: Ids are smaller than this.
         sequence_length: Tokens of a row.
         grid: How the rows of a step are cut.
     """
@@ -31,7 +32,7 @@ class SyntheticFeed:
         self._vocab_size, self._length, self._grid = vocab_size, sequence_length, grid
 
     def batch(self, step: int, lane: int) -> Sequence[MicroBatch]:
-        """The micro-batches of one lane of one step."""
+        """Return the micro-batches of one lane of one step."""
         grid = self._grid
         per_lane = grid.micro_batches * grid.micro_batch
         tokens = self._tokens((step * grid.lanes + lane) * per_lane, per_lane)
@@ -41,20 +42,20 @@ class SyntheticFeed:
         ]
 
     def rows_by_source(self, first_step: int, last_step: int) -> dict[str, int]:
-        """Of steps `first_step` to `last_step` (exclusive)."""
+        """Return the rows of steps `first_step` to `last_step` (exclusive)."""
         per_step = self._grid.lanes * self._grid.micro_batches * self._grid.micro_batch
         return {"synthetic": (last_step - first_step) * per_step}
 
     def describe(self, last_step: int) -> dict[str, Any]:
-        """What the rows follow from."""
+        """Return the parameters that determine the rows."""
         return {"synthetic": {"offset": int(self._offset), "vocab_size": self._vocab_size}}
 
     def metrics(self, step: int) -> dict[str, float]:
-        """Nothing to say."""
+        """Return no metrics."""
         return {}
 
     def _tokens(self, first_row: int, rows: int) -> NDArray[np.int64]:
-        """Shape `(rows, length + 1)`."""
+        """Return token ids of shape `(rows, length + 1)`."""
         width = self._length + 1
         numbers = np.arange(first_row * width, (first_row + rows) * width, dtype=np.uint64) + self._offset
         share = (_mixed(numbers) >> np.uint64(11)).astype(np.float64) / 2**53
@@ -63,7 +64,7 @@ class SyntheticFeed:
 
 
 def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The output function of SplitMix64 (Steele, Lea & Flood 2014, figure 17); arithmetic is modulo 2^64."""
+    """Apply the output function of SplitMix64 (Steele, Lea & Flood 2014, figure 17); arithmetic is modulo 2^64."""
     x = x * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

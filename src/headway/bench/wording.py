@@ -1,4 +1,4 @@
-"""How two cells differ, and how one ended, in words that findings, tables and comparisons share."""
+"""Words for how two cells differ, and how one ended, shared by findings, tables and comparisons."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from headway.bench.analysis import MEMORY, SPEED, compare
 from headway.bench.results import CellResult
 from headway.core.format import printable
 
-#: Strategies that are another's under a second name.
+#: Strategies that are second names of another one.
 ALIASES = {"fsdp": "zero3"}
 #: A difference smaller than this share would be shown as 0.0 %.
 _SHOWN = 0.0005
-#: What PyTorch's messages go on with once they have said how much could not be allocated.
+#: The words that follow the requested size in PyTorch's out-of-memory messages.
 _OUT_OF_MEMORY_REST = re.compile(r"\s(GPU \d+ has|Of the allocated|Error code|See documentation|If reserved)\b.*", re.S)
 
 ONCE = "measured once, so nothing can be told"
@@ -23,13 +23,13 @@ _WITHIN = "larger than that between two names of one strategy"
 
 
 def speed_in_words(result: CellResult, base: CellResult, doubt: float = 0.0) -> str | None:
-    """ "18 % slower than"; None when there is no difference that can be told.
+    """Describe a speed: "18 % slower than"; None without a significant difference.
 
     Args:
-        doubt: Differences up to this are not told, as the logarithm of a ratio.
+        doubt: Differences up to this are ignored, as the logarithm of a ratio.
     """
     found = compare(result, base, SPEED)
-    if found is None or not found.is_told or abs(math.log(found.ratio)) <= max(doubt, _SHOWN):
+    if found is None or not found.is_significant or abs(math.log(found.ratio)) <= max(doubt, _SHOWN):
         return None
     if found.ratio >= 2:
         return f"{found.ratio:.1f} times as fast as"
@@ -37,9 +37,9 @@ def speed_in_words(result: CellResult, base: CellResult, doubt: float = 0.0) -> 
 
 
 def memory_in_words(result: CellResult, base: CellResult) -> str | None:
-    """ "43 % less memory than"; None when there is no difference that can be told."""
+    """Describe memory: "43 % less memory than"; None without a significant difference."""
     found = compare(result, base, MEMORY)
-    if found is None or not found.is_told or abs(found.ratio - 1) < _SHOWN:
+    if found is None or not found.is_significant or abs(found.ratio - 1) < _SHOWN:
         return None
     if found.ratio >= 2:
         return f"{found.ratio:.1f} times as much memory as"
@@ -47,22 +47,23 @@ def memory_in_words(result: CellResult, base: CellResult) -> str | None:
 
 
 def is_known(result: CellResult, base: CellResult) -> bool:
-    """Whether both were measured often enough for a difference to be told."""
+    """Return whether both were measured often enough to show a difference."""
     found = compare(result, base, SPEED)
     return found is not None and found.is_known
 
 
 def is_hidden(result: CellResult, base: CellResult, doubt: float) -> bool:
-    """Whether the repeats tell their speeds apart, and two names of one strategy are no nearer to each other."""
+    """Return whether the speeds differ significantly, but no more than two names of one strategy do."""
     return speed_in_words(result, base) is not None and speed_in_words(result, base, doubt) is None
 
 
 def sentence(result: CellResult, base: CellResult, doubt: float = 0.0) -> str:
-    """How a strategy's memory and speed compare with another's: "zero3 needs 43 % less memory than ddp and is 18 %
-    slower here"; without the end of the sentence.
+    """Compare a strategy's memory and speed with another's, without the end of the sentence.
+
+    Example: "zero3 needs 43 % less memory than ddp and is 18 % slower here".
 
     Args:
-        doubt: Differences in speed up to this are not told, as the logarithm of a ratio.
+        doubt: Differences in speed up to this are ignored, as the logarithm of a ratio.
     """
     name, other = _label(result), _label(base)
     if not is_known(result, base):
@@ -81,12 +82,12 @@ def sentence(result: CellResult, base: CellResult, doubt: float = 0.0) -> str:
 
 
 def percent(share: float) -> str:
-    """With as many digits as mean something."""
+    """Format a share with its significant digits."""
     return f"{share * 100:.0f} %" if share >= 0.095 else f"{share * 100:.1f} %"
 
 
 def failure_in_words(result: CellResult, characters: int = 1000) -> str:
-    """How and why the newest repeat that did not come out ended, in so many characters at most."""
+    """Describe how and why the newest failed repeat ended, in so many characters at most."""
     failure = result.last_failure
     if failure is None:
         return ""
@@ -99,23 +100,22 @@ def failure_in_words(result: CellResult, characters: int = 1000) -> str:
 
 
 def status_in_words(status: str) -> str:
-    """Of a result."""
+    """Describe the status of a result."""
     return {"ok": "came out", "excluded": "left out"}.get(status, status.replace("_", " "))
 
 
 def one_line(text: str) -> str:
-    """What others have written, so that it can stand in a line: a log's control characters would move the cursor or
-    change colours of a terminal."""
+    """Put foreign text on one line, without control characters that would steer a terminal."""
     return printable(" ".join(text.split()))
 
 
 def workers_in_words(count: int) -> str:
-    """Within a sentence."""
+    """Describe the number of workers, for use within a sentence."""
     return "one worker" if count == 1 else f"{count} workers"
 
 
 def listed(names: Sequence[str]) -> str:
-    """ "a, b and c"."""
+    """Join words as "a, b and c"."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 

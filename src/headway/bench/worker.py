@@ -1,8 +1,8 @@
-"""One process of a cell: `python -m headway.bench.worker SPEC`, by whoever starts workers and tells them their rank.
+"""One process of a cell: `python -m headway.bench.worker SPEC`; its launcher sets its rank.
 
-It trains with the loop, the step and the strategies of every run, on a model and data of the cell, and nothing is
-written: no run directory, no checkpoint. The first worker prints the result (`blocks`); a worker that ends with an
-error prints that.
+It trains with the loop, the step and the strategies of every run, on the cell's model and data, and writes no run
+directory and no checkpoint. The first worker prints the result (`blocks`); a worker that ends with an error prints
+that.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Spec:
-    """What one measurement of a cell is."""
+    """The specification of one measurement of a cell."""
 
     result: CellResult
-    """As it will be, with one repeat that has no end yet."""
+    """The result so far, with one repeat that has not ended."""
     config: Config
     data: str
     vocab_size: int
@@ -50,18 +50,18 @@ class Spec:
 
     @classmethod
     def read(cls, path: Path) -> Spec:
-        """What `write` has written."""
+        """Parse the output of `dump`."""
         value = json.loads(path.read_bytes())
         result, config = CellResult.model_validate(value.pop("result")), Config.model_validate(value.pop("config"))
         return cls(result, config, **value)
 
     def dump(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the specification for JSON."""
         config = self.config.model_dump(mode="json")
         return {**vars(self), "result": self.result.model_dump(mode="json"), "config": config}
 
     def ended(self, status: Status, reason: str | None = None, measured: Measurement | None = None) -> CellResult:
-        """The result with the end of its only repeat."""
+        """Return the result with the end of its only repeat."""
         (repeat,) = self.result.repeats
         end = repeat.model_copy(update={"status": status, "reason": reason, "measured": measured})
         return self.result.model_copy(update={"repeats": [end]})
@@ -81,14 +81,15 @@ def run_worker(path: Path) -> None:
     except HeadwayError as error:
         exit_process(error.exit_code)
     except Exception:
-        # Often this only says that another worker is gone. Whoever starts workers looks at the first one to end.
+        # Often this error only shows that another worker is gone. The launcher reads the report of the first one to
+        # end.
         time.sleep(1.0)
         exit_process(1)
     exit_process(0)
 
 
 def measure(spec: Spec) -> None:
-    """Join the other workers, train, and tell what was found, or why nothing was."""
+    """Join the other workers, train, and return the result, or the reason why there is none."""
     told = False
     try:
         from headway.core.launched import world_size_from_environment
@@ -103,13 +104,13 @@ def measure(spec: Spec) -> None:
                 if world.is_first:
                     _say(spec.ended("ok", measured=found))
             except Exception as error:
-                # Told before the process group ends here: what others meet because of that comes later.
+                # Report before the process group ends here: errors that others meet because of that come later.
                 told = True
-                _tell(spec, error)
+                _print_end(spec, error)
                 raise
     except Exception as error:
         if not told:
-            _tell(spec, error)
+            _print_end(spec, error)
         raise
 
 
@@ -162,7 +163,15 @@ def _trained(spec: Spec, world: World) -> Measurement:
         "host_to_device": host_to_device(world.device),
         "products": product_flops(world.device, config.train.precision),
     }
-    return _measurement(spec, task, meter, world.device, threads, parameters, world.gather_json(own))
+    return _measurement(
+        spec,
+        task,
+        meter,
+        world.device,
+        threads=threads,
+        parameters=parameters,
+        workers=world.gather_json(own),
+    )
 
 
 def _task(spec: Spec, world: World) -> Task:
@@ -182,10 +191,10 @@ def _task(spec: Spec, world: World) -> Task:
 
 
 def _import_libraries(config: Config, device: torch.device) -> None:
-    """What a strategy imports when it is first used, so that it does not count as memory of training."""
+    """Import what a strategy imports at its first use, so that it does not count as memory of training."""
     names = ["torch.profiler"]
     if config.parallel.strategy in DEEPSPEED:
-        os.environ["DS_ACCELERATOR"] = device.type  # before its first import, as the strategy does
+        os.environ["DS_ACCELERATOR"] = device.type  # set before the import, as the strategy does
         names.append("deepspeed")
     if config.parallel.strategy in FULLY_SHARDED:
         names.append("headway.parallel.fsdp")
@@ -200,11 +209,12 @@ def _measurement(
     task: Task,
     meter: Meter,
     device: torch.device,
+    *,
     threads: int,
     parameters: int,
     workers: Sequence[dict[str, Any]],
 ) -> Measurement:
-    """What all workers have found, as the first one puts it together."""
+    """Combine the figures of all workers into one measurement."""
     from headway.telemetry.hardware import device_name, peak_flops
 
     config, name = spec.config, device_name(device)
@@ -213,7 +223,7 @@ def _measurement(
     achieved = flops * tokens_per_second if flops else None
     mfu = achieved / (peak * len(workers)) if achieved and peak else None
     products = _sum([worker["products"] for worker in workers])
-    # Of GPUs PyTorch itself knows.
+    # On GPUs PyTorch counts memory itself.
     memory = [worker["memory"]["allocated_peak"] or worker["tensors"] for worker in workers]
     copies = [worker["host_to_device"] for worker in workers if worker["host_to_device"] is not None]
     return Measurement(
@@ -248,7 +258,7 @@ def _measurement(
 
 
 def _growth(worker: dict[str, Any]) -> int | None:
-    """Of resident memory since before the model was built."""
+    """Return the growth of resident memory since before the model was built."""
     before, resident = worker["resident"], worker["memory"]["resident_peak"]
     return None if before is None or resident is None else max(0, resident - before)
 
@@ -258,16 +268,17 @@ def _most(values: Sequence[int | None]) -> int | None:
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
-    """None when one is unknown."""
+    """Return the sum; None if a value is unknown."""
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None
 
 
 def _hfu(config: Config, task: Task, flops: float | None, mfu: float | None) -> float | None:
-    """Hardware FLOPs utilisation (Chowdhery et al. 2022, appendix B): with what the backward pass computes again.
+    """Return hardware FLOPs utilisation (Chowdhery et al. 2022, appendix B), which includes recomputation in the
+    backward pass.
 
-    `full` computes the forward pass of every layer twice, a third of what training on it takes. What `selective` does
-    again is not counted here.
+    `full` computes the forward pass of every layer twice, a third of what training on it takes. What `selective`
+    recomputes does not count here.
     """
     from headway.models.facts import part_costs
 
@@ -277,7 +288,7 @@ def _hfu(config: Config, task: Task, flops: float | None, mfu: float | None) -> 
     if kind == "none":
         return mfu
     model: Any = task.model
-    # All but the vocabulary projection, with attention counted over what `flops` counts it over.
+    # All layers but the vocabulary projection, with attention over as many positions as in `flops`.
     again = (flops - part_costs(model.config, config.train.sequence_length).head) / 3
     return mfu * (flops + again) / flops
 
@@ -296,14 +307,14 @@ def _communication(spec: Spec, shares: Sequence[Sequence[float] | None]) -> Comm
 
 
 def _energy(meter: Meter, joules: Sequence[float | None]) -> Energy | None:
-    """On GPUs of all workers; of processors what the first worker of each machine has read."""
+    """Return the energy of all workers' GPUs; for processors, the reading of the first worker of each machine."""
     known = [amount for amount in joules if amount is not None]
     if not known or meter.energy_source is None or ("GPU" in meter.energy_source and len(known) < len(joules)):
         return None
     return Energy(joules=sum(known), source=meter.energy_source)
 
 
-def _tell(spec: Spec, error: Exception) -> None:
+def _print_end(spec: Spec, error: Exception) -> None:
     """Print why this worker ends."""
     from headway.training.trial import is_out_of_memory
 
@@ -324,7 +335,7 @@ def _tell(spec: Spec, error: Exception) -> None:
 
 def _say(result: CellResult) -> None:
     sys.stderr.flush()
-    # One write, so that the lines of several workers stay lines.
+    # One write, so that lines of several workers do not mix.
     sys.stdout.write("\n" + block(result.model_dump(mode="json")) + "\n")
     sys.stdout.flush()
 

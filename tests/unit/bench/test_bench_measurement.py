@@ -39,7 +39,7 @@ def put_together(*workers: dict[str, Any], **of_config: Any) -> Measurement:
     values = {"model": {"preset": "1m"}, "train": {"steps": 1, **of_config}}
     spec: Any = SimpleNamespace(config=Config.model_validate(values).resolved(), profiled_steps=2)
     task: Any = SimpleNamespace(flops_per_item=ITEM_FLOPS)
-    return _measurement(spec, task, meter, torch.device("cpu"), 3, 123, workers)
+    return _measurement(spec, task, meter, torch.device("cpu"), threads=3, parameters=123, workers=workers)
 
 
 def test_every_figure_is_made_of_those_of_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:

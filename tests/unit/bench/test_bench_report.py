@@ -40,12 +40,12 @@ def test_intervals_are_students() -> None:
 
 
 def test_differences_are_told_only_where_the_repeats_can() -> None:
-    assert difference([99, 100, 101], [81, 82, 83]).is_told  # type: ignore[union-attr]
-    assert not difference([99, 100, 101], [92, 98, 104]).is_told  # type: ignore[union-attr]
+    assert difference([99, 100, 101], [81, 82, 83]).is_significant  # type: ignore[union-attr]
+    assert not difference([99, 100, 101], [92, 98, 104]).is_significant  # type: ignore[union-attr]
     # Welch: s² = 1 and 0, so t = 4 / sqrt(1/3) = 6.93 with 2 degrees (4.30); 2.4 would not do.
-    assert difference([103, 104, 105], [100, 100, 100]).is_told  # type: ignore[union-attr]
-    assert not difference([101.4, 102.4, 103.4], [100, 100, 100]).is_told  # type: ignore[union-attr]
-    assert not difference([500], [100, 100]).is_told, "one repeat knows nothing of repeats"  # type: ignore[union-attr]
+    assert difference([103, 104, 105], [100, 100, 100]).is_significant  # type: ignore[union-attr]
+    assert not difference([101.4, 102.4, 103.4], [100, 100, 100]).is_significant  # type: ignore[union-attr]
+    assert not difference([500], [100, 100]).is_significant, "one repeat knows nothing of repeats"  # type: ignore[union-attr]
     assert difference([], [1.0]) is None and difference([1.0], [0.0]) is None
 
 

@@ -39,7 +39,7 @@ def _ended_oddly(cell: CellResult) -> CellResult:
 
 def test_nothing_is_told_of_a_cell_that_was_measured_once() -> None:
     found = difference([500.0], [100.0, 100.0])
-    assert found is not None and not found.is_told and not found.is_known
+    assert found is not None and not found.is_significant and not found.is_known
     text = _said(DDP, result("zero2", 2, [40.0]))
     assert "Fastest on 2 workers: ddp with 100 tokens/s; nothing can be told of zero2:" in text
     assert "cannot tell" not in text and "no difference" not in text
@@ -274,7 +274,7 @@ def test_small_things_read_well(tmp_path: Path) -> None:
     cell = cell.model_copy(update={"settings": question})
     write_result(tmp_path, cell)
     found = load_report(tmp_path)
-    assert found.remark == "Which one does need least? 1 of 1 cell came out."
+    assert found.note == "Which one does need least? 1 of 1 cell came out."
     assert found.table[1][0][2] == "1,009 ± 22"
     assert "## Findings" not in render_markdown(found, []) and found.findings == []
     pytest.importorskip("matplotlib")
