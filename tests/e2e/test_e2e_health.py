@@ -193,7 +193,7 @@ def test_a_rollback_goes_for_the_remote_tier_too(
     config = tiny(train={"steps": 14}, checkpoint=checkpoint, health=health)
     # What was sent before is withdrawn, although the step is not saved again before the end of the disk.
     code, said = here(config, "name=moved", faults="nan@gradient=10,stop@step=11")
-    assert code == 75 and "going back to step 4" in said and "/step-00000008: it was made with rows" in said, said
+    assert code == 75 and "going back to step 4" in said and "/step-00000008: it was trained on rows" in said, said
     (runs / "moved").rename(elsewhere)
     # On another disk there is one checkpoint; those to go back to are remote.
     code, said = here(config, "name=moved", faults="nan@gradient=14")

@@ -257,7 +257,7 @@ def test_a_disk_that_fails_for_good(
         assert f"training continues without a checkpoint of step {step}: " in said
     error = said[said.index("\nerror: ") + 1 :]
     assert error.startswith("error: the checkpoint of step 16 cannot be written") and why in error and "fix:" in error
-    assert "records are missing" in said and "why attempt 1 ended cannot be written down" in said
+    assert "records are missing" in said and "the outcome of attempt 1 cannot be recorded" in said
     assert "the checkpoint of step 16 cannot be written" in alerts(tmp_path)
     disk.unmount()
     disk.mount()

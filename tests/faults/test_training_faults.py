@@ -187,7 +187,7 @@ def test_lost_checkpoints_never_mean_a_silent_start_from_scratch(tiny: Callable[
     headway("train", config, faults="kill@step=7")
     shutil.rmtree(tmp_path / "runs" / "tiny" / "checkpoints")
     result = headway("train", config)
-    assert result.returncode == 4 and "not starting over" in result.stderr
+    assert result.returncode == 4 and "does not start over" in result.stderr
 
 
 def test_another_token_store_is_refused(tiny: Callable[..., Path], tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Amazon EC2: interruption notices of spot instances, and rebalance recommendations, from IMDSv2.
 
-"Spot Instance interruption notices" and "EC2 instance rebalance recommendations" in the EC2 user guide: a notice comes
-two minutes ahead, 404 says that there is none, and asking every 5 seconds is what Amazon recommends.
+Sources: "Spot Instance interruption notices" and "EC2 instance rebalance recommendations" in the EC2 user guide. A
+notice comes two minutes ahead, and 404 means that there is none. Amazon recommends a query every 5 seconds.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from headway.core.preemption_board import Notice
 from headway.preemption.metadata import Answer, Unavailable, ask
 
 AWS = "http://169.254.169.254"
-"""Where EC2's metadata service is."""
+"""Address of EC2's metadata service."""
 
 _TOKEN_SECONDS = 6 * 3600
 
 
 class Aws:
-    """Both documents of the instance that this process runs on.
+    """The interruption notices and rebalance recommendations of this EC2 instance.
 
     Args:
-        endpoint: Where the metadata service is.
-        on_rebalance: What a recommendation without a notice means.
+        endpoint: Address of the metadata service.
+        on_rebalance: Action on a recommendation without an interruption notice.
     """
 
     name, pause_seconds = "aws", 5.0
@@ -37,12 +37,12 @@ class Aws:
         self._token: str | None = None
 
     def check(self) -> Notice | None:
-        """An interruption if there is one, else a recommendation."""
+        """Return an interruption notice if there is one, else a rebalance recommendation, else None."""
         answer = self._get("spot/instance-action")
         if answer.status == 200:
-            said = answer.json_object()
-            action, when = said.get("action"), said.get("time")
-            # A hibernation may begin at once, so its time is no promise; the others keep theirs.
+            document = answer.json_object()
+            action, when = document.get("action"), document.get("time")
+            # A hibernation may begin at once, so its time is no deadline.
             deadline = _unix_seconds(when) if action != "hibernate" else None
             return Notice(self.name, f"spot interruption ({action})", "stop", deadline, key=f"{action} {when}")
         if self._on_rebalance == "ignore":
@@ -54,10 +54,10 @@ class Aws:
         return Notice(self.name, "rebalance recommendation", self._on_rebalance, key=f"rebalance {when}")
 
     def acknowledge(self, notice: Notice) -> None:
-        """Amazon waits for no answer."""
+        """Do nothing: EC2 takes no answer."""
 
     def _get(self, document: str) -> Answer:
-        """A document, with a token; a new one where the old one has run out."""
+        """Fetch a document, and renew the token if it has expired."""
         for fresh in (False, True):
             if fresh or self._token is None:
                 self._token = self._new_token()
@@ -78,7 +78,7 @@ class Aws:
 
 
 def _unix_seconds(text: object) -> float | None:
-    """From 2026-01-31T08:22:00Z; None when it is no time."""
+    """Parse a time such as 2026-01-31T08:22:00Z; None if it is invalid."""
     try:
         found = datetime.fromisoformat(str(text))
     except ValueError:

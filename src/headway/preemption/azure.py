@@ -1,8 +1,8 @@
-"""Microsoft Azure: scheduled events of this machine, and the answer that one may begin.
+"""Microsoft Azure: scheduled events of this machine, and the approval that one may begin.
 
-"Azure Metadata Service: Scheduled Events for Linux VMs": spot machines are told 30 seconds ahead, a reboot 15 minutes.
-An event is for the machines that it names, and the list holds those of others in the same group too. The very first
-question enables the service and may take two minutes to be answered: until then it counts as away.
+Source: "Azure Metadata Service: Scheduled Events for Linux VMs". A spot machine gets 30 seconds of notice, a reboot 15
+minutes. An event names its machines, and the list also holds events of other machines in the same group. The first
+query enables the service and may take two minutes; until then the service counts as unavailable.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from headway.core.preemption_board import Notice
 from headway.preemption.metadata import Unavailable, ask
 
 AZURE = "http://169.254.169.254"
-"""Where Azure's metadata service is."""
+"""Address of Azure's metadata service."""
 
 _HEADERS = {"Metadata": "true"}
 
-#: Events that end this process; `Freeze` only makes it wait for some seconds.
+#: Events that end this process; `Freeze` only pauses it for some seconds.
 _ENDS = ("Preempt", "Terminate", "Reboot", "Redeploy")
 
-#: The least time ahead that is documented, for a spot machine.
+#: The shortest documented notice, that of a spot machine.
 _LEAST_SECONDS = 30.0
 
 
 class Azure:
-    """The events of the machine that this process runs on.
+    """The scheduled events of this machine.
 
     Args:
-        endpoint: Where the metadata service is.
-        answers: Tell it when an event may begin.
+        endpoint: Address of the metadata service.
+        answers: Whether to approve events once all is saved.
     """
 
     name, pause_seconds = "azure", 2.0
@@ -44,7 +44,7 @@ class Azure:
         self._due: dict[str, float] = {}
 
     def check(self) -> Notice | None:
-        """The event of this machine that comes first."""
+        """Return the next event of this machine, or None."""
         if self._machine is None:
             self._machine = self._machine_name()
         answer = ask(self._events, _HEADERS)
@@ -58,7 +58,7 @@ class Azure:
         return min(mine, key=lambda notice: notice.deadline or 0.0, default=None)
 
     def acknowledge(self, notice: Notice) -> None:
-        """Approve the event (`StartRequests`), which else begins at its time."""
+        """Approve an event (`StartRequests`), which otherwise begins at its scheduled time."""
         if not self._answers or not notice.key:
             return
         body = json.dumps({"StartRequests": [{"EventId": notice.key}]}).encode()
@@ -83,13 +83,13 @@ class Azure:
     def _notice(self, event: dict[str, Any]) -> Notice:
         key = str(event.get("EventId", ""))
         due = None if event.get("EventStatus") == "Started" else _unix_seconds(event.get("NotBefore"))
-        if due is None:  # it has begun: what is left from then on does not grow with every answer
+        if due is None:  # it has begun: a later answer must not extend the deadline
             due = min(time.time() + _LEAST_SECONDS, self._due.get(key, math.inf))
         return Notice(self.name, f"scheduled event ({event['EventType']})", "stop", due, key=key)
 
 
 def _unix_seconds(text: object) -> float | None:
-    """From Mon, 19 Sep 2016 18:29:47 GMT; None when it is no time."""
+    """Parse a time such as Mon, 19 Sep 2016 18:29:47 GMT; None if it is invalid."""
     try:
         return parsedate_to_datetime(str(text)).timestamp()
     except ValueError:

@@ -1,4 +1,4 @@
-"""Whose notices a machine can have, told from its firmware and the environment: nothing here waits for a network."""
+"""Detection of a machine's notice sources from its firmware and environment, without network access."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"
 
 
 def detected(machine: Machine) -> list[NoticeSource]:
-    """Names of sources, as `preemption.watch` has them."""
-    return [name for name, found in _looks_like(machine) if found]
+    """Return the names of the detected sources, as in `preemption.watch`."""
+    return [name for name, found in _detect(machine) if found]
 
 
-def _looks_like(machine: Machine) -> Iterator[tuple[NoticeSource, bool]]:
+def _detect(machine: Machine) -> Iterator[tuple[NoticeSource, bool]]:
     vendor, product = (machine.text(f"{_DMI}/{name}") or "" for name in ("sys_vendor", "product_name"))
     xen = (machine.text("/sys/hypervisor/uuid") or "").startswith("ec2")
     yield "aws", vendor == "Amazon EC2" or xen or (machine.text(f"{_DMI}/bios_version") or "").endswith(".amazon")
@@ -37,7 +37,7 @@ def _looks_like(machine: Machine) -> Iterator[tuple[NoticeSource, bool]]:
 
 
 def make_sources(config: PreemptionConfig, machine: Machine) -> list[Source]:
-    """The sources that a config asks for."""
+    """Make the sources that a config selects."""
     names = detected(machine) if config.watch == "auto" else config.watch
     sources: list[Source] = []
     for name in dict.fromkeys(names if names != "none" else ()):

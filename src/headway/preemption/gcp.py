@@ -1,7 +1,7 @@
 """Google Compute Engine: preemption of spot machines, and host maintenance, from the metadata server.
 
-"Spot VMs" and "Monitor and plan for a host maintenance event" in the Compute Engine documentation. A question waits
-for a change (`wait_for_change`), so a notice is heard at once and the server is asked once a minute.
+Sources: "Spot VMs" and "Monitor and plan for a host maintenance event" in the Compute Engine documentation. A query
+waits for a change (`wait_for_change`), so a notice arrives at once with one query a minute.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from headway.core.preemption_board import Notice
 from headway.preemption.metadata import TIMEOUT_SECONDS, Unavailable, ask
 
 GCP = "http://metadata.google.internal"
-"""Where Google's metadata server is."""
+"""Address of Google's metadata server."""
 
 Value = Literal["preempted", "maintenance-event"]
 VALUES: tuple[Value, ...] = ("preempted", "maintenance-event")
 
-#: How long the server holds an answer back while nothing changes.
+#: How long the server delays an answer while nothing changes.
 _WAIT_SECONDS = 60
 
-#: Between the mark of a preemption and the end of the machine.
+#: Time from a preemption notice to the end of the machine.
 _PREEMPTION_SECONDS = 30.0
 
-#: Machines without GPUs are told a minute before maintenance, those with GPUs an hour; the value does not say which.
+#: Machines without GPUs get a minute of notice before maintenance, those with GPUs an hour; the value does not show it.
 _MAINTENANCE_SECONDS = 60.0
 
 
 class Gcp:
-    """One value of the instance that this process runs on.
+    """One metadata value of this instance.
 
     Args:
         value: `preempted` or `maintenance-event`.
-        endpoint: Where the metadata server is.
-        wait_seconds: How long it may hold an answer back.
+        endpoint: Address of the metadata server.
+        wait_seconds: How long the server may delay an answer.
     """
 
     pause_seconds = 1.0
@@ -52,8 +52,11 @@ class Gcp:
         self._seen: Notice | None = None
 
     def check(self) -> Notice | None:
-        """Wait for a change, or for a minute. The first question is answered at once, and all while something is
-        announced: it may have been put off until it is near, and would be past when the server answers."""
+        """Wait for a change of the value, at most for `wait_seconds`, and return its notice or None.
+
+        The first query does not wait. Nor do queries while a notice is pending: the caller may have deferred it, and a
+        wait could last beyond its deadline.
+        """
         waits = self._etag and self._seen is None
         options = {"wait_for_change": "true", "timeout_sec": self._wait, "last_etag": self._etag} if waits else {}
         url = f"{self._endpoint}/computeMetadata/v1/instance/{self._value}?{urlencode(options)}"
@@ -69,7 +72,7 @@ class Gcp:
         return self._seen
 
     def _notice(self, value: str) -> Notice | None:
-        """The notice in a value; the same one as before while the value is the same."""
+        """Return the notice for a value; an unchanged value gives the same notice as before."""
         if self._value == "preempted" and value == "TRUE":
             found = Notice("gcp", "preemption", "stop", time.time() + _PREEMPTION_SECONDS, key=value)
         elif self._value == "maintenance-event" and value == "TERMINATE_ON_HOST_MAINTENANCE":
@@ -79,4 +82,4 @@ class Gcp:
         return self._seen if self._seen is not None and self._seen.key == value else found
 
     def acknowledge(self, notice: Notice) -> None:
-        """Google waits for no answer."""
+        """Do nothing: Compute Engine takes no answer."""

@@ -1,4 +1,4 @@
-"""An ear for notices around a worker, and signals that wait until what is heard is answered."""
+"""Listening for notices around a worker, with stop signals deferred until a notice is acknowledged."""
 
 from __future__ import annotations
 
@@ -15,25 +15,28 @@ from headway.preemption import watching_for
 
 @contextmanager
 def listening(attempt: Path, config: PreemptionConfig) -> Iterator[None]:
-    """Listen for notices in a worker among others, which have the agent end the rest by SIGTERM when they leave first.
+    """Listen for notices in one worker of several.
+
+    When a worker exits, the agent ends the others by SIGTERM, so stop signals are deferred at the end of the block.
 
     Args:
         attempt: The attempt's folder.
+        config: The config's `preemption`.
     """
     with ExitStack() as stack:
-        hold = stack.enter_context(holding())
+        begin_deferring = stack.enter_context(deferring_stop_signals())
         stack.enter_context(watching_for(attempt, config))
-        stack.callback(hold)
+        stack.callback(begin_deferring)
         yield
 
 
 @contextmanager
-def holding() -> Iterator[Callable[[], object]]:
-    """Keep signals to stop from a moment in a block, which is told by a call, to its end.
+def deferring_stop_signals() -> Iterator[Callable[[], object]]:
+    """Defer stop signals from the moment that the yielded function is called to the end of the block.
 
-    Under torchrun and the local agent they would kill this process over what it does last (the record of its end, the
-    answer to a notice): the first worker that leaves has the agent send them to all others. Where the attempt is
-    preempted they ask for no more than that.
+    Under torchrun and the local agent, the exit of the first worker makes the agent send SIGTERM to all others. Without
+    deferral, that would kill this process during its last actions: the record of its end, the answer to a notice. If
+    the attempt is preempted, deferred signals are dropped, since the process ends anyway.
     """
     came: list[int] = []
     try:

@@ -1,4 +1,4 @@
-"""Asking a cloud's metadata service: plain HTTP to the machine itself, in a moment or not at all."""
+"""Queries to a cloud's metadata service: plain HTTP, with a short timeout."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-#: A metadata service answers within milliseconds; what takes longer is not there.
+#: A metadata service answers within milliseconds; without an answer by then, there is none.
 TIMEOUT_SECONDS = 2.0
 
-#: Its answers are a few hundred bytes; more than this is something else.
+#: Size limit of an answer; real ones have a few hundred bytes.
 _MOST_BYTES = 2**20
 
-# It is reached directly and never through a proxy, which would answer for another machine.
+# Never through a proxy, which would answer for another machine.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Unavailable(Exception):
-    """The service is away, slow, or says what it should not."""
+    """The service does not answer in time, or gives an unexpected answer."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a metadata service has said."""
+    """An answer of a metadata service."""
 
     status: int
     headers: Mapping[str, str]
@@ -38,10 +38,10 @@ class Answer:
         return self.body.decode("utf-8", errors="replace").strip()
 
     def json_object(self) -> dict[str, Any]:
-        """The body as a JSON object.
+        """Parse the body as a JSON object.
 
         Raises:
-            Unavailable: it is none.
+            Unavailable: The body is not a JSON object.
         """
         try:
             value = json.loads(self.body)
@@ -59,10 +59,10 @@ def ask(
     body: bytes | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> Answer:
-    """One request. Refusals (404 for "nothing is scheduled", 401 for an old token) are answers too.
+    """Send one request and return its answer, of any status (404 for "nothing is scheduled", 401 for an old token).
 
     Raises:
-        Unavailable: there was no answer.
+        Unavailable: There was no answer.
     """
     request = urllib.request.Request(url, data=body, headers=dict(headers), method=method)
     try:

@@ -1,7 +1,8 @@
-"""Slurm: the end of the job's time limit. Its signals (`--signal=USR1@120`, SIGTERM on preemption) need no watcher.
+"""Slurm: the end of the job's time limit. Slurm's signals (`--signal=USR1@120`, SIGTERM) need no watcher.
 
-`SLURM_JOB_END_TIME` is what the job was started with. An administrator may have moved the end since, so `squeue` is
-asked once when it is near, and at the start if the variable is not there: the controller is not to be asked often.
+`SLURM_JOB_END_TIME` is the end as of the job's start, and an administrator may have moved it since. So `squeue` is
+queried once when the end is near, and at the start if the variable is missing. More queries would burden the
+controller.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ _LEFT = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d\d)")
 
 
 class Slurm:
-    """The job that this process is part of.
+    """The time limit of the job that this process belongs to.
 
     Args:
-        machine: Whose environment and commands are used.
-        grace_seconds: How near the end is when it matters.
+        machine: The machine, for its environment and commands.
+        grace_seconds: Time before the end at which the run stops.
     """
 
     name, pause_seconds = "slurm", _PAUSE_SECONDS
@@ -34,21 +35,21 @@ class Slurm:
         self._asked = False
 
     def check(self) -> Notice | None:
-        """The end of the time limit, however far away; None when nobody knows it."""
+        """Return the end of the time limit as a notice, however far away; None if it is unknown."""
         if not self._asked and (self._end is None or self._end - time.time() < self._near):
             self._asked = True
-            self._end = self._told() or self._end
+            self._end = self._end_by_squeue() or self._end
             if self._end is not None and self._end - time.time() >= self._near:
-                self._asked = False  # it was moved: ask again when the new one is near
+                self._asked = False  # the end was moved: ask again when the new one is near
         if self._end is None:
             return None
         return Notice(self.name, f"time limit of job {self._job}", "stop", self._end, key=self._job)
 
     def acknowledge(self, notice: Notice) -> None:
-        """Slurm waits for no answer."""
+        """Do nothing: Slurm takes no answer."""
 
-    def _told(self) -> float | None:
-        """The end by `squeue`, which prints the time left as days-hours:minutes:seconds."""
+    def _end_by_squeue(self) -> float | None:
+        """Return the end from the time left that `squeue` prints, as days-hours:minutes:seconds; None if unknown."""
         output = self._machine.run(("squeue", "--noheader", "--jobs", self._job, "--format", "%L"))
         match = _LEFT.fullmatch(output.text.strip()) if output.state == "ok" else None
         if match is None:

@@ -1,4 +1,4 @@
-"""The protocol behind `preemption.watch`."""
+"""The protocol of notice sources (`preemption.watch`)."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from headway.core.preemption_board import Notice
 
 
 class Source(Protocol):
-    """Somebody who knows when this machine goes. Each is asked on a thread of its own."""
+    """A source of notices that this machine will go away. Each source is queried on a thread of its own."""
 
     @property
     def name(self) -> str:
-        """Who it is, for people."""
+        """Name of the source, for messages."""
         ...
 
     @property
     def pause_seconds(self) -> float:
-        """Between an answer and the next question."""
+        """Pause between an answer and the next query."""
         ...
 
     def check(self) -> Notice | None:
-        """What is announced now; None when nothing is, also when something was and has been called off.
+        """Return the current notice; None if there is none, or it was called off.
 
         Raises:
-            Unavailable: it could not be asked.
+            Unavailable: The source gave no answer.
         """
         ...
 
     def acknowledge(self, notice: Notice) -> None:
-        """Everything is saved: what was announced may happen.
+        """Report that everything is saved, so that the announced event may begin.
 
         Raises:
-            Unavailable: it could not be told.
+            Unavailable: The source gave no answer.
         """
         ...

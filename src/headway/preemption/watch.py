@@ -1,4 +1,4 @@
-"""Listening for notices on threads that training never feels."""
+"""Watching of notice sources on background threads, which never slow down training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from headway.preemption.source import Source
 if TYPE_CHECKING:
     from headway.config import PreemptionConfig
 
-#: Who has never answered is asked ever more seldom. Who has is asked again soon, since a notice may be short.
+#: Longest pause after failures: of a source that never answered, and of one that did, since its notice may be short.
 _LONGEST_PAUSE_SECONDS, _LONGEST_PAUSE_OF_KNOWN_SECONDS = 60.0, 5.0
 
 
@@ -34,15 +34,15 @@ def watching(
     machine: Machine | None = None,
     sources: Sequence[Source] | None = None,
 ) -> Iterator[None]:
-    """Listen for notices during a block, one thread per source, and hand them on once each.
+    """Watch for notices during a block, one thread per source, and report each notice once.
 
-    When the block ends with `Preempted`, all is saved, and whoever has announced an end is told so.
+    If the block ends with `Preempted`, all is saved, and the notices are acknowledged to their sources.
 
     Args:
-        config: Whom to listen to, and how long before an end it matters.
-        on_notice: Called on a source's thread; when it fails it is called again with the next answer.
-        machine: Where clouds are looked for; this one when not given.
-        sources: Take these in place of those that the config asks for.
+        config: The config's `preemption`: sources, and the grace period.
+        on_notice: Called on a source's thread; if it fails, it is called again with the next answer.
+        machine: Machine to detect sources on; this one if None.
+        sources: Sources to use in place of the config's.
     """
     chosen = make_sources(config, machine or Machine()) if sources is None else sources
     watchers = [_Watcher(source, config.grace_seconds, on_notice) for source in chosen]
@@ -63,72 +63,72 @@ def watching(
 
 @contextmanager
 def watching_for(attempt: Path, config: PreemptionConfig) -> Iterator[None]:
-    """`watching`, with notices put on the board of an attempt's folder, where its workers read them."""
+    """Watch for notices as `watching` does, and post them on the board of an attempt's folder for its workers."""
 
-    def put_up(found: Notice) -> None:
+    def post_notice(found: Notice) -> None:
         try:
             post(attempt, found)
         except OSError as error:
-            warning(f"a notice cannot be put on the board of {attempt} ({error}): stopping by a signal instead")
+            warning(f"a notice cannot be posted in {attempt} ({error}): stopping by a signal instead")
             if found.wish == "stop":
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    with watching(config, put_up):
+    with watching(config, post_notice):
         yield
 
 
 class _Watcher:
-    """One source and its thread."""
+    """A source and its thread."""
 
     def __init__(self, source: Source, grace_seconds: float, on_notice: Callable[[Notice], None]) -> None:
         self._source, self._grace, self._on_notice = source, grace_seconds, on_notice
         self._closing = threading.Event()
         self._handed: list[Notice] = []
         self._answered, self._failures = False, 0
-        # A daemon: a question that is waiting for its answer must not keep the process.
+        # A daemon: an unanswered query must not keep the process alive.
         self._thread = threading.Thread(target=self._work, name=f"headway-notices-{source.name}", daemon=True)
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """End after the question that is under way; that is not waited for."""
+        """End the thread after the current query, without waiting for it."""
         self._closing.set()
 
     def acknowledge(self) -> None:
-        """Answer what this source has announced."""
-        for found in {found.key: found for found in self._handed}.values():  # one that was moved is answered once
+        """Acknowledge the reported notices to the source."""
+        for found in {found.key: found for found in self._handed}.values():  # once, even if its deadline moved
             try:
                 if found.wish == "stop":
                     self._source.acknowledge(found)
             except Exception as error:
-                warning(f"{self._source.name} cannot be told that all is saved: {error}")
+                warning(f"a notice cannot be acknowledged to {self._source.name}: {error}")
 
     def _work(self) -> None:
         while not self._closing.is_set():
             try:
                 self._ask()
                 self._answered, self._failures = True, 0
-            except Exception as error:  # whatever is wrong here is no reason to disturb training
+            except Exception as error:  # a failure here must not disturb training
                 self._failed(error)
             self._closing.wait(self._pause())
 
     def _ask(self) -> None:
         found = self._source.check()
-        # The same notice is announced in every answer. An end that has moved is another one.
+        # Every answer repeats the notice. One with a new deadline counts as new.
         if found is None or found in self._handed or self._closing.is_set():
             return
         if found.wish == "stop" and found.deadline and found.deadline - time.time() > self._grace:
-            return  # it has time: what was announced may yet be called off
+            return  # there is time, and the notice may yet be called off
         self._on_notice(found)
         self._handed.append(found)
 
     def _failed(self, error: Exception) -> None:
         self._failures += 1
-        if self._failures == 3:  # one or two may be an accident
+        if self._failures == 3:  # one or two may be transient
             what = str(error) if isinstance(error, Unavailable) else f"{type(error).__name__}: {error}"
-            warning(f"no notice can come from {self._source.name}, which does not answer ({what}); asking on")
+            warning(f"{self._source.name} does not answer ({what}), so no notice can arrive; still trying")
 
     def _pause(self) -> float:
         longest = _LONGEST_PAUSE_OF_KNOWN_SECONDS if self._answered else _LONGEST_PAUSE_SECONDS

@@ -1,4 +1,4 @@
-"""What has become of a run's time until an attempt began, in its metrics and its ledger."""
+"""The callback that records the goodput up to the start of an attempt, in metrics and ledger."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ if TYPE_CHECKING:
 
 
 class GoodputKeeper(Callback):
-    """Tells it with one of an attempt's first steps; to come before who records the step.
+    """A callback that adds the goodput to the metrics of an early step; it must come before the recorder of metrics.
 
-    It is reckoned in a thread beside the first steps, since histories are long, and nobody is to wait for that after a
-    failure.
+    A thread computes it during the first steps: histories are long, and a restart after a failure must not wait.
 
     Args:
         run: The run directory.
-        ledger: The run's.
-        attempt: The number of this attempt; the first one has nothing to look back on.
-        may_write: Called before the ledger's line; raises when another attempt has the run by now.
+        ledger: The run's ledger.
+        attempt: Number of this attempt; the first one has no history.
+        may_write: Called before the ledger's line; it raises an error if another attempt owns the run now.
     """
 
     def __init__(self, run: Path, ledger: Ledger, attempt: int, may_write: Callable[[], None] = lambda: None) -> None:
@@ -36,7 +35,7 @@ class GoodputKeeper(Callback):
         self._found: Goodput | None = None
 
     def on_start(self, job: Job) -> None:
-        """Begin to reckon."""
+        """Start the computation."""
         if self._attempt > 1:
             step = job.state.cursor.step
             threading.Thread(target=self._look_back, args=(step,), name="headway-goodput", daemon=True).start()
@@ -44,11 +43,11 @@ class GoodputKeeper(Callback):
     def _look_back(self, step: int) -> None:
         try:
             self._found = goodput_before(open_run(self._run), self._attempt, step)
-        except Exception as error:  # it is for people; training does without
-            warning(f"the goodput until this attempt cannot be told: {type(error).__name__}: {error}")
+        except Exception as error:  # informative only, so training continues
+            warning(f"the goodput until this attempt cannot be computed: {type(error).__name__}: {error}")
 
     def on_step(self, job: Job, step: int, metrics: dict[str, float]) -> None:
-        """Tell it, once it is known."""
+        """Record the goodput once it is computed."""
         found, self._found = self._found, None
         if found is None:
             return
@@ -57,4 +56,4 @@ class GoodputKeeper(Callback):
             self._may_write()
             self._ledger.note_goodput(self._attempt, found.ratio, found.lost_seconds, found.lost_steps)
         except (UnwritableLedger, OwnerUnknown) as error:
-            warning(f"{error.what}; training goes on, and the ledger lacks the goodput until this attempt")
+            warning(f"{error.what}; training continues, and the ledger lacks the goodput until this attempt")

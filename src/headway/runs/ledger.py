@@ -1,4 +1,4 @@
-"""The ledger: which rows the run has consumed, up to which checkpoint, by which attempt."""
+"""The ledger: a record of the rows that the run has consumed, up to which checkpoint, in which attempt."""
 
 from __future__ import annotations
 
@@ -27,55 +27,55 @@ class Commit:
     rows: dict[str, int]
     """Rows consumed per source."""
     checkpoint: str
-    """Name of the checkpoint that holds their effect."""
+    """Name of the checkpoint that they are part of."""
     plan: str | None = None
-    """Fingerprint of the data and of all that says which rows these steps and those before them hold."""
+    """Fingerprint of the data and of the plan of rows up to these steps."""
     epoch_rows: int | None = None
-    """Rows in one epoch of all sources, of the length that rows have at the start."""
+    """Rows in one epoch of all sources, at the row length of the start."""
 
 
 @dataclass(frozen=True)
 class Rollback:
-    """Steps that were done again from an older checkpoint."""
+    """A return to an older checkpoint, whose later steps are trained again."""
 
     to_step: int
     reason: str
     struck: tuple[Commit, ...]
-    """The commits that this has taken out of force."""
+    """The commits that it has struck."""
 
 
 @dataclass(frozen=True)
 class LedgerDecision:
-    """What was decided about steps that were not well (`training.health`)."""
+    """A decision about unhealthy steps (`training.health`)."""
 
     attempt: int
     first_step: int
     last_step: int
     """Exclusive."""
     action: str
-    """`warn`, `skip` (the update was left out), `rollback` (the rows are left out for ever), `stop` or `taken over`."""
+    """`warn`, `skip` (without the update), `rollback` (the rows are skipped for ever), `stop` or `taken over`."""
     reason: str
 
 
 @dataclass(frozen=True)
 class SegmentStart:
-    """A segment of the run (`headway.config.segments`) that an attempt has begun."""
+    """A segment of the run (`headway.config.segments`), begun by an attempt."""
 
     attempt: int
     segment: dict[str, Any]
 
     @property
     def first_step(self) -> int:
-        """Where it begins."""
+        """The first step of the segment."""
         return int(self.segment["first_step"])
 
 
 class UnwritableLedger(CheckpointError):
-    """A line cannot be written, since the disk is full for example, or it cannot be read what it is to follow."""
+    """A line cannot be written, for example on a full disk, or the lines before it cannot be read."""
 
 
 class UnreadableLedger(CheckpointError):
-    """Nothing is known of what is in it."""
+    """The content of the ledger cannot be read."""
 
 
 class Ledger:
@@ -89,18 +89,18 @@ class Ledger:
         self.path = Path(path)
 
     def commits(self) -> list[Commit]:
-        """The commits in force, without those that were rolled back; they join without gap or overlap from step 0.
+        """Return the commits in force, without those rolled back; they join from step 0 without gap or overlap.
 
         Raises:
-            CheckpointError: the lines do not join, so they tell nothing certain.
+            CheckpointError: The lines do not join, so the ledger is broken.
         """
         return self.history()[0]
 
     def history(self) -> tuple[list[Commit], list[Rollback]]:
-        """The commits in force, and what was rolled back.
+        """Return the commits in force, and the rollbacks.
 
         Raises:
-            CheckpointError: the lines do not join, so they tell nothing certain.
+            CheckpointError: The lines do not join, so the ledger is broken.
         """
         commits: list[Commit] = []
         rollbacks: list[Rollback] = []
@@ -126,12 +126,13 @@ class Ledger:
         return commits, rollbacks
 
     def decisions(self) -> list[LedgerDecision]:
-        """What was decided about steps, once each, though an attempt that does them again decides again.
+        """Return the decisions about steps, each once, even if later attempts repeat them.
 
-        A decision to leave out rows is about the rows that steps had then: it ends where a segment gives them others.
+        A decision to skip rows concerns the rows of its steps at that time. It ends where a segment gives these steps
+        other rows.
 
         Raises:
-            CheckpointError: a line tells nothing certain.
+            CheckpointError: A line is broken.
         """
         found: dict[tuple[int, int, str], LedgerDecision] = {}
         segments: list[Segment] = []
@@ -151,10 +152,10 @@ class Ledger:
         return list(found.values())
 
     def segments(self) -> list[SegmentStart]:
-        """The segments in force: one that begins at a step takes the place of all from there on.
+        """Return the segments in force: each replaces all earlier ones from its first step on.
 
         Raises:
-            CheckpointError: a line tells nothing certain.
+            CheckpointError: A line is broken.
         """
         found: list[SegmentStart] = []
         for record in self._records():
@@ -168,24 +169,24 @@ class Ledger:
         return found
 
     def begin_segment(self, attempt: int, segment: Mapping[str, Any]) -> None:
-        """Record a segment, which takes the place of all from its first step on.
+        """Record a segment, which replaces all others from its first step on.
 
         Raises:
-            UnwritableLedger: the line cannot be written.
+            UnwritableLedger: The line cannot be written.
         """
         self._append({"kind": "segment", "attempt": attempt, "segment": dict(segment)})
 
     @property
     def committed_step(self) -> int:
-        """Steps that a checkpoint was made of, according to the ledger; 0 for an empty or missing one."""
+        """Number of steps that are part of a checkpoint; 0 for an empty or missing ledger."""
         commits = self.commits()
         return commits[-1].last_step if commits else 0
 
     def step_to_follow(self) -> int:
-        """`committed_step`, as who is about to write a line asks for it.
+        """Return `committed_step` before a new line is written.
 
         Raises:
-            UnwritableLedger: it cannot be read.
+            UnwritableLedger: The ledger cannot be read.
         """
         try:
             return self.committed_step
@@ -222,35 +223,35 @@ class Ledger:
         self._append({"kind": "commit", **known})
 
     def decide(self, attempt: int, first_step: int, last_step: int, action: str, reason: str) -> None:
-        """Record what was decided about the steps `first_step` to `last_step` (exclusive).
+        """Record a decision about the steps `first_step` to `last_step` (exclusive).
 
         Raises:
-            UnwritableLedger: the line cannot be written.
+            UnwritableLedger: The line cannot be written.
         """
         decision = LedgerDecision(attempt, first_step, last_step, action, reason)
         self._append({"kind": "decision", **vars(decision)})
 
     def rollback(self, to_step: int, reason: str) -> None:
-        """Strike the commits beyond `to_step`: the run goes on from an older checkpoint and consumes them again.
+        """Strike the commits beyond `to_step`: the run resumes from an older checkpoint and consumes these rows again.
 
         Raises:
-            UnwritableLedger: the line cannot be written.
+            UnwritableLedger: The line cannot be written.
         """
         self._append({"kind": "rollback", "to_step": to_step, "reason": reason})
 
     def note_goodput(
         self, attempt: int, ratio: float, lost_seconds: Mapping[str, float], lost_steps: Mapping[int, int]
     ) -> None:
-        """Record what has become of the time until an attempt began (`telemetry.goodput`).
+        """Record the goodput up to the start of an attempt (`telemetry.goodput`).
 
         Args:
-            attempt: That began.
-            ratio: Of all time, what counts, 0 to 1.
-            lost_seconds: By cause.
-            lost_steps: Steps that count for nothing, by the attempt that did them.
+            attempt: The attempt that has started.
+            ratio: Share of productive time, 0 to 1.
+            lost_seconds: Lost time by cause.
+            lost_steps: Number of lost steps, by the attempt that trained them.
 
         Raises:
-            UnwritableLedger: the line cannot be written.
+            UnwritableLedger: The line cannot be written.
         """
         seconds = {cause: round(lost, 3) for cause, lost in lost_seconds.items() if lost >= 0.0005}
         lost = {"lost_seconds": seconds, "lost_steps": {str(by): steps for by, steps in lost_steps.items()}}
@@ -286,17 +287,17 @@ class Ledger:
 
 
 def plan_fingerprint(data: Mapping[str, str], plan: Mapping[str, Any]) -> str:
-    """What a commit keeps of its plan.
+    """Return the fingerprint of a plan of rows, for a commit.
 
     Args:
-        data: Fingerprints of the data, as the task has them.
-        plan: What the feed's `describe` says.
+        data: Fingerprints of the data, from the task.
+        plan: Description of the plan, from the feed's `describe`.
     """
     return fingerprint({"data": dict(data), "plan": dict(plan)})
 
 
 def merged_ranges(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges that do not overlap and cover the same."""
+    """Merge ranges into ones that cover the same steps without overlaps."""
     result: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
         if result and first <= result[-1][1]:
@@ -311,7 +312,7 @@ def _key(decision: LedgerDecision) -> tuple[int, int, str]:
 
 
 def _up_to(decision: LedgerDecision, step: int | None) -> Iterator[LedgerDecision]:
-    """What is left of a decision when steps from one on have other rows."""
+    """Yield the part of a decision before a step, from which on steps have other rows."""
     if decision.action != "rollback":
         yield decision
         return
@@ -320,7 +321,7 @@ def _up_to(decision: LedgerDecision, step: int | None) -> Iterator[LedgerDecisio
 
 
 def _decision_of(record: dict[str, Any]) -> LedgerDecision:
-    """The decision in a line of the ledger; `KeyError` or `ValueError` when it is none."""
+    """Parse the decision in a line of the ledger; raise `KeyError` or `ValueError` if there is none."""
     decision = LedgerDecision(**{name: record[name] for name in LedgerDecision.__dataclass_fields__})
     if not (_is_count(decision.attempt) and isinstance(decision.action, str) and isinstance(decision.reason, str)):
         raise ValueError("not a decision's values")
@@ -330,7 +331,7 @@ def _decision_of(record: dict[str, Any]) -> LedgerDecision:
 
 
 def _commit_of(record: dict[str, Any]) -> Commit:
-    """The commit in a line of the ledger; `KeyError`, `AttributeError` or `ValueError` when it is none."""
+    """Parse the commit in a line of the ledger; raise `KeyError`, `AttributeError` or `ValueError` if there is none."""
     fields = Commit.__dataclass_fields__.values()
     values: dict[str, Any] = {f.name: record[f.name] if f.default is MISSING else record.get(f.name) for f in fields}
     commit = Commit(**values)

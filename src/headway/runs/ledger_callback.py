@@ -1,4 +1,4 @@
-"""Keeps the ledger while a run trains."""
+"""The callback that writes the ledger while a run trains."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 
 
 class LedgerKeeper(Callback):
-    """Writes to the ledger which rows the steps up to each checkpoint have consumed.
+    """A callback that records in the ledger which rows the steps up to each checkpoint consumed.
 
     Args:
-        checkpoints: The run's folder of them.
-        may_write: Called before each line; raises when another attempt has the run by now.
+        ledger: The run's ledger.
+        attempt: Number of the attempt.
+        checkpoints: The run's `checkpoints` folder.
+        may_write: Called before each line; it raises an error if another attempt owns the run now.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class LedgerKeeper(Callback):
         self._catch_up(job, step)
 
     def on_saved(self, job: Job, outcome: Outcome) -> None:
-        """The steps up to a checkpoint are safe now. A later line makes up for one that cannot be written."""
+        """Commit the steps up to a checkpoint; if a line cannot be written, that of the next checkpoint covers it."""
         if outcome.error is not None:
             return
         try:
@@ -59,29 +61,29 @@ class LedgerKeeper(Callback):
         except (UnwritableLedger, OwnerUnknown) as error:
             if outcome.step == job.total_steps:
                 raise
-            warning(f"{error.what}; training goes on, and the line of the next checkpoint makes up for it")
+            warning(f"{error.what}; training continues, and the line of the next checkpoint covers these steps too")
 
     def on_decision(self, job: Job, decision: Decision) -> None:
-        """Written down before it is carried out, so that a kill in between changes nothing."""
+        """Record a decision before it is carried out, so that a kill in between changes nothing."""
         if decision.action == "warn":
-            return  # nothing follows from it
+            return  # it has no consequences
         steps = decision.first_step, decision.step + 1
         try:
-            # A worker may have been away for long since its step: in a write that it waited for, stopped, swapped out.
+            # Much time may have passed since the step: the worker may have waited for a write, or been stopped.
             self._may_write()
             self._ledger.decide(self._attempt, *steps, decision.action, decision.reason)
         except (UnwritableLedger, OwnerUnknown) as error:
-            # Which rows are left out stands nowhere else; what comes of a step anew is decided anew.
+            # Only the ledger records skipped rows. Other decisions are made again when their step is trained again.
             if decision.action == "rollback":
                 raise
-            follows = "training goes on" if decision.action == "skip" else "the run stops all the same"
+            follows = "training continues" if decision.action == "skip" else "the run stops anyway"
             warning(f"{error.what}; {follows}, and the ledger lacks that step {decision.step} had no update")
         if decision.to_step is not None and self._ledger.committed_step > decision.to_step:
             self._ledger.rollback(decision.to_step, f"{decision.reason} in step {decision.step}")
             self._catch_up(job, decision.to_step)
 
     def _note_segments(self, job: Job) -> None:
-        """Record the segments that the run has by now, where the ledger has others."""
+        """Record the run's current segments if the ledger has others."""
         wanted = list(job.config.segments)
         known = [Segment.model_validate(start.segment) for start in self._ledger.segments()]
         if wanted == known:
@@ -93,7 +95,7 @@ class LedgerKeeper(Callback):
             self._ledger.begin_segment(self._attempt, segment.model_dump(mode="json"))
 
     def _decide_as_before(self, job: Job, step: int) -> None:
-        """What only the checkpoint says to be left out was decided where this ledger is not."""
+        """Record decisions that only the checkpoint knows, since they were made with the run on another disk."""
         known = decided(self._ledger)
         for first, last in job.state.skipped_ranges:
             if (first, last) not in known:
@@ -102,10 +104,10 @@ class LedgerKeeper(Callback):
                 )
 
     def _catch_up(self, job: Job, step: int) -> None:
-        """Commit what checkpoints hold up to a step of one.
+        """Commit the steps of existing checkpoints up to a step.
 
-        The attempt before may have been killed after they became visible, and before it told the ledger of them; or the
-        commit that was taken back began before this step; or all of that was on another disk.
+        The previous attempt may have been killed between the save and the commit. Or a rollback may have struck a
+        commit that began before this step. Or the steps were trained with the run on another disk.
         """
         if self._ledger.committed_step >= step:
             return
@@ -138,6 +140,6 @@ class LedgerKeeper(Callback):
 
 
 def _fingerprints_at(job: Job, step: int) -> dict[str, str]:
-    """Fingerprints of what the steps before one were done with: in an earlier segment there may have been less data."""
+    """Return the fingerprints for the steps before one: an earlier segment may have had less data."""
     began = [segment for segment in job.config.segments if segment.first_step < max(1, step)]
     return {**job.task.fingerprints, **({"data": began[-1].data} if began else {})}

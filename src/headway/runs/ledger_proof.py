@@ -1,9 +1,9 @@
-"""Proving from a run directory, its config and its token store that every row of the plan was used exactly once.
+"""A proof, from a run directory, its config and its token store, that every row of the plan was used exactly once.
 
-The ledger says which steps are part of a checkpoint and how many rows of each source they took. Which rows those were
-follows from the config and the store's manifest. Here both are put together: the commits must join from step 0 to the
-last checkpoint, each made by an attempt that did those steps; the rows, computed anew, must be as many as each commit
-says; and within every epoch of every source none may be used twice or be left out.
+The ledger records which steps are part of a checkpoint, and how many rows of each source they took. The config and the
+store's manifest determine which rows these were. The proof combines both. The commits must join from step 0 to the last
+checkpoint, each by an attempt that trained its steps. The recomputed rows must be as many as each commit records.
+Within every epoch of every source, no row may be used twice or left out.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _BY_SEGMENT = "the rows of every segment are those of its own plan, and epochs g
 
 @dataclass
 class LedgerProof:
-    """What was found. The run's rows are proven when there are no problems."""
+    """The result of checking a ledger. The run's rows are proven if there are no problems."""
 
     run: Path
     run_id: str | None = None
@@ -54,40 +54,40 @@ class LedgerProof:
     commits: list[Commit] = field(default_factory=list)
     rollbacks: list[Rollback] = field(default_factory=list)
     decisions: list[LedgerDecision] = field(default_factory=list)
-    """On steps that were not well; those that name rows to be left out are part of what is proven."""
+    """Decisions about unhealthy steps; those to skip rows are part of the proof."""
     segments: list[SegmentStart] = field(default_factory=list)
-    """What the rows follow from where the run was changed on the way; each with the rows that its own plan has."""
+    """Segments of a run that was changed; the rows of each follow from its own plan."""
     taken_over: list[Commit] = field(default_factory=list)
-    """Those of the commits whose steps were done elsewhere: the run goes on here from a checkpoint of another disk."""
+    """Commits whose steps were trained elsewhere: the run continues from a checkpoint of another disk."""
     restored: list[str] = field(default_factory=list)
-    """In words: checkpoints of other runs that somebody has restored into this one."""
+    """Checkpoints of other runs that were restored into this one by hand, in words."""
     checkpoint_step: int | None = None
-    """The newest checkpoint; None when there is none."""
+    """The newest checkpoint; None if there is none."""
     not_updated: int = 0
-    """Steps without an update, as the newest checkpoint counts them: their rows were read, and changed no weight."""
+    """Steps without an update, as the newest checkpoint counts them: their rows were read but changed no weight."""
     epochs: list[EpochCount] = field(default_factory=list)
     looked_at: int = 0
-    """Rows that were looked at one by one; 0 when counts were enough."""
+    """Number of rows checked one by one; 0 if counts were enough."""
     problems: list[str] = field(default_factory=list)
 
     @property
     def steps(self) -> int:
-        """Steps that are proven, or would be."""
+        """Number of steps that the proof covers."""
         return self.commits[-1].last_step if self.commits else 0
 
     @property
     def rows(self) -> int:
-        """Rows that the commits in force speak of."""
+        """Number of rows in the commits in force."""
         return sum(sum(commit.rows.values()) for commit in self.commits)
 
     @property
     def skipped_ranges(self) -> list[tuple[int, int]]:
-        """The steps whose rows are left out by decision: first one, and the one after the last."""
+        """Half-open ranges of steps whose rows are skipped by decision."""
         return merged_ranges([(d.first_step, d.last_step) for d in self.decisions if d.action == "rollback"])
 
     @property
     def basis(self) -> list[str]:
-        """What was checked how."""
+        """The checks that the proof rests on, in words."""
         if not self.epochs:
             return []
         looked = f"each of the {self.looked_at:,} rows was looked at, epoch by epoch"
@@ -117,7 +117,7 @@ class LedgerProof:
 
     def _without_update(self) -> str:
         skipped = (range(d.first_step, d.last_step) for d in self.decisions if d.action == "skip")
-        # A later attempt comes to the same steps, and the ledger may be ahead of the checkpoint.
+        # Later attempts repeat steps, and the ledger may be ahead of the checkpoint.
         named = len({step for steps in skipped for step in steps if step < (self.checkpoint_step or 0)})
         return (
             f"not all rows were trained on: {self.not_updated:,} {plural(self.not_updated, 'step')} had no update (a"
@@ -130,11 +130,11 @@ def prove(run: Path, store: Path | None = None, every_row: bool | None = None) -
 
     Args:
         run: The run directory.
-        store: The token store, where it is not where the config says.
-        every_row: Look at every single row (True), or trust counts (False); by the number of rows when None.
+        store: The token store; the config's if None.
+        every_row: Whether to check every row one by one, or only counts; None decides by the number of rows.
 
     Raises:
-        CheckpointError: there is no run.
+        CheckpointError: There is no run.
     """
     record, proof = open_run(run), LedgerProof(run)
     try:
@@ -193,14 +193,14 @@ def _ends_problems(proof: LedgerProof) -> Iterator[str]:
 
 
 def _decision_problems(proof: LedgerProof, record: Run) -> Iterator[str]:
-    """The newest checkpoint must have been made with the decisions of the ledger, and with no others."""
+    """Yield differences between the skipped ranges of the newest checkpoint and the decisions in the ledger."""
     step = proof.checkpoint_step
     if step is None:
         return
     manifest = _manifest(record, step)
-    said = dig(manifest, "context", "left_out") or []
-    # A change of the run may have cut off, right behind the checkpoint, what was decided before.
-    made_with = set(up_to([(int(first), int(last)) for first, last in said], step))
+    skipped = dig(manifest, "context", "left_out") or []
+    # A change of the run may have cut a range short right after the checkpoint.
+    made_with = set(up_to([(int(first), int(last)) for first, last in skipped], step))
     decided = set(up_to([(d.first_step, d.last_step) for d in proof.decisions if d.action == "rollback"], step))
     for first, last in sorted(made_with - decided):
         yield f"step-{step:08d} leaves out steps {first:,} to {last - 1:,}, of which the ledger has no decision"
@@ -234,7 +234,7 @@ def _attempt_problems(proof: LedgerProof, record: Run) -> Iterator[str]:
             yield f"{steps} are said to be of attempt {commit.attempt}, after ones of attempt {newest}"
         first, last = attempt.first_step, attempt.last_step
         if newest < commit.attempt and first is not None and first < commit.first_step:
-            # Going back would have struck what earlier attempts did of these.
+            # A rollback would have struck the earlier attempts' commits of these steps.
             again = f"steps {first:,} to {commit.first_step - 1:,}"
             yield f"attempt {commit.attempt} did {again} again, which the ledger still has from before"
         newest = max(newest, commit.attempt)
@@ -243,7 +243,10 @@ def _attempt_problems(proof: LedgerProof, record: Run) -> Iterator[str]:
 
 
 def _taken_over(proof: LedgerProof, record: Run) -> list[Commit]:
-    """A ledger that says so is believed only of what no attempt here has done: that is proven like all else."""
+    """Return the commits that were taken over, without those whose steps an attempt here trained.
+
+    Steps of an attempt here need the same proof as all others, whatever the ledger records.
+    """
     said = {(d.first_step, d.last_step) for d in proof.decisions if d.action == TAKEN_OVER}
     commits = (commit for commit in proof.commits if (commit.first_step, commit.last_step) in said)
     return [commit for commit in commits if not record.has_done(commit.attempt, commit.last_step)]
@@ -265,11 +268,11 @@ def _taker_problems(commit: Commit, proof: LedgerProof, attempts: Mapping[int, A
 def _plan(
     config: Config, record: Run, commits: list[Commit], store: Path | None
 ) -> tuple[RowPlan, Callable[[int], str]]:
-    """The plan, and the fingerprint that a commit up to a step has by it."""
+    """Return the plan, and a function that gives the plan fingerprint of a commit up to a step."""
     recorded = str(dig(record.facts, "fingerprints", "data"))
     tokenizer = dig(record.facts, "fingerprints", "tokenizer")
     if tokenizer is None:
-        # A run of `Trainer`: without segments the ledger alone knows how long its dataset is.
+        # A run of `Trainer`: without segments only the ledger records the length of its dataset.
         rows = next((commit.epoch_rows for commit in commits if commit.epoch_rows), None)
         if rows is None:
             raise CheckpointError("the ledger does not say how many rows the dataset has")
@@ -290,12 +293,12 @@ def _plan(
 
 
 def _data_at(plan: RowPlan, step: int, data: str) -> str:
-    """Fingerprint of the data of the steps before one."""
+    """Return the data fingerprint of the steps before one."""
     return plan.segments[plan.number_at(max(0, step - 1))].data if isinstance(plan, SegmentedPlan) else data
 
 
 def _store_path(config: Config, record: Run, store: Path | None) -> Path:
-    """Where the store is: a relative path is meant from where the run was started, which need not be here."""
+    """Return the path of the store; a relative path starts from the folder in which the run was started."""
     folder = record.facts.get("folder")
     places = [store] if store else [*([Path(folder)] if isinstance(folder, str) else []), Path()]
     paths = [place if store else place / config.data.store for place in places]

@@ -1,4 +1,4 @@
-"""Which run the checkpoints of a run directory are of: the ledger proves this run, not what another one has done."""
+"""Checks of which run made the checkpoints in a run directory: the ledger proves only the steps of its own run."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from headway.telemetry.record import RESTORED, Run, dig, read_json
 
 
 def checkpoints_of_others(record: Run, taken_over: Collection[int]) -> Iterator[str]:
-    """Say which checkpoints another run has made, and nobody has restored into this one by hand.
+    """Yield problems with checkpoints that another run made, and that were not restored into this one by hand.
 
     Args:
-        taken_over: Steps of the checkpoints for whose steps the ledger takes the checkpoint's word. One without a run
-            id, as older versions made it, has to have a config then that this run has had.
+        record: The run.
+        taken_over: Steps of the checkpoints whose commits were taken over. One without a run id, from an older version,
+            must have a config that this run has had.
     """
     configs = {dig(facts, "fingerprints", "config") for facts in _records(record)} - {None}
     for step, context in _contexts(record):
@@ -26,13 +27,13 @@ def checkpoints_of_others(record: Run, taken_over: Collection[int]) -> Iterator[
         config = context.get(IDENTITY)
         if made_by is None and step in taken_over and config is not None and configs and config not in configs:
             yield (
-                f"step-{step:08d} was made elsewhere with a config that no attempt of this run has had: it is another"
-                " run's"
+                f"step-{step:08d} was made elsewhere with a config that no attempt of this run has had: it belongs to"
+                " another run"
             )
 
 
 def restored_from_others(record: Run) -> Iterator[str]:
-    """Say from which other runs checkpoints here were restored by hand."""
+    """Yield the checkpoints here that were restored by hand from other runs, in words."""
     for step, context in _contexts(record):
         made_by = run_record(context.get(OF_RUN))
         if step in _restored(record) and made_by is not None and made_by["id"] != record.facts.get(RUN_ID):

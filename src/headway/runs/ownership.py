@@ -1,8 +1,8 @@
-"""Who owns a run directory: a lock that dies with its holder, and a token that outs whoever has lost it.
+"""Ownership of a run directory: a lock that ends with its holder, and a fencing token in the lock file.
 
-The lock (flock on `.owner`) keeps a second launcher out on one machine and on file systems that pass locks on. It says
-nothing to a worker that outlives its launcher, or that a network file system cut off; therefore every attempt also
-writes its token into the file, and whoever wants to publish something compares.
+The lock (flock on `.owner`) excludes a second launcher on one machine and on file systems that share locks. It does not
+stop a worker that outlives its launcher, or that a network file system cut off. So every attempt also writes its token
+into the file, and each process compares tokens before it publishes anything.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from headway.core.machine import host_name
 from headway.core.process_table import Seen, gets_on, writers_at
 from headway.core.waiting import wait_until
 
-#: The record is padded to this size, so that one write replaces one record, and a reader never sees parts of two.
+#: Records are padded to this size, so that one write replaces a whole record, and a reader never sees parts of two.
 _RECORD_BYTES = 512
-#: So long a server of NFS keeps the lock of a machine that died, and a little more (Linux: `nfsv4leasetime`, 90 s).
+#: A little more than the time that an NFS server keeps the lock of a dead machine (Linux: `nfsv4leasetime`, 90 s).
 _LEASE_SECONDS = 100.0
 
 
@@ -47,7 +47,7 @@ class OwnerLock:
         """Lock an existing run directory.
 
         Raises:
-            CheckpointError: another process has it, or its file system cannot lock.
+            CheckpointError: Another process holds the lock, or the file system does not support locks.
         """
         path = run / OWNER_FILE
         try:
@@ -56,7 +56,7 @@ class OwnerLock:
                 file = open_regular(path, "r+b")
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    # The directory may have been moved away between the two calls: then the lock is on the wrong file.
+                    # If the directory was moved away between the two calls, the lock is on the wrong file.
                     if is_at(path, file.fileno()):
                         return cls(file)
                 except BaseException:
@@ -80,41 +80,47 @@ class OwnerLock:
             ) from error
 
     def write(self, owner: Owner) -> None:
-        """Say whose it is from now on: this fences every earlier owner.
+        """Write the record of a new owner, which fences every earlier one.
 
         Raises:
-            OSError: the record cannot be written.
+            OSError: The record cannot be written.
         """
         record = json.dumps(asdict(owner)).encode().ljust(_RECORD_BYTES)
         os.pwrite(self._file.fileno(), record, 0)
         os.fsync(self._file.fileno())
 
     def release(self) -> None:
-        """Let others have it. Safe to call twice."""
+        """Release the lock; safe to call twice."""
         self._file.close()
 
 
 def wait_for_dead_machine(run: Path, is_over: Callable[[], object] = lambda: False) -> None:
-    """Where another machine holds the lock, wait until a network file system would have given it up if that is dead.
+    """Wait until a network file system would have released the lock of another machine, if that machine is dead.
 
-    Whether it is cannot be asked. A lock that is still held afterwards has a living holder, which `take` tells.
+    There is no way to ask whether it is. If the lock is still held afterwards, its holder is alive, and `take` fails.
 
     Args:
-        is_over: Ends the waiting.
+        run: The run directory.
+        is_over: Return whether to stop waiting.
     """
     owner = read_owner(run)
     if owner is None or owner.host == host_name() or _is_free(run):
         return
-    notice(f"the run is held by {owner}; waiting {_LEASE_SECONDS:.0f} s, after which a dead machine holds it no more")
+    notice(
+        f"the run is held by {owner}; waiting {_LEASE_SECONDS:.0f} s, after which the lock of a dead machine expires"
+    )
     wait_until(lambda: is_over() or _is_free(run), _LEASE_SECONDS, 0.2)
 
 
 def wait_for_orphaned_writers(run: Path, is_over: Callable[[], object] = lambda: False) -> None:
-    """Where nobody has the run, but processes on this machine still write its last checkpoint, wait as long as they get
-    on: once the next attempt has begun they could publish nothing.
+    """Wait for writer processes of a dead attempt on this machine, as long as they make progress.
+
+    Once the next attempt has begun, they could no longer publish their checkpoint. A run that is in use is not waited
+    for.
 
     Args:
-        is_over: Ends the waiting.
+        run: The run directory.
+        is_over: Return whether to stop waiting.
     """
     if wait_for_writers(run, 0.0) or not _is_free(run) or not (pids := writers_at(run / WRITERS_FOLDER)):
         return

@@ -1,4 +1,4 @@
-"""Going back to an earlier checkpoint, and removing old ones, by hand: only while nobody has the run."""
+"""Restoring an earlier checkpoint and pruning old ones by hand, only while the run is not in use."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from headway.runs.ownership import OwnerLock, wait_for_orphaned_writers
 from headway.runs.run_directory import Attempt, RunDirectory
 from headway.telemetry.record import RESTORED
 
-#: Folder of a run for checkpoints that are not to be gone on from.
+#: Folder of a run for checkpoints that it must not resume from.
 ASIDE = "set-aside"
 
 
 @dataclass(frozen=True)
 class Restored:
-    """What going back has come to."""
+    """The result of a restore."""
 
     step: int
     path: Path
     state_sha256: str
     set_aside: tuple[str, ...]
-    """Folders and URLs of later steps that are out of the way now; nothing was removed."""
+    """Folders and URLs of later steps, which were moved aside; nothing was removed."""
 
 
 def restore(
@@ -55,24 +55,23 @@ def restore(
     options: Mapping[str, Any] | None = None,
     command: str = "headway checkpoints restore",
 ) -> Restored:
-    """Make a checkpoint the one that the run goes on from, and set later ones aside, here and in the remote tier.
+    """Make the run resume from a checkpoint, and set later ones aside, locally and in the remote tier.
 
     Args:
-        run: The run; with a `source` its directory may be new.
-        step: The checkpoint's; the newest that verifies when not given, as training would take it.
-        source: A run, a checkpoint, a folder of copies, or a URL of one; the run itself and its remote tier when not
-            given.
-        options: What `fsspec` needs to reach a URL.
-        command: For the record of attempts.
+        run: The run; with a `source`, its directory may be new.
+        step: The step; if None, the newest that verifies, as training would choose it.
+        source: A run, a checkpoint, a folder of copies, or a URL of one. If None, the run itself and its remote tier.
+        options: Options for `fsspec`, for a URL.
+        command: The command, for the record of attempts.
 
     Raises:
-        CheckpointError: the run is in use, there is no such checkpoint that verifies, or it was made with rows that the
-            run leaves out since. Nothing has changed then but the number of the next attempt.
-        ConfigError: the checkpoint of a `source` was made with another config than the run's.
+        CheckpointError: The run is in use, no such checkpoint verifies, or it was trained on rows that the run skips
+            now. Only the number of the next attempt has changed then.
+        ConfigError: The checkpoint of a `source` was made with another config than the run's.
     """
     if source is None and not run.path.is_dir():
         raise CheckpointError(
-            "there is no such run", where=str(run.path), fix="to get one back from elsewhere, give --from URL"
+            "there is no such run", where=str(run.path), fix="to restore one from another place, give --from URL"
         )
     wait_for_orphaned_writers(run.path)
     attempt = run.begin_attempt(command)
@@ -85,8 +84,8 @@ def restore(
     try:
         if source is not None:
             _complete(run, found)
-        tier = _claimed(config, run, attempt) if config is not None else _claimed_if_possible(run, attempt)
-        aside = [*_aside_there(tier, found.step), *_aside_here(run, attempt, found.step)]
+        tier = _acquire_tier(config, run, attempt) if config is not None else _acquire_tier_if_possible(run, attempt)
+        aside = [*_set_aside_remote(tier, found.step), *_set_aside_local(run, attempt, found.step)]
         _roll_back(run, found.step)
         index(run.path)
     except BaseException as error:
@@ -97,20 +96,21 @@ def restore(
 
 
 def prune(run: RunDirectory, rules: Rules, dry_run: bool = False) -> tuple[dict[int, str], list[int]]:
-    """Remove the checkpoints of a run that the rules do not keep.
+    """Remove the checkpoints of a run that the retention rules do not keep.
 
-    The newest that training would go on from always stays: it verifies, every byte of it, and was not made with rows
-    that are left out since. What is newer counts in no rule.
+    The newest checkpoint that training would resume from always stays: every byte of it verifies, and it was not
+    trained on rows that the run skips now. Newer ones do not count for any rule.
 
     Args:
-        rules: What is kept.
-        dry_run: Only say what would go.
+        run: The run.
+        rules: The retention rules.
+        dry_run: Whether to only return what would be removed.
 
     Returns:
-        What stays, with the rule that keeps it, and the steps that go.
+        The steps that stay, each with the rule that keeps it, and the steps that go.
 
     Raises:
-        CheckpointError: the run is in use, or something cannot be removed.
+        CheckpointError: The run is in use, or a checkpoint cannot be removed.
     """
     lock = None if dry_run else OwnerLock.take(run.path)
     try:
@@ -120,12 +120,12 @@ def prune(run: RunDirectory, rules: Rules, dry_run: bool = False) -> tuple[dict[
         candidates = _usable_from_the_top(pruner.candidates(), folders, Ledger(run.ledger_path))
         if rules.keep_best and not any(c.metric is not None for c in candidates):
             console.warning(
-                f"no checkpoint has the metric '{rules.keep_metric}', so none is kept for being among the best"
+                f"no checkpoint has the metric '{rules.keep_metric}', so the rule for the best ones keeps none"
             )
         stay = kept(candidates, rules, time.time())
         go = [c.step for c in candidates if c.step not in stay]
         if not any(c.good for c in candidates):
-            return {c.step: "training would go on from none" for c in candidates}, []
+            return {c.step: "training would resume from none" for c in candidates}, []
         for step in [] if dry_run else go:
             try:
                 discard(folders[step])
@@ -141,7 +141,7 @@ def prune(run: RunDirectory, rules: Rules, dry_run: bool = False) -> tuple[dict[
 
 
 def index(run: Path) -> list[Found]:
-    """Bring the registry of a run in line with the checkpoints that lie there; returns those, by rising step."""
+    """Update the index of a run to match its folders, and return its checkpoints in ascending order of steps."""
     found = []
     for folder in checkpoint_folders(run / "checkpoints").values():
         checked = verify_checkpoint(folder, hashes=False)
@@ -154,11 +154,11 @@ def index(run: Path) -> list[Found]:
 
 
 def _usable_from_the_top(candidates: list[Candidate], folders: Mapping[int, Path], ledger: Ledger) -> list[Candidate]:
-    """The same, with those above the newest that training would go on from marked as not good."""
+    """Return the candidates, with those newer than the one that training would resume from marked as not good."""
 
     def usable(step: int) -> bool:
         found = verify_checkpoint(folders[step])
-        return found.good and found.manifest is not None and _goes_on(ledger, found.manifest)
+        return found.good and found.manifest is not None and _can_resume_from(ledger, found.manifest)
 
     checked: list[Candidate] = []
     for candidate in sorted(candidates, key=lambda c: -c.step):
@@ -170,7 +170,7 @@ def _usable_from_the_top(candidates: list[Candidate], folders: Mapping[int, Path
 def _bring(
     run: RunDirectory, config: Config | None, step: int | None, source: str | None, options: dict[str, Any]
 ) -> Manifest:
-    """The checkpoint, verified and in the run's `checkpoints`."""
+    """Bring the requested checkpoint into the run's `checkpoints` folder, verified, and return its manifest."""
     store = CheckpointStore(run.checkpoints)
     if source is not None:
         wanted = _newest_step(run, source, options) if step is None else step
@@ -179,15 +179,15 @@ def _bring(
             if config is not None:
                 _check_same_config(config, manifest, source)
         taken = wanted in checkpoint_folders(run.checkpoints)
-        # What comes from a URL makes room when it is here.
+        # A download replaces a damaged checkpoint itself, once it is complete.
         if taken and not is_url(source) and _verifies(Path(source), wanted):
-            _make_room(run, wanted)
+            _discard_damaged(run, wanted)
         (found,) = copy_checkpoints(source, str(run.checkpoints), wanted, options, replace_damaged=True)
         return found.manifest
     remote = config.checkpoint.remote if config is not None else None
     open_tier = partial(_own_tier, config, run) if config is not None and remote is not None else None
     if step is None:
-        newest = find_latest(store, open_tier, usable=partial(_goes_on, Ledger(run.ledger_path)))
+        newest = find_latest(store, open_tier, usable=partial(_can_resume_from, Ledger(run.ledger_path)))
         if newest is not None:
             return newest.manifest
     else:
@@ -208,15 +208,15 @@ def _bring(
     raise CheckpointError(
         "there is no checkpoint that verifies" if step is None else f"no checkpoint of step {step} verifies",
         where=str(run.checkpoints) + (f", {remote.url}" if remote else ""),
-        fix="headway checkpoints list and verify tell which there are; --from brings one from elsewhere",
+        fix="headway checkpoints list and verify show which there are; --from restores one from another place",
     )
 
 
 def _own_tier(config: Config, run: RunDirectory) -> RemoteTier:
-    """The run's own remote tier, to read from.
+    """Return the run's own remote tier, for reading.
 
     Raises:
-        OtherRunError: the place is another run's.
+        OtherRunError: Another run owns the tier.
     """
     assert config.checkpoint.remote is not None
     mine = run_identity(config, run=run.path)
@@ -224,18 +224,18 @@ def _own_tier(config: Config, run: RunDirectory) -> RemoteTier:
     return RemoteTier(tier.objects, identity=resolve_identity(tier, mine))
 
 
-def _goes_on(ledger: Ledger, manifest: Manifest) -> bool:
-    """Whether a run would go on from it, and not remove it since rows were left out after it was made."""
-    from headway.runs.rewind import decided  # PyTorch, which nothing else here needs
+def _can_resume_from(ledger: Ledger, manifest: Manifest) -> bool:
+    """Return whether a run would resume from a checkpoint, and not remove it as outdated."""
+    from headway.runs.rewind import decided  # imports PyTorch, which nothing else here needs
 
     return not is_outdated(manifest, decided(ledger))
 
 
 def _check_up_to_date(run: RunDirectory, manifest: Manifest, where: str) -> None:
-    """The next attempt would remove it, when all later ones were set aside for it."""
-    if not _goes_on(Ledger(run.ledger_path), manifest):
+    """Raise an error for an outdated checkpoint: the next attempt would remove it, with all later ones set aside."""
+    if not _can_resume_from(Ledger(run.ledger_path), manifest):
         raise CheckpointError(
-            f"step {manifest.step} was made with rows that are left out since: training would remove the checkpoint",
+            f"step {manifest.step} was trained on rows that are skipped now: training would remove the checkpoint",
             where=where,
             fix="restore one of an earlier step, or this one into a run of its own: with --from, under another name",
         )
@@ -248,14 +248,14 @@ def _newest_step(run: RunDirectory, source: str, options: dict[str, Any]) -> int
     else:
         checked = map(verify_checkpoint, local_folders(Path(source)).values())
         manifests = [c.manifest for c in checked if c.good and c.manifest is not None]
-    steps = [manifest.step for manifest in manifests if _goes_on(ledger, manifest)]
+    steps = [manifest.step for manifest in manifests if _can_resume_from(ledger, manifest)]
     if not steps:
         raise CheckpointError("there is no checkpoint that verifies", where=source, fix="give another --from")
     return max(steps)
 
 
 def _manifests(source: str, options: dict[str, Any], step: int) -> list[Manifest]:
-    """Those of a step; none where there is no such checkpoint, which copying it will tell."""
+    """Return the manifests of a step; empty if there is no such checkpoint, which the copy will report."""
     if is_url(source):
         return [f.manifest for f in remote_manifests(source, options) if f.manifest.step == step]
     return [read_manifest(folder) for s, folder in local_folders(Path(source)).items() if s == step]
@@ -275,42 +275,41 @@ def _verifies(source: Path, step: int) -> bool:
     return folder is not None and verify_checkpoint(folder).good
 
 
-def _make_room(run: RunDirectory, step: int) -> None:
-    """A damaged checkpoint of the step that is to come gives way; a good one of another state does not."""
+def _discard_damaged(run: RunDirectory, step: int) -> None:
+    """Discard a damaged checkpoint of the step to restore; a good one of another state stays."""
     folder = checkpoint_folders(run.checkpoints).get(step)
     if folder is not None and not verify_checkpoint(folder).good:
         console.warning(f"replacing {folder}, which does not verify")
         discard(folder)
 
 
-def _claimed(config: Config | None, run: RunDirectory, attempt: Attempt) -> RemoteTier | None:
-    """The remote tier, so that what is later there does not come back by itself."""
+def _acquire_tier(config: Config | None, run: RunDirectory, attempt: Attempt) -> RemoteTier | None:
+    """Acquire the remote tier, if there is one, so that later checkpoints in it can be set aside."""
     if config is None or config.checkpoint.remote is None:
         return None
     return acquire_tier(config.checkpoint.remote, attempt.number, run_identity(config, run=run.path))
 
 
-def _claimed_if_possible(run: RunDirectory, attempt: Attempt) -> RemoteTier | None:
-    """The same for a run whose config has only just come with its checkpoint: that is here, whether its remote tier can
-    be reached from here or not."""
+def _acquire_tier_if_possible(run: RunDirectory, attempt: Attempt) -> RemoteTier | None:
+    """Acquire the remote tier of a run whose config came with the restored checkpoint, if it can be reached."""
     if not run.config_path.exists():
         return None
     try:
-        return _claimed(load_resolved(run.config_path), run, attempt)
+        return _acquire_tier(load_resolved(run.config_path), run, attempt)
     except (CheckpointError, ConfigError) as error:
         console.warning(f"later checkpoints in the remote tier are not set aside: {error.what}")
         return None
 
 
-def _aside_there(tier: RemoteTier | None, step: int) -> list[str]:
+def _set_aside_remote(tier: RemoteTier | None, step: int) -> list[str]:
     if tier is None:
         return []
     later = [s for s in tier.steps() if s > step]
     return [tier.objects.url_of(step_name(s)) for s in later if tier.set_aside(s)]
 
 
-def _aside_here(run: RunDirectory, attempt: Attempt, step: int) -> list[str]:
-    """The newest first, so that a kill on the way leaves no gap that a resumed run would jump over."""
+def _set_aside_local(run: RunDirectory, attempt: Attempt, step: int) -> list[str]:
+    """Set later local checkpoints aside, the newest first: a kill in between leaves no gap for a resumed run."""
     moved = []
     target = run.path / ASIDE / f"{attempt.number:03d}"
     for later, folder in reversed(checkpoint_folders(run.checkpoints).items()):
@@ -331,18 +330,20 @@ def _roll_back(run: RunDirectory, step: int) -> None:
 
 
 def _without_credentials(config: str) -> str:
-    """A config as a checkpoint has it; those of earlier versions may have been made with some in them."""
+    """Redact credentials in a checkpoint's config, which earlier versions may have stored."""
     try:
         values = parse(config, "the checkpoint's config").plain()
-    except ConfigError:  # which whoever uses the run is told
+    except ConfigError:  # the next command on the run reports it
         return redact(config)
     redacted = redact_values(values)
     return config if redacted == values else to_yaml(redacted)
 
 
 def _complete(run: RunDirectory, manifest: Manifest) -> None:
-    """Config and provenance of a full checkpoint, where the run directory has none. Under another name it becomes a run
-    of its own, with an id of its own."""
+    """Write config and provenance of a full checkpoint into the run directory if it has none.
+
+    Under another name, the directory becomes a run of its own, with an id of its own.
+    """
     config, record = manifest.context.get("config"), manifest.context.get("run")
     if isinstance(config, str) and not run.config_path.exists():
         with atomic_write(run.config_path, "w") as file:

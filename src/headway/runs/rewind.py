@@ -1,9 +1,9 @@
-"""Going back to an earlier checkpoint, in an attempt that goes on; and what a decision to do so means for checkpoints.
+"""Rollback to an earlier checkpoint within an attempt, and its consequences for later checkpoints.
 
-A rollback leaves out the rows of some steps, for ever. So a checkpoint from after these steps that was made with their
-rows is of a run that is no longer this one. Every checkpoint says which steps were left out (`left_out` in its
-context), the ledger says which are to be, and where they differ the checkpoint is removed: at the rollback, and again
-whenever an attempt begins, for the one before may have been killed between the two.
+A rollback skips the rows of some steps for ever. So a later checkpoint that was trained on these rows is outdated.
+Every checkpoint records its skipped ranges (`left_out` in its context), and the ledger records those of the run. A
+checkpoint that differs from the ledger is removed at the rollback. The same check runs at the start of each attempt,
+since the previous one may have been killed in between.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 
 
 class CheckpointRewinder:
-    """`training.rollback.Rewinder` from a run's own checkpoints.
+    """A `training.rollback.Rewinder` that uses the run's own checkpoints.
 
     Args:
-        store: Those here.
+        store: The local checkpoints.
         world: The workers.
-        find_tier: Gives the run's remote tier, if it has one: on another disk than before there may be none here that
-            is old enough.
+        find_tier: Return the run's remote tier, if it has one: after a move to another disk, no local checkpoint may be
+            old enough.
     """
 
     def __init__(self, store: CheckpointStore, world: World, find_tier: Callable[[], RemoteTier] | None = None) -> None:
         self._store, self._world, self._find_tier = store, world, find_tier
 
     def target(self, step: int, skipped_ranges: Sequence[tuple[int, int]]) -> int | None:
-        """Only the first worker looks, since what it finds is verified byte by byte."""
+        """Return the newest step to roll back to; only the first worker searches, since it verifies every byte."""
         found = None
         if self._world.is_first:
             with pruning(self._store.directory):
@@ -57,7 +57,7 @@ class CheckpointRewinder:
         return number if number >= 0 else None
 
     def rewind(self, job: Job, to_step: int) -> None:
-        """All workers load together, after the first one has removed what must not be found again."""
+        """Load a checkpoint on all workers together, after the first one has removed outdated checkpoints."""
         job.checkpoint_context[LEFT_OUT] = [list(steps) for steps in job.state.skipped_ranges]
         if self._world.is_first:
             discard_outdated(self._store, job.state.skipped_ranges)
@@ -74,28 +74,28 @@ class CheckpointRewinder:
 
 
 def discard_outdated(store: CheckpointStore, skipped_ranges: Sequence[tuple[int, int]]) -> None:
-    """Remove checkpoints that were made with rows which are left out by now."""
+    """Remove local checkpoints that were trained on rows that the run skips now."""
     for info in store.list():
         if is_outdated(info.manifest, skipped_ranges):
-            warning(f"removing {info.path.name}: it was made with rows that are left out now")
+            warning(f"removing {info.path.name}: it was trained on rows that are skipped now")
             store.discard(info.step)
 
 
 def decided(ledger: Ledger) -> Ranges:
-    """The steps whose rows are left out, as the ledger has them."""
+    """Return the skipped ranges that the ledger records."""
     return tuple(sorted((d.first_step, d.last_step) for d in ledger.decisions() if d.action == "rollback"))
 
 
 def decided_for(segments: Sequence[Segment], ledger: Ledger, start: CheckpointInfo | None) -> tuple[Ranges, Ranges]:
-    """Return the steps whose rows are left out, as the ledger and the checkpoint to start from have them.
+    """Return the skipped ranges that the ledger and the checkpoint to start from record.
 
     Args:
-        segments: Of the run as it continues. Where they give steps other rows than these had, the decision has ended.
-        ledger: The run's.
-        start: The checkpoint.
+        segments: Segments of the run as it continues. A decision ends where they give its steps other rows.
+        ledger: The run's ledger.
+        start: The checkpoint to start from.
 
     Returns:
-        What is left out, and of what was decided that which no longer is.
+        The ranges in force, and those that have ended.
     """
     known = [Segment.model_validate(begun.segment) for begun in ledger.segments()]
     made_by = [Segment.model_validate(segment) for segment in start.context.get(SEGMENTS, ())] if start else []
@@ -111,15 +111,15 @@ def decided_for(segments: Sequence[Segment], ledger: Ledger, start: CheckpointIn
 def take_decisions(
     state: TrainState, segments: Sequence[Segment], ledger: Ledger, start: CheckpointInfo | None, world: World
 ) -> dict[str, list[list[int]]]:
-    """Make a state leave out what was decided before; returns what its checkpoints say of that."""
+    """Set the skipped ranges of a state by earlier decisions, and return the context that its checkpoints need."""
     mine: list[list[int]] = []
     if world.is_first:
         kept, ended = decided_for(segments, ledger, start)
         mine = [list(steps) for steps in kept]
         for first, last in ended:
             warning(
-                f"the rows of steps {first + 1:,} to {last:,} were to be left out; since the run was changed,"
-                " these steps have other rows, and none are left out"
+                f"the rows of steps {first + 1:,} to {last:,} were to be skipped; since the run was changed, these"
+                " steps have other rows, and none are skipped"
             )
     ranges = world.gather_json(mine)[0]
     state.skipped_ranges = tuple((int(first), int(last)) for first, last in ranges)

@@ -1,4 +1,4 @@
-"""Counting the rows of a plan: how often each was used, by looking at every one or by what follows from the plan."""
+"""Counts of how often a plan used each row: by checking every row, or from the plan's own counts."""
 
 from __future__ import annotations
 
@@ -11,60 +11,60 @@ from numpy.typing import NDArray
 from headway.data.feeding.plan import Picks, RowPlan
 from headway.data.feeding.segmented import SegmentedPlan
 
-#: First step and the one after the last, of several stretches of steps.
+#: Half-open ranges of steps.
 Ranges = Sequence[tuple[int, int]]
 
-# Rows that are looked at together.
+# Rows checked at a time.
 _TOGETHER = 2**16
 
 
 @dataclass(frozen=True)
 class EpochCount:
-    """Epochs of one source that went alike, one or several in a row."""
+    """Counts of one epoch of a source, or of consecutive epochs with equal counts."""
 
     first_step: int
-    """The step at which the source was begun anew, since the row length changed; 0 mostly."""
+    """Step at which the source started over because the row length changed; usually 0."""
     source: str
     first_epoch: int
     last_epoch: int
-    """The last of them."""
+    """The last epoch, inclusive."""
     rows: int
-    """Rows that the source has in an epoch."""
+    """Rows of the source in an epoch."""
     used: int
-    """Different rows used, in each of the epochs; in the one that goes on fewer than there are."""
+    """Different rows used in each epoch; in the current epoch fewer than there are."""
     twice: int = 0
-    """Uses of a row beyond the first, in each of the epochs."""
+    """Uses of a row beyond the first, in each epoch."""
     skipped: int = 0
-    """Rows left out of an epoch that is over, in each of the epochs."""
+    """Rows missing from each epoch that is over."""
     left_out: int = 0
-    """Rows left out by a decision that the ledger names, in each of the epochs; they are not among those used."""
+    """Rows skipped in each epoch by a decision in the ledger; they do not count as used."""
     unused: int = 0
-    """Rows that the epoch still had when another was begun on purpose (`--start-epoch`)."""
+    """Rows left in the epoch when another one was begun on purpose (`--start-epoch`)."""
 
     @property
     def sound(self) -> bool:
-        """Whether no row was used twice and none left out."""
+        """Whether no row was used twice or missed."""
         return not self.twice and not self.skipped
 
 
 @dataclass(frozen=True)
 class RowCount:
-    """What was found."""
+    """The result of a count."""
 
     by_range: list[list[int]]
-    """Rows of each source, for each range of steps that was asked for."""
+    """Rows of each source, for each requested range of steps."""
     epochs: list[EpochCount]
 
 
 def count_by_looking(
     plan: RowPlan, ranges: Sequence[tuple[int, int]], advance: Callable[[int], None] = lambda rows: None
 ) -> RowCount:
-    """Look at every row of some ranges of steps that join from step 0 on.
+    """Count the rows of ranges of steps by checking every row.
 
     Args:
         plan: The plan.
-        ranges: First step and the one after the last of each.
-        advance: Called with the number of rows that were looked at.
+        ranges: Half-open ranges of steps, which join from step 0 on.
+        advance: Called with the number of rows checked since the last call.
     """
     by_range = [np.zeros(len(plan.sources), dtype=np.int64) for _ in ranges]
     epochs: list[EpochCount] = []
@@ -85,7 +85,7 @@ def count_by_looking(
 
 
 def _books_of(plan: RowPlan, first: int, before: Sequence[_Book], epochs: list[EpochCount]) -> list[_Book]:
-    """A book for each source of a stretch; what is closed of those before joins `epochs`."""
+    """Make a book for each source of a stretch, and add the closed epochs of the books before to `epochs`."""
     pairs = zip(plan.sources, plan.epoch_rows(first), strict=True)
     books = [_Book(plan.begun(first), name, count) for name, count in pairs]
     if not (before and isinstance(plan, SegmentedPlan) and first in plan.firsts):
@@ -109,7 +109,10 @@ def _books_of(plan: RowPlan, first: int, before: Sequence[_Book], epochs: list[E
 
 
 def count_by_plan(plan: RowPlan, ranges: Sequence[tuple[int, int]]) -> RowCount:
-    """The same from the plan's counts. That an epoch has each row once then rests on its order being a bijection."""
+    """Count the rows of ranges of steps from the plan's counts.
+
+    That an epoch has each row once then follows from its order being a bijection.
+    """
     epochs: list[EpochCount] = []
     for first, last in plan.stretches(0, ranges[-1][1] if ranges else 0):
         label, rows = plan.begun(first), plan.epoch_rows(first)
@@ -121,26 +124,26 @@ def count_by_plan(plan: RowPlan, ranges: Sequence[tuple[int, int]]) -> RowCount:
     return RowCount([plan.counts(first, last) for first, last in ranges], merged(epochs))
 
 
-def without(plan: RowPlan, counted: RowCount, ranges: Sequence[tuple[int, int]], left_out: Ranges) -> RowCount:
-    """A count in which the rows of some steps, which were left out by decision, are none that were used.
+def without(plan: RowPlan, counted: RowCount, ranges: Sequence[tuple[int, int]], skipped_ranges: Ranges) -> RowCount:
+    """Return a count in which the rows of skipped steps do not count as used.
 
     Args:
         plan: The plan.
-        counted: What was counted of all steps in `ranges`.
-        ranges: First step and the one after the last of each range that was counted.
-        left_out: The same of steps that were left out; they do not overlap.
+        counted: The count of all steps in `ranges`.
+        ranges: Half-open ranges of steps that were counted.
+        skipped_ranges: Half-open ranges of steps whose rows are skipped by decision, without overlaps.
     """
     by_range, epochs = [list(counts) for counts in counted.by_range], list(counted.epochs)
     end = ranges[-1][1] if ranges else 0
     for stretch, last_of_stretch in plan.stretches(0, end):
-        for start, stop in left_out:
+        for start, stop in skipped_ranges:
             for picks in _picks(plan, max(start, stretch), min(stop, last_of_stretch)):
                 for source, epoch in set(zip(picks.sources.tolist(), picks.epochs.tolist(), strict=True)):
                     rows = int(((picks.sources == source) & (picks.epochs == epoch)).sum())
                     begun, name = plan.begun(stretch), plan.sources[source]
                     epochs = [part for e in epochs for part in _less(e, begun, name, epoch, rows)]
     for number, (first, last) in enumerate(ranges):
-        for start, stop in left_out:
+        for start, stop in skipped_ranges:
             start, stop = max(start, first), min(stop, last)
             if start < stop:
                 counts = zip(by_range[number], plan.counts(start, stop), strict=True)
@@ -149,7 +152,7 @@ def without(plan: RowPlan, counted: RowCount, ranges: Sequence[tuple[int, int]],
 
 
 def _less(entry: EpochCount, first_step: int, source: str, epoch: int, rows: int) -> Iterator[EpochCount]:
-    """An entry, cut so that one epoch of it, if it is among them, used fewer rows."""
+    """Yield an entry, split so that one of its epochs, if it is among them, used fewer rows."""
     if (entry.first_step, entry.source) != (first_step, source) or not entry.first_epoch <= epoch <= entry.last_epoch:
         yield entry
         return
@@ -162,14 +165,14 @@ def _less(entry: EpochCount, first_step: int, source: str, epoch: int, rows: int
 
 
 def merged(epochs: list[EpochCount]) -> list[EpochCount]:
-    """Epochs of a source that follow on each other and went alike, as one."""
+    """Merge consecutive epochs of a source with equal counts into one entry."""
     result: list[EpochCount] = []
     for epoch in epochs:
         before = result[-1] if result else None
         if before and _place(before) == _place(epoch) and before.last_epoch == epoch.first_epoch == epoch.last_epoch:
-            # One that goes on behind the border of a segment, with more rows where data has joined.
+            # An epoch that continues across the border of a segment, with more rows if data was added.
             result[-1] = replace(before, rows=max(before.rows, epoch.rows), used=before.used + epoch.used)
-        elif before and before.last_epoch + 1 == epoch.first_epoch and _went(before) == _went(epoch):
+        elif before and before.last_epoch + 1 == epoch.first_epoch and _counts(before) == _counts(epoch):
             result[-1] = EpochCount(
                 *(epoch.first_step, epoch.source, before.first_epoch, epoch.last_epoch, epoch.rows),
                 *(epoch.used, epoch.twice, epoch.skipped, epoch.left_out, epoch.unused),
@@ -183,12 +186,12 @@ def _place(epoch: EpochCount) -> tuple[int, str]:
     return epoch.first_step, epoch.source
 
 
-def _went(epoch: EpochCount) -> tuple[object, ...]:
+def _counts(epoch: EpochCount) -> tuple[object, ...]:
     return *_place(epoch), epoch.rows, epoch.used, epoch.twice, epoch.skipped, epoch.unused
 
 
 def _picks(plan: RowPlan, first: int, last: int) -> Iterator[Picks]:
-    """All rows of a range of steps in which rows have one length."""
+    """Yield all rows of a range of steps in which rows have one length."""
     while first < last:
         end = min(last, first + max(1, _TOGETHER // plan.step_rows(first)))
         parts = [plan.picks(step, 0, plan.step_rows(step)) for step in range(first, end)]
@@ -201,7 +204,7 @@ def _picks(plan: RowPlan, first: int, last: int) -> Iterator[Picks]:
 
 
 class _Book:
-    """Which rows of one source the epoch that goes on has used (`seen`, (rows,))."""
+    """The rows of one source that the current epoch has used (`seen`, (rows,)), and the counts of closed epochs."""
 
     def __init__(self, first_step: int, source: str, rows: int) -> None:
         self._first_step, self._source, self._rows = first_step, source, rows
@@ -210,10 +213,10 @@ class _Book:
         self._closed: list[EpochCount] = []
 
     def add(self, rows: NDArray[np.int64], epochs: NDArray[np.int64]) -> None:
-        """Rows in the order of their use."""
+        """Add rows in the order of their use."""
         if not len(rows):
             return
-        one = epochs.min() == epochs.max()  # mostly; looking which ones there are takes longer
+        one = epochs.min() == epochs.max()  # the usual case, and much faster than `np.unique`
         for epoch in [int(epochs[0])] if one else np.unique(epochs).tolist():
             self.go_to(epoch)
             of_epoch = rows if one else rows[epochs == epoch]
@@ -221,35 +224,35 @@ class _Book:
             self._uses += len(of_epoch)
 
     def go_to(self, epoch: int) -> None:
-        """Close the epochs before one."""
+        """Close all epochs before a given one."""
         while self._epoch < epoch:
             self._close(over=True)
 
     def begin(self, epoch: int) -> None:
-        """Begin with an epoch, of which nothing was used."""
+        """Begin with an epoch of which no row was used."""
         self._epoch = epoch
 
     def take(self, epoch: int, is_begun: bool, seen: NDArray[np.bool_]) -> None:
-        """Begin in the middle of the sequence, with rows that were seen in the epoch under way.
+        """Begin in the middle of the sequence, with rows that the current epoch has used.
 
         Args:
-            epoch: Which one goes on.
-            is_begun: Some of its rows were used before; otherwise what was seen is the whole epoch before it.
-            seen: The rows, (rows,).
+            epoch: The current epoch.
+            is_begun: Whether some of its rows were used before; if not, `seen` is the whole epoch before it.
+            seen: Whether each row was used, (rows,).
         """
         self._epoch = epoch if is_begun or not seen.any() else epoch - 1
         self.seen, self._uses = seen, int(seen.sum())
         self.go_to(epoch)
 
     def ended(self) -> list[EpochCount]:
-        """The epochs that are over."""
+        """Return the epochs that are over."""
         return self._closed
 
     def closed(self, on_purpose: bool = False) -> list[EpochCount]:
-        """All epochs, the one that goes on last.
+        """Close the current epoch and return all epochs.
 
         Args:
-            on_purpose: It does not go on: another epoch was begun in its place.
+            on_purpose: Whether another epoch was begun in its place.
         """
         if self._uses:
             self._close(over=False)

@@ -1,4 +1,4 @@
-"""A run's directory: its files, its attempts, and where an attempt starts."""
+"""A run directory: its files, its attempts, and the start point of an attempt."""
 
 from __future__ import annotations
 
@@ -28,19 +28,18 @@ from headway.runs.ledger import Ledger
 from headway.runs.ownership import OwnerLock
 
 _ATTEMPT_FILE = "attempt.json"
-#: How long processes of an earlier attempt may take to end the checkpoints that they have begun.
+#: How long to wait for writer processes of an earlier attempt to finish their checkpoints.
 _WRITERS_SECONDS = 5.0
 
 
 def command_line() -> str:
-    """This process's command as it can be typed again, but for credentials: `checkpoint.every='3 steps'` keeps its
-    quotes."""
+    """Return this process's command in shell syntax (`checkpoint.every='3 steps'`), without credentials."""
     return shlex.join(redact_arguments(sys.argv))
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Where everything about one run lies. Making this object touches nothing."""
+    """The paths of a run. Making this object touches nothing on disk."""
 
     path: Path
 
@@ -51,7 +50,7 @@ class RunDirectory:
 
     @property
     def record_path(self) -> Path:
-        """Where the run comes from: command, code, environment, fingerprints."""
+        """The provenance of the run: command, code, environment, fingerprints."""
         return self.path / "run.json"
 
     @property
@@ -76,14 +75,14 @@ class RunDirectory:
 
     @property
     def report_path(self) -> Path:
-        """The run on one page."""
+        """The HTML report of the run."""
         return self.path / "report.html"
 
     def claim(self) -> OwnerLock:
-        """Lock the run directory, made if need be, for this process: for one attempt, or for several.
+        """Lock the run directory for this process, for one attempt or several; make it if needed.
 
         Raises:
-            CheckpointError: it is in use, cannot be written, or is a folder of something else.
+            CheckpointError: The directory is in use, cannot be written, or is not a run directory.
         """
         self.check_usable()
         try:
@@ -96,10 +95,10 @@ class RunDirectory:
         return OwnerLock.take(self.path)
 
     def check_usable(self) -> None:
-        """Refuse a place that cannot become a run directory; touches nothing.
+        """Raise an error if the path cannot become a run directory; touch nothing.
 
         Raises:
-            CheckpointError: it cannot be written, or is a folder of something else.
+            CheckpointError: The path cannot be written, or is a folder that is not a run directory.
         """
         try:
             there = next(place for place in (self.path, *self.path.parents) if place.exists())
@@ -119,19 +118,20 @@ class RunDirectory:
         """Begin an attempt, which fences all earlier ones.
 
         Args:
-            claimed: The lock, when this process has it already and keeps it when the attempt ends.
-            started: When the attempt's first process began, in Unix seconds, if that was before now.
-            facts: More for its record.
+            command: The command, for the attempt's record.
+            claimed: The lock, if this process holds it already and keeps it after the attempt.
+            started: Start of the attempt's first process in Unix seconds, if that was earlier.
+            facts: More facts for the attempt's record.
 
         Raises:
-            CheckpointError: the directory is in use, cannot be written, or is a folder of something else.
+            CheckpointError: The directory is in use, cannot be written, or is not a run directory.
         """
         lock = claimed or self.claim()
         try:
-            # Of an attempt that was killed with its supervisor: from the new token on they could publish nothing.
+            # Wait for writers of a killed attempt: the new token fences them, and they could no longer publish.
             wait_for_writers(self.path, _WRITERS_SECONDS)
             self._mark_dead_attempt()
-            # One more than any that ever was, whether or not its folder or the owner's record is still there.
+            # Higher than any earlier number, even if its folder or the owner's record is gone.
             last_owner = read_owner(self.path)
             number = max([*self._attempt_numbers(), last_owner.attempt if last_owner else 0, 0]) + 1
             owner = Owner.this_process(number)
@@ -148,16 +148,19 @@ class RunDirectory:
         return attempt
 
     def has_begun(self) -> bool:
-        """Whether a step was ever done: there is a record of one, or a checkpoint (damaged or not)."""
+        """Return whether the run has metrics, a ledger or a checkpoint (damaged or not)."""
         recorded = self.metrics_path.exists() and self.metrics_path.stat().st_size > 0
         saved = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
         return recorded or saved or (self.ledger_path.exists() and self.ledger_path.stat().st_size > 0)
 
     def archive(self) -> Path | None:
-        """Move the run to `<name>.old-NNN` beside it, so that the name is free; None when there is nothing to move.
+        """Move the run to `<name>.old-NNN` next to it, so that the name is free.
+
+        Returns:
+            The new path; None if there is nothing to move.
 
         Raises:
-            CheckpointError: the run is in use, is no run, or cannot be moved.
+            CheckpointError: The run is in use, is not a run, or cannot be moved.
         """
         try:
             if not self.path.is_dir() or not any(self.path.iterdir()):
@@ -179,7 +182,7 @@ class RunDirectory:
         return target
 
     def attempt_records(self) -> list[dict[str, Any]]:
-        """`attempt.json` of every attempt, by number. One without an `outcome` is going on, or died unseen."""
+        """Return `attempt.json` of every attempt, by number; one without an `outcome` is running, or was killed."""
         return [_read_record(self._attempt_folder(number)) for number in self._attempt_numbers()]
 
     def _attempt_numbers(self) -> list[int]:
@@ -190,18 +193,18 @@ class RunDirectory:
         return attempt_folder(self.path, number)
 
     def _mark_dead_attempt(self) -> None:
-        """Complete the record of the attempt before this one; having the lock proves that it is not going on."""
+        """Complete the record of the previous attempt; this process holds the lock, so that attempt has ended."""
         numbers = self._attempt_numbers()
         if not numbers:
             return
         folder = self._attempt_folder(numbers[-1])
         record = _read_record(folder)
         if "outcome" not in record:
-            console.notice(f"attempt {numbers[-1]} died without a word (process {record.get('pid', 'unknown')})")
+            console.notice(f"attempt {numbers[-1]} was killed (process {record.get('pid', 'unknown')})")
             write_json(folder / _ATTEMPT_FILE, {**record, "number": numbers[-1], "outcome": "died"})
         for place in (self.path, folder):
             remove_unfinished(place)
-        for page in folder.glob("heartbeat-*"):  # links that lead nowhere by now, or to another process
+        for page in folder.glob("heartbeat-*"):  # their links are dangling now, or lead to another process
             page.unlink()
 
     def _check_own_folder(self) -> None:
@@ -222,35 +225,37 @@ class RunDirectory:
 
 
 def attempt_folder(run: Path, number: int) -> Path:
-    """What an attempt leaves behind."""
+    """Return the folder of an attempt."""
     return run / "attempts" / f"{number:03d}"
 
 
 def worker_log(attempt: Path, rank: int) -> Path:
-    """What a worker prints, in its attempt's folder."""
+    """Return the path of a worker's log in its attempt's folder."""
     return attempt / f"worker-{rank}.log"
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of a run, as its owner (`RunDirectory.begin_attempt`) or one of its workers (`join`) has it."""
+    """One start of a run, held by its owner (`RunDirectory.begin_attempt`) or one of its workers (`join`)."""
 
     run: Path
     owner: Owner
     _lock: OwnerLock | None = field(default=None, repr=False)
     _began: float | None = field(default=None, repr=False, compare=False)
-    """By a clock that nobody sets; known to whoever has begun the attempt."""
+    """Start by the monotonic clock; None in workers that joined."""
 
     @classmethod
     def join(cls, run: Path, number: int, token: str | None = None, patience_seconds: float = 0.0) -> Attempt:
-        """Take part in an attempt that another process owns.
+        """Join an attempt that another process owns.
 
         Args:
-            token: The owner's; not compared when not given, on the owner's own machine.
-            patience_seconds: How long it may take until this machine sees what the owner has written.
+            run: The run directory.
+            number: Number of the attempt.
+            token: The owner's token; None skips the comparison, on the owner's own machine.
+            patience_seconds: How long to wait until this machine sees what the owner has written.
 
         Raises:
-            CheckpointError: the run is at another attempt by now, or this machine sees another directory.
+            CheckpointError: The run is at another attempt now, or this machine sees another directory.
         """
 
         def seen() -> Owner | None:
@@ -275,33 +280,33 @@ class Attempt:
 
     @property
     def number(self) -> int:
-        """Counted from 1 over the life of the run."""
+        """Number of the attempt, counted from 1 over the life of the run."""
         return self.owner.attempt
 
     @property
     def directory(self) -> Path:
-        """Logs, stacks, and why it ended."""
+        """Folder of the attempt: logs, stacks, and its outcome."""
         return attempt_folder(self.run, self.number)
 
     def worker_log(self, rank: int) -> Path:
-        """What a worker prints."""
+        """Return the path of a worker's log."""
         return worker_log(self.directory, rank)
 
     def assert_current(self) -> None:
-        """Make sure that the run still belongs to this attempt; call it before publishing anything.
+        """Raise an error unless the run still belongs to this attempt; call this before publishing anything.
 
         Raises:
-            CheckpointError: another attempt has taken over, or the run was moved away.
+            CheckpointError: Another attempt has taken over, or the run was moved away.
         """
         self.fence.assert_held()
 
     @property
     def fence(self) -> Fence:
-        """The same for a process that writes on behalf of this one."""
+        """The fence for a process that writes on behalf of this attempt."""
         return Fence(self.run, self.owner)
 
     def withdraw(self) -> None:
-        """Let the run go as if this attempt had never been; it has done nothing."""
+        """Remove the attempt's folder and release the run, for an attempt that has done nothing."""
         shutil.rmtree(self.directory, ignore_errors=True)
         if self._lock is not None:
             self._lock.release()
@@ -314,13 +319,16 @@ class Attempt:
         last_step: int | None = None,
         **facts: Any,
     ) -> None:
-        """Write down why this attempt ended, and let the run go. For the attempt's owner.
+        """Record the outcome of this attempt and release the run; only the attempt's owner may call this.
 
-        A disk too full for that only causes a warning, since there is a reason for ending that matters more.
+        A full disk only gives a warning, since the reason for ending matters more.
 
         Args:
-            outcome: In words.
-            facts: What else is known of the end.
+            outcome: The outcome in words.
+            exit_code: Exit code of the command.
+            first_step: The first step of the attempt.
+            last_step: The step after its last one.
+            facts: More facts about the end.
         """
         steps = {"first_step": first_step, "last_step": last_step}
         known = {name: step for name, step in steps.items() if step is not None}
@@ -332,7 +340,7 @@ class Attempt:
         try:
             write_json(self.directory / _ATTEMPT_FILE, {**_read_record(self.directory), **ending})
         except OSError as error:
-            console.warning(f"why attempt {self.number} ended cannot be written down: {error}")
+            console.warning(f"the outcome of attempt {self.number} cannot be recorded: {error}")
         finally:
             if self._lock is not None:
                 self._lock.release()
@@ -351,10 +359,10 @@ def _read_record(attempt: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class StartPoint:
-    """Where an attempt starts."""
+    """The start point of an attempt."""
 
     checkpoint: CheckpointInfo | None
-    """None: at step 0, which follows from the config alone."""
+    """None for step 0, whose state follows from the config alone."""
 
     @property
     def step(self) -> int:
@@ -365,27 +373,29 @@ class StartPoint:
 def what_to_do(
     run: RunDirectory, store: CheckpointStore, find: Callable[[], CheckpointInfo | None] | None = None
 ) -> StartPoint:
-    """Resume from the newest checkpoint that verifies; start at step 0 only if nothing is lost by it.
+    """Choose the newest checkpoint that verifies, or step 0 only if that loses nothing; call this as the run's owner.
 
-    Call it as the owner of the run. Whatever costs steps that were done before is said loudly.
+    A start that repeats finished steps gives a warning.
 
     Args:
-        find: Looks for the checkpoint (`checkpoint.discovery.find_latest`); in the run directory alone when not given.
+        run: The run.
+        store: Its local checkpoints.
+        find: Find the checkpoint (`checkpoint.discovery.find_latest`); None searches only the run directory.
 
     Raises:
-        CheckpointError: the run had checkpoints, and none is there that verifies.
+        CheckpointError: The run had checkpoints, and none verifies now.
     """
     checkpoint = store.newest(console.warning) if find is None else find()
     start = StartPoint(checkpoint)
     committed = Ledger(run.ledger_path).committed_step
     if checkpoint is None and committed:
         raise CheckpointError(
-            f"step {committed} of this run was saved, but its checkpoints are gone; not starting over by itself",
+            f"step {committed} of this run was saved, but its checkpoints are gone; it does not start over by itself",
             where=str(store.directory),
             fix="put the checkpoints back, choose another name=..., or move this run aside with --restart",
         )
     if start.step < committed:
-        console.warning(f"going back from step {committed} to step {start.step}; the steps between are done again")
+        console.warning(f"going back from step {committed} to step {start.step}; the steps between are trained again")
     elif checkpoint is None and len(run.attempt_records()) > 1:
         console.warning(f"{run.path} was started before, but has no checkpoint yet: starting again from step 0")
     return start

@@ -41,7 +41,7 @@ from headway.core.launched import world_size_from_environment
 from headway.core.secrets import redact
 from headway.core.signals import TERMINATION_SIGNALS, defer_signals, handled, pending_signals
 from headway.preemption import watching_for
-from headway.preemption.listening import holding
+from headway.preemption.listening import deferring_stop_signals
 from headway.runs.ledger import Ledger
 from headway.runs.ownership import OwnerLock, wait_for_dead_machine, wait_for_orphaned_writers
 from headway.runs.run_directory import Attempt, RunDirectory, command_line
@@ -314,13 +314,13 @@ def attempt_scope(
         with defer_signals():  # a signal amid these lines would leave an attempt without an outcome
             with explaining_refusals(CheckpointError, str(config.run_directory)):
                 attempt = _begin(config, fingerprints, facts, options)
-            hold = stack.enter_context(holding())
+            begin_deferring = stack.enter_context(deferring_stop_signals())
             # Ends after the attempt's record is complete: after an answer to a notice the machine may be taken away at
             # once.
             stack.enter_context(watching_for(attempt.directory, config.preemption))
             stack.enter_context(_record_outcome(attempt))
             stack.enter_context(record_preemption())
-            stack.callback(hold)
+            stack.callback(begin_deferring)
         yield attempt
 
 

@@ -214,5 +214,5 @@ def test_a_pickle_in_the_folder_is_never_opened(store: CheckpointStore, tmp_path
 
 def test_an_unreadable_folder_of_checkpoints_is_no_empty_one(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").touch()
-    with pytest.raises(CheckpointError, match="cannot be looked for"):
+    with pytest.raises(CheckpointError, match="cannot be listed"):
         CheckpointStore(tmp_path / "checkpoints").newest()

@@ -171,7 +171,7 @@ def test_only_a_rollback_needs_its_line(
     if trouble == "full":
         monkeypatch.setattr("headway.runs.ledger.append_json_line", full)
     if action == "rollback":
-        with pytest.raises(CheckpointError, match=r"cannot be (written: No space left|read whose run)"):
+        with pytest.raises(CheckpointError, match=r"cannot be (written: No space left|read)"):
             keeper.on_decision(job_at(8), decision(action))
     else:
         keeper.on_decision(job_at(8), decision(action))
@@ -201,6 +201,6 @@ def test_a_checkpoint_waits_for_its_line_while_the_ledger_cannot_be_read(
     keeper, job = LedgerKeeper(ledger, 1, ledger.path.parent), job_at(8)
     job.total_steps = 10
     keeper.on_saved(job, Outcome(8, 0.1))
-    assert "the line of the next checkpoint makes up for it" in capsys.readouterr().err
+    assert "the line of the next checkpoint covers these steps too" in capsys.readouterr().err
     with pytest.raises(UnwritableLedger):
         keeper.on_saved(job, Outcome(10, 0.1))

@@ -114,6 +114,6 @@ def test_a_full_disk_is_no_end_for_a_step_that_only_the_loss_scale_left_out(
 
     monkeypatch.setattr(ledger, "append_json_line", append)
     run = overflowing(tmp_path, monkeypatch).fit().directory
-    assert "training goes on, and the ledger lacks that step 2 had no update" in capsys.readouterr().err
+    assert "training continues, and the ledger lacks that step 2 had no update" in capsys.readouterr().err
     proof = prove(run)
     assert not proof.problems and "2 steps had no update" in proof.basis[-1] and "names 0" in proof.basis[-1]

@@ -162,7 +162,7 @@ def test_what_training_would_remove_is_refused_before_anything_is_set_aside(
         shutil.rmtree(run.checkpoints / "step-00000003")
     Ledger(run.ledger_path).decide(1, 2, 3, "rollback", "a spike")
     before = names(run.checkpoints), [manifest.step for manifest in remote_of(tmp_path).manifests()]
-    with pytest.raises(CheckpointError, match="step 3 was made with rows that are left out since"):
+    with pytest.raises(CheckpointError, match="step 3 was trained on rows that are skipped now"):
         restore(run, 3, source)
     assert (names(run.checkpoints), [manifest.step for manifest in remote_of(tmp_path).manifests()]) == before
     assert not (run.path / "set-aside").exists() and open_run(run.path).state == "finished"
