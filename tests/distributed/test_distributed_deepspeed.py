@@ -90,6 +90,7 @@ def test_a_step_that_is_not_finite_is_left_out_everywhere(
         assert runs.metric(name, "train/skipped_steps") == skipped, name
 
 
+@pytest.mark.slow
 def test_a_trial_before_the_first_step_leaves_no_trace(trials: Callable[..., Trials]) -> None:
     """On GPUs every run has one, unless it is told not to."""
     runs = trials(train={"steps": 3})
@@ -101,6 +102,7 @@ def test_a_trial_before_the_first_step_leaves_no_trace(trials: Callable[..., Tri
         assert runs.hash(f"{s}-tried") == runs.hash(s), s
 
 
+@pytest.mark.slow
 def test_tensors_of_every_kind_are_kept_as_ddp_keeps_them(tmp_path: Path) -> None:
     run_workers(2, Path(__file__).with_name("deepspeed_worker.py"), tmp_path)
     stores = {path.name: CheckpointStore(path / "checkpoints") for path in tmp_path.iterdir()}

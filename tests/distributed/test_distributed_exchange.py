@@ -36,6 +36,7 @@ def test_runs_learn_with_every_way(tiny: Callable[..., Path], tmp_path: Path) ->
     assert 1e-6 < abs(losses["powersgd"] - losses["plain"]) < 0.5
 
 
+@pytest.mark.slow
 def test_what_does_not_go_together_is_refused(tiny: Callable[..., Path]) -> None:
     config = tiny()
     for overrides, fix in (

@@ -61,6 +61,7 @@ def expert_worker(which: str) -> None:
     run_workers(4, Path(__file__).with_name("experts_worker.py"), which)
 
 
+@pytest.mark.slow
 def test_parts_gradients_norms_and_counts_are_those_of_the_whole() -> None:
     expert_worker("some")
 

@@ -40,6 +40,7 @@ def first_step(runs: Trials, name: str) -> int:
     return spans[max(spans)].first_step
 
 
+@pytest.mark.slow
 def test_stages_of_parts_and_of_positions(trials: Callable[..., Trials]) -> None:
     runs = trials(**HARD)
     runs.add("single", 1)

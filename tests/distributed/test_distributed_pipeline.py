@@ -36,6 +36,7 @@ def different(runs: Trials, names: list[str], expected: str = "single") -> list[
     ]
 
 
+@pytest.mark.slow
 def test_every_schedule_learns_what_one_worker_does(trials: Callable[..., Trials]) -> None:
     # Three micro-batches in a lane: of an odd number the last one must not be lost.
     runs = trials(model=LAYERS, train={"global_batch": 12})

@@ -64,6 +64,7 @@ def resumed_pairs(runs: Trials, strategies: tuple[str, ...], apart: tuple[int, .
     return names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("apart", [(1,), pytest.param((2, 3, 4), marks=pytest.mark.slow)])
 def test_a_run_goes_on_under_any_other_strategy(trials: Callable[..., Trials], apart: tuple[int, ...]) -> None:
     runs = trials()

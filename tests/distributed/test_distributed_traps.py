@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from support import run_workers
 
 
+@pytest.mark.slow
 def test_what_only_one_worker_meets_is_the_same_for_all() -> None:
     run_workers(2, Path(__file__).with_name("traps_worker.py"))

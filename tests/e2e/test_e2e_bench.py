@@ -101,6 +101,7 @@ def test_a_matrix_completes_whatever_happens_to_its_cells(tmp_path: Path) -> Non
         jsonschema.validate(cell, schema, jsonschema.Draft202012Validator)
 
 
+@pytest.mark.slow
 def test_a_matrix_that_is_told_to_stop_keeps_what_is_measured_and_goes_on(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(
         f"strategy: [ddp, zero1]\nvocab_size: 256\n{SMALLEST}config: {{{ON_ONE_CORE}}}\n"
@@ -132,6 +133,7 @@ def test_a_matrix_that_is_told_to_stop_keeps_what_is_measured_and_goes_on(tmp_pa
     assert first.name.startswith("ddp-") and first.read_bytes() == measured
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["local", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_a_cell_reads_a_token_store_whoever_starts_its_worker(corpus: Path, tmp_path: Path, launcher: str) -> None:
     data = f"data: {{store: {corpus / 'store'}}}"

@@ -16,7 +16,7 @@ TESTS = Path(__file__).parents[1]
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("folder", "least"), [("e2e", 7), ("unit", 23)])
+@pytest.mark.parametrize(("folder", "least"), [pytest.param("e2e", 7, marks=pytest.mark.slow), ("unit", 23)])
 def test_what_needs_a_gpu_does_what_it_should_on_an_emulated_one(folder: str, least: int) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU, on which these tests run by themselves")

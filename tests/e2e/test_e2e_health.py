@@ -100,6 +100,7 @@ def test_a_rollback_is_the_same_through_kills_and_on_a_second_machine(
     assert any("the ledger counts 8" in problem for problem in problems)
 
 
+@pytest.mark.slow
 def test_checkpoints_made_with_rows_that_are_left_out_now_are_removed(
     tiny: Callable[..., Path], tmp_path: Path, here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +176,7 @@ def is_remote(run: Path, step: int) -> bool:
     return any(place.tier == "remote" and place.complete for place in places)
 
 
+@pytest.mark.slow
 def test_a_rollback_goes_for_the_remote_tier_too(
     tiny: Callable[..., Path], tmp_path: Path, here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -295,6 +295,7 @@ def test_a_folder_of_that_name_is_not_read_in_its_place(hub: HubServer, user: Hu
     assert "would read the local folder org/books" in told["error"] and "omit hf://" in told["fix"]
 
 
+@pytest.mark.slow
 def test_without_a_network(hub: HubServer, user: HubUser, tmp_path: Path) -> None:
     old = hub.commit("org/kept", {"data/train.parquet": parquet(0, 100)})
     path = f"hf://org/kept@{old}"

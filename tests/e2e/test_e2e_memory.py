@@ -30,6 +30,7 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(tiny: Callable[..., Path]) -> 
     assert json.loads(result.stdout)["passed"]
 
 
+@pytest.mark.slow
 def test_what_was_chosen_is_said_and_kept(tiny: Callable[..., Path], tmp_path: Path) -> None:
     first = headway("train", tiny(), *SAVINGS, faults="kill@step=5")
     assert first.returncode != 0 and "micro-batches of 8 rows, the most that fits; 1 per lane and step" in first.stderr

@@ -33,6 +33,7 @@ def packed(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
+@pytest.mark.slow
 def test_a_packed_run_resumes_to_the_same_bits(packed: Callable[..., Path], tmp_path: Path) -> None:
     straight = headway("train", packed("straight"))
     assert straight.returncode == 0, straight.stderr

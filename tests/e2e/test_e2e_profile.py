@@ -20,6 +20,7 @@ _EMBEDDING = 320 * 32
 _SLOW = ",".join(["slow@data=0%1"] * 15)  # a second and a half in each later step
 
 
+@pytest.mark.slow
 def test_a_slow_feed_of_one_worker_is_the_largest_loss(tiny: Callable[..., Path], tmp_path: Path) -> None:
     config = tiny(
         train={"steps": 40, "global_batch": 4, "micro_batch": 1, "lanes": 2},

@@ -137,6 +137,7 @@ def test_two_workers_share_the_copies(origin: Path, tmp_path: Path, url: str) ->
     assert state_hash(tmp_path / "local/runs/tiny") == state_hash(tmp_path / "remote/runs/tiny")
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_bring_a_shard_once(origin: Path, tmp_path: Path, url: str) -> None:
     """Both read all rows in orders of their own from one folder of copies, too small for all of them."""
     limit = _limit(origin, processes=2)
@@ -169,6 +170,7 @@ print(hashlib.sha256(out.tobytes()).hexdigest())
     assert 0 < most <= limit
 
 
+@pytest.mark.slow
 def test_a_corrupted_object_ends_the_run(origin: Path, tmp_path: Path, url: str, s3: S3Server) -> None:
     store = TokenStore.open(origin / "store")
     name = f"train/texts/{store.shards('train', 'texts')[4].file}"

@@ -25,6 +25,7 @@ from support import headway
 from waits import LONG
 
 
+@pytest.mark.slow
 def test_elastic_promise_is_kept(tiny: Callable[..., Path], tmp_path: Path) -> None:
     config = tiny(determinism="elastic", train={"lanes": 4})
     result = headway("verify", config, "--steps", "6", "--json")
@@ -194,6 +195,7 @@ def test_the_first_difference_is_named() -> None:
     assert first_difference(reference, [(0, {"a": "1", "b": "1"}), (1, {"a": "2"})]) == Difference(1, "b", 1)
 
 
+@pytest.mark.slow
 def test_a_lost_moment_is_found(tiny: Callable[..., Path], tmp_path: Path) -> None:
     """The negative control: a resume that forgets something must turn the verdict red."""
     script = tmp_path / "forgetful.py"

@@ -31,6 +31,7 @@ def sections(folder: Path) -> dict[str, Any]:
     return {"train": {"steps": 24, "lanes": 2}, "determinism": "elastic", "checkpoint": mine}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_campaign_comes_out_as_if_nothing_had_happened(
     tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

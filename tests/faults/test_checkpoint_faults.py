@@ -77,6 +77,7 @@ def test_a_kill_while_a_step_is_replaced_leaves_one_of_its_two_states(store: Che
     assert names(store.directory) == ["step-00000001"]
 
 
+@pytest.mark.slow
 def test_kills_at_random_moments_never_lose_what_was_saved(tmp_path: Path) -> None:
     """A child saves step after step, and sometimes a step again, until it is killed; the next goes on from there."""
     store = CheckpointStore(tmp_path / "checkpoints", keep=2, max_shard_bytes=100)

@@ -36,6 +36,7 @@ def test_a_damaged_shard_ends_the_run_before_a_checkpoint_is_of_it(tmp_path: Pat
     assert list((tmp_path / "runs" / "tiny" / "checkpoints").glob("step-*")) == []
 
 
+@pytest.mark.slow
 def test_the_repaired_run_goes_on_and_its_bytes_are_those_of_an_undamaged_one(tmp_path: Path, config: Path) -> None:
     assert headway("train", config, "name=whole").returncode == 0
     flip(tmp_path)

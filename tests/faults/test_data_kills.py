@@ -93,7 +93,9 @@ def finished_shards(folder: Path) -> dict[Path, int]:
     return {folder / "store" / path.relative_to(making): path.stat().st_ino for path in shards}
 
 
-@pytest.mark.parametrize(("workers", "more"), [(1, PLAIN), (2, EVERYTHING)], ids=["plain", "everything"])
+@pytest.mark.parametrize(
+    ("workers", "more"), [(1, PLAIN), pytest.param(2, EVERYTHING, marks=pytest.mark.slow)], ids=["plain", "everything"]
+)
 def test_kills_at_random_moments(tmp_path: Path, workers: int, more: dict[str, Any]) -> None:
     write_sources(tmp_path / "sources")
     whole, killed = tmp_path / "whole", tmp_path / "killed"

@@ -190,6 +190,7 @@ def assert_whole(run: Path) -> None:
     assert store.folders() and all(store.verify(folder).good for folder in store.folders())
 
 
+@pytest.mark.slow
 def test_a_broken_disk_under_some_saves(tiny: Callable[..., Path], tmp_path: Path, whole: str) -> None:
     """With two workers: under a file of the second one, then under the manifest, which the first one writes."""
     config = tiny(**_sections(tmp_path / "disk" / "runs"))
@@ -226,6 +227,7 @@ def test_a_disk_that_is_full_for_a_while(
     assert_sound(run, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", BOTH)
 @pytest.mark.parametrize(
     ("fails", "why"),
@@ -267,6 +269,7 @@ def test_a_disk_that_fails_for_good(
     assert_sound(run, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", BOTH)
 def test_a_disk_that_hangs_for_a_while(
     tiny: Callable[..., Path], tmp_path: Path, disk: Disk, whole: str, workers: int

@@ -126,6 +126,7 @@ def test_a_run_ends_with_the_same_bits_whatever_the_store_and_the_machine_do(
     assert remote_manifests(f"{url}/tiny")[-1].manifest.state_sha256 == whole
 
 
+@pytest.mark.slow
 def test_a_run_that_may_not_upload_says_so_goes_on_and_the_same_command_makes_up_for_it(
     tiny: Callable[..., Path], s3: S3Server, proxy: S3Proxy, tmp_path: Path, whole: str
 ) -> None:

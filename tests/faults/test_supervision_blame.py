@@ -40,6 +40,7 @@ def train(tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyP
     return make
 
 
+@pytest.mark.slow
 def test_one_of_four_workers_that_hangs_or_is_stopped_is_named(train: Callable[..., list[Any]], tmp_path: Path) -> None:
     supervise = {"hang_seconds": 20, "hang_steps": 2, "max_failures": 1}
     records = train(4, "hang@compute=2%2,freeze@compute=2#2%1", supervise=supervise)
@@ -62,6 +63,7 @@ def test_one_of_four_workers_that_hangs_or_is_stopped_is_named(train: Callable[.
         assert all("in finish" in stacks[rank] for rank in others)
 
 
+@pytest.mark.slow
 def test_workers_that_are_all_slow_are_healthy_and_one_five_times_slower_is_named(
     train: Callable[..., list[Any]],
 ) -> None:

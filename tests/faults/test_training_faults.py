@@ -32,7 +32,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(tiny: Callable[..., Path], 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "fault", [pytest.param("enospc@checkpoint.shard:2", marks=pytest.mark.slow), "kill@checkpoint.manifest:2"]
+    "fault", ["enospc@checkpoint.shard:2", pytest.param("kill@checkpoint.manifest:2", marks=pytest.mark.slow)]
 )
 def test_training_goes_on_without_a_checkpoint_that_cannot_be_written(
     tiny: Callable[..., Path], tmp_path: Path, fault: str, workers: int
@@ -56,7 +56,7 @@ def test_training_goes_on_without_a_checkpoint_that_cannot_be_written(
     ("fault", "workers"),
     [
         ("kill@update=7%0", 1),
-        ("crash@update=7%0", 2),
+        pytest.param("crash@update=7%0", 2, marks=pytest.mark.slow),
         pytest.param("kill@update=7%0", 2, marks=pytest.mark.slow),
         pytest.param("crash@update=7%0", 1, marks=pytest.mark.slow),
     ],
@@ -74,6 +74,7 @@ def test_a_run_goes_on_from_the_memory_of_a_dead_worker(
     assert headway("ledger", tmp_path / "runs" / "killed").returncode == 0
 
 
+@pytest.mark.slow
 def test_a_last_checkpoint_that_cannot_be_written_ends_with_code_4(tiny: Callable[..., Path], tmp_path: Path) -> None:
     config = tiny()
     assert headway("train", config, "name=whole").returncode == 0
@@ -84,6 +85,7 @@ def test_a_last_checkpoint_that_cannot_be_written_ends_with_code_4(tiny: Callabl
     assert state_hash(tmp_path / "runs" / "full") == state_hash(tmp_path / "runs" / "whole")
 
 
+@pytest.mark.slow
 def test_a_non_finite_step_is_skipped_counted_and_resumed_exactly(tiny: Callable[..., Path], tmp_path: Path) -> None:
     config = tiny()
     whole = headway("train", config, "name=whole", faults="nan@gradient=5")
@@ -106,6 +108,7 @@ def test_too_many_in_a_row_end_with_code_5_and_an_intact_checkpoint(tiny: Callab
     assert headway("checkpoints", "verify", tmp_path / "runs" / "tiny").returncode == 0
 
 
+@pytest.mark.slow
 def test_a_run_that_diverged_is_not_finished_by_the_same_command(tiny: Callable[..., Path], tmp_path: Path) -> None:
     """Not even where the limit is reached at a step that a checkpoint is due at, the last one among them."""
     config = tiny(train={"steps": 6, "skip_limit": 2}, checkpoint={"every": "1 steps"})
@@ -120,6 +123,7 @@ def test_a_run_that_diverged_is_not_finished_by_the_same_command(tiny: Callable[
     assert headway("train", config).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "faults"),
     [
@@ -147,6 +151,7 @@ def test_who_has_to_leave_leaves_the_evaluation_to_the_next_attempt(
     assert headway("ledger", tmp_path / "runs/left").returncode == 0
 
 
+@pytest.mark.slow
 def test_a_run_directory_in_use_is_refused(tiny: Callable[..., Path], tmp_path: Path) -> None:
     config = tiny(train={"steps": 100_000})
     first = subprocess.Popen(
@@ -190,6 +195,7 @@ def test_lost_checkpoints_never_mean_a_silent_start_from_scratch(tiny: Callable[
     assert result.returncode == 4 and "does not start over" in result.stderr
 
 
+@pytest.mark.slow
 def test_another_token_store_is_refused(tiny: Callable[..., Path], tmp_path: Path) -> None:
     config = tiny()
     headway("train", config, faults="kill@step=5")

@@ -111,7 +111,7 @@ RUNS: dict[str, Run] = {
     "elastic-zero1": Run((*_ELASTIC, *_workers(2, "zero1")), same_as="elastic", slow=True),
     "elastic-zero2": Run((*_ELASTIC, *_workers(2, "zero2")), same_as="elastic", slow=True),
     "elastic-zero3-then-single": Run(
-        _ELASTIC, (Start(_workers(2, "zero3"), STOPPED.faults, STOPPED.exit_code), Start()), "elastic"
+        _ELASTIC, (Start(_workers(2, "zero3"), STOPPED.faults, STOPPED.exit_code), Start()), "elastic", slow=True
     ),
     "elastic-hsdp": Run((*_ELASTIC, *_workers(4, "hsdp", "parallel.replicate=2")), same_as="elastic", slow=True),
     # One state for the same workers.
@@ -122,16 +122,16 @@ RUNS: dict[str, Run] = {
     "ddp-stopped": Run(_workers(2, "ddp"), (STOPPED, Start()), "ddp", slow=True),
     "zero3": Run(_workers(2, "zero3"), slow=True),
     "zero3-killed": Run(_workers(2, "zero3"), (Start(faults="kill@step=3%0"),), "zero3", slow=True),
-    "tensor": Run(_workers(2, "auto", "parallel.tensor=2")),
+    "tensor": Run(_workers(2, "auto", "parallel.tensor=2"), slow=True),
     "context": Run(_workers(2, "auto", "parallel.context=2")),
     "pipeline": Run(_workers(2, "auto", "parallel.pipeline=2")),
     "packed": Run(_PACKED),
     "packed-killed": Run(_PACKED, (KILLED,), "packed"),
     "experts": Run(_EXPERTS),
     "experts-stopped": Run(_EXPERTS, (STOPPED, Start()), "experts", slow=True),
-    "experts-shared": Run((*_EXPERTS, *_workers(2, "ddp", "parallel.expert=2"))),
+    "experts-shared": Run((*_EXPERTS, *_workers(2, "ddp", "parallel.expert=2")), slow=True),
     "ramp": Run(_RAMP),
-    "ramp-ddp-stopped": Run((*_RAMP, *_workers(2, "ddp")), (STOPPED, Start()), "ramp"),
+    "ramp-ddp-stopped": Run((*_RAMP, *_workers(2, "ddp")), (STOPPED, Start()), "ramp", slow=True),
     "muon-bf16": Run(("optimizer.name=muon", "train.precision=bf16", "train.activation_checkpointing=selective")),
     "lion-fp16": Run(
         ("optimizer={name: lion, learning_rate: 1e-3}", "train.precision=fp16", "schedule.name=rsqrt", *_PACKED)

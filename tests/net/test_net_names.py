@@ -49,6 +49,7 @@ def test_nothing_is_gone_from_a_run_directory(everything: Path, tmp_path: Path) 
     assert lists.missing("records", lists.records(everything, kept)) == []
 
 
+@pytest.mark.slow
 def test_no_key_is_gone_from_results_of_commands(tmp_path: Path) -> None:
     lists.kept_copy(tmp_path)
     assert lists.missing("results", lists.results(tmp_path)) == []

@@ -73,7 +73,7 @@ def a_config() -> Config:
 
 @given(config=configs)
 @settings(
-    max_examples=150,
+    max_examples=75,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )

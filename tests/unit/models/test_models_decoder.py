@@ -206,6 +206,7 @@ def test_selective_checkpointing_computes_every_second_product_again_and_no_atte
     assert [calls["mm"] - found["none"]["mm"] for calls in found.values()] == [0, layers, 3 * layers]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [pytest.param("selective", marks=pytest.mark.slow), "full"])
 def test_activation_checkpointing_compiles(mode: Any) -> None:
     torch._dynamo.reset()
@@ -278,7 +279,7 @@ def test_gradients_add_up_over_micro_batches() -> None:
         torch.testing.assert_close(p.grad, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_compiles_without_a_graph_break(precision: str) -> None:
     """Traced by dynamo and autograd; what inductor makes of the graph is its own matter, and slow to wait for."""
     torch._dynamo.reset()

@@ -282,6 +282,7 @@ def test_selective_checkpointing_keeps_what_the_kernel_for_gpus_gives() -> None:
     assert seen.names.count("torch_attn::_varlen_attn_backward") == 1
 
 
+@pytest.mark.slow
 def test_compiles_without_a_graph_break() -> None:
     torch._dynamo.reset()
     model = model_of(qk_norm=True)

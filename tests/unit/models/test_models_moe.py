@@ -323,6 +323,7 @@ def test_an_expert_without_tokens_has_a_gradient_of_zero() -> None:
     assert layer.experts.down.grad[3:].any()
 
 
+@pytest.mark.slow
 def test_compiled_it_computes_the_same() -> None:
     model, (ids, targets) = decoder(**SIGMOID), batch(2)
     expected, loss = gradients(model, ids, targets), model(ids, targets)

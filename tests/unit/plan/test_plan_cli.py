@@ -59,6 +59,7 @@ def test_a_plan_for_programs(tmp_path: Path) -> None:
     assert found["recommendation"]["overrides"] and found["recommendation"]["cost_usd"] is None
 
 
+@pytest.mark.slow
 def test_where_the_vocabulary_is_from(corpus: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path)
     tokenizer = corpus / "store" / "tokenizer" / "tokenizer.json"

@@ -60,6 +60,7 @@ def test_one_worker_takes_what_is_planned(
     assert abs(planned / measured - 1) < 0.05
 
 
+@pytest.mark.slow
 @needs_benchmarks
 def test_a_tracker_finds_what_is_planned_for_many_workers() -> None:
     trackers = benchmark("trackers")

@@ -52,6 +52,7 @@ def test_a_large_model_is_sharded_and_what_does_not_fit_is_named() -> None:
     assert not next(option for option in made.table if option.strategy == "ddp").fits
 
 
+@pytest.mark.slow
 def test_the_hours_of_a_ramp_are_those_of_its_steps() -> None:
     """Steps of an eighth of the batch have as large an update, so the same tokens take longer."""
     ramp = [{"global_batch": 64, "until": "400M tokens"}]
@@ -79,6 +80,7 @@ def test_what_is_recommended_is_a_config_that_fits_and_nothing_faster_does(prese
     assert chosen.speed.step_seconds <= 1.021 * min(rivals, default=chosen.speed.step_seconds)
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_it_is_said_what_would() -> None:
     made = planned("8b", "2xA100-40GB")
     assert made.recommendation.option is None

@@ -126,6 +126,7 @@ def test_an_earlier_step_of_a_lost_run_stays_the_one_to_go_on_from(run: RunDirec
     assert [manifest.step for manifest in remote_of(tmp_path).manifests()] == [1], "or 3 would come back by itself"
 
 
+@pytest.mark.slow
 def test_a_lost_run_comes_back_where_its_remote_tier_cannot_be_used(
     run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

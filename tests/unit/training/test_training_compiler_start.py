@@ -106,6 +106,7 @@ def test_a_cache_that_cannot_be_written_to_costs_a_try_only(tried: list[str], tm
     assert loads(library) and loads(library) and len(tried) == 2
 
 
+@pytest.mark.slow
 def test_vector_instructions_are_the_same_whether_tries_are_remembered_or_not() -> None:
     """In processes of their own: each asks once."""
     code = """

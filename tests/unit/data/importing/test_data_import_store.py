@@ -110,6 +110,7 @@ class TestWholeOrAbsent:
         prepare(data, workers=1, force=True)
         assert "imported" not in TokenStore.open(store.path).manifest
 
+    @pytest.mark.slow
     def test_a_kill_leaves_what_was_there(self, flat: Path, tmp_path: Path, vocabulary: Path, imported: Any) -> None:
         store, _ = imported("nanogpt", flat)
         expected = content(store.path)
@@ -163,6 +164,7 @@ def test_one_block_is_held(tmp_path: Path, vocabulary: Path, ids: Any, monkeypat
 class TestCommand:
     """`headway data import`."""
 
+    @pytest.mark.slow
     def test_import_and_train(self, flat: Path, tmp_path: Path, vocabulary: Path) -> None:
         listed = headway(
             "data", "import", "nanogpt", flat, "--tokenizer", vocabulary, "--output", "store", "--dry-run", cwd=tmp_path
@@ -184,6 +186,7 @@ class TestCommand:
         assert trained.returncode == 0, trained.stderr
         assert headway("data", "report", tmp_path / "store").returncode == 0
 
+    @pytest.mark.slow
     def test_a_blend_trains_with_its_weights(self, tmp_path: Path, ids: Any, vocabulary: Path) -> None:
         for name, documents in (("one", ids[:20]), ("two", ids[20:])):
             np.array([t for d in documents for t in (*d, 0)], dtype="<u2").tofile(tmp_path / f"{name}.ds")

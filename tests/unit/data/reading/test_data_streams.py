@@ -347,6 +347,7 @@ def test_a_cached_dataset_is_read_through_its_arrow_files(cache: Path) -> None:
     assert read_offline(cache, "hf://org/name", streaming=True) == {"files": [], "texts": texts}
 
 
+@pytest.mark.slow
 def test_what_a_dataset_lacks_is_told(cache: Path) -> None:
     missing = read_offline(cache, "hf://org/name", split="dev")
     assert "train" in missing["error"] and missing["where"] == "hf://org/name"
