@@ -285,7 +285,7 @@ def _unused(shard: Mapping[str, Any], used: Sequence[tuple[int, int]]) -> Iterat
 
 
 class EvaluationFeed:
-    """The same held-out rows each time, evenly spaced over a split.
+    """The held-out rows of every evaluation, evenly spaced over a split.
 
     Args:
         store: The store.

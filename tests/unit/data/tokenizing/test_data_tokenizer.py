@@ -215,7 +215,7 @@ def test_unusable_tokenizers(tmp_path: Path, content: bytes | None, what: str) -
 )
 def test_json_that_is_laid_out_otherwise_is_no_tokenizer(trained: Tokenizer, change: dict[str, Any]) -> None:
     content = json.dumps({**json.loads(trained.content), **change}).encode()
-    with pytest.raises(DataError, match=r"not a tokenizer: its JSON is not laid out|no whole number"):
+    with pytest.raises(DataError, match=r"not a tokenizer: its JSON is not laid out|not a non-negative integer"):
         Tokenizer(content, "here")
 
 

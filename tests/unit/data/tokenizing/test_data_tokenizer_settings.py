@@ -141,8 +141,8 @@ def test_ids_that_two_tokens_share_are_refused(tmp_path: Path) -> None:
     for change, what in (
         ({"model": {**spec["model"], "vocab": {**spec["model"]["vocab"], "b": 1}}}, "'a' and 'b'"),
         ({"added_tokens": [{**added("<x>"), "id": 2}]}, "'b' and '<x>'"),
-        ({"model": {**spec["model"], "vocab": {**spec["model"]["vocab"], "b": 2.5}}}, "no whole number"),
-        ({"model": {**spec["model"], "vocab": {**spec["model"]["vocab"], "b": -2}}}, "no whole number"),
+        ({"model": {**spec["model"], "vocab": {**spec["model"]["vocab"], "b": 2.5}}}, "not a non-negative integer"),
+        ({"model": {**spec["model"], "vocab": {**spec["model"]["vocab"], "b": -2}}}, "not a non-negative integer"),
     ):
         with pytest.raises(DataError, match=what):
             Tokenizer(json.dumps({**spec, **change}).encode(), "here", "</s>")
