@@ -79,7 +79,7 @@ def test_a_matrix_completes_whatever_happens_to_its_cells(tmp_path: Path) -> Non
     assert 0 < found["communication"]["total_share"] < 1
 
     page = (tmp_path / "out/report.md").read_text()
-    assert "3 of 4 cells did not come out:" in page
+    assert "3 of 4 cells did not succeed:" in page
     assert f"- {NAMES['zero1']}: killed: worker 1 died (signal 9)" in page
     with (tmp_path / "out/metrics.csv").open() as file:
         assert {line["strategy"]: line["status"] for line in csv.DictReader(file)}["zero2"] == "failed"

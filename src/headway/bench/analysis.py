@@ -155,7 +155,7 @@ def efficiency(result: CellResult, results: Sequence[CellResult]) -> float | Non
     if base is None or speed is None or result.doubt is not None or base.cell.workers == result.cell.workers:
         return None
     before = mean(base, SPEED)
-    assert before is not None, "it came out"
+    assert before is not None, "it succeeded"
     return (speed.value / result.cell.workers) / (before.value / base.cell.workers)
 
 

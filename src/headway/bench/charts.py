@@ -234,7 +234,7 @@ def _possible(axes: Axes, shown: Sequence[CellResult]) -> None:
 def _from(name: str, counts: Sequence[int], fewest: int) -> str:
     """Return a legend label, with the number of workers of the base if others have a smaller one."""
     if not counts:
-        return f"{name} (none came out)"
+        return f"{name} (none succeeded)"
     return name if counts[0] == fewest else f"{name}, from {_workers(counts[0])}"
 
 

@@ -58,7 +58,7 @@ def _comparable(a: CellResult, b: CellResult) -> bool:
     return a.status == b.status == "ok" and a.doubt is None and b.doubt is None
 
 
-def _told(
+def _differs(
     words: Callable[[CellResult, CellResult], str | None], more: bool
 ) -> Callable[[CellResult, CellResult], bool]:
     metric = SPEED if words is speed_in_words else MEMORY
@@ -72,12 +72,12 @@ def _told(
 
 #: Worse results come first; the words for one cell, and for several.
 _KINDS: tuple[tuple[tuple[str, str], Callable[[CellResult, CellResult], bool]], ...] = (
-    (("no longer comes out", "no longer come out"), lambda a, b: a.status == "ok" != b.status),
-    (("is slower", "are slower"), _told(speed_in_words, False)),
-    (("needs more memory", "need more memory"), _told(memory_in_words, True)),
-    (("comes out now", "come out now"), lambda a, b: a.status != "ok" == b.status),
-    (("is faster", "are faster"), _told(speed_in_words, True)),
-    (("needs less memory", "need less memory"), _told(memory_in_words, False)),
+    (("no longer succeeds", "no longer succeed"), lambda a, b: a.status == "ok" != b.status),
+    (("is slower", "are slower"), _differs(speed_in_words, False)),
+    (("needs more memory", "need more memory"), _differs(memory_in_words, True)),
+    (("succeeds now", "succeed now"), lambda a, b: a.status != "ok" == b.status),
+    (("is faster", "are faster"), _differs(speed_in_words, True)),
+    (("needs less memory", "need less memory"), _differs(memory_in_words, False)),
     (
         ("cannot be compared, measured once", "cannot be compared, measured once"),
         lambda a, b: _comparable(a, b) and not is_known(b, a),

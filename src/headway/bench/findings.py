@@ -96,7 +96,7 @@ def _once(results: Sequence[CellResult]) -> Iterator[str]:
     found = good(results)
     if len(found) > 1 and all(len(r.measured) == 1 for r in found):
         yield (
-            "Each cell was measured once, so nobody knows how much repeats differ: no differences are told"
+            "Each cell was measured once, so the spread of repeats is unknown: no differences are reported"
             " (repeats=3 measures more)."
         )
 
@@ -152,14 +152,16 @@ def _near(fastest: CellResult, same: Sequence[CellResult]) -> str:
         f"; the repeats cannot tell {listed(alike)} from it" if alike else "",
         f"; {listed(hidden)} is slower by less than two names of one strategy differ" if len(hidden) == 1 else "",
         f"; {listed(hidden)} are slower by less than two names of one strategy differ" if len(hidden) > 1 else "",
-        f"; nothing can be told of {listed(once)}: it or {fastest.cell.strategy} was measured once" if once else "",
+        f"; no comparison is possible with {listed(once)}: it or {fastest.cell.strategy} was measured once"
+        if once
+        else "",
     ]
     return "".join(told)
 
 
 def _speed(result: CellResult) -> float:
     found = mean(result, SPEED)
-    assert found is not None, "it came out"
+    assert found is not None, "it succeeded"
     return found.value
 
 
@@ -253,12 +255,12 @@ def _exposed(result: CellResult) -> float:
 def _failures(results: Sequence[CellResult]) -> Iterator[str]:
     failed = [r for r in results if r.status not in ("ok", "excluded")]
     if failed:
-        yield f"{len(failed)} of {counted(len(results), 'cell')} did not come out:"
+        yield f"{len(failed)} of {counted(len(results), 'cell')} did not succeed:"
         yield from (f"- {label(r, results)}: {failure_in_words(r)}" for r in failed)
     partly = [r for r in results if r.status == "ok" and r.last_failure is not None]
     for result in partly:
         succeeded = counted(len(result.measured), "repeat")
-        yield f"Of {label(result, results)} only {succeeded} came out: {failure_in_words(result)}."
+        yield f"Of {label(result, results)} only {succeeded} succeeded: {failure_in_words(result)}."
     left_out = [r for r in results if r.status == "excluded"]
     if left_out:
         were = "was" if len(left_out) == 1 else "were"

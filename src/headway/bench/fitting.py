@@ -9,7 +9,7 @@ from headway.bench.analysis import Setting, differing_in_words
 from headway.bench.results import CellResult, model_place
 from headway.bench.wording import listed, status_in_words, workers_in_words
 
-HEADERS = ["Strategy", "Workers", "Largest model that came out", "Smallest larger one that did not"]
+HEADERS = ["Strategy", "Workers", "Largest model that fits", "Smallest larger one that does not"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def largest_models(results: Sequence[CellResult]) -> Iterator[str]:
         which = f", {differing_in_words(setting, settings)}" if len(settings) > 1 else ""
         for workers in dict.fromkeys(fit.workers for fit in found if fit.setting == setting):
             same = [fit for fit in found if (fit.setting, fit.workers) == (setting, workers)]
-            yield f"Largest model that came out on {workers_in_words(workers)}{which}: {_by_model(same)}."
+            yield f"Largest model that fits on {workers_in_words(workers)}{which}: {_by_model(same)}."
 
 
 def _by_model(same: Sequence[Fit]) -> str:

@@ -44,7 +44,7 @@ PLOTS = "plots"
 _SHORT = 80
 _NUMBER = re.compile(r"(\d[\d,]*(?:\.\d+)?)(.*)$")
 NOTES = (
-    "±: half of the 95 % confidence interval over repeats (Student's t); differences are told where Welch's test at"
+    "±: half of the 95 % confidence interval over repeats (Student's t); differences are reported where Welch's test at"
     " 95 % can, one comparison at a time.",
     "Peak memory: what tensors take, of the worker that has most; on GPUs PyTorch's own count, on the CPU the most"
     " within one step. Resident: by how much the process grew in main memory since before the model was built, with"
@@ -73,7 +73,7 @@ class Report:
         asked = dict.fromkeys(str(result.settings.get("description", "")) for result in self.results)
         succeeded = sum(result.status == "ok" for result in self.results)
         told = one_line("; ".join(filter(None, asked)))
-        cells = f"{succeeded} of {counted(len(self.results), 'cell')} came out."
+        cells = f"{succeeded} of {counted(len(self.results), 'cell')} succeeded."
         end = "" if told.endswith((".", "?", "!")) else "."
         return f"{told[:1].upper()}{told[1:]}{end} {cells}" if told else cells
 
@@ -327,7 +327,7 @@ def render_html(report: Report, charts: Sequence[Named]) -> str:
             else "",
             "\n".join(html.section(named.title, html.figure(_untitled(named))) for named in charts),
             html.section("Cells", html.table(*cells, range(2, len(cells[0]))), html.paragraphs(report.notes)),
-            html.section("Last lines of what did not come out", *(_log(result) for result in failed)),
+            html.section("Last log lines of failed cells", *(_log(result) for result in failed)),
             html.section("Measured on", html.facts(_environment(report.results))),
         ],
     )

@@ -119,7 +119,7 @@ class Repeat(Record):
     """From 1."""
     status: Status
     reason: str | None = None
-    """Why it did not come out, or how its processes ended after they had measured."""
+    """Why it failed, or how its processes ended after they had measured."""
     attempts: int = 1
     started: float = Field(ge=0, lt=_YEAR_10000)
     """Unix seconds."""
@@ -128,13 +128,13 @@ class Repeat(Record):
     wall_seconds: float | None = None
     """With starting and ending the processes."""
     log_tail: list[str] = []
-    """The last lines of the log of one that did not come out."""
+    """The last lines of the log of a failed repeat."""
     measured: Measurement | None = None
 
     @model_validator(mode="after")
     def _ok_has_measured(self) -> Self:
         if self.status == "ok" and self.measured is None:
-            raise ValueError("a repeat that came out has no figures")
+            raise ValueError("a successful repeat has no figures")
         return self
 
 

@@ -153,7 +153,7 @@ class Suite(Section):
     timeout_seconds: PositiveInt = 900
     """One measurement of one cell takes no longer, or it is ended."""
     retries: NonNegativeInt = 0
-    """How often a measurement that did not come out is tried again."""
+    """How often a failed measurement is retried."""
     seed: NonNegativeInt = 0
     """Of weights and data."""
     config: dict[str, Any] = {}

@@ -17,7 +17,7 @@ _SHOWN = 0.0005
 #: The words that follow the requested size in PyTorch's out-of-memory messages.
 _OUT_OF_MEMORY_REST = re.compile(r"\s(GPU \d+ has|Of the allocated|Error code|See documentation|If reserved)\b.*", re.S)
 
-ONCE = "measured once, so nothing can be told"
+ONCE = "measured once, so no comparison is possible"
 _ALIKE = "that the repeats can tell"
 _WITHIN = "larger than that between two names of one strategy"
 
@@ -101,7 +101,7 @@ def failure_in_words(result: CellResult, characters: int = 1000) -> str:
 
 def status_in_words(status: str) -> str:
     """Describe the status of a result."""
-    return {"ok": "came out", "excluded": "left out"}.get(status, status.replace("_", " "))
+    return {"ok": "succeeded", "excluded": "left out"}.get(status, status.replace("_", " "))
 
 
 def one_line(text: str) -> str:

@@ -41,8 +41,8 @@ class Goodput:
     """The time of a run, in seconds."""
 
     wall_seconds: float
-    """From the start of the first attempt to the end of the last, without the time in which nobody wanted the run to go
-    on: after it was finished, or stopped by Ctrl-C."""
+    """From the start of the first attempt to the end of the last, without the time in which the run was not meant
+    to continue: after it was finished, or stopped by Ctrl-C."""
     effective_seconds: float
     lost_seconds: dict[str, float]
     """By cause; with `effective_seconds` these add up to `wall_seconds`."""

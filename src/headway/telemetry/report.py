@@ -67,7 +67,7 @@ def render_report(run: Run) -> str:
             html.section("Sample text", _samples(run)),
             html.section("Data", _data(run)),
             html.section("Model", html.facts(_model(run))),
-            html.section("Changes on the way", _segments(run)),
+            html.section("Changes during the run", _segments(run)),
             html.section("Attempts", _spent(found), _attempts(run, found)),
             html.section("Checkpoints", _checkpoints(run)),
             html.section("Environment", html.facts(_environment(run)), _changes(run)),
@@ -82,7 +82,7 @@ def _status_note(run: Run, summary: Summary) -> str:
     if summary.state == RUNNING:
         how = f"Running since {time_text(run.attempts[-1].started)}; {last}."
     elif summary.state == DIED:
-        how = f"Died without a word; {last}. The same command goes on from the newest checkpoint."
+        how = f"Died without a message; {last}. The same command continues from the newest checkpoint."
     elif summary.state == NOT_ENDED:
         how = f"No end is on record, and attempt {run.attempts[-1].number} is not on this machine; {last}."
     elif summary.state == NOT_STARTED:

@@ -60,7 +60,7 @@ def test_sentences_say_what_can_be_told() -> None:
     assert sentence(heavy, DDP) == "zero1 needs 2.5 times as much memory as ddp and is 3.0 times as fast here"
     once = result("zero3", 2, [10.0])
     assert sentence(once, result("ddp", 2, [100.0])) == (
-        "zero3 cannot be compared with ddp: measured once, so nothing can be told"
+        "zero3 cannot be compared with ddp: measured once, so no comparison is possible"
     )
 
 
@@ -92,9 +92,9 @@ def test_findings_name_what_failed_what_is_left_out_and_losses_that_differ() -> 
         ]
     )
     text = "\n".join(said)
-    assert said[0] == "1 of 6 cells did not come out:"
+    assert said[0] == "1 of 6 cells did not succeed:"
     assert "- zero1-w2-1m-fp32-b1-t64: killed: worker 1 died (signal 9)" in said
-    assert "only 1 repeat came out: timeout: not done after 5 s" in text and "excluded: not wanted" in text
+    assert "only 1 repeat succeeded: timeout: not done after 5 s" in text and "excluded: not wanted" in text
     assert "Warning: on 2 workers strategies do not have the same loss" in text and "fsdp 3.3000" in text
     assert "fsdp and zero3 are two names of one strategy" in text
     assert "Fastest on 2 workers: ddp with 100" in text
@@ -191,7 +191,7 @@ def test_two_sets_are_compared_cell_by_cell() -> None:
     verdicts = {row[0].split("-")[0]: row[-1] for row in changes(before, now)}
     assert verdicts == {
         "ddp": "10 % faster than before",
-        "zero3": "came out before, out of memory now",
+        "zero3": "succeeded before, out of memory now",
         "zero2": "only now",
         "zero1": "only before",
     }

@@ -41,10 +41,10 @@ def test_nothing_is_told_of_a_cell_that_was_measured_once() -> None:
     found = difference([500.0], [100.0, 100.0])
     assert found is not None and not found.is_significant and not found.is_known
     text = _said(DDP, result("zero2", 2, [40.0]))
-    assert "Fastest on 2 workers: ddp with 100 tokens/s; nothing can be told of zero2:" in text
+    assert "Fastest on 2 workers: ddp with 100 tokens/s; no comparison is possible with zero2:" in text
     assert "cannot tell" not in text and "no difference" not in text
     (row,) = changes([result("ddp", 2, [100.0])], [result("ddp", 2, [50.0])])
-    assert row[-1] == "measured once, so nothing can be told"
+    assert row[-1] == "measured once, so no comparison is possible"
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def _memory_suite() -> list[CellResult]:
 def test_the_largest_model_that_fits_is_said() -> None:
     cells = _memory_suite()
     (text,) = largest_models(cells)
-    assert text == ("Largest model that came out on 2 workers: 117m with ddp; 1b, the largest asked, with zero3.")
+    assert text == ("Largest model that fits on 2 workers: 117m with ddp; 1b, the largest asked, with zero3.")
     assert text in findings(cells)
     assert table(cells) == [
         ["ddp", "2", "117m", "350m: out of memory"],
@@ -253,7 +253,7 @@ def test_a_comparison_says_first_what_got_worse() -> None:
         result("zero3", 2, [1.0, 2.0]),
     ]
     assert summary(before, now) == (
-        "Of 4 cells that both have, 1 no longer comes out (zero1-w2-1m-fp32-b1-t64); 1 is slower"
+        "Of 4 cells that both have, 1 no longer succeeds (zero1-w2-1m-fp32-b1-t64); 1 is slower"
         " (ddp-w2-1m-fp32-b1-t64); 1 needs less memory (ddp-w2-1m-fp32-b1-t64); 1 cannot be compared, measured once"
         " (zero2-w2-1m-fp32-b1-t64)."
     )
@@ -274,7 +274,7 @@ def test_small_things_read_well(tmp_path: Path) -> None:
     cell = cell.model_copy(update={"settings": question})
     write_result(tmp_path, cell)
     found = load_report(tmp_path)
-    assert found.note == "Which one does need least? 1 of 1 cell came out."
+    assert found.note == "Which one does need least? 1 of 1 cell succeeded."
     assert found.table[1][0][2] == "1,009 ± 22"
     assert "## Findings" not in render_markdown(found, []) and found.findings == []
     pytest.importorskip("matplotlib")
