@@ -96,7 +96,7 @@ def test_a_rollback_is_the_same_through_kills_and_on_a_second_machine(
     lines = [line for line in ledger(runs / "whole") if line["kind"] != "decision"]
     (runs / "whole/ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     problems = prove(runs / "whole").problems
-    assert any("of which the ledger has no decision" in problem for problem in problems)
+    assert any("for which the ledger has no decision" in problem for problem in problems)
     assert any("the ledger counts 8" in problem for problem in problems)
 
 

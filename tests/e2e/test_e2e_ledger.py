@@ -125,14 +125,14 @@ def _plan(lines: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_not_taken_back, "attempt 3 did steps 6 to 7 again, which the ledger still has from before"),
+        (_not_taken_back, "attempt 3 did steps 6 to 7 again, which the ledger still records from before"),
         (_gap, "gap or an overlap before step 4"),
         (_overlap, "gap or an overlap before step 1"),
         (_end, "step-00000010 is not in the ledger, which ends at step 8"),
         (_counts, "steps 0 to 1: the ledger counts 11 of corpus, 5 of more, the plan has 12 of corpus, 4 of more"),
-        (_attempt, "steps 0 to 1 are said to be of attempt 2, which did steps 4 to"),
+        (_attempt, "steps 0 to 1 are recorded for attempt 2, which did steps 4 to"),
         (_unknown_attempt, "attempt 7, which the run never had"),
-        (_earlier_attempt, "steps 8 to 9 are said to be of attempt 2"),
+        (_earlier_attempt, "steps 8 to 9 are recorded for attempt 2"),
         (_checkpoint, "step-00000004, which is of another step"),
         (_plan, "another plan of rows"),
     ],
@@ -153,7 +153,7 @@ def test_what_is_missing_or_another_is_not_proven(copy: Path, tmp_path: Path) ->
     assert other.returncode == 4 and "another plan of rows" in other.stderr
     config.write_text(yaml.safe_dump({**values, "data": {**values["data"], "store": str(tmp_path / "gone")}}))
     gone = headway("ledger", copy)
-    assert gone.returncode == 4 and "cannot be computed anew: there is no token store here" in gone.stderr
+    assert gone.returncode == 4 and "cannot be recomputed: there is no token store here" in gone.stderr
     assert headway("ledger", copy, "--store", values["data"]["store"]).returncode == 0
     shutil.rmtree(copy / "checkpoints" / "step-00000010")
     back = headway("ledger", copy, "--store", values["data"]["store"])
@@ -180,12 +180,12 @@ def test_a_run_that_goes_on_without_its_disk_is_proven_by_what_its_checkpoint_sa
     proof = prove(run)
     assert not proof.problems and proof.skipped_ranges == [(6, 8)] and proof.rows == 80
     assert [(c.first_step, c.last_step, c.attempt) for c in proof.taken_over] == [(0, 10, 1)]
-    assert "but steps 0 to 9 were done elsewhere: that they were is what step-00000010 says" in proof.basis[1]
+    assert "but steps 0 to 9 were trained elsewhere: only step-00000010 records that" in proof.basis[1]
     assert "taken over: steps 0 to 9 by attempt 1" in headway("ledger", run).stdout
     # Without that line, or for steps that were done here, nothing is believed.
     rewrite(run, lambda lines: lines.remove(next(line for line in lines if line.get("action") == "taken over")))
     (problem,) = prove(run).problems
-    assert problem == "steps 0 to 9 are said to be of attempt 1, which did steps 10 to 11"
+    assert problem == "steps 0 to 9 are recorded for attempt 1, which did steps 10 to 11"
     commits = [line for line in map(json.loads, (old / "ledger.jsonl").open()) if line["kind"] == "commit"]
     line = {"kind": "decision", "attempt": 1, "first_step": 0, "action": "taken over", "reason": ""}
     rewrite(old, lambda lines: lines.append({**line, "last_step": commits[0]["last_step"]}))

@@ -191,7 +191,7 @@ class CheckpointStore:
         return read_tensors(info.path, info.manifest)
 
     def load_into(
-        self, info: CheckpointInfo, blocks: StateBlocks, gather: Callable[[Any], Sequence[Any]] = lambda said: [said]
+        self, info: CheckpointInfo, blocks: StateBlocks, gather: Callable[[Any], Sequence[Any]] = lambda value: [value]
     ) -> None:
         """Copy a worker's part of a checkpoint into its part of the state, on any device; all workers load together.
 

@@ -38,10 +38,8 @@ from headway.runs.ledger_run import checkpoints_of_others, restored_from_others
 from headway.runs.row_count import EpochCount, RowCount, count_by_looking, count_by_plan, without
 from headway.telemetry.record import Attempt, Run, as_int, as_text, dig, open_run, read_json
 
-#: Rows of a run, and of its sources together, up to which every single one is looked at unless asked otherwise.
+#: Largest number of rows, of the run or of an epoch of all sources, for which every row is checked by default.
 LOOK_AT = 100_000_000
-
-_BY_SEGMENT = "the rows of every segment are those of its own plan, and epochs go on across its border"
 
 
 @dataclass
@@ -90,9 +88,9 @@ class LedgerProof:
         """The checks that the proof rests on, in words."""
         if not self.epochs:
             return []
-        looked = f"each of the {self.looked_at:,} rows was looked at, epoch by epoch"
+        looked = f"each of the {self.looked_at:,} rows was checked, epoch by epoch"
         not_looked = (
-            "rows were counted, not looked at (--every-row does): a source's rows are taken at consecutive positions,"
+            "rows were counted, not checked one by one (--every-row): a source's rows have consecutive positions,"
             " and an epoch's order is a bijection by construction (a Feistel network with cycle walking)"
         )
         return [
@@ -101,7 +99,7 @@ class LedgerProof:
             *self.restored,
             "the rows of each source in every commit are as many as the plan has, recomputed",
             *(
-                ["rows are those of each segment's own plan, and epochs go on across its border"]
+                ["rows are those of each segment's own plan, and epochs continue across its border"]
                 if self.segments
                 else []
             ),
@@ -111,8 +109,8 @@ class LedgerProof:
 
     def _taken_over(self, commit: Commit) -> str:
         return (
-            f"but steps {commit.first_step:,} to {commit.last_step - 1:,} were done elsewhere: that they were is what"
-            f" {commit.checkpoint} says, and nothing here"
+            f"but steps {commit.first_step:,} to {commit.last_step - 1:,} were trained elsewhere: only"
+            f" {commit.checkpoint} records that"
         )
 
     def _without_update(self) -> str:
@@ -166,7 +164,7 @@ def prove(run: Path, store: Path | None = None, every_row: bool | None = None) -
         counted = without(plan, _counted(plan, ranges, every_row, proof), ranges, proof.skipped_ranges)
     except (HeadwayError, IndexError) as error:
         what = error.what if isinstance(error, HeadwayError) else str(error)
-        proof.problems.append(f"the rows cannot be computed anew: {what}")
+        proof.problems.append(f"the rows cannot be recomputed: {what}")
         return proof
     proof.epochs = counted.epochs
     proof.problems += [
@@ -203,9 +201,9 @@ def _decision_problems(proof: LedgerProof, record: Run) -> Iterator[str]:
     made_with = set(up_to([(int(first), int(last)) for first, last in skipped], step))
     decided = set(up_to([(d.first_step, d.last_step) for d in proof.decisions if d.action == "rollback"], step))
     for first, last in sorted(made_with - decided):
-        yield f"step-{step:08d} leaves out steps {first:,} to {last - 1:,}, of which the ledger has no decision"
+        yield f"step-{step:08d} skips steps {first:,} to {last - 1:,}, for which the ledger has no decision"
     for first, last in sorted(decided - made_with):
-        yield f"step-{step:08d} was made with the rows of steps {first:,} to {last - 1:,}, which were to be left out"
+        yield f"step-{step:08d} was trained on the rows of steps {first:,} to {last - 1:,}, which the ledger skips"
 
 
 def _manifest(record: Run, step: int) -> Any:
@@ -219,27 +217,27 @@ def _attempt_problems(proof: LedgerProof, record: Run) -> Iterator[str]:
     for commit in proof.commits:
         steps = f"steps {commit.first_step:,} to {commit.last_step - 1:,}"
         if commit.checkpoint != f"step-{commit.last_step:08d}":
-            yield f"{steps} are said to be in {commit.checkpoint}, which is of another step"
+            yield f"{steps} are recorded in {commit.checkpoint}, which is of another step"
         by = saved_by.get(commit.last_step)
         if by is not None and by != commit.attempt:
-            yield f"{steps} are said to be of attempt {commit.attempt}, but {commit.checkpoint} is of attempt {by}"
+            yield f"{steps} are recorded for attempt {commit.attempt}, but {commit.checkpoint} is of attempt {by}"
         if commit in proof.taken_over:
             yield from _taker_problems(commit, proof, attempts)
             continue
         attempt = attempts.get(commit.attempt)
         if attempt is None:
-            yield f"{steps} are said to be of attempt {commit.attempt}, which the run never had"
+            yield f"{steps} are recorded for attempt {commit.attempt}, which the run never had"
             continue
         if commit.attempt < newest:
-            yield f"{steps} are said to be of attempt {commit.attempt}, after ones of attempt {newest}"
+            yield f"{steps} are recorded for attempt {commit.attempt}, after ones of attempt {newest}"
         first, last = attempt.first_step, attempt.last_step
         if newest < commit.attempt and first is not None and first < commit.first_step:
             # A rollback would have struck the earlier attempts' commits of these steps.
             again = f"steps {first:,} to {commit.first_step - 1:,}"
-            yield f"attempt {commit.attempt} did {again} again, which the ledger still has from before"
+            yield f"attempt {commit.attempt} did {again} again, which the ledger still records from before"
         newest = max(newest, commit.attempt)
         if (first is not None and commit.first_step < first) or (last is not None and commit.last_step > last):
-            yield f"{steps} are said to be of attempt {commit.attempt}, which did steps {first} to {(last or 0) - 1}"
+            yield f"{steps} are recorded for attempt {commit.attempt}, which did steps {first} to {(last or 0) - 1}"
 
 
 def _taken_over(proof: LedgerProof, record: Run) -> list[Commit]:
@@ -247,22 +245,22 @@ def _taken_over(proof: LedgerProof, record: Run) -> list[Commit]:
 
     Steps of an attempt here need the same proof as all others, whatever the ledger records.
     """
-    said = {(d.first_step, d.last_step) for d in proof.decisions if d.action == TAKEN_OVER}
-    commits = (commit for commit in proof.commits if (commit.first_step, commit.last_step) in said)
+    recorded = {(d.first_step, d.last_step) for d in proof.decisions if d.action == TAKEN_OVER}
+    commits = (commit for commit in proof.commits if (commit.first_step, commit.last_step) in recorded)
     return [commit for commit in commits if not record.has_done(commit.attempt, commit.last_step)]
 
 
 def _taker_problems(commit: Commit, proof: LedgerProof, attempts: Mapping[int, Attempt]) -> Iterator[str]:
-    said = f"steps {commit.first_step:,} to {commit.last_step - 1:,} are said to be taken over by attempt"
+    claim = f"steps {commit.first_step:,} to {commit.last_step - 1:,} are recorded as taken over by attempt"
     for decision in proof.decisions:
         of = (decision.action, decision.first_step, decision.last_step)
         if of != (TAKEN_OVER, commit.first_step, commit.last_step):
             continue
         taker = attempts.get(decision.attempt)
         if taker is None:
-            yield f"{said} {decision.attempt}, which the run never had"
+            yield f"{claim} {decision.attempt}, which the run never had"
         elif taker.first_step is not None and taker.first_step < commit.last_step:
-            yield f"{said} {decision.attempt}, which began with step {taker.first_step:,}"
+            yield f"{claim} {decision.attempt}, which began with step {taker.first_step:,}"
 
 
 def _plan(
@@ -312,7 +310,7 @@ def _counted(plan: RowPlan, ranges: list[tuple[int, int]], every_row: bool | Non
         every_row = max(rows, *(sum(plan.epoch_rows(first)) for first, _ in stretches)) <= LOOK_AT
     if not every_row:
         return count_by_plan(plan, ranges)
-    with progress("looking at rows", rows, "rows") as bar:
+    with progress("checking rows", rows, "rows") as bar:
         counted = count_by_looking(plan, ranges, bar.advance)
     proof.looked_at = rows
     return counted
@@ -320,7 +318,7 @@ def _counted(plan: RowPlan, ranges: list[tuple[int, int]], every_row: bool | Non
 
 def _segment_problems(proof: LedgerProof, config: Config) -> Iterator[str]:
     if config.segments and config.segments != [Segment.model_validate(start.segment) for start in proof.segments]:
-        yield "the ledger has other segments than the run's config"
+        yield "the segments in the ledger differ from those in the run's config"
 
 
 def _plan_problems(commits: list[Commit], describe: Callable[[int], str]) -> Iterator[str]:
@@ -346,7 +344,7 @@ def _epoch_problems(counted: RowCount) -> Iterator[str]:
         if not epoch.sound:
             yield (
                 f"epoch {epoch.first_epoch} of source '{epoch.source}' has {epoch.twice:,} rows more than once and"
-                f" leaves out {epoch.skipped:,}"
+                f" misses {epoch.skipped:,}"
             )
 
 

@@ -45,7 +45,9 @@ class CheckpointWriter:
         gather: Exchanges a value with all workers and returns the values by rank.
     """
 
-    def __init__(self, settings: WriterSettings, gather: Callable[[Any], Sequence[Any]] = lambda said: [said]) -> None:
+    def __init__(
+        self, settings: WriterSettings, gather: Callable[[Any], Sequence[Any]] = lambda value: [value]
+    ) -> None:
         self._settings, self._gather = settings, gather
         self._buffers = tuple(StagingBuffer() for _ in range(3 if settings.memory_snapshots else 2))
         self._snapshots: list[tuple[StagingBuffer, WriterProcess]] = []
