@@ -33,8 +33,9 @@ quickstart: setup
 	@echo "headway is in $(BIN); for commands without the folder: source $(BIN)/activate"
 
 lint: setup
-	$(BIN)/ruff check src tests examples benchmarks
-	$(BIN)/ruff format --check src tests examples benchmarks
+	$(BIN)/ruff check src tests examples benchmarks tools
+	$(BIN)/ruff check --preview --select PLR0917 src  # at most five positional parameters; a preview rule of ruff
+	$(BIN)/ruff format --check src tests examples benchmarks tools
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

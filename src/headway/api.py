@@ -31,7 +31,7 @@ MeanLoss = Callable[["nn.Module", Any], "torch.Tensor"]
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory and what it says."""
+    """A run directory and its results."""
 
     directory: Path
 
@@ -180,7 +180,7 @@ class Trainer:
         self.validation, self.collate, self.callbacks = validation, collate, callbacks
 
     def fit(self, *, restart: bool = False, accept_changes: bool = False, start_epoch: bool = False) -> Run:
-        """Train to the last step, going on from the newest checkpoint of the run directory if there is one.
+        """Train to the last step, continuing from the newest checkpoint of the run directory if there is one.
 
         Raises:
             HeadwayError: with the reason; see its `exit_code`.
@@ -241,12 +241,15 @@ class Trainer:
 
 
 def _rows_fingerprint(rows: int) -> str:
-    """What the order of a dataset's rows follows from."""
+    """Return the fingerprint of what the order of a dataset's rows follows from."""
     return fingerprint({"rows": rows})
 
 
 def _check_samples_are_pure(dataset: Any) -> None:
-    """Samples are read ahead on a thread: what they draw from shared generators comes in any order."""
+    """Check that a sample draws nothing from shared random generators.
+
+    A thread reads samples ahead, so that draws would come in any order.
+    """
     import random
 
     import numpy as np
@@ -281,7 +284,7 @@ def _finished(config: Config) -> Run:
 
 
 def leave_report(run: Path) -> None:
-    """Write the report into the run directory. What is in the way of that is said, and takes nothing from the run."""
+    """Write the report into the run directory; a problem with that is reported and costs the run nothing."""
     from headway.telemetry.report import write_report
 
     try:
@@ -293,7 +296,7 @@ def leave_report(run: Path) -> None:
 
 
 def count_samples(batch: Any) -> int:
-    """Length of the first dimension of the first tensor in a nested batch.
+    """Count the samples of a nested batch: the length of the first dimension of its first tensor.
 
     Raises:
         ConfigError: there is no tensor with a dimension.
