@@ -701,13 +701,13 @@ def test_a_folder_that_cannot_be_made_holds_no_worker_up(settings: WriterSetting
 def test_a_disk_that_hangs_for_one_of_several_workers_costs_one_checkpoint(
     settings: WriterSettings, hanging: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = CheckpointWriter._ended
+    ended = CheckpointWriter._process_ended
 
     def once(self: CheckpointWriter, *how: Any, **more: Any) -> None:
         self._settings = replace(self._settings, stalled_seconds=450.0)  # the machine may be busy
         ended(self, *how, **more)
 
-    monkeypatch.setattr(CheckpointWriter, "_ended", once)
+    monkeypatch.setattr(CheckpointWriter, "_process_ended", once)
 
     def save_three(writer: CheckpointWriter, rank: int) -> list[tuple[int, str]]:
         if rank == hanging:

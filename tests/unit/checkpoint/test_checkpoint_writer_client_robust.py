@@ -265,7 +265,7 @@ def test_a_process_that_finishes_a_checkpoint_says_that_it_gets_on(
     process = writer_process.WriterService({**settings.record(), "lock": None}, open(os.devnull, "w"))  # noqa: SIM115, PTH123
     monkeypatch.setattr(writer_process, "StagedFiles", lambda *_: None)
     process.write({"step": 1, "pieces": [], "tag": "a", "cursor": {"step": 1}, "context": {}, "descriptor": 0})
-    assert given == [process._get_on]
+    assert given == [process._report_progress]
 
 
 # Neighbours that fail

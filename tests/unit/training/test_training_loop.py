@@ -184,13 +184,13 @@ def test_training_goes_on_when_the_disk_hangs(
     tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HEADWAY_FAULTS", "hang@checkpoint.shard")
-    ended = CheckpointWriter._ended
+    ended = CheckpointWriter._process_ended
 
     def once(self: CheckpointWriter, *how: Any, **more: Any) -> None:
         self._settings = replace(self._settings, stalled_seconds=600.0)  # the machine of this test may be busy
         ended(self, *how, **more)
 
-    monkeypatch.setattr(CheckpointWriter, "_ended", once)
+    monkeypatch.setattr(CheckpointWriter, "_process_ended", once)
     allowed = ["supervise.hang_seconds=3", "supervise.save_seconds=6", "supervise.enabled=false"]
     run = train(load_config(tiny(), [*allowed, "train.steps=4"]))
     assert run.metrics.series("checkpoint/failed_step")[1].tolist() == [2.0]
