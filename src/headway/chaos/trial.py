@@ -159,11 +159,10 @@ class Runs:
         return result
 
     def control(self, control: str, workers: int) -> str | None:
-        """Run a control, which loses something half-way (`controls`) or changes the seed; return None if it is
-        detected.
+        """Run a control; return None if it is detected, else the problem.
 
-        Otherwise return the problem. Weights and moments must reveal the loss: a different cursor alone is not enough.
-        If rows were used twice, the ledger must report it too.
+        A control loses something half-way (`controls`) or changes the seed. Weights and moments must reveal it: a
+        different cursor alone is not enough. If rows were used twice, the ledger must report it too.
         """
         name = f"control-{control.replace(' ', '-')}"
         run = self._folder / name

@@ -70,8 +70,9 @@ class ClockOffset:
 
 
 def clock_offset(worker: int, stamps: Sequence[tuple[float, float, float]]) -> ClockOffset:
-    """Estimate the offset from several exchanges of time stamps; the fastest is the most accurate (RFC 5905, section
-    8).
+    """Estimate the offset from several exchanges of time stamps.
+
+    The fastest exchange is the most accurate (RFC 5905, section 8).
 
     Args:
         stamps: Seconds on this worker's clock when it asks, on the first worker's when it answers, and on this worker's

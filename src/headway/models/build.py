@@ -84,8 +84,10 @@ def _with_pretrained_shape(config: ModelConfig) -> ModelConfig:
 
 
 def _given(config: ModelConfig) -> set[str]:
-    """Return the keys that were set explicitly. If every key is set, a program wrote the config, and defaults do not
-    count."""
+    """Return the keys that were set explicitly.
+
+    If every key is set, a program wrote the config, and default values do not count.
+    """
     fields, given = type(config).model_fields, config.model_fields_set
     spelled_out = given >= fields.keys()
     return {

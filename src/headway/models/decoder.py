@@ -232,8 +232,10 @@ class Decoder(nn.Module):
         self.shared = SharedPositions(group)
 
     def new_cache(self, rows: int, capacity: int, dtype: torch.dtype | None = None) -> KVCache:
-        """Create an empty cache for `rows` sequences of up to `capacity` positions, by default in the dtype of the
-        weights."""
+        """Create an empty cache for `rows` sequences of up to `capacity` positions.
+
+        Its dtype is that of the weights by default.
+        """
         weight = self.embedding.weight
         return KVCache(self.shape, rows, capacity, dtype or weight.dtype, weight.device)
 

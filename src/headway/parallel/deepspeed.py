@@ -52,9 +52,8 @@ class DeepSpeed:
         """Start the engine: weights and moments move into DeepSpeed's flat buffers, where the optimizer works."""
         self._optimizer = optimizer
         for p in self._module.parameters():
-            p.data = (
-                p.data.contiguous()
-            )  # flat buffers are row-major, and the broadcasts before them need the same order
+            # Flat buffers are row-major, and the broadcasts before them need the same order.
+            p.data = p.data.contiguous()
         self._engine, *_ = self._library.initialize(
             model=self._module, optimizer=optimizer, config=self._settings, dist_init_required=False
         )

@@ -136,8 +136,10 @@ class Pipeline:
             mine.add_(received)
 
     def owns_for_norm(self, p: torch.Tensor) -> bool:
-        """Return whether this stage's gradient of a parameter enters norms: of two stages that share it, the first's
-        does."""
+        """Return whether this stage's gradient of a parameter enters norms.
+
+        Of two stages that share a parameter, the first one's does.
+        """
         return id(p) not in self._is_copy
 
     def _rank_of(self, stage: int) -> int:

@@ -82,9 +82,8 @@ def tree_reduce_scatter(mine: torch.Tensor, flat: torch.Tensor, group: dist.Proc
         return
     # Halving with the nearest partner first leaves a worker the part whose number is its rank with reversed bits.
     own = flat.view(size, -1)
-    parts = torch.cat(
-        [own[_reversed_bits(position, size)] for position in range(size)]
-    )  # indexing with a tensor would wait for the device
+    # Indexing with a tensor would wait for the device.
+    parts = torch.cat([own[_reversed_bits(position, size)] for position in range(size)])
     start, length = _halve_(parts, group)
     mine.copy_(parts[start : start + length])
 

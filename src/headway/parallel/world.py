@@ -123,7 +123,7 @@ class World:
 
     @cached_property
     def row_group(self) -> dist.ProcessGroup | None:
-        """The workers that compute other positions of the same rows; None when this one has whole rows."""
+        """The workers that compute other positions of the same rows; None if rows are whole."""
         mesh = self.mesh
         if mesh.cp * mesh.tp == 1:
             return None
