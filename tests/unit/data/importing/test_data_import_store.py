@@ -94,7 +94,7 @@ class TestWholeOrAbsent:
     def test_something_else_is_not_replaced_at_all(self, flat: Path, tmp_path: Path, vocabulary: Path) -> None:
         (tmp_path / "mine").mkdir()
         (tmp_path / "mine" / "thesis.txt").write_text("...")
-        with pytest.raises(DataError, match="no token store"):
+        with pytest.raises(DataError, match="not a token store"):
             import_store(plan_import("nanogpt", [str(flat)], tokenizer=vocabulary), tmp_path / "mine", force=True)
 
     def test_text_does_not_replace_it(self, flat: Path, tmp_path: Path, imported: Any) -> None:

@@ -268,7 +268,7 @@ def test_something_else_in_the_stores_place_is_not_deleted(tmp_path: Path, confi
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "thesis.tex").write_text("years of work")
     for force in (False, True):
-        with pytest.raises(DataError, match="no token store"):
+        with pytest.raises(DataError, match="not a token store"):
             prepare(config("a.txt"), workers=1, force=force)
     assert (tmp_path / "store" / "thesis.tex").read_text() == "years of work"
 
