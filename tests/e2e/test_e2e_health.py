@@ -181,14 +181,14 @@ def test_a_rollback_goes_for_the_remote_tier_too(
     tiny: Callable[..., Path], tmp_path: Path, here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
-    planned = rollback._planned
+    planned = rollback._plan_rollback
 
     def planned_once_it_is_sent(job: Any, decision: Any) -> Any:
         if decision.step + 1 == 10 and job.config.name == "moved":
             assert wait_until(lambda: is_remote(runs / "moved", 8), LONG)
         return planned(job, decision)
 
-    monkeypatch.setattr(rollback, "_planned", planned_once_it_is_sent)
+    monkeypatch.setattr(rollback, "_plan_rollback", planned_once_it_is_sent)
     (tmp_path / "remote").mkdir()
     checkpoint = {"every": "4 steps", "keep": 9, "remote": {"url": f"file://{tmp_path}/remote"}}
     health = {"on_nonfinite": "rollback", "leave_out_steps": 3}

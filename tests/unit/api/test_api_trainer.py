@@ -263,7 +263,7 @@ def test_a_restart_is_granted_once(
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
     assert Trainer(Model(), Squares(), loss, config()).fit(restart=True).step == 6
     assert [path.name for path in tmp_path.glob("run.old-*")] == ["run.old-001"]
-    monkeypatch.setattr(attempt, "_agent_began", time.time)  # another torchrun
+    monkeypatch.setattr(attempt, "_agent_start", time.time)  # another torchrun
     Trainer(Model(), Squares(), loss, config()).fit(restart=True)
     assert len(list(tmp_path.glob("run.old-*"))) == 2
 

@@ -86,9 +86,9 @@ def test_no_command_that_tells_is_waited_for_before_a_notice_is_answered(monkeyp
     monkeypatch.setattr(session, "_is_finished", lambda *_: False)
     monkeypatch.setattr(session, "alerting", lambda *_: part("alerts", alerts))
     monkeypatch.setattr(session, "_joined_attempt", lambda *_: part("answer", None))
-    monkeypatch.setattr(session, "_log", lambda *_: part("log", None))
+    monkeypatch.setattr(session, "_first_worker_log", lambda *_: part("log", None))
 
-    def train(*_: object) -> None:
+    def train(*_: object, **__: object) -> None:
         assert opened, "before there is anything to tell"
         raise Preempted("saved")
 

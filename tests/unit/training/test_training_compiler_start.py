@@ -35,7 +35,7 @@ def test_vector_instructions_are_tried_once_beside_what_is_loaded(monkeypatch: p
         return [cpu_vec_isa.VecAVX2()]
 
     monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", tries)
-    monkeypatch.setattr(compiler_start, "_remember_tries", lambda: None)
+    monkeypatch.setattr(compiler_start, "_cache_instruction_checks", lambda: None)
     headers = codecache.CppPythonBindingsCodeCache
     monkeypatch.setattr(headers, "load_pybinding_async", lambda *_: read.set())
     start_compiler("cuda")
@@ -63,7 +63,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return "bad" not in library
 
     monkeypatch.setattr(VecISA, "_probe_load", load)
-    compiler_start._remember_tries()
+    compiler_start._cache_instruction_checks()
     return tried
 
 
@@ -111,7 +111,7 @@ def test_vector_instructions_are_the_same_whether_tries_are_remembered_or_not() 
     """In processes of their own: each asks once."""
     code = """
 from torch._inductor import cpu_vec_isa
-from headway.training.compiler_start import _remember_tries
+from headway.training.compiler_start import _cache_instruction_checks
 {}
 print([(str(isa), isa.build_arch_flags()) for isa in cpu_vec_isa.valid_vec_isa_list()])
 """
@@ -119,7 +119,7 @@ print([(str(isa), isa.build_arch_flags()) for isa in cpu_vec_isa.valid_vec_isa_l
         subprocess.run(
             [sys.executable, "-c", code.format(how)], check=True, capture_output=True, text=True, timeout=300
         ).stdout
-        for how in ("", "_remember_tries()", "_remember_tries()")
+        for how in ("", "_cache_instruction_checks()", "_cache_instruction_checks()")
     ]
     assert answers[0] and len(set(answers)) == 1
 

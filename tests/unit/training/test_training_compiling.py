@@ -170,8 +170,8 @@ def test_nothing_of_the_compiler_is_loaded_for_nothing() -> None:
 def test_the_watchdog_knows_of_a_shape_that_is_compiled_in_the_middle_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Phase] = []
     monkeypatch.setattr(compiling, "beat", told.append)
-    compiling._tell_when_compiling.cache_clear()  # a reset of the compiler has made it forget
-    compiling._tell_when_compiling()
+    compiling._report_compiling.cache_clear()  # a reset of the compiler has made it forget
+    compiling._report_compiling()
     twice = torch.compile(lambda x: 2 * x, backend="eager", dynamic=False)
     for rows in (2, 2, 3):
         told.append(Phase.DATA)

@@ -309,10 +309,10 @@ def test_data_that_cannot_be_read_cost_no_state_that_is_held(
 ) -> None:
     original = loop.train_step
 
-    def fail(config: Any, task: Any, state: Any, *more: Any) -> Any:
+    def fail(config: Any, task: Any, state: Any, *more: Any, **named: Any) -> Any:
         if state.cursor.step == 3:
             raise DataError("a shard cannot be read")
-        return original(config, task, state, *more)
+        return original(config, task, state, *more, **named)
 
     monkeypatch.setattr(loop, "train_step", fail)
     every = ["checkpoint.every=100 steps", "checkpoint.memory_every=2 steps"]
@@ -329,10 +329,10 @@ def test_memory_that_runs_out_in_the_first_step_is_told_with_what_takes_less(
     """Trial steps know nothing of the update; in a later step it may be passing, so that is a crash like any other."""
     original = loop.train_step
 
-    def run_out(config: Any, task: Any, state: Any, *more: Any) -> Any:
+    def run_out(config: Any, task: Any, state: Any, *more: Any, **named: Any) -> Any:
         if state.cursor.step == step:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-        return original(config, task, state, *more)
+        return original(config, task, state, *more, **named)
 
     monkeypatch.setattr(loop, "train_step", run_out)
     config = load_config(tiny(), ["supervise.enabled=false", "train.steps=3"])

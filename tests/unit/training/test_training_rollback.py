@@ -21,7 +21,7 @@ def test_reading_a_large_checkpoint_is_no_hang(monkeypatch: pytest.MonkeyPatch) 
         return Decision(decision.step, "rollback", decision.reason, decision.first_step, to_step=4), None
 
     monkeypatch.setattr(rollback, "beat", told.append)
-    monkeypatch.setattr(rollback, "_planned", planned)
+    monkeypatch.setattr(rollback, "_plan_rollback", planned)
     job: Any = SimpleNamespace(
         world=SimpleNamespace(is_first=False),
         callbacks=[],

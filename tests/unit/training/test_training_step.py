@@ -16,7 +16,7 @@ from headway.core.heartbeat import Heartbeat, Phase, Reading, read_heartbeat
 from headway.models.decoder import Decoder
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
-from headway.supervisor.watchdog import those_behind
+from headway.supervisor.watchdog import stragglers
 from headway.training import queued_update
 from headway.training.evaluate import evaluate
 from headway.training.loss_scale import begin_scaling
@@ -134,7 +134,7 @@ def test_on_a_gpu_losses_are_read_in_an_exchange_and_who_does_not_get_there_is_t
     reads, computes, after = seen["reads"], seen["computes"], read_heartbeat(page)
     assert reads is not None and computes is not None and after is not None
     assert (reads.waits_for, after.waits_for, after.finished.name) == ("sum of gradients", "", "sum of gradients")
-    assert those_behind({0: reads, 1: computes, 2: reads}) == [1]
+    assert stragglers({0: reads, 1: computes, 2: reads}) == [1]
     assert told == []  # a profile has what the device did
     places = ((1, "cuda"), (2, "cpu"), (2, "cuda"))
     queue = [World(0, size, 0, torch.device(kind)).queues_exchanges for size, kind in places]
