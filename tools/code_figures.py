@@ -31,33 +31,34 @@ SHORT_LINES = 6
 #: Verbs with which docstrings of this project begin. A noun of the same spelling ("Rows of a step") counts as a noun.
 VERBS = frozenset(
     """
-    abort accept acquire activate adapt add adjust advance agree align allocate allow announce answer append apply
-    arrange ask assemble assert assign attach average await balance begin bind block boost bound bracket break bring
-    broadcast build bundle cache calculate call cancel carry cast catch change charge check choose claim clamp
-    classify clean clear clip clone close collect combine come commit compare compile complete compose compress
+    abort accept acquire act activate adapt add adjust advance agree align allocate allow analyze announce answer
+    append apply arrange ask assemble assert assign attach average await balance begin bind block boost bound bracket
+    break bring broadcast build bundle cache calculate call cancel carry cast catch change charge check choose claim
+    clamp classify clean clear clip clone close collect combine come commit compare compile complete compose compress
     compute concatenate configure confirm connect consume continue convert copy correct count cover create cut deal
     decide declare decode decompress decrypt deduplicate defer define delete deliver derive describe destroy detach
     detect determine diagnose disable discard disconnect dispatch display divide do download drain draw drop dump edit
-    embed emit enable encode encrypt end enforce ensure enter enumerate erase escape establish estimate evaluate
+    embed emit empty enable encode encrypt end enforce ensure enter enumerate erase escape establish estimate evaluate
     examine exchange exclude execute exit expand explain export express extend extract fail feed fetch fill filter
     find finish fit fix flag flatten flush fold follow force forget fork format forward free freeze gather generate
     get give go group grow guard guess halve hand handle hash hide hold identify ignore import include increase index
     infer inform initialize insert inspect install interpolate interpret interrupt invert invoke iterate join judge
     keep kill label launch lay lead learn leave let level limit link list listen load locate lock log look lower make
-    map mark mask match materialize measure merge mirror mix move multiply name narrow normalize note notice notify
-    number observe offer offload omit open order overlay override overwrite own pack pad pair parse partition pass
-    patch pause perform pick pin place plan plot point poll pool post predict prefix prepare prepend present preserve
-    press prevent print probe process produce profile promise propose protect prove prune publish pull push put query
-    queue quote raise rank read rebuild receive recognize recompute reconstruct record recover redact redirect reduce
-    refer refill refresh refuse register reject release reload remember remove rename render repair repeat replace
-    replay reply report reproduce request require reseed reserve reset reshape resolve respond restart restore resume
-    retrieve retry return reverse rewind rewrite rotate round route run sample save say scale scan schedule score seal
-    search see seed seek select send separate serve set settle shard share shift shorten show shrink shuffle shut sign
-    signal simulate skip sleep slice solve sort spawn split spread stack stage start state stop store stream strip
-    subtract suggest sum summarize supervise suppress swap switch synchronize take tell terminate test tie time toggle
-    tokenize total trace track train transfer transform translate transpose traverse treat trim truncate try turn undo
-    unlock unpack unwrap update upgrade upload use validate verify visit wait wake walk warm warn watch weigh widen
-    wipe withdraw wrap write yield zero
+    map mark mask match materialize measure merge mirror mix move multiply name narrow normalise normalize note notice
+    notify number observe obtain offer offload omit open order overlay override overwrite own pack pad pair parse
+    partition pass patch pause perform pick pin place plan plot point poll pool post predict prefix prepare prepend
+    present preserve press prevent print probe process produce profile promise propose protect prove prune publish
+    pull push put query queue quote raise rank read reap rebuild receive recognize recompute reconstruct record
+    recover redact redirect reduce refer refill refresh refuse register reject relay release reload remember remove
+    rename render reopen repair repeat replace replay reply report reproduce request require reseed reserve reset
+    reshape resolve respond restart restore resume retrieve retry return reverse rewind rewrite rotate round route run
+    sample save say scale scan schedule score seal search see seed seek select send separate serve set settle shard
+    share shift shorten show shrink shuffle shut sign signal simulate skip sleep slice solve sort spawn split spread
+    stack stage start state stop store stream strip submit subtract suggest sum summarize supervise suppress swap
+    switch synchronize take tell terminate test tie time toggle tokenize total trace track train transfer transform
+    translate transpose traverse treat trim truncate try turn undo unlock unmap unpack unregister unset unwrap update
+    upgrade upload use validate vary verify view visit vote wait wake walk warm warn watch weigh widen wipe withdraw
+    wrap write yield zero
     """.split()  # noqa: SIM905 (one word a line would hide the script)
 )
 
@@ -101,7 +102,7 @@ def measure(tree: Path, worker_paths: Iterable[str] = WORKER_ROOMS) -> dict[str,
         "files": len(modules),
         "lines": sum(len(path.read_text(encoding="utf-8").splitlines()) for path in modules),
         "functions": len(functions),
-        "median_function_lines": statistics.median(lengths),
+        "median_function_lines": statistics.median_low(lengths),
         f"functions_of_{SHORT_LINES}_lines_or_fewer_percent": percent(
             sum(length <= SHORT_LINES for length in lengths), len(lengths)
         ),
@@ -111,7 +112,7 @@ def measure(tree: Path, worker_paths: Iterable[str] = WORKER_ROOMS) -> dict[str,
         "docstrings_that_begin_with_a_verb_percent": percent(sum(word in VERBS for word in words), len(words)),
         "ruff_D401": count_of_rule(tree, "D401", 'lint.pydocstyle.convention="google"'),
         "ruff_PLR0917": count_of_rule(tree, "PLR0917", "lint.pylint.max-positional-args=5"),
-        "worker_files_entered_by_config": sum(entered.values()) and len(entered),
+        "worker_files_entered_by_config": len(entered),
         "worker_functions_entered_by_config": sum(entered.values()),
         "circles_in_src": len(circles(import_graph(tree / "src"))),
         "circles_in_benchmarks": len(circles(import_graph(tree / "benchmarks"))),
