@@ -145,7 +145,7 @@ def test_a_function_is_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (source,) = find_sources(data.sources)
     assert source.stream is not None
     for _ in range(2):
-        batches = [batch for batch, _ in read_stream("chat", source.stream, source.field, source.template, 1000)]
+        batches = [batch for batch, _ in read_stream("chat", source.stream, source.field, source.template, size=1000)]
         assert [text for batch in batches for text in batch.texts] == ["A\nfirst", "B\nsecond"]
 
 
