@@ -81,10 +81,10 @@ def test_what_a_file_says_besides_is_passed_on(file: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"train_batch_size": 16}, ["train_batch_size is 16", "makes it 8", "train.global_batch=16"]),
+        ({"train_batch_size": 16}, ["sets train_batch_size to 16", "makes it 8", "train.global_batch=16"]),
         ({"train_micro_batch_size_per_gpu": 1}, ["train.micro_batch=1"]),
-        ({"gradient_accumulation_steps": 9}, ["gradient_accumulation_steps is 9", "makes it 2"]),
-        ({"gradient_clipping": 1.0}, ["gradient_clipping is 1.0", "train.max_grad_norm=1.0"]),
+        ({"gradient_accumulation_steps": 9}, ["sets gradient_accumulation_steps to 9", "makes it 2"]),
+        ({"gradient_clipping": 1.0}, ["sets gradient_clipping to 1.0", "train.max_grad_norm=1.0"]),
         ({"zero_optimization": {"stage": 3}}, ["parallel.strategy=deepspeed_zero3"]),
         ({"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}, ["'optimizer'", "optimizer.learning_rate"]),
         ({"scheduler": {"type": "WarmupLR"}}, ["'scheduler'", "schedule.name"]),
