@@ -67,7 +67,7 @@ def test_a_matrix_completes_whatever_happens_to_its_cells(tmp_path: Path) -> Non
     }
     assert ends["zero1"]["reason"] == "worker 1 died (signal 9)"
     assert ends["zero2"]["reason"] == "worker 0: RuntimeError: ordered by HEADWAY_FAULTS at backward=1"
-    assert "cannot use 2 workers" in ends["single"]["reason"]
+    assert "cannot use 2 data-parallel workers" in ends["single"]["reason"]
 
     found = ends["ddp"]["measured"]
     assert found["items"] == 2 * 2 * 32 and len(found["step_seconds"]) == 2

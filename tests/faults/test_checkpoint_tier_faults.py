@@ -190,7 +190,7 @@ def test_what_others_have_left_in_the_folder_of_a_step_goes_when_it_is_published
         assert send(tier, run, 2)
     assert newest_elsewhere(tier, tmp_path / "new") == 2
     assert len(folder.folders()) == len(CheckpointStore(run / "checkpoints").info(2).manifest.files) + 1 + refused
-    assert ("is not removed: the store denies access" in capsys.readouterr().err) == refused
+    assert ("are not removed: the store denies access" in capsys.readouterr().err) == refused
 
 
 def test_a_checkpoint_whose_files_have_their_own_names_is_read_and_removed(

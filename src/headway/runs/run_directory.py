@@ -200,7 +200,7 @@ class RunDirectory:
         folder = self._attempt_folder(numbers[-1])
         record = _read_record(folder)
         if "outcome" not in record:
-            console.notice(f"attempt {numbers[-1]} was killed (process {record.get('pid', 'unknown')})")
+            console.notice(f"attempt {numbers[-1]} died (process {record.get('pid', 'unknown')})")
             write_json(folder / _ATTEMPT_FILE, {**record, "number": numbers[-1], "outcome": "died"})
         for place in (self.path, folder):
             remove_unfinished(place)

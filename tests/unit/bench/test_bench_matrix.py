@@ -128,7 +128,7 @@ def test_cells_that_cannot_run_have_a_reason_and_the_others_go_on(
     planned = {(p.cell.strategy, p.cell.workers): p for p in plan_matrix(found, ENVIRONMENT)}
     assert planned["ddp", 2].config is not None and planned["single", 1].config is not None
     assert planned["ddp", 1].excluded == "known already" and planned["ddp", 1].config is None
-    assert "cannot use 2 workers" in str(planned["single", 2].refused)
+    assert "cannot use 2 data-parallel workers" in str(planned["single", 2].refused)
     assert planned["deepspeed_zero2", 1].refused == "DeepSpeed is not installed (pip install 'headway[deepspeed]')"
 
 

@@ -103,7 +103,7 @@ def test_a_tier_of_which_nothing_can_be_read_is_not_taken(mine: Config, tmp_path
     for path in (tmp_path / "remote").rglob("manifest.json"):
         path.write_text("{}")
     before = contents(tmp_path / "remote")
-    with pytest.raises(ConfigError, match="cannot be told"):
+    with pytest.raises(ConfigError, match="is unknown"):
         claim(config_of(tmp_path / "other", f"file://{tmp_path}/remote", 12))
     assert contents(tmp_path / "remote") == before and claim(mine, 2).steps() == [3, 6, 9]
 

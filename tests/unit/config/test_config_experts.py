@@ -33,7 +33,7 @@ def test_who_shares_experts_and_who_has_the_same() -> None:
 @pytest.mark.parametrize(
     ("sections", "neighbours", "message", "fix"),
     [
-        ({"parallel": {"expert": 3}}, 4, "to 3 of 4 workers", "parallel.expert=2"),
+        ({"parallel": {"expert": 3}}, 4, "over 3 of 4 workers", "parallel.expert=2"),
         ({"determinism": "elastic"}, 2, "lane by lane", "determinism=run"),
         ({"optimizer": {"offload": True}}, 2, "parts of some", "optimizer.offload=false"),
         ({"train": {"micro_batch": "auto"}}, 2, "in every step the routers decide", "train.micro_batch=1"),

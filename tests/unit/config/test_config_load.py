@@ -272,7 +272,7 @@ def test_sections_that_contradict_each_other_are_both_told(write: Any) -> None:
         ("name: x", "neither train.steps nor train.tokens"),
         ("train: {steps: 1, tokens: 5}", "give steps or tokens, not both"),
         ("train: {steps: 1, sequence_length: 4096}", r"train\.sequence_length is 4096.*meant for 2048"),
-        ("train: {steps: 1}\nparallel: {workers: 2, strategy: single}", "'single' cannot use 2 workers"),
+        ("train: {steps: 1}\nparallel: {workers: 2, strategy: single}", "'single' cannot use 2 data-parallel workers"),
         ("train: {steps: 1}\nparallel: {workers: 3}", "32 rows cannot be shared evenly by 3 workers"),
         ("train: {steps: 1, lanes: 8}\nparallel: {workers: 3}", "8 lanes cannot be shared evenly by 3 workers"),
         ("train: {steps: 1}\ndata: {sources: [{path: a, name: x}, {path: b, name: x}]}", "2 sources are named 'x'"),

@@ -140,7 +140,7 @@ def test_the_last_lines_of_a_log_are_waited_for(
     hurried(0.05)
     monkeypatch.setattr(Path, "open", lambda *_, **__: disk)
     before = threads()
-    with console.log_to(tmp_path / "log", patiently=True):
+    with console.log_to(tmp_path / "log", tolerate_hangs=True):
         console.write_log("one")
         console.write_log("two")
         threading.Timer(0.3, disk.goes.set).start()

@@ -19,7 +19,7 @@ from headway.core.errors import ConfigError
 from headway.core.files import write_json
 from headway.doctor import communication
 from headway.doctor.communication import CommunicationFailed, Plan, measure_communication
-from headway.doctor.workers import _died, _told, run_communication
+from headway.doctor.workers import _death_error, _recorded_error, run_communication
 from headway.supervisor.local_workers import WorkerEnd, WorkersFailed, WorkersStopped
 
 
@@ -28,21 +28,21 @@ def failures(**codes: int) -> WorkersFailed:
 
 
 def test_a_worker_s_own_reason_goes_before_the_echoes(tmp_path: Path) -> None:
-    assert _told(tmp_path) is None
+    assert _recorded_error(tmp_path) is None
     echo = {"rank": 0, "exit_code": 1, "what": "worker 0 lost the others: closed", "where": None, "fix": None}
     write_json(tmp_path / "error-0.json", echo)
-    assert _told(tmp_path) is None
+    assert _recorded_error(tmp_path) is None
     own = {"rank": 1, "exit_code": 2, "what": "no such fault", "where": "HEADWAY_FAULTS", "fix": "kill"}
     write_json(tmp_path / "error-1.json", own)
-    error = _told(tmp_path)
+    error = _recorded_error(tmp_path)
     assert error is not None and (error.exit_code, error.what, error.where) == (2, "no such fault", "HEADWAY_FAULTS")
 
 
 def test_the_killed_worker_is_named_rather_than_those_that_missed_it(tmp_path: Path) -> None:
     (tmp_path / "worker-2.log").write_text("begin\nout of memory\n")
-    error = _died(tmp_path, failures(r0=1, r2=-9))
+    error = _death_error(tmp_path, failures(r0=1, r2=-9))
     assert error.what == "worker 2 died (signal 9) while it was measuring: out of memory"
-    assert _died(tmp_path, failures(r1=7)).what == "worker 1 died (exit code 7) while it was measuring"
+    assert _death_error(tmp_path, failures(r1=7)).what == "worker 1 died (exit code 7) while it was measuring"
 
 
 def test_what_pytorch_says_becomes_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def test_a_wrong_result_is_no_result(operation: str, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_no_gpu_is_said_in_terms_of_the_option() -> None:
-    with pytest.raises(ConfigError, match="no cuda device here") as refused:
+    with pytest.raises(ConfigError, match="has no cuda device") as refused:
         run_communication(2, "cuda", None, "auto")
     assert refused.value.where == "--device"
 

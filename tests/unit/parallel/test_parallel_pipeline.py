@@ -49,7 +49,7 @@ def test_a_stage_gets_its_layers_the_micro_batch_and_what_the_stage_before_gave(
 def test_a_micro_batch_that_a_schedule_leaves_out_is_an_error() -> None:
     three = lane(3)
     assert [three.is_last_backward(0) for _ in range(2)] == [False, False]
-    with pytest.raises(RuntimeError, match="all of 3 micro-batches"):
+    with pytest.raises(RuntimeError, match="all of its 3 micro-batches"):
         three.end()
     assert three.is_last_backward(0)
     three.end()

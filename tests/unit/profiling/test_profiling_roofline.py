@@ -148,7 +148,7 @@ def profile_of(tmp_path: Path, record: WorkerRecord) -> Profile:
 def test_a_page_of_a_gpu_has_its_peak_and_its_idle_time(tmp_path: Path) -> None:
     profile = profile_of(tmp_path, worker(device="cuda"))
     page = render_page(profile)
-    assert "MFU" in page and "25.0%" in page and "200 GFLOP/s that an NVIDIA H200 has" in page
+    assert "MFU" in page and "25.0%" in page and "200 GFLOP/s of an NVIDIA H200" in page
     assert "makes a step 10% longer" in page
     faster = profile.model_copy(update={"profiler_cost": -0.01})
     assert profiler_text(faster) == "makes steps not measurably longer"

@@ -62,7 +62,7 @@ def test_a_line_that_finds_no_place_is_made_up_for_by_the_next(
 
     monkeypatch.setattr(ledger, "append_json_line", append)
     run = Trainer(nn.Linear(1, 1), Numbers(), loss, config(tmp_path)).fit()
-    assert "the ledger cannot be written: No space left on device; training goes on" in capsys.readouterr().err
+    assert "the ledger cannot be written: No space left on device; training continues" in capsys.readouterr().err
     assert calls > 1 and prove(run.directory).problems == []
 
 

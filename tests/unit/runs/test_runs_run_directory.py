@@ -251,7 +251,7 @@ def test_attempt_1_is_not_taken_for_attempt_1_of_the_run_before(run: RunDirector
     zombie = run.begin_attempt("x")
     die(zombie)
     moved = run.archive()
-    with pytest.raises(CheckpointError, match="with nobody"):
+    with pytest.raises(CheckpointError, match="owner is now unknown"):
         zombie.assert_current()
     new = run.begin_attempt("y")
     assert new.number == 1 and moved is not None

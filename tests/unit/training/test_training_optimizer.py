@@ -250,7 +250,7 @@ def test_sums_over_the_rows_of_shards_are_neither_elastic_nor_in_host_memory() -
         "parallel": {"strategy": "zero3", "workers": 2},
         "optimizer": {"name": "adafactor"},
     }
-    with pytest.raises(ConfigError, match="round otherwise"):
+    with pytest.raises(ConfigError, match="round differently"):
         Config.model_validate({**config, "determinism": "elastic"}).resolved()
     for name in ("adafactor", "adamw8bit"):
         with pytest.raises(ConfigError, match=f"{name} .* host memory"):
