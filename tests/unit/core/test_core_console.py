@@ -289,11 +289,14 @@ def test_any_handler_of_the_logger_hears_notices_and_warnings(capsys: pytest.Cap
     assert capsys.readouterr().err == "step 1 of 100 %\nwarning: password=***\n"
 
 
-def test_the_level_of_the_logger_holds_for_the_console(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(console.logger(), "level", logging.WARNING)
-    console.logger().manager._clear_cache()  # type: ignore[attr-defined]
-    console.notice("not shown")
-    console.warning("shown")
-    assert capsys.readouterr().err == "warning: shown\n"
+def test_the_level_of_the_logger_holds_for_the_console(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = console.logger()
+    before = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        console.notice("not shown")
+        console.warning("shown")
+    finally:
+        logger.setLevel(before)  # which also empties the cache of levels
+    console.notice("shown again")
+    assert capsys.readouterr().err == "warning: shown\nshown again\n"
