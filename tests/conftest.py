@@ -29,6 +29,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if "parts" not in config.option.markexpr:
         config.hook.pytest_deselected(items=list(marks))
         items[:] = [item for item in items if item not in marks]
+    # The longest test first: at the end all but one worker would wait for it.
+    items.sort(key=lambda item: "test_e2e_emulated_cuda" not in item.nodeid)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

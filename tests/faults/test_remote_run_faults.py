@@ -116,7 +116,7 @@ def lose_claims(tiny: Tiny, url: str, tmp_path: Path) -> Path:
     """Train while a lifecycle rule removes the claim, and later another machine claims the run; returns the config."""
     run = tmp_path / "runs" / "tiny"
     # A machine that is busy while a worker is stopped is not to be taken for a worker that hangs.
-    supervise = {"hang_seconds": 600, "max_failures": 0}
+    supervise = {"hang_seconds": 300, "max_failures": 0}
     checkpoint = {"every": "1 steps", "remote": {"url": url}}
     config = tiny(train={"steps": STEPS}, checkpoint=checkpoint, supervise=supervise)
     place = Objects(f"{url}/tiny/run-001")
