@@ -17,7 +17,6 @@ from headway.bench.wording import (
 )
 from headway.core.format import counted, format_bytes, format_count
 
-_Words = Callable[[CellResult, CellResult], str | None]
 #: A sentence with more names than this is hard to read.
 _NAMES = 4
 HEADERS = ["Cell", "Tokens/s before", "Tokens/s now", "Memory before", "Memory now", "What the repeats can tell"]

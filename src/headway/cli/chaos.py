@@ -110,7 +110,7 @@ def chaos(
     with nullcontext(output) if output else scratch_folder("headway-chaos-") as folder:
         result = run_campaign(
             loaded,
-            output or folder / "campaign",  # the folder has a lock in it, and a campaign wants an empty one
+            folder,
             kills=kills,
             seed=seed,
             worker_counts=counts,

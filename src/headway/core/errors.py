@@ -112,15 +112,20 @@ _NUMBER_IN_WORDS = re.compile(r"\((?:os error|errno) ([0-9]+)\)|\[errno ([0-9]+)
 _NO_TEMPORARY_FILES = "No usable temporary directory"
 
 
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and its chain of causes."""
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
 def refusal(error: BaseException) -> int | None:
     """Return the errno of an error, or of one of its causes, if it means that a disk takes no more."""
-    seen: BaseException | None = error
-    while seen is not None:
-        found = _NUMBER_IN_WORDS.search(str(seen))
-        number = getattr(seen, "errno", None) or (int(found[1] or found[2]) if found else None)
+    for cause in causes(error):
+        found = _NUMBER_IN_WORDS.search(str(cause))
+        number = getattr(cause, "errno", None) or (int(found[1] or found[2]) if found else None)
         if number in _REFUSALS:
             return int(number)
-        seen = seen.__cause__
     return None
 
 
@@ -164,10 +169,7 @@ def _explain_no_temporary_files(error: BaseException, kind: type[HeadwayError]) 
 
     Libraries ask for such a folder while they are imported, so the error may come from any import.
     """
-    seen: BaseException | None = error
-    while seen is not None and not (isinstance(seen, FileNotFoundError) and _NO_TEMPORARY_FILES in str(seen)):
-        seen = seen.__cause__
-    if seen is None:
+    if not any(isinstance(cause, FileNotFoundError) and _NO_TEMPORARY_FILES in str(cause) for cause in causes(error)):
         return None
     fix = "free space there, or set TMPDIR to a folder that can be written; then run the same command again"
     return kind("no folder takes temporary files", where=os.environ.get("TMPDIR", "/tmp"), fix=fix)

@@ -20,11 +20,11 @@ _LOCK = ".in-use"
 
 @contextmanager
 def scratch_folder(prefix: str, within: Path | None = None) -> Iterator[Path]:
-    """Make a folder for the length of a block, and remove those with the same prefix whose processes were killed.
+    """Make an empty folder for the length of a block, and remove those of killed processes with the same prefix.
 
     Args:
-        prefix: Prefix of the folder's name.
-        within: Parent folder; the system's folder for temporary files when not given.
+        prefix: Prefix of the name of the folder that holds it, next to the lock.
+        within: Folder of that one; the system's folder for temporary files when not given.
 
     Raises:
         ConfigError: the system offers no folder for temporary files.
@@ -45,7 +45,9 @@ def scratch_folder(prefix: str, within: Path | None = None) -> Iterator[Path]:
         with suppress(OSError):  # without locks on this file system, no other process removes the folder either
             descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield folder
+        empty = folder / "files"
+        empty.mkdir(0o700)
+        yield empty
     finally:
         # Processes that were just killed may still be writing there.
         shutil.rmtree(folder, ignore_errors=True)

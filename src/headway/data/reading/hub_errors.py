@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from headway.config.data import SourceConfig
-from headway.core.errors import DataError, refusal
+from headway.core.errors import DataError, causes, refusal
 from headway.core.object_storage import credentials_fix, kind_of
 from headway.data.reading.records import fields_there
 
@@ -32,21 +32,21 @@ def hub_error(config: SourceConfig, error: Exception, begun: bool = False) -> Da
         error: The exception. The message quotes its root cause; the other causes only add context.
         begun: Whether the dataset has been found and its files are being fetched.
     """
-    causes = list(_causes(error))
-    words = _in_line(causes[-1])
-    if any(kind.__name__ == "DatasetNotFoundError" for cause in causes for kind in type(cause).__mro__):
+    chain = list(causes(error))
+    words = _in_line(chain[-1])
+    if any(kind.__name__ == "DatasetNotFoundError" for cause in chain for kind in type(cause).__mro__):
         return _not_found(config, _in_line(error))
-    for cause in causes:
+    for cause in chain:
         if isinstance(cause, OSError) and (cause.errno in _DISK or refusal(cause) is not None):
             what = f"the dataset cannot be put into the local cache: {cause.strerror}"
             fix = "free space there, or set HF_HOME to a folder on another disk; or set streaming, which needs no cache"
             return DataError(what, where=str(cause.filename or config.path), fix=fix)
-    if any(kind_of(cause)[0] == "credentials" for cause in causes):
+    if any(kind_of(cause)[0] == "credentials" for cause in chain):
         what = f"the Hugging Face Hub does not let us in: {words}"
         return DataError(what, where=config.path, fix=credentials_fix(config.path))
     # `datasets` reports some network errors only in the message.
     in_message = any(part in words for part in ("LocalEntryNotFoundError", "in the cache"))
-    if in_message or any(_is_network_error(cause) for cause in causes):
+    if in_message or any(_is_network_error(cause) for cause in chain):
         return _unreachable(config, words, begun)
     files = f"its files, as in hf://datasets/{config.path.removeprefix('hf://')}/**/*.parquet"
     if begun:
@@ -80,13 +80,6 @@ def _unreachable(config: SourceConfig, words: str, begun: bool) -> DataError:
 
 def _in_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:400] or type(error).__name__
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and its chain of causes."""
-    while error is not None:
-        yield error
-        error = error.__cause__
 
 
 def _not_found(config: SourceConfig, words: str) -> DataError:
