@@ -170,7 +170,7 @@ def test_what_is_stopped_leaves_nothing_behind(
     signal.signal(signal.SIGINT, before)
     family: list[psutil.Process] = []
     try:
-        assert wait_until(lambda: any(scratch.glob("*/reference/metrics.jsonl")), LONG, 0.05)
+        assert wait_until(lambda: any(scratch.glob("*/files/reference/metrics.jsonl")), LONG, 0.05)
         [training] = psutil.Process(process.pid).children()
         family = [training, *training.children(recursive=True)]
         process.send_signal(number)
