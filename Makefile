@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 
 help:
 	@echo "make setup       create $(VENV) and install Headway with all extras"
-	@echo "make quickstart  text in, trained model out: runs/quickstart"
+	@echo "make quickstart  text in, trained model out: runs/quickstart; installs the core and the report only"
 	@echo "make test        lint, types, layers and all tests but the slow ones"
 	@echo "make test-all    those too"
 	@echo "make test-parts  tests with real servers and schedulers; installs what it can, system packages among it, and"
@@ -20,15 +20,21 @@ help:
 
 setup: $(VENV)/.ready
 
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
 # torch is installed first and within its range, so that no other package pulls in a newer one.
-$(VENV)/.ready: pyproject.toml
+$(VENV)/.core: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch>=2.11,<2.14"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	$(PIP) "torch>=2.11,<2.14"
+	$(PIP) --editable ".[report]"
 	$(BIN)/python -m compileall -q src  # pip does it for all other packages; some environments keep Python from it
 	@touch $@
 
-quickstart: setup
+$(VENV)/.ready: $(VENV)/.core
+	$(PIP) --editable ".[dev]"
+	@touch $@
+
+quickstart: $(VENV)/.core
 	$(BIN)/headway quickstart
 	@echo "headway is in $(BIN); for commands without the folder: source $(BIN)/activate"
 
@@ -51,7 +57,7 @@ test-all: lint
 
 # The only target that may install system packages (tests/parts/install.sh).
 test-parts: setup
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[parts]"
+	$(PIP) --editable ".[parts]"
 	tests/parts/install.sh
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TESTERS) --dist worksteal --durations 10 -m parts
 
