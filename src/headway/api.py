@@ -14,7 +14,6 @@ from headway.core.errors import ConfigError
 from headway.core.files import fingerprint
 from headway.core.launched import world_size_from_environment
 from headway.data.in_use import in_use
-from headway.session.completed import completed
 
 if TYPE_CHECKING:
     import torch
@@ -137,15 +136,15 @@ def train(
 
 
 def _train(config: Config, options: RunOptions, callbacks: Sequence[Callback], own_process: bool) -> None:
-    config, store = completed(config)
-    from headway.session.changes import StoreData, settle_segments
+    from headway.session.preflight import examine
+
+    plan = examine(config, options)
     from headway.session.process_state import restore_process_state
     from headway.session.session import run_in_this_process
     from headway.training.task import language_model_task
 
-    config = settle_segments(config, StoreData(config, store), options, store.tokenizer_fingerprint)
     with nullcontext() if own_process else restore_process_state():
-        run_in_this_process(config, language_model_task, options, callbacks, own_process=own_process)
+        run_in_this_process(plan, language_model_task, callbacks, own_process=own_process)
 
 
 class Trainer:
@@ -189,6 +188,7 @@ class Trainer:
         from headway.runs.run_directory import RunDirectory
         from headway.session.attempt import RunOptions, preemptible
         from headway.session.changes import DatasetData, settle_segments
+        from headway.session.preflight import RunPlan
         from headway.session.process_state import restore_process_state
         from headway.session.session import run_in_this_process
 
@@ -204,7 +204,8 @@ class Trainer:
         with preemptible():
             config = settle_segments(self.config, data, options)
             with restore_process_state():
-                run_in_this_process(config, lambda config, grid, *_: self._task(config, grid), options, self.callbacks)
+                plan = RunPlan.of(config, options)
+                run_in_this_process(plan, lambda config, grid, *_: self._task(config, grid), self.callbacks)
             return _finished(self.config)
 
     def _task(self, config: Config, grid: Any) -> Task:

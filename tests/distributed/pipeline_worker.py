@@ -18,6 +18,7 @@ from headway.config import load_config
 from headway.data.remote_store import open_store
 from headway.models.build import complete
 from headway.session.attempt import RunOptions
+from headway.session.preflight import RunPlan
 from headway.session.session import run_in_this_process
 from headway.training.task import language_model_task
 
@@ -71,7 +72,7 @@ def train(name: str, *overrides: str) -> str:
     config = load_config(Path(sys.argv[1]), [f"name={name}", "train.steps=4", *overrides]).resolved()
     model = complete(config.model, open_store(config.data).vocab_size)
     config = config.model_copy(update={"model": model})
-    run_in_this_process(config, language_model_task, RunOptions(), [SameInBothStages()])
+    run_in_this_process(RunPlan.of(config, RunOptions()), language_model_task, [SameInBothStages()])
     manifest = config.run_directory / "checkpoints" / "step-00000004" / "manifest.json"
     return str(json.loads(manifest.read_text())["state_sha256"])
 

@@ -20,11 +20,9 @@ from headway.profiling.page import render_page
 from headway.profiling.profiler import Plan
 from headway.profiling.record import Profile, WorkerRecord
 from headway.profiling.roofline import Analysis, analyse
-from headway.session.attempt import RunOptions
-from headway.session.completed import completed
+from headway.session.preflight import examine
 from headway.supervisor.agent import load_training
 from headway.supervisor.commands import check_not_a_worker
-from headway.supervisor.local import check_local
 from headway.supervisor.local_workers import WorkersFailed, WorkersStopped, start_workers
 from headway.supervisor.watchdog import in_words
 from headway.supervisor.worker import first_record
@@ -61,9 +59,7 @@ def check(config: Config, plan: Plan) -> Config:
             "PyTorch records allocations of GPUs only", where="--memory-snapshot", fix="leave it out; profile.html"
             " shows memory over time on a CPU too",
         )  # fmt: skip
-    config, _ = completed(config)
-    check_local(config, {}, RunOptions())
-    return config
+    return examine(config).config
 
 
 def _most_timed(plan: Plan, steps: int) -> int | None:

@@ -32,12 +32,14 @@ def _profile(folder: Path, rank: int) -> None:
     from headway.config import load_config
     from headway.profiling.profiler import Plan, Profiler
     from headway.session.attempt import RunOptions
+    from headway.session.preflight import RunPlan
     from headway.session.session import run_in_this_process
     from headway.training.task import language_model_task
 
     profiler = Profiler(Plan(**json.loads((folder / "plan.json").read_bytes())), folder)
     try:
-        run_in_this_process(load_config(folder / "config.yaml"), language_model_task, RunOptions(), [profiler])
+        plan = RunPlan.of(load_config(folder / "config.yaml"), RunOptions())
+        run_in_this_process(plan, language_model_task, [profiler])
     except Preempted:  # expected: the profiler stops the run after its last step
         if profiler.record is None:
             raise

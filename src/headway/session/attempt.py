@@ -83,9 +83,8 @@ def prepare_run_directory(config: Config, options: RunOptions) -> RunDirectory:
 
     Raises:
         CheckpointError: an earlier run is in use and cannot be moved aside.
-        ConfigError: the run there was made by another config, or a key is missing (`check_keys_present`).
+        ConfigError: the run there was made by another config.
     """
-    check_keys_present(config)
     run = RunDirectory(config.run_directory)
     # If torchrun starts its workers again, the restart has already been done.
     if options.restart and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.config import Config, ModelConfig, TrainConfig, resolve_grid, resolve_mesh, resolve_threads
+from headway.config import Config, ModelConfig, TrainConfig, resolve_threads
 from headway.config.pipeline import idle_share
 from headway.core.console import warning
 from headway.core.cores import usable_cores
@@ -14,16 +14,10 @@ from headway.data.pinned import pinned
 from headway.models.facts import count_parameters, flops_per_token, part_costs
 from headway.parallel.stages import plan_stages
 from headway.parallel.world import pick_device
-from headway.session.attempt import (
-    RunOptions,
-    check_keys_present,
-    check_remote_usable,
-    check_run,
-)
-from headway.session.changes import StoreData, settle_segments
-from headway.session.completed import completed
+from headway.session.attempt import RunOptions, check_remote_usable, check_run
+from headway.session.preflight import examine
 from headway.telemetry.record import is_run, open_run
-from headway.training.available import check_available, shortfalls
+from headway.training.available import shortfalls
 from headway.training.callbacks import load_callbacks
 
 # Number of segments of a mixture that are listed.
@@ -39,22 +33,15 @@ def preview(config: Config, options: RunOptions | None = None) -> str:
     Raises:
         HeadwayError: the error that would have stopped the run.
     """
-    workers, train = config.parallel.workers, config.train
-    assert train.steps is not None
+    plan = examine(config, options)
+    config, grid, mesh, store = plan.config, plan.grid, plan.mesh, plan.store
+    workers, train, model, device = mesh.size, config.train, config.model, pick_device(config.train.device)
+    assert store is not None and train.steps is not None, "the examination opened the store of a resolved config"
     steps = train.steps
-    grid, mesh = resolve_grid(config, workers), resolve_mesh(config, workers)
-    config, store = completed(config)
-    if options is not None:
-        config = settle_segments(config, StoreData(config, store), options, store.tokenizer_fingerprint)
-        train, steps = config.train, config.train.steps or 0
-        store = pinned(store, config.run_directory, config.segments[-1].data) if config.segments else store
-    device = pick_device(train.device)
-    check_available(config, device)
+    store = pinned(store, config.run_directory, config.segments[-1].data) if config.segments else store
     for short in shortfalls(config, device):
         warning(short)
-    check_keys_present(config)
     load_callbacks(config.callbacks)
-    model = config.model
     feed = TokenFeed.of(config, grid, store)
     tokens = train.batches.tokens_before(steps)
     now = train.batches.begins

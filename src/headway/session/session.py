@@ -33,8 +33,6 @@ from headway.config import (
     LaneGrid,
     MeshShape,
     identity,
-    resolve_lanes,
-    resolve_mesh,
 )
 from headway.config.segments import SEGMENTS, Segment
 from headway.core.alerts import alerting
@@ -43,7 +41,6 @@ from headway.core.errors import ConfigError
 from headway.core.files import fingerprint
 from headway.core.format import counted, format_count
 from headway.core.garbage import pause_collection, resume_collection
-from headway.core.launched import world_size_from_environment
 from headway.core.version import __version__
 from headway.core.waiting import VISIBILITY_TIMEOUT
 from headway.parallel.strategy import Strategy
@@ -61,7 +58,6 @@ from headway.session.attempt import (
     RunOptions,
     attempt_scope,
     check_data,
-    check_keys_present,
     is_finished,
     without_done_restart,
     write_config,
@@ -69,6 +65,7 @@ from headway.session.attempt import (
 from headway.session.compiled import decide_compile
 from headway.session.grid import choose_micro_batch, common_threads
 from headway.session.join import join_workers
+from headway.session.preflight import RunPlan
 from headway.telemetry.record import open_run
 from headway.training.available import shortfalls
 from headway.training.callbacks import Callback, load_callbacks
@@ -85,9 +82,8 @@ from headway.training.trial import largest_micro_batch, trial_step
 
 
 def run_in_this_process(
-    config: Config,
+    plan: RunPlan,
     make_task: Callable[[Config, LaneGrid, MeshShape, int], Task],
-    options: RunOptions,
     callbacks: Sequence[Callback] = (),
     own: Callable[..., AbstractContextManager[Attempt]] = attempt_scope,
     *,
@@ -99,10 +95,9 @@ def run_in_this_process(
         own: Begins an attempt if no other process has, and ends it.
         own_process: This process ends with the attempt.
     """
-    mesh = resolve_mesh(config, world_size_from_environment() or 1)
-    grid = resolve_lanes(config, mesh.data)
+    config, options, grid = plan.config, plan.options, plan.grid
     callbacks = [*load_callbacks(config.callbacks), *callbacks]
-    with join_workers(config, mesh) as world:
+    with join_workers(config, plan.mesh) as world:
         task = make_task(config, grid, world.mesh, world.rank)
         check_model_is_cut(task, world)
         if _is_finished(config, task, world, options):
@@ -173,7 +168,6 @@ def _train(
 ) -> None:
     run = RunDirectory(config.run_directory)
     store = CheckpointStore(run.checkpoints, may_write=attempt.assert_current)
-    check_keys_present(config)
     began = time.monotonic()
     start = _find_start(config, task, run, store, world, attempt=attempt)
     load_seconds = time.monotonic() - began

@@ -24,8 +24,8 @@ from headway.core.process_exit import exit_process
 from headway.core.signals import defer_signals
 from headway.preemption import watching_for
 from headway.runs.run_directory import Attempt
-from headway.session.attempt import RunOptions, WorkerDied, describe, preemptible, record_preemption
-from headway.session.completed import completed
+from headway.session.attempt import RunOptions, WorkerDied, describe, is_finished, preemptible, record_preemption
+from headway.session.preflight import RunPlan, examine
 from headway.supervisor.agent import run_agent
 from headway.supervisor.local_workers import ONE_THREAD
 from headway.supervisor.worker import begin_process, error_record, report_to
@@ -103,33 +103,21 @@ def _run_again(config: Config, options: RunOptions, attempt: Attempt) -> None:
         from headway.session.session import run_in_this_process
         from headway.training.task import language_model_task
 
-        run_in_this_process(
-            config, language_model_task, options, own=lambda *_: _reporting(config, attempt), own_process=True
-        )
+        plan = RunPlan.of(config, options)
+        run_in_this_process(plan, language_model_task, own=lambda *_: _reporting(config, attempt), own_process=True)
     else:
         run_agent(config, attempt)
 
 
 def _run_first(channel: Channel, config: Config, options: RunOptions) -> None:
-    config, store = completed(config)
-    from headway.session.changes import StoreData, settle_segments  # loads NumPy, which the supervisor must not
-
-    config = settle_segments(config, StoreData(config, store), options, store.tokenizer_fingerprint)
-    if config.parallel.workers == 1:
+    plan = examine(config, options)
+    if plan.mesh.size == 1:
         from headway.session.session import run_in_this_process
         from headway.training.task import language_model_task
 
-        own = partial(_only_worker, channel)
-        run_in_this_process(config, language_model_task, options, own=own, own_process=True)
-        return
-    from headway.models.facts import count_parameters
-    from headway.supervisor.local import check_local
-
-    facts = {"parameters": count_parameters(config.model).total, "vocab_size": store.vocab_size}
-    data = config.segments[-1].data if config.segments else store.fingerprint
-    fingerprints = {"data": data, "tokenizer": store.tokenizer_fingerprint}
-    if check_local(config, fingerprints, options):
-        run_agent(config, _begin(channel, config, fingerprints, facts))
+        run_in_this_process(plan, language_model_task, own=partial(_only_worker, channel), own_process=True)
+    elif not (options.leave_finished and is_finished(plan.config, plan.fingerprints, options)):
+        run_agent(plan.config, _begin(channel, plan.config, plan.fingerprints, plan.facts()))
 
 
 def _begin(channel: Channel, config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any]) -> Attempt:

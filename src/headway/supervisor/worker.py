@@ -43,10 +43,12 @@ def main() -> None:
         report_to(folder, rank)
         from headway.config import load_config
         from headway.session.attempt import RunOptions
+        from headway.session.preflight import RunPlan
         from headway.session.session import run_in_this_process
         from headway.training.task import language_model_task
 
-        run_in_this_process(load_config(folder / "config.yaml"), language_model_task, RunOptions(), own_process=True)
+        plan = RunPlan.of(load_config(folder / "config.yaml"), RunOptions())
+        run_in_this_process(plan, language_model_task, own_process=True)
     exit_process(0)
 
 

@@ -17,6 +17,7 @@ from headway.core.signals import handled
 from headway.preemption import listening
 from headway.session import session
 from headway.session.attempt import ATTEMPT_VARIABLE, RunOptions
+from headway.session.preflight import RunPlan
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -95,5 +96,5 @@ def test_no_command_that_tells_is_waited_for_before_a_notice_is_answered(monkeyp
     monkeypatch.setattr(session, "_train", train)
     task: Any = None
     with pytest.raises(Preempted):
-        session.run_in_this_process(Config(), lambda *_: task, RunOptions())
+        session.run_in_this_process(RunPlan.of(Config(), RunOptions()), lambda *_: task)
     assert ends == ["log", "answer", "alerts", "workers"]

@@ -1,0 +1,82 @@
+"""The examination of a run before its first step.
+
+`headway train --dry-run`, the first process of an attempt and every worker of torchrun make the same one, and hand its
+result on. Workers that an agent starts adopt the config that the agent has examined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headway.config import Config, LaneGrid, MeshShape, resolve_lanes, resolve_mesh
+from headway.core.launched import world_size_from_environment
+from headway.session.attempt import RunOptions, check_keys_present
+from headway.session.completed import completed
+
+if TYPE_CHECKING:
+    from headway.data.store import TokenStore
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What a run is about to do, complete and checked."""
+
+    config: Config
+    """Resolved, with every size of the model and the segments of the run."""
+    options: RunOptions
+    mesh: MeshShape
+    grid: LaneGrid
+    store: TokenStore | None = None
+    """The data of a language model in this process; None in a worker that adopts the plan, and for other data."""
+
+    @classmethod
+    def of(cls, config: Config, options: RunOptions, store: TokenStore | None = None) -> RunPlan:
+        """Arrange the workers of a config that is complete: those that a launcher started, or `parallel.workers`.
+
+        Raises:
+            ConfigError: the degrees or the lanes do not fit the workers, or a key for the checkpoints is missing here.
+        """
+        check_keys_present(config)
+        mesh = resolve_mesh(config, world_size_from_environment() or config.parallel.workers)
+        return cls(config, options, mesh, resolve_lanes(config, mesh.data), store)
+
+    @property
+    def fingerprints(self) -> Mapping[str, str]:
+        """Fingerprints of the data and the tokenizer."""
+        assert self.store is not None, "the examination opened it"
+        segments = self.config.segments
+        data = segments[-1].data if segments else self.store.fingerprint
+        return {"data": data, "tokenizer": self.store.tokenizer_fingerprint}
+
+    def facts(self) -> dict[str, int]:
+        """Return the facts about the model for the run's record."""
+        from headway.models.facts import count_parameters
+
+        assert self.store is not None, "the examination opened it"
+        return {"parameters": count_parameters(self.config.model).total, "vocab_size": self.store.vocab_size}
+
+
+def examine(config: Config, options: RunOptions | None = None) -> RunPlan:
+    """Examine the run of a language model: its config, data, earlier steps and this machine. Nothing is written.
+
+    Args:
+        config: Resolved.
+        options: What to do about the run directory; None if no run is intended there.
+
+    Raises:
+        HeadwayError: the error that would have stopped the run.
+    """
+    config, store = completed(config)
+    if options is not None:
+        # Loads NumPy, which the supervisor's process must not.
+        from headway.session.changes import StoreData, settle_segments
+
+        config = settle_segments(config, StoreData(config, store), options, store.tokenizer_fingerprint)
+    plan = RunPlan.of(config, options or RunOptions(), store)
+    from headway.parallel.world import pick_device
+    from headway.training.available import check_available
+
+    check_available(config, pick_device(config.train.device))
+    return plan
