@@ -28,6 +28,7 @@ VERBS = (
     "eval",
     "generate",
     "export",
+    "merge",
     "checkpoints",
     "runs",
     "ledger",

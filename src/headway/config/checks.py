@@ -18,6 +18,7 @@ from headway.config.experts import parallel_problems
 from headway.config.lanes import divisors, nearest, resolve_lanes
 from headway.config.mesh import resolve_mesh
 from headway.config.pipeline import micro_batch_problem
+from headway.config.pretrained import pretrained_problems
 from headway.core.errors import ConfigError
 from headway.core.launched import world_size_from_environment
 
@@ -43,6 +44,7 @@ def find_problems(config: Config, trains: bool = True) -> list[ConfigError]:
         *_workers(config),
         *_fewer_workers(config),
         *_auto_choices(config),
+        *pretrained_problems(config),
         *_health(config),
         *checkpoint_problems(config),
         *credential_problems(config),

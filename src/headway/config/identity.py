@@ -42,6 +42,13 @@ _INCIDENTAL = (
 )
 
 
+#: Keys that are newer than some runs, with the values that they had without them.
+_LATER = {
+    "model.implementation": ("auto", "native"),
+    "model.trust_remote_code": (False,),
+    "model.adapter": (None,),
+}
+
 #: Keys of `parallel` that round gradients in transit, with their values that do not.
 _ROUNDING = {"parallel.reduce_precision": "fp32", "parallel.compression": "none"}
 
@@ -52,7 +59,8 @@ def identity(config: Config) -> dict[str, Any]:
     rounding = {key: flat[key] for key, exact in _ROUNDING.items() if flat[key] != exact}
     if "parallel.compression" in rounding:
         rounding["parallel.powersgd_rank"] = flat["parallel.powersgd_rank"]
-    return {key: value for key, value in flat.items() if not _is_incidental(key)} | rounding
+    kept = {key: value for key, value in flat.items() if not _is_incidental(key)}
+    return {key: value for key, value in kept.items() if value not in _LATER.get(key, ())} | rounding
 
 
 def changes(old: Config, new: Config) -> list[str]:

@@ -30,6 +30,7 @@ from headway.config.experts import resolved_balance, shape_problem
 from headway.config.health import HealthConfig
 from headway.config.parallel import ParallelConfig
 from headway.config.preemption import PreemptionConfig
+from headway.config.pretrained import AdapterConfig, PretrainedSource
 from headway.config.segments import Segment, batches_before
 from headway.config.shapes import SHAPES
 from headway.config.supervise import SuperviseConfig
@@ -41,13 +42,22 @@ CALLBACK_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 
 
 class ModelConfig(Section):
-    """The native decoder of the Llama family, or a Hugging Face checkpoint of that family to start from."""
+    """The native decoder of the Llama family, or a pretrained model to continue."""
 
     preset: str | None = None
     """A named shape (`headway models` lists them); other keys of this section override it."""
-    from_pretrained: LocalPath | None = None
-    """Folder of a Hugging Face checkpoint (Llama, Mistral, Qwen3, Mixtral, Qwen3-MoE, GLM-4-MoE): shape and
-    initial weights come from it. A resumed run needs it too, though its weights come from its own checkpoint."""
+    from_pretrained: PretrainedSource | None = None
+    """A Hugging Face checkpoint to continue: a folder, or `hf://organisation/name@revision` on the Hub, which a run
+    pins to a commit. Shape and initial weights come from it. A resumed run needs it too, and unchanged
+    ([continue-a-model.md](continue-a-model.md))."""
+    implementation: Literal["auto", "native", "transformers"] = "auto"
+    """Code that computes a pretrained model. `native`: the decoder of this package (Llama, Mistral, Qwen3, Mixtral,
+    Qwen3-MoE, GLM-4-MoE). `transformers`: its class there. `auto`: `native` where it computes exactly this model and
+    there is no adapter."""
+    trust_remote_code: bool = False
+    """Run code that comes with a pretrained model."""
+    adapter: AdapterConfig | None = None
+    """Train adapters instead of the weights of a pretrained model."""
     vocab_size: PositiveInt | None = None
     """Rows of the embedding; the token store's vocabulary rounded up to a multiple of 64 when not given."""
     dim: PositiveInt | None = None

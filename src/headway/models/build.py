@@ -11,12 +11,17 @@ from torch.overrides import TorchFunctionMode
 from headway.config.experts import resolved_balance
 from headway.core.errors import ConfigError
 from headway.models.decoder import Decoder
+from headway.models.hub.folder import open_folder
+from headway.models.hub.implementation import choose_implementation
 from headway.models.huggingface import import_model, open_model, read_model_config
 from headway.models.shape import embedding_rows
 
 if TYPE_CHECKING:
     from headway.config import ModelConfig
+    from headway.models.hub.transformers_model import TransformersModel
 
+#: Keys that say which pretrained model is trained, and by what code.
+_SOURCE_KEYS = {"preset", "from_pretrained", "implementation", "trust_remote_code", "adapter"}
 #: Keys that matter only in training; the config keeps them even if a checkpoint determines the shape.
 _TRAINING_KEYS = ("dropout", "init_std", "router_z_loss", "balance_bias_rate", "balance_loss")
 
@@ -36,9 +41,10 @@ def complete(config: ModelConfig, vocab_size: int) -> ModelConfig:
         ConfigError: the vocabulary is smaller than the data's, or a key contradicts the checkpoint's.
         CheckpointError: the checkpoint's config cannot be read.
     """
+    by_transformers = False
     if config.from_pretrained is not None:
-        config = _with_pretrained_shape(config)
-    assert config.heads is not None and config.dim is not None
+        by_transformers = choose_implementation(config) == "transformers"
+        config = _with_transformers_sizes(config) if by_transformers else _with_pretrained_shape(config)
     rows = config.vocab_size or embedding_rows(vocab_size)
     if rows < vocab_size:
         raise ConfigError(
@@ -48,6 +54,9 @@ def complete(config: ModelConfig, vocab_size: int) -> ModelConfig:
             if config.from_pretrained
             else "leave model.vocab_size out, or raise it",
         )
+    if by_transformers:
+        return config
+    assert config.heads is not None and config.dim is not None
     return config.model_copy(
         update={
             "vocab_size": rows,
@@ -59,10 +68,25 @@ def complete(config: ModelConfig, vocab_size: int) -> ModelConfig:
     )
 
 
+def _with_transformers_sizes(config: ModelConfig) -> ModelConfig:
+    from headway.models.hub.transformers_model import complete_from_transformers, read_config
+
+    found = complete_from_transformers(config, read_config(config))
+    for key in sorted(_given(config) - _SOURCE_KEYS):
+        ours, theirs = getattr(config, key), getattr(found, key)
+        if key not in ("vocab_size", "max_sequence_length") or ours != theirs:
+            raise ConfigError(
+                f"model.{key} is set, but config.json of the pretrained model decides it",
+                where=str(config.from_pretrained),
+                fix=f"leave model.{key} out" + (", or the model.preset that sets it" if config.preset else ""),
+            )
+    return found
+
+
 def _with_pretrained_shape(config: ModelConfig) -> ModelConfig:
     assert config.from_pretrained is not None
-    pretrained = read_model_config(config.from_pretrained)
-    kept = {key: getattr(config, key) for key in ("preset", "from_pretrained", *_TRAINING_KEYS)}
+    pretrained = read_model_config(open_folder(config.from_pretrained, with_code=config.trust_remote_code))
+    kept = {key: getattr(config, key) for key in (*_SOURCE_KEYS, *_TRAINING_KEYS)} | {"implementation": "native"}
     for key in sorted(_given(config) - kept.keys()):
         ours, theirs = getattr(config, key), getattr(pretrained, key)
         if key == "max_sequence_length" and ours > theirs and ours != type(config).model_fields[key].default:
@@ -97,6 +121,28 @@ def _given(config: ModelConfig) -> set[str]:
     }
 
 
+def build_any_model(
+    config: ModelConfig, *, vocab_size: int, seed: int, initialize: bool = True
+) -> Decoder | TransformersModel:
+    """Build the native decoder, or the model of transformers, on the CPU in fp32.
+
+    Args:
+        config: Complete.
+        vocab_size: Number of token ids that the data may contain.
+        seed: Seed of weights that are drawn.
+        initialize: False leaves the weights of a native decoder uninitialised, and needs no pretrained model for it.
+
+    Raises:
+        ConfigError, CheckpointError: as `build_model` and `build_transformers_model`.
+    """
+    if config.implementation == "transformers":
+        from headway.models.hub.transformers_model import build_transformers_model
+
+        return build_transformers_model(config, seed=seed)
+    settings = config if initialize else config.model_copy(update={"from_pretrained": None})
+    return build_model(settings, vocab_size=vocab_size, seed=seed, initialize=initialize)
+
+
 def build_model(
     config: ModelConfig,
     *,
@@ -120,7 +166,7 @@ def build_model(
     config = complete(config, vocab_size)
     model = _without_values(config, stages, "cpu")
     if initialize and config.from_pretrained is not None:
-        weights = import_model(config.from_pretrained)[1]
+        weights = import_model(open_folder(config.from_pretrained))[1]
         model.load_state_dict({name: weights[name] for name in model.state_dict()})
     elif initialize:
         model.initialize(seed)
@@ -142,7 +188,7 @@ def build_without_memory(
     model = _without_values(config, stages, "meta")
     if config.from_pretrained is None:
         return model, lambda name, size: model.first_value(name, size, seed)
-    read = open_model(config.from_pretrained)[1]
+    read = open_model(open_folder(config.from_pretrained))[1]
     return model, lambda name, size: read(name)
 
 

@@ -239,6 +239,13 @@ class Decoder(nn.Module):
         weight = self.embedding.weight
         return KVCache(self.shape, rows, capacity, dtype or weight.dtype, weight.device)
 
+    def next_logits(self, ids_BT: torch.Tensor, cache: KVCache) -> torch.Tensor:
+        """Compute the logits after ids that continue those in the cache, (B, V).
+
+        Only the last position is projected: the logits of a long prompt would be large, and are not needed.
+        """
+        return self.logits(self.hidden_states(ids_BT, cache)[:, -1])
+
     def forward(
         self,
         ids_BT: torch.Tensor,

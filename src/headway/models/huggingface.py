@@ -221,7 +221,7 @@ def export_model(
         write_json(building / "config.json", config, exact=True)
         write_json(building / "generation_config.json", {"_from_model_config": True, **special_ids}, exact=True)
         if tokenizer_folder is not None:
-            _copy_tokenizer(tokenizer_folder, building, model.config.max_sequence_length)
+            copy_tokenizer(tokenizer_folder, building, model.config.max_sequence_length)
             if tokenizer_json is not None:
                 (building / "tokenizer.json").write_bytes(tokenizer_json)
         tensors = dict(to_huggingface_tensors(model.config, model.state_dict()))
@@ -299,7 +299,8 @@ def _vocabulary(tokenizer: dict[str, Any]) -> dict[str, int]:
     return ids | {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or []}
 
 
-def _copy_tokenizer(source: Path, folder: Path, max_sequence_length: int) -> None:
+def copy_tokenizer(source: Path, folder: Path, max_sequence_length: int) -> None:
+    """Copy the files of a tokenizer, and write the settings that transformers needs if there are none."""
     for name in _TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)

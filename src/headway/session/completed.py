@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.checkpoint.format.folders import checkpoint_folders
-from headway.config import Config, ModelConfig
+from headway.config import Config, ModelConfig, load_resolved
+from headway.config.pretrained import is_on_hub, is_pinned, split_hub_name
 from headway.core.console import is_first_worker, warning
 from headway.core.errors import ConfigError
 from headway.core.foreign import read_bytes
@@ -37,14 +38,33 @@ def completed(config: Config) -> tuple[Config, TokenStore]:
     _warn_of_differences(config.data, store)
     from headway.config.experts import decoder_problems
     from headway.models.build import complete
+    from headway.models.hub.folder import open_folder
 
-    config = config.model_copy(update={"model": complete(config.model, store.vocab_size)})
+    config = config.model_copy(update={"model": complete(_pinned(config), store.vocab_size)})
     for problem in decoder_problems(config):  # the shape of a pretrained model is known only now
         raise problem
     if config.model.from_pretrained is not None:
         _check_row_length(config)
-        _check_tokenizer(config, config.model.from_pretrained, store)
+        _check_tokenizer(config, open_folder(config.model.from_pretrained), store)
     return config, store
+
+
+def _pinned(config: Config) -> ModelConfig:
+    """Return the model with the commit of its source on the Hub: that of the run if it has begun, or the current one.
+
+    Raises:
+        ConfigError: the source is not there.
+    """
+    source = config.model.from_pretrained
+    if source is None or not is_on_hub(source) or is_pinned(source):
+        return config.model
+    saved = Path(config.run_directory) / "config.yaml"
+    before = load_resolved(saved).model.from_pretrained if saved.is_file() else None
+    if before is not None and is_pinned(before) and split_hub_name(str(before))[0] == split_hub_name(str(source))[0]:
+        return config.model.model_copy(update={"from_pretrained": before})
+    from headway.models.hub.folder import pinned_source
+
+    return config.model.model_copy(update={"from_pretrained": pinned_source(source)})
 
 
 def _warn_of_differences(data: DataConfig, store: TokenStore) -> None:

@@ -73,6 +73,7 @@ from headway.training.compiling import compile_model
 from headway.training.conditions.watch import ConditionWatch, conditions
 from headway.training.loop import Job, train_loop
 from headway.training.loss_scale import begin_scaling
+from headway.training.model_proofs import prove_model
 from headway.training.notices import NoticeReader
 from headway.training.recorders import Recorder, StateHashes
 from headway.training.staged import check_model_is_cut, make_pipeline
@@ -192,6 +193,7 @@ def _train(
     left_out = take_decisions(state, config.segments, Ledger(run.ledger_path), start, world)
     begin_scaling(state.cursor, config.train.precision)
     world.broadcast_(task.model.buffers())  # including those that are not part of the state
+    proofs = prove_model(config, task, state, strategy, world, kept=start.context if start else None)
     grid = choose_micro_batch(config, task, state, strategy, world, grid=grid, start=start)
     compiled = decide_compile(config, task, world, grid, start)
     if compiled:
@@ -219,6 +221,7 @@ def _train(
         "headway": __version__,
         "torch": torch.__version__,
         **({SEGMENTS: [s.model_dump(mode="json") for s in config.segments]} if config.segments else {}),
+        **proofs,
         **left_out,
     }
     notices, remote = NoticeReader(attempt.directory), config.checkpoint.remote

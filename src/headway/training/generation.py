@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from headway.core.console import warning
 from headway.core.errors import ConfigError
-from headway.models.decoder import Decoder
+
+if TYPE_CHECKING:
+    from headway.models.decoder import Decoder
+    from headway.models.hub.transformers_model import TransformersModel
 
 #: The range of seeds that PyTorch's generators accept.
 _LEAST_SEED, _LARGEST_SEED = -(2**63), 2**64 - 1
@@ -26,7 +29,7 @@ class Decodes(Protocol):
 
 
 def generate(
-    model: Decoder,
+    model: Decoder | TransformersModel,
     prompt_ids: Sequence[int],
     *,
     max_new_tokens: int,
@@ -38,8 +41,8 @@ def generate(
 ) -> Iterator[int]:
     """Continue a prompt, one token id at a time as they are sampled.
 
-    Each position is computed once (its keys and values are kept). Sampling happens on the CPU with a separate
-    generator, so the global random state does not change.
+    The native decoder computes each position once, and keeps its keys and values. Sampling happens on the CPU with a
+    separate generator, so the global random state does not change.
 
     Args:
         model: In evaluation mode while it generates; its mode is restored at the end.
@@ -57,10 +60,11 @@ def generate(
     Raises:
         ConfigError: an argument is out of range, or the prompt does not fit the model.
     """
-    length, limit = len(prompt_ids), model.config.max_sequence_length
-    if not prompt_ids or min(prompt_ids) < 0 or max(prompt_ids) >= model.shape.vocab_size:
+    length, limit, vocabulary = len(prompt_ids), model.config.max_sequence_length, model.config.vocab_size
+    assert vocabulary is not None, "the config is complete"
+    if not prompt_ids or min(prompt_ids) < 0 or max(prompt_ids) >= vocabulary:
         raise ConfigError(
-            f"a prompt needs at least one token, all of them in the model's vocabulary of {model.shape.vocab_size:,}",
+            f"a prompt needs at least one token, all of them in the model's vocabulary of {vocabulary:,}",
             where="prompt",
             fix="use the tokenizer that the model was trained with",
         )
@@ -91,13 +95,13 @@ def generate(
 
 
 def _generate(
-    model: Decoder,
+    model: Decoder | TransformersModel,
     prompt_ids: list[int],
     new_tokens: int,
     choose: Callable[[torch.Tensor], int],
     end_id: int | None,
 ) -> Iterator[int]:
-    device = model.embedding.weight.device
+    device = next(model.parameters()).device
     was_training = model.training
     model.eval()
     try:
@@ -105,8 +109,7 @@ def _generate(
         ids = torch.tensor([prompt_ids], device=device)
         for _ in range(new_tokens):
             with torch.no_grad():
-                # Project only the last position: the logits of a long prompt would be large, and are not needed.
-                token = choose(model.logits(model.hidden_states(ids, cache)[:, -1])[0])
+                token = choose(model.next_logits(ids, cache)[0])  # type: ignore[arg-type]
             if token == end_id:
                 return
             yield token

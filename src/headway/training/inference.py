@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
-from headway.config import Config, load_resolved
+from headway.config import Config, ModelConfig, load_resolved
 from headway.core.console import warning
 from headway.core.errors import CheckpointError, ConfigError, DataError
 from headway.core.files import sha256_file
@@ -22,8 +22,8 @@ from headway.data.remote_store import tokenizer_folder as folder_of
 from headway.data.store import TokenStore
 from headway.data.tokenizing.begin_of_text import is_same_but_for_template, with_tokens_before
 from headway.data.tokenizing.tokenizer import Tokenizer
-from headway.models.build import build_model
-from headway.models.huggingface import export_model, import_model
+from headway.models.build import build_any_model, complete
+from headway.models.huggingface import export_model
 from headway.parallel.world import World, pick_device
 from headway.training.evaluate import evaluate
 from headway.training.generation import generate, stream_text
@@ -33,13 +33,14 @@ from headway.training.trial import is_out_of_memory
 
 if TYPE_CHECKING:
     from headway.models.decoder import Decoder
+    from headway.models.hub.transformers_model import TransformersModel
 
 
 @dataclass(frozen=True)
 class TrainedModel:
     """A model in evaluation mode with its tokenizer and config."""
 
-    model: Decoder
+    model: Decoder | TransformersModel
     tokenizer: Tokenizer
     tokenizer_folder: Path
     begin_of_text: Mapping[str, int]
@@ -78,15 +79,7 @@ def load_trained(path: Path, *, step: int | None = None, device: torch.device | 
     if (path / "checkpoints").is_dir() and (path / "config.yaml").is_file():
         return _from_run(path, step, device)
     if (path / "config.json").is_file():
-        config, tensors = import_model(path)
-        assert config.vocab_size is not None
-        model = build_model(
-            config.model_copy(update={"from_pretrained": None}),
-            vocab_size=config.vocab_size,
-            seed=0,
-            initialize=False,
-        )
-        model.load_state_dict(tensors)
+        model = build_any_model(complete(ModelConfig(from_pretrained=path), 1), vocab_size=1, seed=0)
         tokenizer = Tokenizer.load(path)
         return TrainedModel(model.to(device).eval(), tokenizer, path, tokenizer.begin_of_text(), None, None)
     raise ConfigError(
@@ -116,8 +109,7 @@ def _from_run(path: Path, step: int | None, device: torch.device) -> TrainedMode
             )
     tokenizer_folder = _tokenizer_folder(path, config, info)
     tokenizer = Tokenizer.load(tokenizer_folder)
-    model_config = config.model.model_copy(update={"from_pretrained": None})
-    model = build_model(model_config, vocab_size=tokenizer.vocab_size, seed=0, initialize=False)
+    model = build_any_model(config.model, vocab_size=tokenizer.vocab_size, seed=config.seed, initialize=False)
     tensors = model_tensors(model)
     saved = store.load(info)
     for name, tensor in tensors.items():
@@ -181,14 +173,37 @@ def _with_full_gpu_explained(ids: Iterator[int]) -> Iterator[int]:
         yield from ids
 
 
-def export_trained(trained: TrainedModel, folder: Path, dtype: Literal["fp32", "bf16"] = "fp32") -> None:
+def export_trained(
+    trained: TrainedModel, folder: Path, dtype: Literal["fp32", "bf16"] = "fp32", *, merge: bool = False
+) -> None:
     """Write a trained model as a Hugging Face folder, whose tokenizer begins texts as in training.
 
+    Args:
+        trained: From `load_trained`.
+        folder: Output folder.
+        dtype: Dtype of the stored weights.
+        merge: Whether to add adapters to the weights that they adapt; otherwise they are written by themselves.
+
     Raises:
-        ConfigError, OSError: as `export_model`.
+        ConfigError: as `export_model`; or there is no adapter to merge.
+        OSError: as `export_model`.
     """
     content = with_tokens_before(trained.tokenizer.content, trained.begin_of_text)
-    export_model(trained.model, folder, trained.tokenizer_folder, dtype=dtype, tokenizer_json=content)
+    if trained.model.config.implementation == "transformers":
+        from headway.models.hub.export import export_transformers_model
+
+        export_transformers_model(
+            cast("TransformersModel", trained.model),
+            folder,
+            trained.tokenizer_folder,
+            dtype=dtype,
+            tokenizer_json=content,
+            merge=merge,
+        )
+        return
+    if merge:
+        raise ConfigError("the model has no adapter to merge", where="headway merge", fix="headway export")
+    export_model(cast("Decoder", trained.model), folder, trained.tokenizer_folder, dtype=dtype, tokenizer_json=content)
 
 
 def _check_same_tokens(store: TokenStore, trained: TrainedModel) -> None:

@@ -121,6 +121,11 @@ def _own_checksums(model: nn.Module, flips: list[bool]) -> Iterator[dict[str, to
             handle.remove()
 
 
+def own_gradients(model: nn.Module) -> dict[str, int]:
+    """Return a checksum of this worker's part of every gradient, by the parameter's name."""
+    return _checksums(_gradients(model))
+
+
 def _gradients(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     return ((name, local_part(p.grad)) for name, p in model.named_parameters() if p.grad is not None)
 

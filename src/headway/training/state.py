@@ -125,9 +125,12 @@ def model_tensors(model: nn.Module) -> StateTensors:
 
 
 def _named_state(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield parameters and persistent buffers themselves, each once."""
+    """Yield parameters and persistent buffers themselves, each once, but those that are kept elsewhere."""
     seen: set[int] = set()
+    elsewhere = getattr(model, "kept_elsewhere", set)()
     for name, tensor in model.state_dict(keep_vars=True).items():
+        if name in elsewhere:
+            continue
         if name.endswith("_extra_state"):
             raise TypeError(f"the module keeps '{name}' besides its tensors; only tensors can be resumed exactly")
         if id(tensor) not in seen:

@@ -136,7 +136,7 @@ LANGUAGE_MODELLING = Objective(language_model_loss, count_targets, StagedLoss(la
 
 
 def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None = None, rank: int = 0) -> Task:
-    """Make the task of the native decoder on a token store, or of one worker's pipeline stages of it.
+    """Make the task of a language model on a token store, or of one worker's pipeline stages of it.
 
     The model is on the CPU, or on the meta device where its weights will be cut (`Task.first_value`).
     """
@@ -144,7 +144,6 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
     from headway.data.feeding.packing import total_figures
     from headway.data.feeding.rows import packing_notice
     from headway.data.pinned import open_run_store
-    from headway.models.facts import flops_per_token
 
     assert config.train.steps is not None, "the config is resolved"
     # Give up before the supervisor would take a worker that waits for data for one that hangs.
@@ -177,13 +176,33 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
             # Attention does not cross documents, so the FLOPs that it would take across them are not counted.
             attended = {length: round(total_figures(of.values()).attention_length) for length, of in figures.items()}
     task = decoder_task(config, feed, store.vocab_size, attention_length=attended[lengths[0]], mesh=mesh, rank=rank)
-    shape = cast("ModelConfig", task.model.config)
-    flops = {length: flops_per_token(shape, over) for length, over in attended.items()}
+    flops = {length: _model_flops(task.model, over) for length, over in attended.items()}
     task.flops_at = lambda step: flops[plan.sequence_length(step)]
     task.evaluation, task.recut = evaluation, cut
     task.settle_data = checker.wait_verified if checker is not None else None
-    task.fingerprints = {"data": store.fingerprint, "tokenizer": store.tokenizer_fingerprint}
+    task.fingerprints = {"data": store.fingerprint, "tokenizer": store.tokenizer_fingerprint, **_base(config)}
     return task
+
+
+def _base(config: Config) -> dict[str, str]:
+    """Return the fingerprint of the pretrained model that the run continues; nothing without one."""
+    model = config.model
+    if model.from_pretrained is None:
+        return {}
+    from headway.models.hub.folder import open_folder, weights_fingerprint
+
+    folder = open_folder(model.from_pretrained, with_code=model.trust_remote_code)
+    cache = config.run_directory / "pretrained.json"
+    return {"pretrained": weights_fingerprint(folder, with_code=model.trust_remote_code, cache=cache)}
+
+
+def _model_flops(model: nn.Module, attention_length: int) -> float:
+    from headway.models.facts import flops_per_token
+
+    own: Callable[[int], float] | None = getattr(model, "flops_per_token", None)
+    return (
+        flops_per_token(cast("ModelConfig", model.config), attention_length) if own is None else own(attention_length)
+    )
 
 
 def decoder_task(
@@ -201,9 +220,12 @@ def decoder_task(
         vocab_size: Number of token ids that the feed may hold.
         attention_length: Positions that attention covers, for the count of FLOPs.
     """
-    from headway.models.build import build_model, build_without_memory
+    from headway.models.build import build_model, build_without_memory, complete
     from headway.models.facts import count_parameters, flops_per_token
 
+    settings = complete(config.model, vocab_size)
+    if settings.implementation == "transformers":
+        return _transformers_task(config, settings, feed, vocab_size, attention_length)
     stages = _pipeline_stages(config, vocab_size) if mesh is not None and mesh.pp > 1 else None
     mine = None
     if mesh is not None and stages is not None:
@@ -223,6 +245,29 @@ def decoder_task(
         parameters=count_parameters(model.config).total,
         stages=stages,
         first_value=first_value,
+    )
+
+
+def _transformers_task(
+    config: Config, settings: ModelConfig, feed: Feed, vocab_size: int, attention_length: int
+) -> Task:
+    """Make the task of a pretrained model that transformers computes; every worker builds all of it on the CPU."""
+    from headway.models.hub.transformers_model import build_transformers_model
+
+    model = build_transformers_model(settings, seed=config.seed)
+    model.set_activation_checkpointing(config.train.activation_checkpointing)
+    if settings.adapter is not None:
+        from headway.models.hub.lora import set_frozen_precision
+
+        chosen = settings.adapter.frozen_precision
+        if chosen == "bf16" or (chosen == "auto" and config.train.precision == "bf16"):
+            set_frozen_precision(model, torch.bfloat16)
+    return Task(
+        model=model,
+        feed=feed,
+        objective=Objective(language_model_loss, count_targets),
+        flops_per_item=model.flops_per_token(attention_length),
+        vocab_size=vocab_size,
     )
 
 

@@ -1,0 +1,103 @@
+"""The source of a pretrained model, and what is trained of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PositiveInt
+
+from headway.config.base import LocalPath, Section
+from headway.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headway.config.schema import Config
+
+HUB = "hf://"
+_HUB_PATTERN = r"^hf://[\w.-]+/[\w.-]+(@[\w./-]+)?$"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def _check_hub(value: Any) -> Any:
+    if isinstance(value, Path):
+        value = re.sub(r"^hf:/+", HUB, str(value))
+    if isinstance(value, str) and value.startswith("hf:") and not re.fullmatch(_HUB_PATTERN, value):
+        raise ValueError("a model of the Hugging Face Hub is named hf://organisation/name or hf://.../name@revision")
+    return value
+
+
+#: A folder, or a model of the Hugging Face Hub.
+PretrainedSource = Annotated[
+    Annotated[str, Field(pattern=_HUB_PATTERN)] | LocalPath,
+    Field(union_mode="left_to_right"),
+    BeforeValidator(_check_hub),
+]
+
+
+def is_on_hub(source: Path | str) -> bool:
+    """Return whether a source names a model of the Hugging Face Hub."""
+    return isinstance(source, str) and source.startswith(HUB)
+
+
+def split_hub_name(source: str) -> tuple[str, str | None]:
+    """Split `hf://organisation/name@revision` into repository and revision."""
+    name, _, revision = source.removeprefix(HUB).partition("@")
+    return name, revision or None
+
+
+def is_pinned(source: Path | str) -> bool:
+    """Return whether a source of the Hub names a commit."""
+    return isinstance(source, str) and _COMMIT.fullmatch(split_hub_name(source)[1] or "") is not None
+
+
+class AdapterConfig(Section):
+    """Low-rank adapters of a pretrained model, whose own weights stay frozen ([continue-a-model.md](
+    continue-a-model.md)); through peft."""
+
+    method: Literal["lora", "rslora", "dora"] = "lora"
+    """`lora` (Hu et al. 2021). `rslora`: scaled by the root of the rank (Kalajdzievski 2023). `dora`: magnitudes are
+    trained too (Liu et al. 2024)."""
+    rank: PositiveInt = 16
+    """Width of the adapters."""
+    alpha: Annotated[float, Field(gt=0.0)] = 32.0
+    """Adapters are scaled by alpha / rank, with `rslora` by alpha / sqrt(rank)."""
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Dropout on the input of adapters."""
+    targets: Literal["all-linear"] | list[str] = "all-linear"
+    """Names of the layers that get adapters, such as `[q_proj, v_proj]`; `all-linear`: all linear layers but the output
+    projection."""
+    also_trained: list[str] = []
+    """Names of modules that are trained in full, such as `[embed_tokens, lm_head]`."""
+    frozen_precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Type in which the matrices of frozen linear layers are kept. `auto`: the type of the matrix products, which
+    changes no bit of them."""
+
+
+def pretrained_problems(config: Config) -> Iterator[ConfigError]:
+    """Yield the contradictions of the keys for pretrained models."""
+    model = config.model
+    if model.from_pretrained is None:
+        given = {
+            "model.implementation": model.implementation == "transformers",
+            "model.adapter": model.adapter is not None,
+            "model.trust_remote_code": model.trust_remote_code,
+        }
+        for key in (key for key, value in given.items() if value):
+            yield ConfigError(
+                f"{key} is for pretrained models only", where=key, fix=f"set model.from_pretrained, or leave {key} out"
+            )
+        return
+    if model.implementation == "native" and model.adapter is not None:
+        yield ConfigError(
+            "adapters need the layers of transformers, which the native decoder fuses",
+            where="model.implementation, model.adapter",
+            fix="model.implementation=auto",
+        )
+    if model.adapter is not None and model.adapter.frozen_precision == "bf16" and config.train.precision != "bf16":
+        yield ConfigError(
+            f"frozen matrices in bf16 cannot enter products in {config.train.precision}",
+            where="model.adapter.frozen_precision, train.precision",
+            fix="train.precision=bf16, or model.adapter.frozen_precision=auto",
+        )

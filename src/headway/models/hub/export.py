@@ -1,0 +1,88 @@
+"""Export of models that transformers computes: the whole model, its adapter, or both merged."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from headway.config.pretrained import is_on_hub, split_hub_name
+from headway.core.errors import ConfigError
+from headway.models.hub.folder import open_folder
+from headway.models.huggingface import copy_tokenizer
+from headway.models.huggingface_folder import check_not_foreign, mark, published
+
+if TYPE_CHECKING:
+    from headway.models.hub.transformers_model import TransformersModel
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def export_transformers_model(
+    model: TransformersModel,
+    folder: Path,
+    tokenizer_folder: Path,
+    *,
+    dtype: Literal["fp32", "bf16"] = "fp32",
+    tokenizer_json: bytes | None = None,
+    merge: bool = False,
+) -> None:
+    """Write a model as a folder that transformers loads, or its adapter as one that peft loads.
+
+    The tokenizer's settings and the chat template are those of the pretrained model. The folder is complete or absent,
+    as that of `headway.models.huggingface.export_model`.
+
+    Args:
+        model: On any device.
+        folder: Output folder.
+        tokenizer_folder: Contains the `tokenizer.json` of the data.
+        dtype: Dtype of the stored weights.
+        tokenizer_json: Overrides the file in the tokenizer's folder.
+        merge: Add adapters to the weights that they adapt.
+
+    Raises:
+        ConfigError: the folder holds anything but an earlier export, or there is no adapter to merge.
+        OSError: the export cannot be written.
+    """
+    folder = folder.resolve()
+    check_not_foreign(folder)
+    source = model.config.from_pretrained
+    assert source is not None
+    pretrained = open_folder(source, with_code=model.config.trust_remote_code)
+    has_adapter = hasattr(model.network, "peft_config")
+    if merge and not has_adapter:
+        raise ConfigError("the model has no adapter to merge", where="headway merge", fix="headway export")
+    network: Any = model.network
+    if merge or dtype != "fp32":
+        network = copy.deepcopy(network)  # the caller's model stays as it is
+    with published(folder) as building, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if merge:
+            network = network.merge_and_unload()
+        network.to(_DTYPES[dtype])
+        if has_adapter and not merge:
+            for settings in network.peft_config.values():
+                settings.base_model_name_or_path = _name(source)
+                settings.revision = split_hub_name(str(source))[1] if is_on_hub(source) else None
+            # "auto" would ask the Hub whether the vocabulary has grown.
+            network.save_pretrained(building, save_embedding_layers=False)
+        else:
+            network.save_pretrained(building)
+            for code in pretrained.glob("*.py") if model.config.trust_remote_code else ():
+                shutil.copyfile(code, building / code.name)
+        longest = model.config.max_sequence_length
+        if (pretrained / "tokenizer.json").is_file():
+            copy_tokenizer(pretrained, building, longest)
+        else:
+            copy_tokenizer(tokenizer_folder, building, longest)
+        if tokenizer_json is not None:
+            (building / "tokenizer.json").write_bytes(tokenizer_json)
+        mark(building)
+
+
+def _name(source: Path | str) -> str:
+    return split_hub_name(str(source))[0] if is_on_hub(source) else str(source)

@@ -1,0 +1,141 @@
+"""The folder of a pretrained model: a local one, or a snapshot of a commit on the Hugging Face Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from headway.config.pretrained import HUB, is_on_hub, split_hub_name
+from headway.core.errors import CheckpointError, ConfigError, HeadwayError, causes
+from headway.core.files import fingerprint, sha256_file, write_json
+from headway.core.foreign import read_json_object
+
+#: Files of a repository that a model consists of; `*.py` only where its code may run.
+_WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt")
+_CODE = "*.py"
+
+
+def open_folder(source: Path | str, *, with_code: bool = False) -> Path:
+    """Return the local folder of a source; what is missing of a model of the Hub is downloaded to its cache.
+
+    Raises:
+        ConfigError: there is no such model, or the Hub cannot be reached and the cache does not have it.
+        CheckpointError: the weights are in a format that is not read.
+    """
+    folder = _snapshot(str(source), with_code) if is_on_hub(source) else Path(source)
+    _check_format(folder)
+    return folder
+
+
+def pinned_source(source: Path | str) -> Path | str:
+    """Return the source with the commit that its revision is now; folders stay as they are.
+
+    Raises:
+        ConfigError: as `open_folder`.
+    """
+    if not is_on_hub(source):
+        return source
+    name, _ = split_hub_name(str(source))
+    # The cache names the folder of a snapshot after its commit.
+    return f"{HUB}{name}@{_snapshot(str(source), False, ['config.json', 'adapter_config.json']).name}"
+
+
+def _snapshot(source: str, with_code: bool, patterns: list[str] | None = None) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise ConfigError(
+            "models of the Hugging Face Hub need the package huggingface_hub",
+            where=source,
+            fix="pip install headway[hf]",
+        ) from None
+    name, revision = split_hub_name(source)
+    wanted = patterns or [*_WANTED, *([_CODE] if with_code else [])]
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
+    except Exception as error:
+        raise _hub_error(source, error) from error
+
+
+def _hub_error(source: str, error: Exception) -> HeadwayError:
+    """Return the error for an exception of the Hub's client, which has many kinds without a common base."""
+    kinds = {kind.__name__ for cause in causes(error) for kind in type(cause).__mro__}
+    words = " ".join(str(error).split())[:300]
+    if "GatedRepoError" in kinds:
+        what, fix = "the model is gated, and access is denied", "accept its terms on the Hub, and set HF_TOKEN"
+    elif "RevisionNotFoundError" in kinds:
+        what, fix = "the model has no such revision", "check what is behind the @"
+    elif "RepositoryNotFoundError" in kinds:
+        what, fix = "there is no such model on the Hugging Face Hub, or it is private", "check its name; set HF_TOKEN"
+    elif kinds & {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError", "ConnectError", "TimeoutError"}:
+        what = f"the Hugging Face Hub cannot be reached, and the local cache does not have the model: {words}"
+        fix = "connect to the network once; or copy the model's folder here, and name that folder"
+    else:
+        what, fix = f"the model cannot be downloaded: {words}", "try again; or name a local folder"
+    return ConfigError(what, where=source, fix=fix)
+
+
+def _check_format(folder: Path) -> None:
+    """Check that the weights are safetensors.
+
+    Raises:
+        CheckpointError: they are in another format.
+    """
+    if not folder.is_dir() or any(folder.glob("*.safetensors")):
+        return  # a missing folder is reported by whoever reads its config.json
+    if any(folder.glob("*.nemo")) or any(folder.glob("*.distcp")):
+        raise CheckpointError(
+            "the weights are in NeMo's format, which is not read",
+            where=str(folder),
+            fix="convert them with NeMo's exporter: llm.export_ckpt(path=OLD, target='hf', output_path=NEW)",
+        )
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
+        raise CheckpointError(
+            "the weights are pickled, and Headway never unpickles: that can run arbitrary code",
+            where=str(folder),
+            fix="if you trust them, convert them: AutoModelForCausalLM.from_pretrained(OLD).save_pretrained(NEW)",
+        )
+
+
+def weights_fingerprint(folder: Path, *, with_code: bool, cache: Path) -> str:
+    """Return the hash of everything in a model's folder that decides what it computes.
+
+    These are the weights, the configs and, where it may run, the code. Files that have not been touched since the last
+    call are not read again.
+
+    Args:
+        folder: Of the model.
+        with_code: Whether code of the folder may run.
+        cache: File that holds the hashes between calls.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
+    names = ("*.safetensors", "config.json", "adapter_config.json", *([_CODE] if with_code else []))
+    files = sorted({path for name in names for path in folder.glob(name)})
+    known, found = _read(cache), {}
+    try:
+        for path in files:
+            stamp = _stamp(path)
+            before = known.get(path.name)
+            is_known = isinstance(before, dict) and before.get("stamp") == stamp
+            found[path.name] = before if is_known else {"stamp": stamp, "sha256": sha256_file(path)}
+    except OSError as error:
+        what = f"a file of the pretrained model cannot be read: {error.strerror or error}"
+        raise CheckpointError(what, where=str(error.filename or folder), fix="fetch the model again") from error
+    if found != known and cache.parent.is_dir():
+        write_json(cache, found)
+    return fingerprint({name: entry["sha256"] for name, entry in found.items()})
+
+
+def _stamp(path: Path) -> list[int]:
+    """Return what changes whenever a file is written; its time of change cannot be set by a program."""
+    found = path.stat()
+    return [found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns]
+
+
+def _read(cache: Path) -> dict[str, Any]:
+    try:
+        return read_json_object(cache)
+    except (OSError, ValueError):
+        return {}

@@ -1,0 +1,70 @@
+"""Low-rank adapters through peft."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from headway.core.errors import ConfigError
+from headway.core.random import derive_seed
+
+if TYPE_CHECKING:
+    from headway.config.pretrained import AdapterConfig
+
+
+def add_adapter(network: Any, config: AdapterConfig, seed: int) -> Any:
+    """Freeze a model of transformers and add adapters to its layers; return the model of peft around it.
+
+    Raises:
+        ConfigError: the model has no such layers, or peft is missing.
+    """
+    peft = _peft()
+    trained_embeddings = {"embed_tokens", "lm_head", "embeddings", "wte"} & set(config.also_trained)
+    settings = peft.LoraConfig(
+        task_type="CAUSAL_LM",
+        r=config.rank,
+        lora_alpha=config.alpha,
+        lora_dropout=config.dropout,
+        target_modules=config.targets,
+        modules_to_save=config.also_trained or None,
+        use_rslora=config.method == "rslora",
+        use_dora=config.method == "dora",
+        ensure_weight_tying=bool(trained_embeddings) and bool(network.config.get_text_config().tie_word_embeddings),
+    )
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations between peft and transformers are not the user's
+        torch.manual_seed(derive_seed(seed, "adapter"))
+        try:
+            return peft.get_peft_model(network, settings)
+        except (ValueError, TypeError, NotImplementedError) as error:
+            words = " ".join(str(error).split())[:300]
+            raise ConfigError(
+                f"the model cannot have this adapter: {words}",
+                where="model.adapter.targets, model.adapter.also_trained",
+                fix="name linear layers of the model, or targets: all-linear",
+            ) from error
+
+
+def set_frozen_precision(network: nn.Module, dtype: torch.dtype) -> None:
+    """Keep the matrices of frozen linear layers in a type.
+
+    In the type of the matrix products this changes no bit, since autocast casts them at each use anyway. Embeddings and
+    norms stay in fp32: they would round the activations. So does an output projection that is tied to an embedding.
+    """
+    embeddings = {id(module.weight) for module in network.modules() if isinstance(module, nn.Embedding)}
+    for module in network.modules():
+        if isinstance(module, nn.Linear) and not module.weight.requires_grad and id(module.weight) not in embeddings:
+            module.weight.data = module.weight.data.to(dtype)
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError:
+        raise ConfigError(
+            "adapters need the package peft", where="model.adapter", fix="pip install headway[peft]"
+        ) from None
+    return peft

@@ -1,0 +1,320 @@
+"""A model of transformers, trained by the contract of the native decoder: ids and targets in, a summed loss out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from headway.core.errors import CheckpointError, ConfigError, HeadwayError
+from headway.core.types import IGNORE_TARGET
+from headway.models.hub.folder import open_folder
+from headway.models.loss import linear_cross_entropy
+from headway.models.recompute import selective_contexts
+
+if TYPE_CHECKING:
+    from headway.config import ModelConfig
+    from headway.models.attention import PackedDocuments
+
+#: `model.max_sequence_length` of a model that names no limit, such as one without attention.
+UNLIMITED = 2**20
+
+
+class TransformersModel(nn.Module):
+    """Wraps a causal language model of transformers.
+
+    Args:
+        config: Complete (see `headway.models.build.complete`).
+        network: The model of transformers, or the model of peft around it.
+    """
+
+    def __init__(self, config: ModelConfig, network: Any) -> None:
+        super().__init__()
+        self.config, self.network = config, network
+        self.loss_from_hidden = False
+        """Whether the loss is computed from the last hidden states, a chunk of rows at a time. The logits of a whole
+        micro-batch then never exist. Only a proof may set it: many models change logits after the projection."""
+
+    @property
+    def causal(self) -> Any:
+        """The model of transformers itself; adapters are inside of its layers."""
+        return self.network.get_base_model() if hasattr(self.network, "peft_config") else self.network
+
+    @property
+    def backbone(self) -> nn.Module:
+        """The model without its output projection."""
+        backbone: nn.Module = getattr(self.causal, self.causal.base_model_prefix)
+        return backbone
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        """Options of every pass: no cache, and no router losses, whose mean over a micro-batch is no part of a sum."""
+        routes = hasattr(self.causal.config, "output_router_logits")
+        return {"use_cache": False, **({"output_router_logits": False} if routes else {})}
+
+    def head(self) -> nn.Module | None:
+        """Return the module of the output projection, which may be wrapped by an adapter."""
+        head: nn.Module | None = self.causal.get_output_embeddings()
+        return head
+
+    def output_projection(self) -> torch.Tensor | None:
+        """Return the matrix that turns the last activations into logits; None if it is not one matrix."""
+        head = self.head()
+        return head.weight if isinstance(head, nn.Linear) and head.bias is None else None
+
+    def kept_elsewhere(self) -> set[str]:
+        """Return the names of tensors of the state that are in the pretrained model and never change."""
+        if not hasattr(self.network, "peft_config"):
+            return set()
+        frozen = {name for name, p in self.named_parameters(remove_duplicate=False) if not p.requires_grad}
+        buffers = {name for name, _ in self.named_buffers(remove_duplicate=False)}
+        return frozen | {name for name in buffers if ".lora_" not in name}
+
+    def set_activation_checkpointing(self, mode: Literal["none", "selective", "full"]) -> None:
+        """Set how much each layer keeps for the backward pass, as `Decoder.set_activation_checkpointing` does.
+
+        Raises:
+            ConfigError: the model cannot recompute its layers.
+        """
+        if mode == "none":
+            return
+        if not self.causal.supports_gradient_checkpointing:
+            raise ConfigError(
+                f"{type(self.causal).__name__} cannot recompute its layers",
+                where="train.activation_checkpointing",
+                fix="train.activation_checkpointing=none",
+            )
+        options: dict[str, Any] = {"use_reentrant": False}
+        if mode == "selective":
+            options["context_fn"] = selective_contexts
+        enable = getattr(self.causal, "activation_checkpointing_enable", None)
+        (enable or self.causal.gradient_checkpointing_enable)(options)
+
+    def forward(
+        self,
+        ids_BT: torch.Tensor,
+        targets_BT: torch.Tensor | None = None,
+        documents: PackedDocuments | None = None,
+        *,
+        probe: Callable[[], torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """Compute the loss or the logits.
+
+        Args:
+            ids_BT: int64 token ids, (B, T).
+            targets_BT: int64, (B, T); positions with `IGNORE_TARGET` are left out of the loss.
+            documents: Documents packed into the rows; each begins at position 0, by which transformers tells them
+                apart. Whether a model does is measured before training.
+            probe: Is called instead, with the weights in place wherever a strategy keeps them.
+
+        Returns:
+            With targets, the fp32 scalar sum of the cross-entropies in nats; without targets, logits (B, T, V).
+        """
+        if probe is not None:
+            return probe()
+        options = self._options if documents is None else {**self._options, "position_ids": documents.positions}
+        projection = self.output_projection() if self.loss_from_hidden else None
+        if targets_BT is not None and projection is not None:
+            hidden_BTD = self.backbone(ids_BT, **options)[0]
+            return linear_cross_entropy(hidden_BTD.flatten(0, 1), projection, targets_BT.flatten())
+        logits_BTV: torch.Tensor = self.causal(ids_BT, **options).logits
+        if targets_BT is None:
+            return logits_BTV
+        return F.cross_entropy(
+            logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), ignore_index=IGNORE_TARGET, reduction="sum"
+        )
+
+    def reference_loss(self, ids_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+        """Compute the loss of all targets but each row's last one by the loss function of transformers, summed."""
+        labels_BT = torch.cat((ids_BT[:, :1], targets_BT[:, :-1]), dim=1)
+        loss: torch.Tensor = self.causal(ids_BT, labels=labels_BT, **self._options).loss
+        return loss.float() * (labels_BT[:, 1:] != IGNORE_TARGET).sum()
+
+    def logits_are_projected(self, ids_BT: torch.Tensor) -> bool:
+        """Return whether the logits are the hidden states times the output projection, and nothing else.
+
+        The projection's output is replaced by noise that is larger than any logits: if exactly the noise comes out,
+        nothing scales, caps or masks it, however small the logits of these weights are.
+        """
+        head = self.head()
+        if self.output_projection() is None or head is None:
+            return False
+        seen: list[torch.Tensor] = []
+
+        def replaced(_: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+            noise = torch.linspace(-100.0, 100.0, output.numel(), device=output.device).view_as(output)
+            seen[:] = [inputs[0], noise.to(output.dtype)]
+            return seen[1]
+
+        handle = head.register_forward_hook(replaced)
+        try:
+            logits = self.causal(ids_BT, **self._options).logits
+        finally:
+            handle.remove()
+        if not seen:
+            return False
+        hidden = self.backbone(ids_BT, **self._options)[0]
+        return torch.equal(logits, seen[1].to(logits.dtype)) and torch.equal(hidden, seen[0])
+
+    def packed_logits(self, ids_BT: torch.Tensor, positions_BT: torch.Tensor) -> torch.Tensor:
+        """Compute the logits of packed rows, whose documents begin where positions are 0."""
+        logits: torch.Tensor = self.causal(ids_BT, position_ids=positions_BT, **self._options).logits
+        return logits
+
+    def new_cache(self, rows: int, capacity: int) -> list[torch.Tensor]:
+        """Create an empty cache for `next_logits`; it holds ids, since models keep states of many kinds."""
+        return []
+
+    def next_logits(self, ids_BT: torch.Tensor, cache: list[torch.Tensor]) -> torch.Tensor:
+        """Compute the logits after ids that continue those in the cache, (B, V), and add them to it."""
+        cache.append(ids_BT)
+        logits: torch.Tensor = self(torch.cat(cache, dim=1))[:, -1]
+        return logits
+
+    def kernels(self) -> dict[str, str]:
+        """Return the implementations that transformers has chosen, on which bits can depend."""
+        config = self.causal.config
+        kinds = {"attention": "_attn_implementation", "experts": "_experts_implementation"}
+        found = {kind: getattr(config, name, None) for kind, name in kinds.items()}
+        return {kind: str(name) for kind, name in found.items() if name is not None}
+
+    def flops_per_token(self, length: int) -> float:
+        """Estimate the training FLOPs per token: 6 per weight in a product, 4 where it is frozen, and attention.
+
+        See `headway.models.facts.flops_per_token`. Of stacked experts only those that compute a token count.
+        """
+        config = self.causal.config.get_text_config()
+        chosen = getattr(config, "num_experts_per_tok", None) or 1
+        embedding, total = self.causal.get_input_embeddings(), 0.0
+        tied = embedding.weight is self.output_projection()
+        for p in self.parameters():
+            if p.ndim < 2 or (p is embedding.weight and not tied):
+                continue
+            share = min(1.0, chosen / p.shape[0]) if p.ndim == 3 else 1.0
+            total += (6 if p.requires_grad else 4) * share * p.numel()
+        layers, heads = (getattr(config, key, 0) or 0 for key in ("num_hidden_layers", "num_attention_heads"))
+        width = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
+        return float(total + 12 * layers * heads * width * length)
+
+
+def read_config(config: ModelConfig) -> Any:
+    """Read the config of a pretrained model by transformers.
+
+    Raises:
+        ConfigError: transformers does not know the model, or it comes with code that may not run.
+    """
+    assert config.from_pretrained is not None
+    folder = open_folder(config.from_pretrained, with_code=config.trust_remote_code)
+    with _explained(folder):
+        found = _transformers().AutoConfig.from_pretrained(
+            folder, trust_remote_code=config.trust_remote_code, local_files_only=True
+        )
+    if getattr(found, "quantization_config", None) is not None:
+        raise ConfigError(
+            "the weights of the pretrained model are quantized, so they cannot be trained",
+            where=str(folder / "config.json"),
+            fix="give the model that was quantized; adapters keep it in model.adapter.frozen_precision",
+        )
+    return found
+
+
+def complete_from_transformers(config: ModelConfig, found: Any) -> ModelConfig:
+    """Fill in what the config of transformers says about the sizes that Headway needs."""
+    text = found.get_text_config()
+    longest = getattr(text, "max_position_embeddings", None)
+    return config.model_copy(
+        update={
+            "implementation": "transformers",
+            "vocab_size": text.vocab_size,
+            "max_sequence_length": longest if isinstance(longest, int) and longest > 0 else UNLIMITED,
+        }
+    )
+
+
+def build_transformers_model(config: ModelConfig, *, seed: int) -> TransformersModel:
+    """Build a pretrained model with its weights in fp32 on the CPU, and its adapter with weights from the seed.
+
+    Raises:
+        ConfigError: transformers cannot build the model, or it cannot have the adapter.
+        CheckpointError: its weights are damaged or do not match its config.
+    """
+    assert config.from_pretrained is not None
+    read_config(config)
+    folder = open_folder(config.from_pretrained, with_code=config.trust_remote_code)
+    with _explained(folder):
+        network, report = _transformers().AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            trust_remote_code=config.trust_remote_code,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    _check_report(report, folder)
+    if config.adapter is not None:
+        from headway.models.hub.lora import add_adapter
+
+        network = add_adapter(network, config.adapter, seed)
+    return TransformersModel(config, network)
+
+
+def _check_report(report: dict[str, Any], folder: Path) -> None:
+    """Check that every weight came from the folder, and none was left over."""
+    for key, words in (("missing_keys", "are missing"), ("mismatched_keys", "have other sizes than config.json asks")):
+        names = sorted(str(name) for name in report.get(key) or ())
+        if names:
+            raise CheckpointError(
+                f"tensors {words}: {_some(names)}", where=str(folder), fix="fetch the checkpoint again"
+            )
+    unexpected = sorted(map(str, report.get("unexpected_keys") or ()))
+    if unexpected:
+        raise CheckpointError(
+            f"there are tensors that the architecture does not have: {_some(unexpected)}",
+            where=str(folder),
+            fix="give a folder whose config.json belongs to its weights",
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise ConfigError(
+            "this model is computed by transformers, which is not installed",
+            where="model.from_pretrained",
+            fix="pip install headway[hf]",
+        ) from None
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    return transformers
+
+
+@contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    """Turn what transformers raises for a folder, which can be anything, into an error in three parts."""
+    try:
+        yield
+    except HeadwayError:
+        raise
+    except Exception as error:
+        words = " ".join(str(error).split())[:300]
+        if "trust_remote_code" in words:
+            raise ConfigError(
+                "the pretrained model comes with code of its own, which does not run unless you ask for it",
+                where=str(folder),
+                fix="read its *.py files, then model.trust_remote_code=true; or take a model that transformers has",
+            ) from error
+        raise ConfigError(
+            f"transformers cannot load the pretrained model: {words or type(error).__name__}",
+            where=str(folder),
+            fix="check that AutoModelForCausalLM.from_pretrained loads this folder; a newer transformers may know it",
+        ) from error

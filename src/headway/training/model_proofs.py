@@ -1,0 +1,210 @@
+"""What a pretrained model of transformers does, found out by running it before its first step.
+
+There are too many models, and they change too often, to go by their names. Each proof is about the very model and
+config of the run. Results that training depends on are kept in its checkpoints, so a resumed run trains as it began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from headway.core.console import notice, warning
+from headway.core.errors import ConfigError
+from headway.core.types import IGNORE_TARGET, MicroBatch
+from headway.models.hub.transformers_model import TransformersModel
+from headway.parallel.strategy import Strategy
+from headway.parallel.world import World
+from headway.training.precision import autocast
+from headway.training.replay import own_gradients
+from headway.training.state import TrainState, kept_buffers
+from headway.training.step import prepare_own_losses, scaled
+from headway.training.task import Task, to_device
+
+if TYPE_CHECKING:
+    from headway.config import Config
+
+#: Key of a manifest's context.
+PROOFS = "model_proofs"
+
+#: Largest relative difference between two ways to compute the same: by fp32 products, and by others.
+_TOLERANCE, _ROUNDED_TOLERANCE = 1e-5, 2e-2
+#: Positions of the row that is packed from two documents.
+_PACKED = 64
+
+
+def prove_model(
+    config: Config, task: Task, state: TrainState, strategy: Strategy, world: World, *, kept: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Find out what a model of transformers does, set it up accordingly, and return the results for checkpoints.
+
+    All workers must call it. Weights are in place, and no weight, moment or random state changes.
+
+    Args:
+        kept: The context of the checkpoint that the run continues from.
+
+    Raises:
+        ConfigError: the model cannot be trained as the config says.
+    """
+    model = task.model
+    if not isinstance(model, TransformersModel):
+        return {}
+    known = None if kept is None else kept.get(PROOFS)
+    if isinstance(known, dict):
+        model.loss_from_hidden = bool(known.get("loss_from_hidden"))
+        _compare_kernels(known.get("kernels"), model.kernels(), config)
+        return {PROOFS: known}
+    batch = to_device(task.feed.batch(0, 0)[0], world.device)
+    cuda = [world.device] if world.device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices=cuda), kept_buffers(model):
+            found = _passes(config, model, state, batch, world)
+            if config.determinism != "off":
+                _check_repeats(config, task, state, strategy, world, batch=batch)
+    except NotImplementedError as error:
+        raise _not_trainable(model, error) from error
+    except RuntimeError as error:
+        if "deterministic" not in str(error):
+            raise
+        raise ConfigError(
+            f"{type(model.causal).__name__} has an operation without a deterministic kernel:"
+            f" {str(error).splitlines()[0]}",
+            where="determinism",
+            fix="determinism=off",
+        ) from error
+    return {PROOFS: {**found, "kernels": model.kernels()}}
+
+
+def _not_trainable(model: TransformersModel, error: Exception) -> ConfigError:
+    words = " ".join(str(error).split())[:200]
+    return ConfigError(
+        f"{type(model.causal).__name__} cannot be trained here: {words or type(error).__name__}",
+        where="model.from_pretrained",
+        fix="another train.device, or another model",
+    )
+
+
+def _passes(
+    config: Config, model: TransformersModel, state: TrainState, batch: MicroBatch, world: World
+) -> dict[str, Any]:
+    """Compare forward passes that must agree, in evaluation mode: dropout would differ."""
+    ids, targets = batch["ids"][:1], batch["targets"][:1].clone()
+    targets[:, -1] = IGNORE_TARGET  # the loss of transformers has no target for the last position
+    trained = state.trained
+    rounded = config.train.precision not in ("fp32", "tf32")
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), autocast(config.train.precision, world.device):
+
+            def probe(function: Any, *arguments: torch.Tensor) -> torch.Tensor:
+                result: torch.Tensor = trained(ids, probe=partial(function, *arguments))
+                return result
+
+            def projected() -> torch.Tensor:
+                return torch.tensor(float(model.logits_are_projected(ids)), device=ids.device)
+
+            is_projected = _everywhere(bool(probe(projected)), world)
+            model.loss_from_hidden = is_projected
+            ours = float(trained(ids, targets))
+            theirs = float(probe(model.reference_loss, ids, targets))
+            leak = _leak(model, probe, ids) if config.data.document_mask else None
+    finally:
+        model.train(was_training)
+    items = max(1, int((targets != IGNORE_TARGET).sum()))
+    name = type(model.causal).__name__
+    if not abs(ours - theirs) <= (_ROUNDED_TOLERANCE if rounded else _TOLERANCE) * max(items, abs(theirs)):
+        raise ConfigError(
+            f"the loss of {name} is {ours / items:.6f} a token, and {theirs / items:.6f} by transformers on the same"
+            " row, so the model does not compute what was expected",
+            where="model.from_pretrained",
+            fix="another version of transformers; or another train.precision",
+        )
+    if leak is not None and not leak <= (_ROUNDED_TOLERANCE if rounded else 1e-3):
+        raise ConfigError(
+            f"{name} does not tell packed documents apart: the one before changes logits by {leak:.1%} of the largest",
+            where="data.document_mask",
+            fix="data.document_mask=false, or data.packing=best_fit to cut fewer documents",
+        )
+    how = "from hidden states, a chunk of rows at a time" if is_projected else "from the logits of a whole micro-batch"
+    notice(f"{name} by transformers ({_in_words(model.kernels())}): the loss is computed {how}")
+    if getattr(model.causal.config, "router_aux_loss_coef", 0):
+        notice("the router's auxiliary loss is left out: transformers computes it for each micro-batch by itself")
+    return {"loss_from_hidden": is_projected, "first_loss": ours / items, "leak": leak}
+
+
+def _leak(model: TransformersModel, probe: Any, ids: torch.Tensor) -> float:
+    """Return the largest difference of a packed document's logits from its own alone, relative to the largest logit."""
+    half = min(_PACKED, ids.shape[1]) // 2
+    packed = ids[:, : 2 * half]
+    positions = torch.arange(half, device=ids.device).unsqueeze(0)
+    together = probe(model.packed_logits, packed, positions.repeat(1, 2))
+    alone = [probe(model.packed_logits, part, positions) for part in packed.split(half, dim=1)]
+    difference = (together - torch.cat(alone, dim=1)).abs().max()
+    return float(difference / together.abs().max().clamp_min(1e-30))
+
+
+def _everywhere(value: bool, world: World) -> bool:
+    return all(worker[0] for worker in world.gather([float(value)]))
+
+
+def _check_repeats(
+    config: Config, task: Task, state: TrainState, strategy: Strategy, world: World, *, batch: MicroBatch
+) -> None:
+    """Check that two backward passes give equal bits.
+
+    Raises:
+        ConfigError: they do not, so `determinism` could not be kept.
+    """
+    first, second = (_checksums_of_pass(config, task, state, strategy, world, batch=batch) for _ in range(2))
+    differing = [name for name in first if first[name] != second.get(name)]
+    if any(worker[0] for worker in world.gather([float(len(differing))])):
+        where = differing[0] if differing else "another worker's part"
+        raise ConfigError(
+            f"two backward passes of {type(cast(TransformersModel, task.model).causal).__name__} on the same rows"
+            f" differ (in the gradient of {where}), so no run could repeat its bits",
+            where="determinism",
+            fix="determinism=off",
+        )
+
+
+def _checksums_of_pass(
+    config: Config, task: Task, state: TrainState, strategy: Strategy, world: World, *, batch: MicroBatch
+) -> dict[str, int]:
+    engine = state.engine
+    world.seed(0)
+    strategy.begin()
+    prepare_own_losses(state.model, state.cursor.loss_scale)
+    try:
+        with strategy.micro_batch(True, last=True):
+            with autocast(config.train.precision, world.device):
+                loss = task.objective.summed_loss(state.trained, batch)
+            to_differentiate = scaled(loss, state.cursor.loss_scale)
+            if engine is None:
+                to_differentiate.backward()
+            else:
+                engine.backward(to_differentiate)
+        if engine is not None:
+            norm = sum(engine.norm_parts())
+            engine.skip()
+            return {"all": hash(norm)}
+        strategy.end_lane()
+        strategy.reduce()
+        return own_gradients(state.model)
+    finally:
+        strategy.begin()
+
+
+def _compare_kernels(before: Any, now: Mapping[str, str], config: Config) -> None:
+    if isinstance(before, dict) and before != now and config.determinism != "off":
+        warning(
+            f"transformers now computes with {_in_words(now)} instead of {_in_words(before)}: the run continues, but"
+            " not bit for bit"
+        )
+
+
+def _in_words(kernels: Mapping[str, str]) -> str:
+    return ", ".join(f"{kind} {name}" for kind, name in kernels.items()) or "one implementation"
