@@ -1,4 +1,4 @@
-"""A small Hugging Face Hub for tests: of its HTTP interface, what reading datasets needs.
+"""A small Hugging Face Hub for tests: of its HTTP interface, what reading datasets and models needs.
 
 Answers are those that the clients look for, as they do in the Hub's own:
 
@@ -7,6 +7,7 @@ Answers are those that the clients look for, as they do in the Hub's own:
 - `GET /api/datasets/REPO/tree/REV[/FOLDER]`: files and folders, page by page (`Link`);
 - `GET`, `HEAD /datasets/REPO/resolve/REV/FILE`: a redirect with the commit, hash and length: to the storage for large
   files, on another host where no token must be sent, and to a cache of the Hub's own for small ones. Both serve ranges;
+- models have the same, as `/api/models/REPO` and `/REPO/resolve/REV/FILE`;
 - refusals with `X-Error-Code`: a repository that is not there, or private, is 401 without a token and 404 with one; a
   gated one lists its files to everybody, and gives none of them (401, 403);
 - a repository that was renamed answers with a redirect (307).
@@ -32,11 +33,13 @@ from local_server import LocalServer
 #: Tokens that the server knows: of somebody who may read everything, and of somebody who may read what is public.
 READER, STRANGER = "hf_reader", "hf_stranger"
 
-_API = re.compile(r"/api/datasets/(?P<repo>[^/]+(?:/[^/]+)?)(?:/(?P<verb>revision|tree|refs)(?:/(?P<rest>.+))?)?")
-_FILE = re.compile(r"/datasets/(?P<repo>[^/]+(?:/[^/]+)?)/resolve/(?P<rest>.+)")
+_API = re.compile(
+    r"/api/(?:datasets|models)/(?P<repo>[^/]+(?:/[^/]+)?)(?:/(?P<verb>revision|tree|refs)(?:/(?P<rest>.+))?)?"
+)
+_FILE = re.compile(r"/(?:datasets/)?(?P<repo>[^/]+(?:/[^/]+)?)/resolve/(?P<rest>.+)")
 _CACHE = re.compile(r"/api/resolve-cache/datasets/(?P<repo>.+)/(?P<commit>[0-9a-f]{40})/(?P<path>.+)")
 #: Kept by their hash in a storage, like what is marked so in a repository's `.gitattributes`.
-_LARGE = (".parquet", ".arrow", ".gz", ".zst")
+_LARGE = (".parquet", ".arrow", ".gz", ".zst", ".safetensors")
 _BLOCK = 2**15
 
 

@@ -31,6 +31,7 @@ _ROPE3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+_NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
 _BAMBA = {
     "mamba_n_heads": 8,
     "mamba_d_head": 8,
@@ -52,8 +53,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8, "tie_word_embeddings": True},
     ),
     "gemma-3": ("Gemma3TextConfig", {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8}),
-    "phi-3": ("Phi3Config", {"resid_pdrop": 0.1}),
-    "gpt-2": ("GPT2Config", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "n_inner": 64}),
+    "phi-3": ("Phi3Config", {}),
+    "gpt-2": ("GPT2Config", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "n_inner": 64, **_NO_DROPOUT}),
     "gpt-neox": ("GPTNeoXConfig", {}),
     "olmo-2": ("Olmo2Config", {}),
     "smollm-3": ("SmolLM3Config", {"num_hidden_layers": 4}),
@@ -134,7 +135,7 @@ def write_family(name: str, folder: Path, **changes: Any) -> Path:
     import transformers
 
     kind, keys = FAMILIES[name]
-    values = {key: value for key, value in {**_SIZES, **keys, **changes}.items()}
+    values = {**_SIZES, **keys, **changes}
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**values))
     model.save_pretrained(folder)

@@ -53,8 +53,8 @@ def is_pinned(source: Path | str) -> bool:
 
 
 class AdapterConfig(Section):
-    """Low-rank adapters of a pretrained model, whose own weights stay frozen ([continue-a-model.md](
-    continue-a-model.md)); through peft."""
+    """Low-rank adapters of a pretrained model, whose own weights stay frozen; through peft
+    ([continue-a-model.md](continue-a-model.md))."""
 
     method: Literal["lora", "rslora", "dora"] = "lora"
     """`lora` (Hu et al. 2021). `rslora`: scaled by the root of the rank (Kalajdzievski 2023). `dora`: magnitudes are

@@ -187,7 +187,7 @@ def check_keys_present(config: Config) -> None:
 
 
 def check_data(config: Config, fingerprints: Mapping[str, str], start: CheckpointInfo) -> None:
-    """Check the fingerprints of data and tokenizer against those of a checkpoint.
+    """Check the fingerprints of data, tokenizer and pretrained model against those of a checkpoint.
 
     Raises:
         DataError: they differ, and no segment of the run accounts for that.
@@ -197,6 +197,13 @@ def check_data(config: Config, fingerprints: Mapping[str, str], start: Checkpoin
         before = start.context.get(kind)
         if before in (None, value) or (kind == "data" and before in known):
             continue
+        if kind == "pretrained":
+            raise DataError(
+                f"the pretrained model has changed: its hash is {value[:12]}, but checkpoint {start.path.name} was made"
+                f" from {before[:12]}",
+                where=str(config.model.from_pretrained),
+                fix="restore the model it was made from, or choose another name=... for a new run",
+            )
         raise DataError(
             f"the {kind} fingerprint is {value[:12]}, but checkpoint {start.path.name} was made with {before[:12]}",
             where=str(start.path),

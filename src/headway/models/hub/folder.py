@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from headway.config.pretrained import HUB, is_on_hub, split_hub_name
+from headway.config.pretrained import HUB, is_on_hub, is_pinned, split_hub_name
 from headway.core.errors import CheckpointError, ConfigError, HeadwayError, causes
 from headway.core.files import fingerprint, sha256_file, write_json
 from headway.core.foreign import read_json_object
@@ -33,7 +33,7 @@ def pinned_source(source: Path | str) -> Path | str:
     Raises:
         ConfigError: as `open_folder`.
     """
-    if not is_on_hub(source):
+    if not is_on_hub(source) or is_pinned(source):
         return source
     name, _ = split_hub_name(str(source))
     # The cache names the folder of a snapshot after its commit.

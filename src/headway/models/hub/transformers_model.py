@@ -117,7 +117,7 @@ class TransformersModel(nn.Module):
         """
         if probe is not None:
             return probe()
-        options = self._options if documents is None else {**self._options, "position_ids": documents.positions}
+        options = self._options if documents is None else {**self._options, "position_ids": documents.positions_BT}
         projection = self.output_projection() if self.loss_from_hidden else None
         if targets_BT is not None and projection is not None:
             hidden_BTD = self.backbone(ids_BT, **options)[0]
@@ -307,7 +307,7 @@ def _explained(folder: Path) -> Iterator[None]:
         raise
     except Exception as error:
         words = " ".join(str(error).split())[:300]
-        if "trust_remote_code" in words:
+        if "trust_remote_code" in str(error):
             raise ConfigError(
                 "the pretrained model comes with code of its own, which does not run unless you ask for it",
                 where=str(folder),

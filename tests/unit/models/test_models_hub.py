@@ -1,0 +1,269 @@
+"""Pretrained models that transformers computes: every family trains, resumes and leaves as it came."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
+
+import headway
+from headway import Callback
+from headway.config import Config, resolve_lanes
+from headway.core.errors import CheckpointError, ConfigError, DataError
+from headway.data.feeding.feed import TokenFeed
+from headway.models.build import complete
+from headway.models.hub.implementation import choose_implementation
+from headway.session.completed import completed
+from headway.training.inference import continue_text, evaluate_trained, export_trained, load_trained
+from support import config_values, manifest, state_hash, write_config, write_corpus
+from support import headway as command
+from support_families import FAMILIES, VOCAB, write_family
+
+transformers = pytest.importorskip("transformers")
+#: Enough kinds to run always: the rest is slow.
+FEW = ("llama-3", "qwen2", "gemma-2", "gpt-2", "nemotron-h", "granite", "mixtral")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a token store."""
+    folder = tmp_path_factory.mktemp("hub")
+    write_corpus(folder)
+    prepared = command("data", "prepare", write_config(folder))
+    assert prepared.returncode == 0, prepared.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def family(folder: Path) -> Callable[..., Path]:
+    """The folder of a tiny model with a tokenizer and a chat template."""
+
+    def written(name: str) -> Path:
+        path = folder / "models" / name
+        if not path.exists():
+            write_family(name, path)
+            for file in (folder / "store" / "tokenizer").glob("*.json"):
+                (path / file.name).write_bytes(file.read_bytes())
+            settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": "{{ messages[0].content }}"}
+            (path / "tokenizer_config.json").write_text(json.dumps(settings))
+        return path
+
+    return written
+
+
+def _config(folder: Path, run: str, model: dict[str, Any], **sections: Any) -> Config:
+    sections = {"train": {"steps": 3, "global_batch": 2, "micro_batch": 2, **sections.pop("train", {})}, **sections}
+    values = config_values(folder, **sections)
+    return Config.model_validate({**values, "name": run, "model": {"implementation": "transformers", **model}})
+
+
+def _first_rows(config: Config) -> tuple[torch.Tensor, torch.Tensor]:
+    config, store = completed(config.resolved())
+    grid = resolve_lanes(config, 1)
+    batches = [b for lane in range(grid.lanes) for b in TokenFeed.of(config, grid, store).batch(0, lane)]
+    return torch.cat([b["ids"] for b in batches]), torch.cat([b["targets"] for b in batches])
+
+
+def _losses(run: Path) -> list[float]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["train/loss"] for line in lines if "train/loss" in line]
+
+
+@pytest.mark.parametrize("name", [n if n in FEW else pytest.param(n, marks=pytest.mark.slow) for n in FAMILIES])
+def test_a_family_trains_from_the_loss_of_transformers_and_leaves_with_its_logits(
+    name: str, folder: Path, family: Callable[..., Path]
+) -> None:
+    source, steps = family(name), 3 if name in FEW else 20
+    config = _config(folder, f"family-{name}", {"from_pretrained": str(source)}, train={"steps": steps})
+    run = headway.train(config).directory
+    losses = _losses(run)
+    assert len(losses) == steps and losses[-1] < losses[0]
+
+    ids, targets = _first_rows(config)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    with torch.no_grad():
+        logits = theirs(ids).logits
+    assert losses[0] == pytest.approx(float(F.cross_entropy(logits.flatten(0, 1), targets.flatten())), abs=1e-5)
+
+    trained = load_trained(run)
+    export_trained(trained, run / "export")
+    out = transformers.AutoModelForCausalLM.from_pretrained(run / "export", dtype=torch.float32).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(out(ids).logits, trained.model(ids), rtol=0, atol=1e-5)
+        assert not torch.allclose(out(ids).logits, logits), "training has changed nothing"
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        assert (run / "export" / file).read_bytes() == (source / file).read_bytes()
+
+
+class _Crash(Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step(self, *arguments: Any) -> None:
+        self.step -= 1
+        if not self.step:
+            raise RuntimeError("as if killed")
+
+
+@pytest.mark.parametrize(
+    ("name", "adapter"), [("nemotron-h", None), ("qwen3", {"rank": 4, "dropout": 0.1})], ids=["nemotron-h", "lora"]
+)
+def test_a_run_that_crashed_ends_in_the_same_state(
+    name: str, adapter: dict[str, Any] | None, folder: Path, family: Callable[..., Path]
+) -> None:
+    model = {"from_pretrained": str(family(name)), **({"adapter": adapter} if adapter else {})}
+    whole = headway.train(_config(folder, f"whole-{name}", model, train={"steps": 4})).directory
+    config = _config(folder, f"crashed-{name}", model, train={"steps": 4})
+    with pytest.raises(RuntimeError, match="as if killed"):
+        headway.train(config, callbacks=[_Crash(3)])
+    assert state_hash(headway.train(config).directory) == state_hash(whole)
+
+
+def test_one_changed_bit_of_the_pretrained_model_refuses_the_resume(folder: Path, tmp_path: Path) -> None:
+    source = write_family("qwen3", tmp_path / "model")
+    config = _config(folder, "bit", {"from_pretrained": str(source), "adapter": {"rank": 2}}, train={"steps": 4})
+    with pytest.raises(RuntimeError):
+        headway.train(config, callbacks=[_Crash(3)])
+    weights = source / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(DataError, match="pretrained model has changed"):
+        headway.train(config)
+
+
+def test_a_checkpoint_of_an_adapter_holds_what_is_trained(folder: Path, family: Callable[..., Path]) -> None:
+    model = {"from_pretrained": str(family("qwen3")), "adapter": {"rank": 4}}
+    run = headway.train(_config(folder, "size", model)).directory
+    trained = load_trained(run).model
+    weights = [p for p in trained.parameters() if p.requires_grad]
+    newest = max((run / "checkpoints").iterdir())
+    tensors = {name: t for file in newest.glob("*.safetensors") for name, t in load_file(file).items()}
+    assert all("lora_" in name for name in tensors), tensors.keys()
+    held = sum(tensor.nbytes for tensor in tensors.values())
+    assert held <= 1.05 * 3 * sum(p.nbytes for p in weights)
+    assert manifest(run)["context"]["pretrained"]
+
+
+@pytest.mark.parametrize(
+    ("name", "adapter"),
+    [
+        ("qwen3", {"rank": 4}),
+        ("qwen3", {"rank": 4, "also_trained": ["embed_tokens"]}),
+        ("qwen2", {"rank": 4, "method": "dora", "targets": ["q_proj", "down_proj"]}),
+        ("nemotron-h", {"rank": 4, "method": "rslora", "targets": ["q_proj", "v_proj"]}),
+    ],
+    ids=["lora", "tied-embeddings", "dora", "rslora"],
+)
+def test_an_adapter_loads_in_peft_and_merges_to_the_same_logits(
+    name: str, adapter: dict[str, Any], folder: Path, family: Callable[..., Path], tmp_path: Path
+) -> None:
+    peft = pytest.importorskip("peft")
+    source = family(name)
+    run = headway.train(_config(folder, tmp_path.name, {"from_pretrained": str(source), "adapter": adapter})).directory
+    trained = load_trained(run)
+    ids = torch.randint(VOCAB, (2, 16), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        live = trained.model(ids)
+        base = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+        assert not torch.allclose(base(ids).logits, live, atol=1e-4)
+        export_trained(trained, tmp_path / "adapter")
+        adapted = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+        torch.testing.assert_close(adapted(ids).logits, live, rtol=0, atol=1e-5)
+        export_trained(trained, tmp_path / "merged", merge=True)
+        merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32).eval()
+        torch.testing.assert_close(merged(ids).logits, live, rtol=0, atol=1e-5)
+    assert not list((tmp_path / "merged").glob("adapter*"))
+
+
+def test_eval_and_generate_work(folder: Path, family: Callable[..., Path]) -> None:
+    source = family("nemotron-h")
+    run = headway.train(_config(folder, "out", {"from_pretrained": str(source)})).directory
+    found = evaluate_trained(run, rows=2)
+    assert 0 < found["loss"] < 10
+    for place in (run, source):
+        options = {"max_new_tokens": 4, "temperature": 0.0, "top_p": 1.0, "seed": 0}
+        assert "".join(continue_text(load_trained(place), "red green", **options))
+
+
+def test_a_model_that_mixes_packed_documents_is_refused_with_the_leak(
+    folder: Path, family: Callable[..., Path]
+) -> None:
+    model = {"from_pretrained": str(family("nemotron-h"))}
+    config = _config(folder, "leak", model, data={"document_mask": True})
+    with pytest.raises(ConfigError, match=r"does not tell packed documents apart: .* by \d+\.\d%"):
+        headway.train(config)
+
+
+def test_a_model_that_keeps_packed_documents_apart_trains(folder: Path, family: Callable[..., Path]) -> None:
+    config = _config(folder, "mask", {"from_pretrained": str(family("qwen3"))}, data={"document_mask": True})
+    run = headway.train(config).directory
+    proofs = manifest(run)["context"]["model_proofs"]
+    assert proofs["leak"] < 1e-3 and proofs["loss_from_hidden"]
+
+
+def test_logits_that_are_scaled_or_capped_are_not_computed_from_hidden_states(
+    folder: Path, family: Callable[..., Path]
+) -> None:
+    from headway.models.hub.transformers_model import build_transformers_model
+
+    ids = torch.randint(VOCAB, (1, 16))
+    found = {}
+    for name in ("qwen3", "gemma-2", "granite", "gpt-2"):
+        config = _config(folder, "x", {"from_pretrained": str(family(name))}).model
+        model = build_transformers_model(complete(config, VOCAB), seed=0).eval()
+        with torch.no_grad():
+            found[name] = model.logits_are_projected(ids)
+    assert found == {"qwen3": True, "gemma-2": False, "granite": False, "gpt-2": True}
+
+
+def test_auto_takes_the_native_decoder_where_it_computes_the_model(folder: Path, family: Callable[..., Path]) -> None:
+    def chosen(name: str, **keys: Any) -> str:
+        model = _config(folder, "x", {"from_pretrained": str(family(name)), "implementation": "auto", **keys}).model
+        return choose_implementation(model)
+
+    assert chosen("qwen3") == "native"
+    assert chosen("qwen3", adapter={"rank": 2}) == "transformers"
+    assert chosen("gemma-2") == chosen("llama-3") == "transformers"
+    with pytest.raises(ConfigError, match="Gemma2ForCausalLM"):
+        chosen("gemma-2", implementation="native")
+
+
+def test_keys_that_config_json_decides_are_refused(folder: Path, family: Callable[..., Path]) -> None:
+    model = _config(folder, "x", {"from_pretrained": str(family("gemma-2")), "dropout": 0.1}).model
+    with pytest.raises(ConfigError, match=r"model.dropout is set, but config.json"):
+        complete(model, VOCAB)
+
+
+@pytest.mark.parametrize(("file", "words"), [("model.nemo", "NeMo"), ("pytorch_model.bin", "pickled")])
+def test_other_formats_are_refused_with_their_converter(file: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / file).write_bytes(b"x")
+    (tmp_path / "config.json").write_text('{"model_type": "gemma2"}')
+    model = Config.model_validate({"model": {"from_pretrained": str(tmp_path)}}).model
+    with pytest.raises(CheckpointError, match=words) as raised:
+        complete(model, VOCAB)
+    assert "convert" in str(raised.value)
+
+
+def test_code_of_a_model_does_not_run_unless_asked_for(tmp_path: Path) -> None:
+    values = {"model_type": "own", "auto_map": {"AutoConfig": "code.OwnConfig", "AutoModelForCausalLM": "code.Own"}}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    (tmp_path / "code.py").write_text("raise SystemExit('the code has run')")
+    model = Config.model_validate({"model": {"from_pretrained": str(tmp_path)}}).model
+    with pytest.raises(ConfigError, match="code of its own"):
+        complete(model, VOCAB)
+
+
+def test_damaged_weights_are_refused(folder: Path, tmp_path: Path) -> None:
+    source = write_family("granite", tmp_path / "model")
+    tensors = load_file(source / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"tensors are missing: model\.layers\.1\.mlp\.up_proj\.weight"):
+        headway.train(_config(folder, "damaged", {"from_pretrained": str(source)}))
