@@ -127,7 +127,7 @@ def model_tensors(model: nn.Module) -> StateTensors:
 def _named_state(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield parameters and persistent buffers themselves, each once, but those that are kept elsewhere."""
     seen: set[int] = set()
-    elsewhere = getattr(model, "kept_elsewhere", set)()
+    elsewhere: set[str] = getattr(model, "kept_elsewhere", set)()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if name in elsewhere:
             continue

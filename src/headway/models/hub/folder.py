@@ -113,13 +113,15 @@ def weights_fingerprint(folder: Path, *, with_code: bool, cache: Path) -> str:
     """
     names = ("*.safetensors", "config.json", "adapter_config.json", *([_CODE] if with_code else []))
     files = sorted({path for name in names for path in folder.glob(name)})
-    known, found = _read(cache), {}
+    known = _read(cache)
+    found: dict[str, dict[str, Any]] = {}
     try:
         for path in files:
-            stamp = _stamp(path)
-            before = known.get(path.name)
-            is_known = isinstance(before, dict) and before.get("stamp") == stamp
-            found[path.name] = before if is_known else {"stamp": stamp, "sha256": sha256_file(path)}
+            stamp, before = _stamp(path), known.get(path.name)
+            if isinstance(before, dict) and before.get("stamp") == stamp:
+                found[path.name] = before
+            else:
+                found[path.name] = {"stamp": stamp, "sha256": sha256_file(path)}
     except OSError as error:
         what = f"a file of the pretrained model cannot be read: {error.strerror or error}"
         raise CheckpointError(what, where=str(error.filename or folder), fix="fetch the model again") from error
