@@ -228,7 +228,7 @@ def write_every_format(folder: Path) -> Path:
 def put_folder(place: Objects, folder: Path) -> None:
     """Put all that is below a folder there."""
     for file in (file for file in folder.rglob("*") if file.is_file()):
-        place.put(file.relative_to(folder).as_posix(), file)
+        place.upload(file.relative_to(folder).as_posix(), file)
 
 
 def find_by_glob(url: str, corpus: Path, pattern: str, names: list[str], **options: Any) -> None:
@@ -262,18 +262,18 @@ def contend_for_an_object(place: Objects) -> None:
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(lambda n: place.create("claim", b"%d" % n), range(8)))
     assert sum(made) == 1 and place.read("claim") == b"%d" % made.index(True)
-    before = place.facts("claim")
+    before = place.stat("claim")
     place.write("claim", b"x")
-    after = place.facts("claim")
+    after = place.stat("claim")
     assert before and after and before.version != after.version
     place.remove(["claim", "nothing"])
-    assert place.read("claim") is None and place.facts("claim") is None and place.folders() == []
+    assert place.read("claim") is None and place.stat("claim") is None and place.names() == []
 
 
 def lose_a_machine(place: Objects, folder: Path) -> None:
     """Text, token store and checkpoints are in an object store; a run loses its machine and goes on from there."""
     url = place.url
-    place.put("corpus.jsonl", write_corpus(folder))
+    place.upload("corpus.jsonl", write_corpus(folder))
     config = write_config(
         folder,
         data={"sources": [f"{url}/corpus.jsonl"]},
@@ -284,7 +284,7 @@ def lose_a_machine(place: Objects, folder: Path) -> None:
     whole = headway("train", config, "name=whole", "checkpoint.remote=null")
     assert whole.returncode == 0, whole.stderr
     for relative, path in store_files(folder / "store"):
-        place.put(f"store/{relative}", path)
+        place.upload(f"store/{relative}", path)
     shutil.rmtree(folder / "store")
     remote = [f"data.remote={url}/store", "name=killed"]
     # Slow enough for a checkpoint to be there when the machine goes, though a client library takes a second to load.

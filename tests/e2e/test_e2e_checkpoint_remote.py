@@ -16,7 +16,6 @@ from headway.checkpoint.discovery import find_latest
 from headway.checkpoint.format.manifest import Manifest, step_name
 from headway.checkpoint.index import CheckpointIndex
 from headway.checkpoint.post_save import CheckpointMaintainer
-from headway.checkpoint.remote import objects
 from headway.checkpoint.remote.files import sent_name
 from headway.checkpoint.remote.objects import GivenUp, Objects, UnreachableError
 from headway.checkpoint.remote.ownership import RESTARTED_FILE, read_claim
@@ -24,6 +23,7 @@ from headway.checkpoint.remote.tier import FencedError, RemoteTier, journal_of
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.config import Config, TrainConfig, load_resolved
 from headway.core.errors import CheckpointError
+from headway.core.storage import client
 from headway.core.waiting import wait_until
 from headway.doctor.lifecycle import examine_lifecycle
 from headway.runs.ledger import Ledger
@@ -44,7 +44,7 @@ def proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Proxy]:
     proxy = S3Proxy(s3.endpoint)
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")  # what is tried again is to be tried by us
-    monkeypatch.setattr(objects, "_FIRST_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(client, "FIRST_WAIT_SECONDS", 0.05)
     s3fs.S3FileSystem.clear_instance_cache()
     yield proxy
     proxy.close()
@@ -222,7 +222,7 @@ def test_a_damaged_remote_checkpoint_is_passed_over(place: Objects, run: Path) -
     tier = RemoteTier.find(place, run).acquire(run, 1)
     send(tier, run, 1), send(tier, run, 2)
     folder = place.at(f"run-001/{step_name(2)}")
-    file = next(name for name in folder.folders() if name.endswith("0.safetensors"))
+    file = next(name for name in folder.names() if name.endswith("0.safetensors"))
     content = folder.read(file)
     assert content is not None
     folder.write(file, content[:-1] + b"\x55")
@@ -341,7 +341,7 @@ def test_parts_of_a_large_file_come_and_go_in_flat_memory(place: Objects, run: P
     tier = RemoteTier.find(place, run).acquire(run, 1)
     assert send(tier, run, 1)
     puts = [size for method, path, size in proxy.requests if method == "PUT" and "safetensors" in path]
-    assert max(puts) <= objects.PART_BYTES + 2**16 and sum(puts) > 48 * 2**20
+    assert max(puts) <= client.PART_BYTES + 2**16 and sum(puts) > 48 * 2**20
     found = tier.manifest(1)
     assert isinstance(found, Manifest)
     (file,) = found.files
@@ -355,10 +355,10 @@ def test_parts_of_a_large_file_come_and_go_in_flat_memory(place: Objects, run: P
 
     proxy.rules = [third_fails]
     with pytest.raises(UnreachableError):
-        source.fetch(sent, target, found.files[file].bytes)
-    assert target.stat().st_size == 2 * objects.PART_BYTES
+        source.download(sent, target, found.files[file].bytes)
+    assert target.stat().st_size == 2 * client.PART_BYTES
     proxy.rules, proxy.requests = [], []
-    source.fetch(sent, target, found.files[file].bytes)
+    source.download(sent, target, found.files[file].bytes)
     assert sum(method == "GET" for method, _, _ in proxy.requests) == 2
     assert target.read_bytes() == (run / "checkpoints" / step_name(1) / file).read_bytes()
     assert json.loads((run / "remote.json").read_text())["number"] == 1

@@ -10,9 +10,10 @@ import pytest
 
 from headway.checkpoint.remote.objects import Objects
 from headway.core.errors import DataError
-from headway.data.reading import remote, sources
+from headway.data.reading import sources
 from headway.data.reading.places import open_file, stamp_of
 from headway.data.reading.readers import read_batches
+from headway.data.reading.remote import DataStorage
 from headway.data.reading.sources import pieces_of
 from object_storage import GLOBS, TEXTS, S3Server, find_by_glob, prepare_from_both, put_folder
 from support import headway, write_config
@@ -68,14 +69,14 @@ def test_only_what_is_needed_is_fetched(s3: S3Server, monkeypatch: pytest.Monkey
     url = s3.put("large/a.jsonl", lines)
     assert len(lines) > 2 * sources.PIECE_BYTES
     fetched: list[int] = []
-    original = remote._with_retries
+    original = DataStorage._with_retries
 
-    def counted(ask):  # type: ignore[no-untyped-def]
-        result = original(ask)
+    def counted(self, *arguments):  # type: ignore[no-untyped-def]
+        result = original(self, *arguments)
         fetched.append(len(result) if isinstance(result, bytes) else 0)
         return result
 
-    monkeypatch.setattr(remote, "_with_retries", counted)
+    monkeypatch.setattr(DataStorage, "_with_retries", counted)
     pieces = list(pieces_of(find(url)))
     assert len(pieces) > 2
     fetched.clear()
@@ -91,15 +92,15 @@ def test_a_column_of_a_large_parquet_file_is_fetched_without_the_others(s3: S3Se
     parquet.write_table(table, tmp_path / "a.parquet", row_group_size=500)
     url = s3.put("column/a.parquet", (tmp_path / "a.parquet").read_bytes())
     fetched: list[int] = []
-    original = remote._with_retries
+    original = DataStorage._with_retries
 
-    def counted(ask):  # type: ignore[no-untyped-def]
-        result = original(ask)
+    def counted(self, *arguments):  # type: ignore[no-untyped-def]
+        result = original(self, *arguments)
         fetched.append(len(result) if isinstance(result, bytes) else 0)
         return result
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(remote, "_with_retries", counted)
+        patch.setattr(DataStorage, "_with_retries", counted)
         assert read(url).texts == ["x"] * 1500
     assert sum(fetched) < 8e6 < 30e6 < (tmp_path / "a.parquet").stat().st_size
 

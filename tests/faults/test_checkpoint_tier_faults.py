@@ -59,9 +59,9 @@ def test_a_kill_while_sending(tier: RemoteTier, run: Path, tmp_path: Path, order
     assert in_child(lambda: send(tier, run, 2), f"kill@{order}") == -signal.SIGKILL
     assert newest_elsewhere(tier, tmp_path / "before") == 1, "half of a checkpoint must not be seen"
     sent: list[str] = []
-    original = Objects.put
+    original = Objects.upload
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Objects, "put", lambda self, name, path: (sent.append(name), original(self, name, path))[1])
+        patch.setattr(Objects, "upload", lambda self, name, path: (sent.append(name), original(self, name, path))[1])
         assert send(tier, run, 2)
     before = {"upload.file:1": 0, "upload.file:2": 1, "upload.file:3": 2}.get(order)
     total = len(CheckpointStore(run / "checkpoints").info(2).manifest.files)
@@ -112,14 +112,14 @@ def test_what_will_not_be_finished_is_removed(tier: RemoteTier, run: Path, tmp_p
 
 def test_a_zombie_cannot_publish_remove_or_hide(tier: RemoteTier, run: Path, tmp_path: Path) -> None:
     """Claimed by a newer attempt while the old one was sending: its manifest does not come."""
-    put = Objects.put
+    put = Objects.upload
 
     def taken_over_meanwhile(self: Objects, name: str, path: Path) -> object:
         RemoteTier.find(Objects(f"file://{tmp_path}/remote/tiny"), run).acquire(run, 2)
         return put(self, name, path)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Objects, "put", taken_over_meanwhile)
+        patch.setattr(Objects, "upload", taken_over_meanwhile)
         with pytest.raises(FencedError, match="attempt 2 on"):
             send(tier, run, 2)
     assert tier.manifest(2) is None
@@ -132,7 +132,7 @@ def test_what_a_zombie_sends_late_touches_nothing_of_the_one_that_has_the_run(
     tier: RemoteTier, run: Path, tmp_path: Path
 ) -> None:
     """Both do the same step, and what they save differs; of the first the process was stopped while it sent a file."""
-    place, late, put = Objects(f"file://{tmp_path}/remote/tiny"), [True], Objects.put
+    place, late, put = Objects(f"file://{tmp_path}/remote/tiny"), [True], Objects.upload
     other = tmp_path / "elsewhere" / "tiny"
     save(CheckpointStore(other / "checkpoints", max_shard_bytes=100), 2, seed=7)
 
@@ -143,7 +143,7 @@ def test_what_a_zombie_sends_late_touches_nothing_of_the_one_that_has_the_run(
         return put(self, name, path)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Objects, "put", published_meanwhile)
+        patch.setattr(Objects, "upload", published_meanwhile)
         with pytest.raises(FencedError, match="attempt 2 on"):
             send(tier, run, 2)
     new = CheckpointStore(tmp_path / "new" / "checkpoints")
@@ -189,7 +189,7 @@ def test_what_others_have_left_in_the_folder_of_a_step_goes_when_it_is_published
         patch.setattr(Objects, "remove", forbidden)
         assert send(tier, run, 2)
     assert newest_elsewhere(tier, tmp_path / "new") == 2
-    assert len(folder.folders()) == len(CheckpointStore(run / "checkpoints").info(2).manifest.files) + 1 + refused
+    assert len(folder.names()) == len(CheckpointStore(run / "checkpoints").info(2).manifest.files) + 1 + refused
     assert ("are not removed: the store denies access" in capsys.readouterr().err) == refused
 
 

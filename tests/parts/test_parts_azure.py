@@ -93,7 +93,7 @@ def test_what_is_wrong_is_said(container: str, account: str) -> None:
 def bucket(container: str, every_format: Path) -> str:
     """A corpus in the container; returns its URL."""
     url = f"{container}/corpus"
-    if not Objects(url).facts("g.txt"):
+    if not Objects(url).stat("g.txt"):
         put_folder(Objects(url), every_format)
     return url
 

@@ -14,10 +14,11 @@ from gcs_server import GcsServer
 from headway.checkpoint.discovery import find_latest
 from headway.checkpoint.format.manifest import step_name
 from headway.checkpoint.remote.files import sent_name
-from headway.checkpoint.remote.objects import PART_BYTES, Objects
+from headway.checkpoint.remote.objects import Objects
 from headway.checkpoint.remote.tier import FencedError, RemoteTier, journal_of
 from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError, ConfigError
+from headway.core.storage import PART_BYTES
 from object_storage import (
     GLOBS,
     contend_for_an_object,
@@ -85,7 +86,7 @@ def test_a_checkpoint_is_published_by_its_owner_alone_and_brought(url: str, tmp_
     assert [manifest.step for manifest in second.manifests()] == [1, 2]
     second.discard(1)
     assert second.steps() == [2]
-    assert place.at("run-001").at(step_name(2)).folders() == sorted(
+    assert place.at("run-001").at(step_name(2)).names() == sorted(
         [*(sent_name(manifest, file) for file in manifest.files), "manifest.json"]
     )
     shutil.rmtree(run)
@@ -116,10 +117,10 @@ def test_large_files_go_in_pieces_and_come_from_where_a_download_was_cut_off(
     large, copy, place = tmp_path / "large", tmp_path / "copy", Objects(url, OPTIONS)
     large.write_bytes(os.urandom(2**20) * 51)
     server.ranges.clear()
-    place.put("large", large)
+    place.upload("large", large)
     copy.write_bytes(large.read_bytes()[:1000])
     before = len(server.ranges)
-    place.fetch("large", copy, large.stat().st_size)
+    place.download("large", copy, large.stat().st_size)
     assert copy.read_bytes() == large.read_bytes()
     sent, brought = server.ranges[:before], server.ranges[before:]
     assert len(sent) == 2, "gcsfs sends pieces of 50 MiB"
@@ -130,7 +131,7 @@ def test_large_files_go_in_pieces_and_come_from_where_a_download_was_cut_off(
 def bucket(server: GcsServer, every_format: Path) -> str:
     """A corpus in the bucket; returns its URL."""
     url = f"gs://{server.bucket}/corpus"
-    if not Objects(url, OPTIONS).facts("g.txt"):
+    if not Objects(url, OPTIONS).stat("g.txt"):
         put_folder(Objects(url, OPTIONS), every_format)
     return url
 

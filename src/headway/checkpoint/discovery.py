@@ -231,7 +231,7 @@ def _fetch_files(source: Objects, manifest: Manifest, folder: Path, advance: Cal
         path = folder / name
         if path.is_symlink():
             path.unlink()
-        source.fetch(name_there(source, manifest, name), path, manifest.files[name].bytes, advance)
+        source.download(name_there(source, manifest, name), path, manifest.files[name].bytes, advance)
 
     with ThreadPoolExecutor(_FILES_AT_A_TIME, "headway-bring") as pool:
         for done in [pool.submit(fetch, name) for name in manifest.files]:

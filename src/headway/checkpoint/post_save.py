@@ -310,7 +310,7 @@ def _is_remains(tier: RemoteTier, step: int) -> bool:
         raise
     except (CheckpointError, ConfigError):
         return False
-    names = tier.objects.at(step_name(step)).folders()
+    names = tier.objects.at(step_name(step)).names()
     return bool(names) and not any(name.startswith("manifest.") for name in names)
 
 

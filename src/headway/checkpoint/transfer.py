@@ -21,7 +21,7 @@ from headway.core.console import warning
 from headway.core.errors import CheckpointError
 from headway.core.files import sync_folder
 from headway.core.foreign import read_bytes
-from headway.core.object_storage import scheme_of
+from headway.core.storage import scheme_of
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def _send_folder(place: Objects, folder: Path, manifest: Manifest) -> bool:
     if there is not None:
         raise taken
     for file in manifest.files:
-        place.put(f"{name}/{file}", folder / file)
+        place.upload(f"{name}/{file}", folder / file)
     if not place.create(f"{name}/{MANIFEST}", read_bytes(folder / MANIFEST)):
         raise taken
     return True

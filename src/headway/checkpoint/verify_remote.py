@@ -79,12 +79,12 @@ def _check(
     tensors, expected, path = tuple(t for t, _ in manifest.slices_of(name)), manifest.files[name].bytes, scratch / name
     try:
         there = name_there(folder, manifest, name)
-        facts = folder.facts(there)
+        facts = folder.stat(there)
         if facts is None:
             return Damage(name, "is missing", tensors)
         if facts.bytes != expected:
             return Damage(name, f"has {facts.bytes:,} bytes, {expected:,} were written", tensors)
-        folder.fetch(there, path, expected, advance)
+        folder.download(there, path, expected, advance)
     except UnreachableError:
         raise
     except CheckpointError as error:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from headway.core.errors import ConfigError
-from headway.core.object_storage import credentials_fix, scheme_of
 from headway.core.secrets import credentials_in, looks_random
+from headway.core.storage import credentials_fix, scheme_of
 
 if TYPE_CHECKING:
     from headway.config.schema import Config

@@ -13,12 +13,11 @@ The system releases a lock when the process that holds it ends, however it ends.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -28,19 +27,16 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.core.console import notice, warning
+from headway.core.console import warning
 from headway.core.errors import DataError, fix_for
 from headway.core.faults import fault_point
 from headway.core.files import sha256_bytes
-from headway.core.format import format_seconds
-from headway.core.object_storage import scheme_of
-from headway.data.reading import remote
+from headway.data.reading.remote import DataStorage
 
 #: Folder for the cache's own files, inside the folder of the copies.
 KEEPING = ".remote"
 #: Default seconds for which a download is retried while the remote store cannot be reached.
 PATIENCE_SECONDS = 240.0
-_LONGEST_WAIT_SECONDS = 30.0
 #: Parallel downloads.
 _AT_A_TIME = 8
 # Each mapped file holds a descriptor; the default limit is 1,024 per process.
@@ -87,18 +83,12 @@ class Copies:
         processes: int,
         patience_seconds: float | None = None,
     ) -> None:
-        self.url, self.options, self.folder = url.rstrip("/"), options, folder
-        self.web = scheme_of(url) in ("http", "https")
+        self.storage, self.folder = DataStorage(url, options), folder
+        self._patient = self.storage.with_patience(PATIENCE_SECONDS if patience_seconds is None else patience_seconds)
         self._limit, self._share = limit, limit // processes
-        self._patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
         self._mapped: OrderedDict[str, NDArray[Any]] = OrderedDict()
         self._guard = threading.Lock()
-        self._warned = self._unreachable = False
-
-    def url_of(self, name: str) -> str:
-        """Return the URL of a file; the query of a web address is kept for every file."""
-        place, question, query = self.url.partition("?") if self.web else (self.url, "", "")
-        return f"{place.rstrip('/')}/{name}{question}{query}"
+        self._warned = False
 
     def has(self, part: RemotePart) -> bool:
         """Return whether there is a copy of a file."""
@@ -208,7 +198,7 @@ class Copies:
                 half = path.with_name(f".{path.name}{_PART}")
                 with half.open("wb") as file:
                     self._reserve(part, file)
-                    self.download(part, file)
+                    self._download(part, file)
                     fault_point("remote.rename")
                     file.flush()
                     os.fsync(file.fileno())
@@ -272,57 +262,26 @@ class Copies:
             return not path.exists()
         return True
 
-    def download(self, part: RemotePart, file: IO[bytes]) -> None:
-        """Download a remote file into a local one and verify it; retry while the store cannot be reached.
+    def _download(self, part: RemotePart, file: IO[bytes]) -> None:
+        """Download a remote file into a local one and verify it.
 
         Raises:
             WrongContentError: the content had a wrong SHA-256 twice.
             DataError: the file is gone, or the store was unreachable for `patience_seconds`.
         """
-        until, wait = time.monotonic() + self._patience_seconds, 1.0
-        while True:
-            try:
-                self._download(part, file)
-            except remote.UnreachableError as error:
-                if time.monotonic() + wait > until:
-                    raise
-                if not self._unreachable:  # warn once, not from every thread
-                    self._unreachable = True
-                    warning(f"{error.what}; trying again for {format_seconds(self._patience_seconds)}: {self.url}")
-            else:
-                if self._unreachable:
-                    self._unreachable = False
-                    notice(f"the remote store can be reached again: {self.url}")
-                return
-            time.sleep(wait)
-            wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
 
-    def _download(self, part: RemotePart, file: IO[bytes]) -> None:
-        url = self.url_of(part.name)
+        def write(data: bytes) -> None:
+            fault_point("remote.block")
+            file.write(data)
+
         for _ in range(2):
-            file.seek(0)
-            if self.digest(part, file.write) == part.sha256:
+            if self._patient.pass_on(part.name, part.bytes, write, begin=lambda: file.seek(0)) == part.sha256:
                 return
         raise WrongContentError(
             "a remote file does not match the manifest: its SHA-256 is wrong",
-            where=url,
+            where=self.storage.url_of(part.name),
             fix="upload it again; headway data verify lists the damaged files",
         )
-
-    def digest(self, part: RemotePart, write: Callable[[bytes], object] = lambda data: None) -> str:
-        """Return the SHA-256 of a remote file in hexadecimal, and pass its content to `write`.
-
-        Raises:
-            DataError: the file cannot be read, or is too short.
-        """
-        url, hashed = self.url_of(part.name), hashlib.sha256()
-        # A web server sends the whole file in one response. Elsewhere the file is read in parts with retries.
-        with remote.open_remote(url, self.options, part.bytes, ranges=not self.web) as stream:
-            while data := stream.read(_BLOCK):
-                fault_point("remote.block")
-                hashed.update(data)
-                write(data)
-        return hashed.hexdigest()
 
 
 def _touch(path: Path) -> None:

@@ -21,7 +21,7 @@ from headway.core.files import atomic_write, fingerprint, sha256_bytes, write_js
 from headway.core.foreign import LISTING_BYTES, read_bytes, read_json
 from headway.core.format import format_bytes
 from headway.core.launched import workers_of_this_machine, world_size_from_environment
-from headway.data.reading import remote
+from headway.data.reading.remote import MissingError, UnreachableError
 from headway.data.remote_cache import KEEPING, Copies, RemotePart, WrongContentError, locked
 from headway.data.store import MANIFEST, Shard, ShardStream, TokenStore, file_problem, own_tokens, parse_manifest
 
@@ -90,20 +90,20 @@ class RemoteTokenStore(TokenStore):
         _check_same_store(copies.folder)
         try:
             content = _read_small(copies, MANIFEST)
-        except remote.UnreachableError as error:
+        except UnreachableError as error:
             if not (copies.folder / MANIFEST).exists():
                 raise
             warning(f"{error.what}; continuing with the copies in {copies.folder}")
             content = read_bytes(copies.folder / MANIFEST)
             store = cls(copies, parse_manifest(content, str(copies.folder / MANIFEST)), reached=False)
-        except remote.MissingError:
+        except MissingError:
             raise DataError(
                 "there is no token store there",
-                where=copies.url,
+                where=copies.storage.url,
                 fix="check data.remote; the folder with manifest.json",
             ) from None
         else:
-            store = cls(copies, parse_manifest(content, copies.url_of(MANIFEST)))
+            store = cls(copies, parse_manifest(content, copies.storage.url_of(MANIFEST)))
             store._keep(content)
         store._check_cache_size(processes, limit)
         if check and store._reached:
@@ -120,7 +120,7 @@ class RemoteTokenStore(TokenStore):
                 if (folder / MANIFEST).exists():
                     return
                 # The mark of a folder for copies comes first. The manifest comes last: it shows that the rest is there.
-                write_json(folder / _SOURCE, {"url": self.copies.url, "fingerprint": self.fingerprint})
+                write_json(folder / _SOURCE, {"url": self.copies.storage.url, "fingerprint": self.fingerprint})
                 self._keep_tokenizer()
                 fault_point("remote.keep")
                 with atomic_write(folder / MANIFEST) as file:
@@ -131,12 +131,12 @@ class RemoteTokenStore(TokenStore):
                 where=str(folder),
                 fix=fix_for(error, "free space there, or set data.store to a folder that can be written"),
             ) from error
-        notice(f"copies of {self.copies.url} are kept in {folder}")
+        notice(f"copies of {self.copies.storage.url} are kept in {folder}")
 
     def _keep_tokenizer(self) -> None:
         from headway.data.tokenizing.tokenizer import Tokenizer
 
-        content, where = _read_small(self.copies, _TOKENIZER), self.copies.url_of(_TOKENIZER)
+        content, where = _read_small(self.copies, _TOKENIZER), self.copies.storage.url_of(_TOKENIZER)
         if sha256_bytes(content) != self.tokenizer_fingerprint:
             raise _wrong(where, "its SHA-256 is not the manifest's")
         tokenizer = Tokenizer(content, where, self.manifest["tokenizer"]["end_of_text"])
@@ -147,7 +147,7 @@ class RemoteTokenStore(TokenStore):
             raise DataError(
                 f"the remote store has changed: its fingerprint is {self.fingerprint[:12]}, that of the copies in"
                 f" {self.path} is {before[:12]}",
-                where=self.copies.url,
+                where=self.copies.storage.url,
                 fix=f"restore the remote store; or set another data.store to use the new data in a new run, or in this"
                 f" run with --accept-changes (or remove {self.path} if no run needs it)",
             )
@@ -181,25 +181,23 @@ class RemoteTokenStore(TokenStore):
             DataError: a file is missing or its length is wrong, or the store cannot be reached.
         """
         parts = self._parts_of_store()
-        if self.copies.web:
+        if self.copies.storage.web:
             missing = [part for part in parts if not self.copies.has(part)]
             with ThreadPoolExecutor(_REQUESTS) as pool:
                 sizes = dict(zip((part.name for part in missing), pool.map(self._size, missing), strict=True))
         else:
             missing = parts
-            _, files = remote.list_files(self.copies.url, self.copies.options)
+            _, files = self.copies.storage.find()
             sizes = {file.name: file.bytes for file in files}
         for part in missing:
             size = sizes.get(part.name)
             if size != part.bytes:
                 problem = "missing" if size is None else f"{size} bytes long, not {part.bytes}"
-                raise _wrong(self.copies.url_of(part.name), problem)
+                raise _wrong(self.copies.storage.url_of(part.name), problem)
 
     def _size(self, part: RemotePart) -> int | None:
-        try:
-            return remote.describe(self.copies.url_of(part.name), self.copies.options).bytes
-        except remote.MissingError:
-            return None
+        found = self.copies.storage.stat(part.name)
+        return None if found is None else found.bytes
 
     def want(self, split: str, source: str, starts: NDArray[np.int64], count: int, index: bool = False) -> None:
         """Download the shards with these tokens in parallel; with `index`, their indexes too."""
@@ -234,10 +232,10 @@ class RemoteTokenStore(TokenStore):
 
     def _remote_problem(self, name: str, size: int | None, digest: str) -> str | None:
         try:
-            known = remote.describe(self.copies.url_of(name), self.copies.options).bytes
+            known = self.copies.storage.describe(name).bytes
             if size is not None and known != size:
                 return f"{known} bytes long, not {size}"
-            found = self.copies.digest(RemotePart(name, known, digest))
+            found = self.copies.storage.pass_on(name, known, take=lambda _: None)
         except DataError as error:
             return error.what
         return None if found == digest else "its SHA-256 is not the manifest's"
@@ -249,7 +247,7 @@ class RemoteTokenStore(TokenStore):
             return read_bytes(self.path / name)
         content = _read_small(self.copies, name)
         if sha256_bytes(content) != digest:
-            raise _wrong(self.copies.url_of(name), "its SHA-256 is not the manifest's")
+            raise _wrong(self.copies.storage.url_of(name), "its SHA-256 is not the manifest's")
         with atomic_write(self.path / name) as file:
             file.write(content)
         return content
@@ -267,18 +265,18 @@ class RemoteTokenStore(TokenStore):
         """Call `work`; if a file is missing or wrong because the store has changed, raise an error that says so."""
         try:
             return work()
-        except (remote.MissingError, WrongContentError) as error:
+        except (MissingError, WrongContentError) as error:
             try:
-                now = fingerprint(parse_manifest(_read_small(self.copies, MANIFEST), self.copies.url))
-            except remote.MissingError:
+                now = fingerprint(parse_manifest(_read_small(self.copies, MANIFEST), self.copies.storage.url))
+            except MissingError:
                 raise DataError(
-                    "the remote store is gone", where=self.copies.url, fix="restore it, then resume the run"
+                    "the remote store is gone", where=self.copies.storage.url, fix="restore it, then resume the run"
                 ) from error
             if now != self.fingerprint:
                 raise DataError(
                     f"the remote store has changed during the run: its fingerprint is {now[:12]}, it was"
                     f" {self.fingerprint[:12]}",
-                    where=self.copies.url,
+                    where=self.copies.storage.url,
                     fix="restore it, then resume the run; or start a new run with data.store in another folder",
                 ) from error
             raise
@@ -298,12 +296,10 @@ def _index_part(split: str, source: str, shard: Shard) -> RemotePart:
 
 def _read_small(copies: Copies, name: str) -> bytes:
     """Download the present content of a small remote file."""
-    url = copies.url_of(name)
-    size = remote.describe(url, copies.options).bytes
-    if size > LISTING_BYTES:
-        raise _wrong(url, f"it has {format_bytes(size)}, but the limit is {format_bytes(LISTING_BYTES)}")
-    with remote.open_remote(url, copies.options, size, ranges=not copies.web) as stream:
-        return stream.read() or b""
+    content = copies.storage.read(name, LISTING_BYTES)
+    if content is None:
+        raise copies.storage.explain("missing", copies.storage.url_of(name), "")
+    return content
 
 
 def _check_same_store(folder: Path) -> None:

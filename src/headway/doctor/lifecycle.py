@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headway.core.console import notice
-from headway.core.object_storage import filesystem, in_words, kind_of, scheme_of
+from headway.core.storage import filesystem, in_words, kind_of, scheme_of
 from headway.doctor.findings import Finding
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from headway.config import Config
 from headway.core.console import flush_streams
 from headway.core.garbage import pause_collection, resume_collection
 from headway.core.module_command import module_command
-from headway.core.object_storage import load_filesystem
 from headway.core.signals import STOP_SIGNALS, reset
+from headway.core.storage import load_filesystem
 from headway.core.torch_libraries import wait_for_libraries
 from headway.core.waiting import wait_until
 from headway.session.attempt import RunOptions, with_variables

@@ -11,10 +11,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from headway.checkpoint.remote import objects
 from headway.checkpoint.store import CheckpointStore
 from headway.cli import checkpoints as verb
 from headway.core.errors import CheckpointError, ConfigError
+from headway.core.storage import client
 from states import save
 
 app = typer.Typer()
@@ -172,13 +172,13 @@ def test_what_a_store_needs_is_given_to_every_verb_that_reaches_one(
 ) -> None:
     """As a run has it in its config; without it a server of one's own could not be reached by hand."""
     asked: list[dict[str, object]] = []
-    reach = objects.filesystem
+    reach = client.filesystem
 
     def note(url: str, options: Mapping[str, Any], purpose: str) -> tuple[Any, str]:
         asked.append(dict(options))
         return reach(url, {}, purpose)
 
-    monkeypatch.setattr(objects, "filesystem", note)
+    monkeypatch.setattr(client, "filesystem", note)
     url, given = f"file://{tmp_path}/there", ("--option", "endpoint_url=http://x:1", "--option", "client.retries=3")
     new = tmp_path / "new"
     for words in (

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from headway.checkpoint.format.sealing import SEALED
-from headway.checkpoint.remote import objects as objects_module
 from headway.checkpoint.remote import sealed_objects
-from headway.checkpoint.remote.objects import RECORD_BYTES, Objects
+from headway.checkpoint.remote.objects import Objects
 from headway.checkpoint.remote.ownership import NEWEST, RUN_FILE, claim_name
 from headway.checkpoint.remote.sealed_objects import SealedObjects
 from headway.checkpoint.remote.tier import RemoteTier
 from headway.core.errors import CheckpointError
 from headway.core.foreign import LISTING_BYTES
+from headway.core.storage import RECORD_BYTES, client
 from local_server import LocalServer
 from object_storage import S3Server
 
@@ -112,13 +112,13 @@ def test_on_a_server(s3: S3Server) -> None:
 def test_a_manifest_may_be_as_large_as_one_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit is lowered: what a step's manifest may have is more than a test should write."""
     asked: list[int] = []
-    original = objects_module.read_whole
+    original = client.read_whole
 
     def read_whole(files: object, path: str, most: int) -> bytes:
         asked.append(most)
         return original(files, path, min(most, 2 * RECORD_BYTES))
 
-    monkeypatch.setattr(objects_module, "read_whole", read_whole)
+    monkeypatch.setattr(client, "read_whole", read_whole)
     tier = RemoteTier(Objects(f"memory://{tmp_path.name}"))
     tier.objects.write("step-00000003/manifest.json", b" " * (RECORD_BYTES + 1))
     with pytest.raises(CheckpointError, match="is not JSON"):

@@ -264,14 +264,14 @@ def test_a_full_disk_here_is_no_damage_there(
     mine: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: int | None
 ) -> None:
     """An older checkpoint has no more room, or has it: then steps that are safe would be done again."""
-    fetch = Objects.fetch
+    fetch = Objects.download
 
     def full(self: Objects, name: str, path: Path, *arguments: Any) -> None:
         if "step-00000009" in self.url:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         fetch(self, name, path, *arguments)
 
-    monkeypatch.setattr(Objects, "fetch", full)
+    monkeypatch.setattr(Objects, "download", full)
     back = config_of(tmp_path / "back", f"file://{tmp_path}/remote", 9)
     if here is not None:
         save(back, here)
@@ -302,10 +302,10 @@ def test_a_store_that_cannot_refuse_a_second_claim_is_refused(tmp_path: Path, mo
         put(self, path, value)
 
     monkeypatch.setattr(type(place._files), "pipe_file", regardless)
-    before = place.at("run-001/owners").folders()
+    before = place.at("run-001/owners").names()
     with pytest.raises(ConfigError, match="If-None-Match"):
         RemoteTier.find(place, tmp_path).acquire(tmp_path, 2)
-    assert place.at("run-001/owners").folders() == before == ["00000001.json"]
+    assert place.at("run-001/owners").names() == before == ["00000001.json"]
 
 
 def test_a_bucket_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

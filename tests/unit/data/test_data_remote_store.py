@@ -19,12 +19,13 @@ import pytest
 
 from headway.config.data import DataConfig
 from headway.core.errors import ConfigError, DataError
+from headway.core.storage import client
 from headway.data import remote_cache
 from headway.data.feeding.feed import TokenFeed
 from headway.data.feeding.rows import open_rows
 from headway.data.inspect import describe_store, sample_text
 from headway.data.preparing.prepare import prepare
-from headway.data.reading import remote
+from headway.data.reading.remote import DataStorage, UnreachableError
 from headway.data.remote_cache import Copies
 from headway.data.remote_store import RemoteTokenStore, open_store, tokenizer_folder
 from headway.data.store import TokenStore
@@ -36,7 +37,7 @@ LENGTH = 16
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "WAITS", (0.0,))
+    monkeypatch.setattr(client, "FIRST_WAIT_SECONDS", 0.0)
     monkeypatch.setattr(remote_cache, "PATIENCE_SECONDS", 0.0)
 
 
@@ -244,14 +245,14 @@ def test_a_shard_is_brought_once_for_all(
     tmp_path: Path, origin: TokenStore, bucket: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    real = remote.open_remote
+    real = DataStorage.pass_on
 
-    def counting(url: str, *arguments: Any, **options: Any) -> Any:
-        asked.append(url)
+    def counting(self: DataStorage, name: str, *arguments: Any, **options: Any) -> Any:
+        asked.append(name)
         time.sleep(0.05)
-        return real(url, *arguments, **options)
+        return real(self, name, *arguments, **options)
 
-    monkeypatch.setattr(remote, "open_remote", counting)
+    monkeypatch.setattr(DataStorage, "pass_on", counting)
     stores = [open_store(far(tmp_path)) for _ in range(6)]
     asked.clear()
     source = origin.sources("train")[0]
@@ -270,7 +271,7 @@ def test_rows_in_many_shards_are_brought_together(
     source = origin.sources("train")[0]
     rows = open_rows(store, "train", source, LENGTH)
     under_way, most, guard = 0, 0, threading.Lock()
-    real = remote.open_remote
+    real = DataStorage.pass_on
 
     def slow(*arguments: Any, **options: Any) -> Any:
         nonlocal under_way, most
@@ -284,7 +285,7 @@ def test_rows_in_many_shards_are_brought_together(
             with guard:
                 under_way -= 1
 
-    monkeypatch.setattr(remote, "open_remote", slow)
+    monkeypatch.setattr(DataStorage, "pass_on", slow)
     rows.read(np.arange(rows.count))
     assert most > 2
 
@@ -313,19 +314,16 @@ class TestWhatComesWrong:
     ) -> None:
         source, _ = self.a_shard(origin)
         store = open_store(far(tmp_path))
-        real, bad = remote.open_remote, [True]
+        real, bad = type(bucket).cat_file, [True]
 
-        def flipping(*arguments: Any, **options: Any) -> Any:
-            import io
-
-            with real(*arguments, **options) as stream:
-                content = bytearray(stream.read() or b"")
+        def flipping(*arguments: Any, **options: Any) -> bytes:
+            content = bytearray(real(*arguments, **options))
             if bad:
                 bad.pop()
                 content[3] ^= 1
-            return io.BytesIO(bytes(content))
+            return bytes(content)
 
-        monkeypatch.setattr(remote, "open_remote", flipping)
+        monkeypatch.setattr(type(bucket), "cat_file", flipping)
         assert np.array_equal(store.read("train", source, 0, 9), origin.read("train", source, 0, 9))
         assert not bad
 
@@ -443,10 +441,10 @@ class TestThePlaceOfCopies:
         open_store(far(tmp_path)).read("train", source, 0, 4)
 
         def gone(*arguments: Any, **options: Any) -> Any:
-            raise remote.UnreachableError("the remote store cannot be read: no route")
+            raise ConnectionError("no route")
 
-        monkeypatch.setattr(remote, "describe", gone)
-        monkeypatch.setattr(remote, "open_remote", gone)
+        for request in ("open", "cat_file"):
+            monkeypatch.setattr(type(bucket), request, gone)
         store = open_store(far(tmp_path))
         assert isinstance(store, RemoteTokenStore)
         assert "continuing with the copies" in capsys.readouterr().err
@@ -519,38 +517,48 @@ def test_patience_ends_when_the_store_is_back(
     tmp_path: Path, origin: TokenStore, bucket: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr(remote_cache, "PATIENCE_SECONDS", 60.0)
-    monkeypatch.setattr(remote_cache.time, "sleep", lambda seconds: None)
     store = open_store(far(tmp_path))
-    real, failures = remote.open_remote, [1, 2, 3]
+    real, failures = type(bucket).cat_file, list(range(8))
 
-    def failing(*arguments: Any, **options: Any) -> Any:
+    def failing(*arguments: Any, **options: Any) -> bytes:
         if failures:
             failures.pop()
-            raise remote.UnreachableError("the remote store cannot be read: refused")
+            raise ConnectionError("refused")
         return real(*arguments, **options)
 
-    monkeypatch.setattr(remote, "open_remote", failing)
+    monkeypatch.setattr(type(bucket), "cat_file", failing)
     source = origin.sources("train")[0]
     assert np.array_equal(store.read("train", source, 0, 4), origin.read("train", source, 0, 4))
     said = capsys.readouterr().err
-    assert said.count("trying again") == 1 and "can be reached again" in said
+    assert said.count("trying again for 1 m") == 1 and "answers again" in said
 
 
 def test_patience_is_as_long_as_the_caller_says(
     tmp_path: Path, origin: TokenStore, bucket: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """For a download, all of its requests together; the first reads of a start have none."""
     clock = [0.0]
+    monkeypatch.setattr(client, "FIRST_WAIT_SECONDS", 0.5)
     store = open_store(far(tmp_path), patience_seconds=100.0)
 
+    class Waited(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            clock[0] += timeout or 0.0
+            return False
+
     def away(*_: Any, **__: Any) -> Any:
-        raise remote.UnreachableError("the remote store cannot be read: refused")
+        clock[0] += 2.0
+        raise ConnectionError("refused")
 
-    def pass_by(seconds: float) -> None:
-        clock[0] += seconds
-
-    monkeypatch.setattr(remote_cache.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(remote_cache.time, "sleep", pass_by)
-    monkeypatch.setattr(remote, "open_remote", away)
-    with pytest.raises(remote.UnreachableError):
+    monkeypatch.setattr(client.time, "monotonic", lambda: clock[0])
+    store.copies._patient.stopping = Waited()  # type: ignore[attr-defined]
+    for request in ("open", "cat_file"):
+        monkeypatch.setattr(type(bucket), request, away)
+    with pytest.raises(UnreachableError):
         store.read("train", origin.sources("train")[0], 0, 4)
-    assert 60 < clock[0] <= 100
+    assert 60 < clock[0] <= 102
+    clock[0] = 0.0
+    monkeypatch.setattr(client, "FIRST_WAIT_SECONDS", 0.0)
+    with pytest.raises(UnreachableError):
+        open_store(far(tmp_path, name="others"), patience_seconds=100.0)
+    assert clock[0] < 15

@@ -31,7 +31,7 @@ def name_there(folder: Objects, manifest: Manifest, file: str) -> str:
     It is the plain file name if the checkpoint was copied there by hand, or uploaded by a version without the digits.
     """
     sent = sent_name(manifest, file)
-    return sent if folder.facts(sent) is not None else file
+    return sent if folder.stat(sent) is not None else file
 
 
 def names_there(manifest: Manifest) -> set[str]:

@@ -150,7 +150,7 @@ class TierOwnership:
         return start + highest(lambda n: self._objects.read(claim_name(start + n)) is not None)
 
     def _listed(self) -> list[int]:
-        names = self._objects.at(OWNERS).folders()
+        names = self._objects.at(OWNERS).names()
         return [int(match[1]) for name in names if (match := _CLAIM_NAME.fullmatch(name))]
 
     def hint(self) -> dict[str, Any]:
@@ -342,7 +342,7 @@ def check_mount_not_emptied(objects: Objects, who: str, fix: str = "if it was em
     Raises:
         UnreachableError: The folder is empty.
     """
-    if objects.local and not objects.folders():
+    if objects.local and not objects.names():
         raise UnreachableError(
             f"everything that {who} uploaded there is gone", where=objects.url, fix=f"mount the file system; {fix}"
         )

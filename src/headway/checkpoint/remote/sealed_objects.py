@@ -6,6 +6,7 @@ import fcntl
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -19,9 +20,10 @@ from headway.checkpoint.format.sealing import (
     unseal_bytes,
     unseal_file,
 )
-from headway.checkpoint.remote.objects import RECORD_BYTES, Facts, Objects
+from headway.checkpoint.remote.objects import Objects
 from headway.core.errors import CheckpointError, fix_for
 from headway.core.foreign import LISTING_BYTES
+from headway.core.storage import RECORD_BYTES, ObjectInfo
 
 _WORKING = ".sealing-"
 
@@ -37,13 +39,13 @@ class SealedObjects(Objects):
     seals: bool = True
     """Whether to seal new objects."""
 
-    def facts(self, name: str) -> Facts | None:
+    def stat(self, name: str = "") -> ObjectInfo | None:
         """Return the size of the content, and the version; None if there is no such object."""
         for there in self._names_of(name):
-            found = super().facts(there)
+            found = super().stat(there)
             if found is not None and there != name:
                 size = content_size(found.bytes)
-                return Facts(-1 if size is None else size, found.version)
+                return replace(found, bytes=-1 if size is None else size)
             if found is not None:
                 return found
         return None
@@ -66,43 +68,43 @@ class SealedObjects(Objects):
                     return True
         return False
 
-    def fetch(self, name: str, path: Path, size: int, advance: Callable[[int], None] = lambda _: None) -> None:
+    def download(self, name: str, path: Path, size: int, advance: Callable[[int], None] = lambda _: None) -> None:
         """Download an object, continuing an earlier download, and decrypt it if it is sealed."""
         if not self._lies_sealed(name):
-            super().fetch(name, path, size, advance)
+            super().download(name, path, size, advance)
             return
         if path.exists() and path.stat().st_size == size:
             advance(size)
             return
         sealed = path.with_name(path.name + SEALED)
-        super().fetch(name + SEALED, sealed, sealed_size(size), advance)
+        super().download(name + SEALED, sealed, sealed_size(size), advance)
         try:
             unseal_file(sealed, path, self.key, _base(name))
         finally:
             sealed.unlink()
 
-    def put(self, name: str, path: Path) -> Facts:
+    def upload(self, name: str, path: Path) -> ObjectInfo:
         """Seal a file into a temporary file next to its folder, and upload that.
 
         Raises:
-            CheckpointError: As for `Objects.put`; also if there is no room for the sealed file.
+            CheckpointError: As for `Objects.upload`; also if there is no room for the sealed file.
         """
         if not self._is_to_be_sealed(name):
-            return super().put(name, path)
+            return super().upload(name, path)
         folder = path.parent.parent
         try:
             with _working_file(folder) as working:
                 with path.open("rb") as source:
                     seal(source, working, self.key, _base(name))
                 working.flush()
-                found = super().put(name + SEALED, Path(working.name))
+                found = super().upload(name + SEALED, Path(working.name))
         except OSError as error:
             raise CheckpointError(
                 f"{_base(name)} cannot be encrypted for upload: {error.strerror or error}",
                 where=str(folder),
                 fix=fix_for(error, "make room there, and make it writable"),
             ) from error
-        return Facts(path.stat().st_size, found.version)
+        return replace(found, bytes=path.stat().st_size)
 
     def create(self, name: str, content: bytes) -> bool:
         """Create a small object, sealed if it is secret, unless it exists."""
@@ -122,16 +124,16 @@ class SealedObjects(Objects):
         for name in names:
             super().remove([name + SEALED, name] if _is_secret(name) else [name])
 
-    def folders(self) -> list[str]:
+    def names(self) -> list[str]:
         """Return the names in this folder, without the suffix of sealed objects."""
-        return sorted({name.removesuffix(SEALED) for name in super().folders()})
+        return sorted({name.removesuffix(SEALED) for name in super().names()})
 
     def _is_to_be_sealed(self, name: str) -> bool:
         return self.seals and _is_secret(name)
 
     def _lies_sealed(self, name: str) -> bool:
         for there in self._names_of(name):
-            if super().facts(there) is not None:
+            if super().stat(there) is not None:
                 return there != name
         return False
 

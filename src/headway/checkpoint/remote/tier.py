@@ -133,7 +133,7 @@ class RemoteTier:
             folder = place.at(_generation(number))
             return any(folder.read(name) is not None for name in (claim_name(1), RUN_FILE, NEWEST))
 
-        listed = [int(match[1]) for name in place.folders() if (match := _GENERATION.fullmatch(name))]
+        listed = [int(match[1]) for name in place.names() if (match := _GENERATION.fullmatch(name))]
         start = max(listed, default=0)
         # Listings may lag, and claims may have been removed.
         return start + highest(lambda n: is_there(start + n))
@@ -210,7 +210,7 @@ class RemoteTier:
 
     def steps(self) -> list[int]:
         """Return the steps that have a folder here, in ascending order; only a manifest makes one a checkpoint."""
-        found = {step for name in self.objects.folders() if (step := step_of(name)) is not None}
+        found = {step for name in self.objects.names() if (step := step_of(name)) is not None}
         hint = self.objects.read(NEWEST)
         if hint is not None:
             try:
@@ -240,7 +240,7 @@ class RemoteTier:
                 fix=f"set {VARIABLE} to the key that it was uploaded with",
             ) from None
         if content is None:
-            if not isinstance(self.objects, SealedObjects) and self.objects.facts(f"{name}{SEALED}") is not None:
+            if not isinstance(self.objects, SealedObjects) and self.objects.stat(f"{name}{SEALED}") is not None:
                 raise ConfigError(
                     "it is encrypted, and there is no key", where=self.objects.url_of(name), fix=f"set {VARIABLE}"
                 )
@@ -340,19 +340,19 @@ class RemoteTier:
         for file, entry in manifest.files.items():
             target, path = f"{name}/{sent_name(manifest, file)}", folder / file
             version = sent.version_of(file, entry.hash)
-            there = self.objects.facts(target) if version is not None else None
-            if there is None or there.bytes != entry.bytes or there.version != version:
+            there = self.objects.stat(target) if version is not None else None
+            if there is None or there.bytes != entry.bytes or (there.version or "") != version:
                 if path.stat().st_size != entry.bytes or not is_as_written(path, entry):
                     raise CheckpointError(
                         f"{file} is damaged and is not uploaded", where=str(folder), fix="none is needed"
                     )
                 fault_point("upload.file")
                 self.assert_owner(publishes=False)
-                sent.note(file, entry.hash, self.objects.put(target, path).version)
+                sent.note(file, entry.hash, self.objects.upload(target, path).version or "")
             advance(entry.bytes)
         fault_point("upload.manifest")
         self.assert_owner()
-        if self.objects.facts(f"{name}/{_ASIDE}") is not None:
+        if self.objects.stat(f"{name}/{_ASIDE}") is not None:
             warning(f"{self.objects.url_of(name)} replaces the checkpoint that was set aside there")
             self.objects.remove([f"{name}/{_ASIDE}"])
         if self.objects.create(f"{name}/{MANIFEST}", content):
@@ -375,7 +375,7 @@ class RemoteTier:
         """
         folder = self.objects.at(step_name(manifest.step))
         try:
-            for name in unexpected_objects(folder.folders(), manifest):
+            for name in unexpected_objects(folder.names(), manifest):
                 self._remove(folder, name)
         except (FencedError, OtherRunError):
             raise
@@ -450,7 +450,7 @@ class RemoteTier:
         self._remove(folder, MANIFEST)
         fault_point("upload.discard")
         # Listings may lag, so remove the manifest's files by name; the listing finds files that it does not name.
-        for name in {*(names_there(known) if known else ()), *folder.folders()}:
+        for name in {*(names_there(known) if known else ()), *folder.names()}:
             self._remove(folder, name)
         folder.remove_folder()
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from headway.config.data import SourceConfig
 from headway.core.errors import DataError, causes, refusal
-from headway.core.object_storage import credentials_fix, kind_of
+from headway.core.storage import credentials_fix, kind_of
 from headway.data.reading.records import fields_there
 
 # No write permission, or no folder to write to. Failed connections have other numbers.

@@ -16,8 +16,8 @@ from typing import Any, BinaryIO, cast
 from headway.core.errors import DataError
 from headway.core.files import expanded
 from headway.core.foreign import open_regular
-from headway.core.object_storage import scheme_of
-from headway.data.reading import remote
+from headway.core.storage import scheme_of
+from headway.data.reading.remote import DataStorage
 from headway.data.store import INPUTS, SKIPPED
 
 STDLIB = "stdlib:"
@@ -86,7 +86,7 @@ def list_places(path: str, options: Mapping[str, Any]) -> Listing:
         DataError: a local file cannot be read, or a remote place cannot be reached.
     """
     if is_remote(path):
-        kind, found = remote.list_files(path, options)
+        kind, found = DataStorage(path, options).find()
         places = [Place(f.url, f.name, f.bytes, False, f.version, f.ranges, options) for f in found]
     else:
         kind, local = _local(_without_scheme(path))
@@ -240,7 +240,8 @@ def open_file(file: Place, start: int = 0, end: int | None = None) -> BinaryIO:
             return open_regular(file.path, buffering=_BLOCK)
         except OSError as error:
             raise unreadable(file.location, error) from None
-    raw = remote.open_remote(file.location, file.options, file.bytes, ranges=file.ranges, start=start, end=end)
+    storage = DataStorage(file.location, file.options)
+    raw = storage.open("", file.bytes, ranges=file.ranges, start=start, end=end)
     return cast(BinaryIO, io.BufferedReader(raw, _BLOCK))
 
 
@@ -251,7 +252,7 @@ def stamp_of(file: Place) -> str:
         DataError: the file no longer exists.
     """
     if not file.local:
-        now = remote.describe(file.location, file.options)
+        now = DataStorage(file.location, file.options).describe()
         return f"{now.bytes}:{now.version}"
     try:
         stat = file.path.stat()

@@ -13,7 +13,7 @@ from headway.config.data import MAX_DOCUMENT_BYTES, SourceConfig, source_name, s
 from headway.config.units import Amount
 from headway.core.console import progress, warning
 from headway.core.errors import ConfigError, DataError
-from headway.core.object_storage import missing_fix
+from headway.core.storage import missing_fix
 from headway.data.reading import huggingface_datasets as hub
 from headway.data.reading import streams
 from headway.data.reading.arrow_files import arrow_spans

@@ -18,10 +18,13 @@ from typing import Any
 import pytest
 
 from headway.core.errors import ConfigError, DataError
+from headway.core.storage import client
+from headway.core.storage.listing import version_of
 from headway.data.preparing.inputs import InputHashes
 from headway.data.preparing.units import units_of
-from headway.data.reading import places, remote, sources
+from headway.data.reading import places, sources
 from headway.data.reading.readers import read_batches
+from headway.data.reading.remote import DataStorage
 from headway.data.reading.sources import pieces_of
 from support_sources import find, read
 
@@ -100,7 +103,7 @@ def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
     monkeypatch.setattr(server, "handle_error", lambda *_: None)  # clients that go away early are meant here
     state.url = f"http://127.0.0.1:{server.server_address[1]}"
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setattr(remote, "WAITS", (0.01, 0.01, 0.01))
+    monkeypatch.setattr(client, "FIRST_WAIT_SECONDS", 0.01)
     yield state
     server.shutdown()
     server.server_close()
@@ -151,7 +154,7 @@ def test_what_the_web_does_not_have(web: Web) -> None:
     with pytest.raises(DataError, match="does not report the file's length"):
         find(f"{web.url}/a.jsonl")
     with pytest.raises(DataError, match="does not report the file's length"):  # it did when the file was listed
-        remote.describe(f"{web.url}/a.jsonl", {})
+        DataStorage(f"{web.url}/a.jsonl", {}).describe()
 
 
 @pytest.mark.parametrize("failures", [[503], [500, 429, 502]])
@@ -190,24 +193,26 @@ def test_an_answer_that_is_cut_short_is_an_error(web: Web, ranges: bool) -> None
 
 
 def test_nobody_there_is_told_and_not_taken_for_a_missing_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "WAITS", (0.01,))
+    monkeypatch.setattr(client, "FIRST_WAIT_SECONDS", 0.01)
     with pytest.raises(DataError, match=r"the remote store cannot be read: .*127\.0\.0\.1:9"):
         find("http://127.0.0.1:9/a.jsonl")
     with pytest.raises(DataError, match=r"cannot be read: .*no-such-host\.invalid"):
         find("https://no-such-host.invalid/a.jsonl")
 
 
-def test_a_stream_that_goes_on_after_its_length_is_not_read_on() -> None:
+def test_a_stream_that_goes_on_after_its_length_is_not_read_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server may announce one length and send more, or without an end."""
 
     class Endless(io.RawIOBase):
         def read(self, size: int = -1) -> bytes:
             return bytes(size)
 
-    stream = remote._Stream("https://host/a", Endless(), 100_000)
+    answers = [Endless(), io.BytesIO(b"text")]
+    monkeypatch.setattr("fsspec.implementations.http.HTTPFileSystem.open", lambda *_, **__: answers.pop(0))
+    storage = DataStorage("https://host/a", {})
     with pytest.raises(DataError, match="continues after its announced 100,000 bytes"):
-        stream.read()
-    assert remote._Stream("https://host/a", io.BytesIO(b"text"), 4).read() == b"text"
+        storage.open("", 100_000, ranges=False).read()
+    assert storage.open("", 4, ranges=False).read() == b"text"
 
 
 def test_any_file_system_that_fsspec_knows() -> None:
@@ -315,8 +320,8 @@ def test_an_unknown_scheme_is_a_mistake_of_the_config() -> None:
 def test_the_owner_of_a_file_is_no_version_of_it() -> None:
     """What `fsspec` calls `uid` on SFTP and SMB."""
     info = {"size": 10, "uid": 1000}
-    assert remote._version({**info, "mtime": "a"}) != remote._version({**info, "mtime": "b"})
-    assert remote._version({**info, "ETag": "a", "mtime": "b"}) == remote._version({**info, "ETag": "a", "mtime": "c"})
+    assert version_of({**info, "mtime": "a"}) != version_of({**info, "mtime": "b"})
+    assert version_of({**info, "ETag": "a", "mtime": "b"}) == version_of({**info, "ETag": "a", "mtime": "c"})
 
 
 def test_a_file_on_the_hub_is_known_by_the_hash_that_the_hub_tells(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,7 +344,7 @@ def test_a_file_on_the_hub_is_known_by_the_hash_that_the_hub_tells(monkeypatch: 
     monkeypatch.setattr(HfApi, "list_repo_tree", lambda *_, **__: iter(list(told.values())))
     pages = [(told.values(), True)]
     monkeypatch.setattr(HfApi, "_iter_repo_tree_pages", lambda *_, **__: pages, raising=False)
-    monkeypatch.setattr(remote, "open_remote", fetched)
+    monkeypatch.setattr(DataStorage, "open", fetched)
     HfFileSystem.clear_instance_cache()
     try:
         put("a.txt", "a")

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from headway.core.errors import ConfigError
-from headway.core.object_storage import filesystem, kind_of
+from headway.core.storage import filesystem, kind_of
 
 
 def error_of(library: str, name: str, **facts: object) -> Exception:
@@ -71,7 +71,7 @@ def test_options_and_web_addresses_may_name_variables(monkeypatch: pytest.Monkey
 def test_what_gcsfs_logs_of_an_error_is_not_told_twice() -> None:
     """In a process of its own, since pytest looks after all logs."""
     code = """
-import logging, headway.core.object_storage
+import logging, headway.core.storage
 log = logging.getLogger("gcsfs")
 log.warning("kept")
 try:

@@ -1,19 +1,18 @@
-"""Access to storage behind URLs: file systems by scheme (`fsspec`), and the meaning of their errors."""
+"""The `fsspec` file system of each scheme: its package and credentials, and the meaning of its errors."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from headway.core.errors import ConfigError, missing_extra
-from headway.core.foreign import ForeignFileError, read_bytes
 from headway.core.secrets import credential_in, credentials_in, expand
 
+#: What an error of a store means.
 Kind = Literal["missing", "credentials", "unreachable", "other"]
 
 _SCHEME = re.compile(r"^([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
@@ -42,7 +41,7 @@ _MISSING = {"hf": "check the dataset's name, revision and path; a private one ne
 _ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az"}
 # By name, since the packages that define them need not be there.
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"}
-_BLOCK_BYTES = 256 * 1024
+_RETRIED = {"EndpointConnectionError", "OfflineModeIsEnabled"}
 _NETWORK = ("aiohttp", "botocore", "urllib3", "requests", "httpx", "httpx2", "azure", "google", "gcsfs")
 
 # gcsfs logs a failed request with a traceback, which Python prints when logging is not configured. The error is raised
@@ -102,82 +101,6 @@ def _not_set(url: str, name: str) -> ConfigError:
     return ConfigError(f"${{{name}}} stands for an environment variable that is not set", where=url, fix=fix)
 
 
-class TooLargeError(ValueError):
-    """An object has more bytes than are read into memory."""
-
-
-def read_whole(files: Any, path: str, most: int) -> bytes:
-    """Return an object as it is now, without asking for its size first.
-
-    What a server sends beyond the limit is not read, whatever length it announces, if any.
-
-    Args:
-        files: The `fsspec` file system.
-        path: Path of the object.
-        most: Largest size in bytes.
-
-    Raises:
-        TooLargeError: it is larger.
-        OSError: as the file system reports it.
-    """
-    protocol = {files.protocol} if isinstance(files.protocol, str) else {*files.protocol}
-    if "file" in protocol:
-        return _read_mounted(path, most)
-    if "s3" in protocol:
-        return _read_s3(files, path, most)
-    if files.async_impl:
-        # `open` would request the size first. These services send no more than the requested range.
-        try:
-            content = bytes(files.cat_file(path, start=0, end=most + 1))
-        except Exception as error:
-            if _status(error) != 416:  # the object is empty
-                raise
-            content = b""
-    else:
-        with files.open(path, "rb") as stream:
-            content = b"".join(_blocks(stream, most + 1))
-    if len(content) > most:
-        raise TooLargeError
-    return content
-
-
-def _blocks(stream: IO[bytes], left: int) -> Iterator[bytes]:
-    while left > 0 and (block := stream.read(min(_BLOCK_BYTES, left))):
-        yield block
-        left -= len(block)
-
-
-def _read_mounted(path: str, most: int) -> bytes:
-    try:
-        return read_bytes(Path(path), most)
-    except ForeignFileError as error:
-        if Path(path).is_file():
-            raise TooLargeError from error
-        raise
-
-
-def _read_s3(files: Any, path: str, most: int) -> bytes:
-    """Read an object of S3 block by block: `cat_file` would read everything from a server that ignores ranges."""
-    from fsspec.asyn import sync
-
-    bucket, key, version = files.split_path(path)
-    body = files.call_s3("get_object", Bucket=bucket, Key=key, **({"VersionId": version} if version else {}))["Body"]
-
-    async def read() -> bytes:
-        content = bytearray()
-        try:
-            while len(content) <= most and (block := await body.read(min(_BLOCK_BYTES, most + 1 - len(content)))):
-                content += block
-        finally:
-            body.close()
-        return bytes(content)
-
-    content: bytes = sync(files.loop, read)
-    if len(content) > most:
-        raise TooLargeError
-    return content
-
-
 def load_filesystem(url: str) -> None:
     """Import the file system of a URL ahead of its use, which takes half a second for most; errors surface later."""
     with suppress(Exception):
@@ -202,7 +125,7 @@ def missing_fix(url: str) -> str:
 def kind_of(error: BaseException) -> tuple[Kind, str]:
     """Classify an error: a missing file, denied access, an unreachable server, or another; with its text."""
     cause = error.__cause__
-    status = _status(error)
+    status = status_of(error)
     if isinstance(error, FileNotFoundError) and cause is not None and _library(cause) == "aiohttp":
         # For web servers, `fsspec` reports every file as missing when there is no answer.
         return kind_of(cause)
@@ -221,7 +144,7 @@ def in_words(error: BaseException) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
-def _status(error: BaseException) -> int | None:
+def status_of(error: BaseException) -> int | None:
     """Return the HTTP status of an error, by the attribute names that libraries use for it."""
     if isinstance(error, OSError) and str(error).startswith("Forbidden: "):  # gcsfs
         return 403
@@ -229,6 +152,11 @@ def _status(error: BaseException) -> int | None:
     places = (error, getattr(error, "response", None))
     found = (getattr(place, name, None) for place in places for name in ("status", "status_code", "code"))
     return next((status for status in found if isinstance(status, int)), None)
+
+
+def has_retried(error: BaseException) -> bool:
+    """Return whether the library has already retried for seconds, or a retry at once cannot help."""
+    return type(error).__name__ in _RETRIED
 
 
 def _library(error: BaseException) -> str:

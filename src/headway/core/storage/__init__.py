@@ -1,0 +1,36 @@
+"""Storage behind URLs, on `fsspec`, which is imported when it is first used.
+
+`Storage` is the one client, with one retry policy; each domain (checkpoints, data) derives from it to put errors in its
+own words. No code outside this package imports `fsspec` or retries requests.
+"""
+
+from headway.core.storage.client import PART_BYTES, RECORD_BYTES, Problem, Storage
+from headway.core.storage.filesystem import (
+    WEB,
+    check_credentials,
+    credentials_fix,
+    filesystem,
+    in_words,
+    kind_of,
+    load_filesystem,
+    missing_fix,
+    scheme_of,
+)
+from headway.core.storage.listing import ObjectInfo
+
+__all__ = [
+    "PART_BYTES",
+    "RECORD_BYTES",
+    "WEB",
+    "ObjectInfo",
+    "Problem",
+    "Storage",
+    "check_credentials",
+    "credentials_fix",
+    "filesystem",
+    "in_words",
+    "kind_of",
+    "load_filesystem",
+    "missing_fix",
+    "scheme_of",
+]
