@@ -56,6 +56,7 @@ def test_what_cannot_keep_the_promise_is_refused(tiny: Callable[..., Path], tmp_
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_plain_torchrun_gives_the_same_bits(tiny: Callable[..., Path], tmp_path: Path) -> None:
     config = tiny()
     assert headway("train", config, "name=own", "-w", "2").returncode == 0

@@ -93,6 +93,7 @@ def test_trials_leave_no_trace_under_any_strategy(corpus: Path, tmp_path: Path) 
         assert manifest(runs / f"{strategy}-fitted")["context"]["micro_batch"] == 4
 
 
+@pytest.mark.slow
 def test_adafactor_learns_on_shards_what_it_does_on_whole_matrices(corpus: Path, tmp_path: Path) -> None:
     config = write_config(
         tmp_path,

@@ -48,6 +48,7 @@ def train(config: Path, name: str, workers: int, faults: str = "") -> tuple[Path
     return config.parent / "runs" / name, result.returncode
 
 
+@pytest.mark.slow
 def test_kills_in_the_ramp_and_other_numbers_of_workers_change_no_bit(config: Path) -> None:
     one, code = train(config, "one", 1)
     assert code == 0

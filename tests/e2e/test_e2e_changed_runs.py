@@ -189,6 +189,7 @@ def test_a_run_that_goes_back_finds_the_segment_of_its_step(
     assert found["rows"] == 4 * 8 + 2 * 4 and found["rollbacks"]
 
 
+@pytest.mark.slow
 def test_a_lost_disk_takes_no_segment_along(own: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "remote").mkdir()
     remote = f"checkpoint.remote.url=file://{tmp_path}/remote"

@@ -52,6 +52,7 @@ def ledger(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_rollback_is_the_same_through_kills_and_on_a_second_machine(
     tiny: Callable[..., Path], tmp_path: Path, here: Here
 ) -> None:

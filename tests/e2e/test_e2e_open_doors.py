@@ -53,6 +53,7 @@ path.bind("\\0headway-test"); path.listen()
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_two_workers_that_are_started_again_meet_without_a_door_or_a_pickle(
     sockets: Sockets, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -25,7 +25,7 @@ def flip(folder: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_damaged_shard_ends_the_run_before_a_checkpoint_is_of_it(tmp_path: Path, config: Path, workers: int) -> None:
     file = flip(tmp_path)
     result = headway("train", config, f"parallel.workers={workers}")
@@ -48,6 +48,7 @@ def test_the_repaired_run_goes_on_and_its_bytes_are_those_of_an_undamaged_one(tm
     assert state_hash(runs / "tiny") == state_hash(runs / "whole")
 
 
+@pytest.mark.slow
 def test_never_checks_never(tmp_path: Path, config: Path) -> None:
     flip(tmp_path)
     assert headway("train", config, "data.verify=never").returncode == 0

@@ -295,6 +295,7 @@ def test_a_disk_that_hangs_for_a_while(
     assert_sound(run, whole)
 
 
+@pytest.mark.slow
 def test_a_write_that_hangs_is_given_up(tiny: Callable[..., Path], tmp_path: Path, whole: str) -> None:
     config = tiny(**_sections(tmp_path / "disk" / "runs", hang_seconds=15.0, save_seconds=30.0))
     done = headway("train", config, faults="hang@checkpoint.shard:2")

@@ -132,6 +132,7 @@ print(json.dumps([end_of(size, words) for size in json.loads(sizes)]))
 """
 
 
+@pytest.mark.slow
 def test_a_limit_at_every_size_of_file_that_a_training_writes(tiny: Callable[..., Path]) -> None:
     config = tiny(train={"steps": 2}, checkpoint={"every": "1 steps"})
     command = [sys.executable, "-c", _LIMITED, json.dumps(SIZES), str(config)]

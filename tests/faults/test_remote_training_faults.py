@@ -94,6 +94,7 @@ class Weather:
         return None
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_the_same_bits_whatever_the_store_and_the_machine_do(
     tiny: Callable[..., Path],
     s3: S3Server,

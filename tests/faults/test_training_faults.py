@@ -100,6 +100,7 @@ def test_a_non_finite_step_is_skipped_counted_and_resumed_exactly(tiny: Callable
     assert state_hash(tmp_path / "runs" / "clean") != state_hash(tmp_path / "runs" / "whole")
 
 
+@pytest.mark.slow
 def test_too_many_in_a_row_end_with_code_5_and_an_intact_checkpoint(tiny: Callable[..., Path], tmp_path: Path) -> None:
     poison = ",".join(f"nan@gradient={step}" for step in (5, 6, 7))
     result = headway("train", tiny(train={"skip_limit": 3}), faults=poison)
@@ -171,6 +172,7 @@ def test_a_run_directory_in_use_is_refused(tiny: Callable[..., Path], tmp_path: 
         first.wait()
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over_and_the_end_is_the_same(tiny: Callable[..., Path], tmp_path: Path) -> None:
     config = tiny()
     assert headway("train", config, "name=whole").returncode == 0

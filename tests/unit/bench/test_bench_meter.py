@@ -179,6 +179,7 @@ def test_rows_are_the_same_for_every_number_of_workers() -> None:
     assert (many < 125).float().mean() == pytest.approx(0.5, abs=0.03), "the cube of an even distribution"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells peaks of resident memory")
 def test_the_peak_of_resident_memory_begins_anew() -> None:
     """In a process of its own: in this one there may be memory that was freed and kept."""

@@ -99,6 +99,7 @@ def test_cells_take_turns_and_a_stopped_matrix_goes_on(
     assert len(workers.measured) == 2 + 4
 
 
+@pytest.mark.slow
 def test_another_machine_measures_anew_and_the_first_ones_results_come_back(
     workers: Workers, suite: Callable[..., Suite], tmp_path: Path
 ) -> None:
@@ -213,6 +214,7 @@ def test_a_result_of_another_cell_in_the_log_counts_for_nothing(
     assert {r.status for r in run(suite("repeats=1"), tmp_path).values()} == {"failed"}
 
 
+@pytest.mark.slow
 def test_nothing_of_a_cell_that_takes_too_long_is_left_running(tmp_path: Path) -> None:
     # The child leads a session of its own, as workers of an agent do, and does not mind SIGTERM.
     script = (

@@ -73,7 +73,7 @@ def a_config() -> Config:
 
 @given(config=configs)
 @settings(
-    max_examples=75,
+    max_examples=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
@@ -86,7 +86,7 @@ def test_a_dumped_config_loads_back_equal(tmp_path: Path, config: Config) -> Non
 
 
 @given(config=configs)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_other_readers_of_yaml_see_the_same_values(config: Config) -> None:
     assert yaml.safe_load(dump_config(config)) == config.model_dump(mode="json")
 

@@ -153,6 +153,7 @@ def test_copies_are_one_per_machine() -> None:
     assert hsdp.layout.mesh.dp_shard == 8
 
 
+@pytest.mark.slow
 def test_strategies_of_deepspeed_take_part_where_it_is_installed_or_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def listed(made: Plan) -> set[str]:
         return {option.strategy for option in made.table} & set(DEEPSPEED)

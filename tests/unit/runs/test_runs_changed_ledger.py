@@ -112,7 +112,7 @@ def check_runs(tokens: dict[str, int], attempts: list[dict[str, Any]]) -> None:
             assert any(words in error.what for words in known), error
 
 
-QUICK = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def test_rows_left_out_are_others_after_a_change(tmp_path: Path) -> None:

@@ -109,6 +109,7 @@ def test_with_instructions_a_try_decides(
     assert torch.get_num_threads() == threads
 
 
+@pytest.mark.slow
 def test_trying_leaves_no_threads() -> None:
     """The process that tries is copied for its workers, and other threads are missing in a copy."""
     script = (

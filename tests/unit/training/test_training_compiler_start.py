@@ -124,6 +124,7 @@ print([(str(isa), isa.build_arch_flags()) for isa in cpu_vec_isa.valid_vec_isa_l
     assert answers[0] and len(set(answers)) == 1
 
 
+@pytest.mark.slow
 def test_templates_for_triton_are_translated_when_one_is_used() -> None:
     code = """
 import jinja2

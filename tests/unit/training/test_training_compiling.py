@@ -57,6 +57,7 @@ def loss_of(model: Decoder, length: int = 8) -> torch.Tensor:
     return value
 
 
+@pytest.mark.slow
 def test_layers_are_traced_once_for_all_and_shapes_one_by_one(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     traced: list[torch.fx.GraphModule] = []
     original: Callable[..., Any] = torch.compile

@@ -141,6 +141,7 @@ def test_a_single_worker_looks_before_every_batch() -> None:
     assert batches.asked == 3
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_was_left_is_the_next_attempts(
     tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

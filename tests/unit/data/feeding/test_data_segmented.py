@@ -108,7 +108,7 @@ def test_limits_on_epochs_count_what_was_used_before() -> None:
     assert {n for (name, _, _), n in run.uses(0, 40).items() if name == "a"} == {1}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     tokens=st.dictionaries(st.sampled_from("abc"), st.integers(50, 900), min_size=1),
     changes=st.lists(CHANGES, max_size=5),

@@ -65,7 +65,7 @@ def test_one_that_is_skipped_is_counted_and_listed(
     assert again.up_to_date and again.too_large == 1
 
 
-@pytest.mark.parametrize("dedup", [{}, {"documents": True}])
+@pytest.mark.parametrize("dedup", [pytest.param({}, marks=pytest.mark.slow), {"documents": True}])
 def test_another_limit_does_again_what_it_changes_and_no_more(
     tmp_path: Path, config: Configs, corpus: Path, given: dict[str, Any], dedup: dict[str, bool]
 ) -> None:

@@ -75,6 +75,7 @@ def test_only_what_changed_is_read(
     assert update().up_to_date
 
 
+@pytest.mark.slow
 def test_a_unit_without_its_file_leaves(tmp_path: Path, corpus: Path, update: Callable[..., PrepareReport]) -> None:
     update(shard_bytes=1)  # every file is a unit
     text = (corpus / "39.txt").read_bytes()

@@ -337,6 +337,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+@pytest.mark.slow
 def test_a_cached_dataset_is_read_through_its_arrow_files(cache: Path) -> None:
     texts = [f"train {number}" for number in range(50)]
     assert read_offline(cache, "hf://org/name") == {"files": ["name-train.arrow"], "texts": texts}

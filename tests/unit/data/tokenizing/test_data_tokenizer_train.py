@@ -177,6 +177,7 @@ def test_no_token_but_the_digit_has_a_digit_and_no_token_but_the_line_break_has_
     assert [text for text in texts if "\n" in text] == ["\n"]
 
 
+@pytest.mark.slow
 def test_merges_keep_digits_and_line_breaks_alone_as_splitting_would() -> None:
     """The finished tokenizer splits by GPT-2's pattern; with more splits, at digits and line breaks, ids are the same.
 
