@@ -20,18 +20,21 @@ help:
 
 setup: $(VENV)/.ready
 
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+# pip would do it on one core. Some environments keep Python from it later, and files of templates cannot be compiled.
+COMPILE := $(BIN)/python -m compileall -qq -j 0 src $(VENV)/lib || true
 
 # torch is installed first and within its range, so that no other package pulls in a newer one.
 $(VENV)/.core: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) "torch>=2.11,<2.14"
 	$(PIP) --editable ".[report]"
-	$(BIN)/python -m compileall -q src  # pip does it for all other packages; some environments keep Python from it
+	$(COMPILE)
 	@touch $@
 
 $(VENV)/.ready: $(VENV)/.core
 	$(PIP) --editable ".[dev]"
+	$(COMPILE)
 	@touch $@
 
 quickstart: $(VENV)/.core
