@@ -42,7 +42,7 @@ def test_moments_in_host_memory_train_as_those_on_the_gpu_do(name: str) -> None:
         net = model()
         config = OptimizerConfig.model_validate({"name": name, "learning_rate": 1e-3, "offload": offload})
         optimizer = build_optimizer(config, net, torch.device("cuda", 0))
-        results.append(train(net, optimizer, 20))
+        results.append(train(net, optimizer, 6))
         places = {t.device.type for t in optimizer_tensors(optimizer, parameter_names(net)).values() if t.ndim}
         assert places == ({"cpu"} if offload else {"cuda"})
     assert results[1] == pytest.approx(results[0], rel=1e-2)
