@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
 import sys
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 
 import headway
 from headway.cli import application
-from headway.config import Config
+from headway.config import Config, find_optimizer
 from headway.config.clean import PythonStep
 from headway.config.data import DataConfig
 from headway.config.schema import OptimizerConfig
@@ -27,7 +28,8 @@ from headway.data.reading.streams import read_stream
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
 from headway.training.conditions.watch import ConditionWatch, conditions
-from headway.training.optimizer import build, build_optimizer, optimizer_tensors, set_learning_rate
+from headway.training.optimizer import build_optimizer, optimizer_tensors, set_learning_rate
+from support import manifest, state_hash
 
 PAGES = Path(__file__).parents[2] / "docs" / "extending"
 CPU = torch.device("cpu")
@@ -53,9 +55,8 @@ def test_every_page_is_listed_and_has_its_test() -> None:
 
 
 def test_an_optimizer_is_built_by_its_name_and_keeps_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = example("optimizer", monkeypatch)
-    monkeypatch.setitem(build._BUILDERS, "signum", module.build)
-    config = OptimizerConfig(learning_rate=0.05).model_copy(update={"name": "signum"})
+    example("optimizer", monkeypatch)
+    config = OptimizerConfig(name="own_optimizer:SIGNUM", learning_rate=0.05)
     torch.manual_seed(0)
     model, x = nn.Linear(4, 1), torch.randn(32, 4)
     optimizer = build_optimizer(config, model, CPU)
@@ -69,7 +70,10 @@ def test_an_optimizer_is_built_by_its_name_and_keeps_tensors(monkeypatch: pytest
         losses.append(error.item())
     assert losses[-1] < losses[0] / 4
     names = {p: name for name, p in model.named_parameters()}
-    assert sorted(optimizer_tensors(optimizer, names)) == ["optimizer.momentum.bias", "optimizer.momentum.weight"]
+    state = optimizer_tensors(optimizer, names)
+    assert sorted(state) == ["optimizer.momentum.bias", "optimizer.momentum.weight"]
+    spec = find_optimizer(config.name)
+    assert sum(t.nbytes for t in state.values()) == sum(spec.moment_bytes(n, tuple(p.shape)) for p, n in names.items())
 
 
 def test_a_strategy_follows_the_protocol_and_sums_over_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,3 +169,69 @@ def test_a_module_is_trained_with_a_callback(tmp_path: Path, monkeypatch: pytest
     )
     assert run.step == 3
     assert run.metrics.last("mine/tokens") is not None
+
+
+class Stop(headway.Callback):
+    """Ends an attempt after a checkpoint."""
+
+    def on_step(self, job: Any, step: int, metrics: dict[str, float]) -> None:
+        if step == 3:
+            raise KeyError("stopped")
+
+
+def test_a_strategy_and_an_optimizer_from_outside_train_plan_and_resume_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = example("model", monkeypatch)
+    strategy, _ = example("strategy", monkeypatch), example("optimizer", monkeypatch)
+    reduced, reduce = [], strategy.PlainDataParallel.reduce
+    monkeypatch.setattr(strategy.PlainDataParallel, "reduce", lambda self: reduced.append(1) or reduce(self))
+
+    def config(name: str) -> Config:
+        return Config.model_validate(
+            {
+                "name": name,
+                "runs": str(tmp_path),
+                "train": {"steps": 4, "global_batch": 8, "device": "cpu"},
+                "parallel": {"threads": 1, "strategy": "own_strategy:PLAIN"},
+                "optimizer": {"name": "own_optimizer:SIGNUM"},
+                "checkpoint": {"every": "2 steps"},
+                "telemetry": {"report": False},
+            }
+        )
+
+    def train(name: str, *callbacks: headway.Callback) -> str:
+        run = headway.train(config(name), model=own.Wave(), dataset=own.Rows(), loss=own.loss, callbacks=callbacks)
+        return state_hash(run.directory)
+
+    whole = train("whole")
+    assert len(reduced) == 4, "the strategy has summed the gradients of each step"
+    with pytest.raises(KeyError, match="stopped"):
+        train("stopped", Stop())
+    assert train("stopped") == whole
+    assert len(reduced) == 4 + 3 + 2, "the resumed run continues from step 2"
+    saved = manifest(tmp_path / "whole")["tensors"]
+    assert {name for name in saved if name.startswith("optimizer.")} == {
+        f"optimizer.momentum.{name}" for name, _ in own.Wave().named_parameters()
+    }
+
+
+def test_a_strategy_and_an_optimizer_from_outside_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    example("strategy", monkeypatch), example("optimizer", monkeypatch)
+    names = ["parallel.strategy=own_strategy:PLAIN", "optimizer.name=own_optimizer:SIGNUM", "train.steps=10"]
+    small = ["model.preset=4m", "model.vocab_size=8192", "train.global_batch=16", "train.micro_batch=8"]
+    asked = ["plan", "gpu", "--gpus", "2xH100", "--json", *small]
+
+    def plan(*overrides: str) -> dict[str, dict[str, Any]]:
+        told = CliRunner().invoke(application.application(("plan",)), [*asked, *overrides])
+        assert told.exit_code == 0, told.output
+        options = json.loads(told.output)["options"]
+        return {option["strategy"]: option for option in options if option["activation_checkpointing"] == "none"}
+
+    own, usual = plan(*names), plan("optimizer.name=lion", "train.steps=10")
+    plain = own["own_strategy:PLAIN"]
+    # One moment like Lion's, copies of everything like ddp; its sums hide behind nothing.
+    assert plain["parts_bytes"]["optimizer"] == usual["ddp"]["parts_bytes"]["optimizer"] > 0
+    assert plain["parts_bytes"]["weights"] == usual["ddp"]["parts_bytes"]["weights"]
+    assert plain["step_seconds"] > own["ddp"]["step_seconds"]
+    assert own.keys() - usual.keys() == {"own_strategy:PLAIN"}

@@ -37,7 +37,7 @@ from headway.bench.wording import (
     speed_in_words,
     workers_in_words,
 )
-from headway.config import DEEPSPEED
+from headway.config.strategies import DEEPSPEED, FOR_COPIES
 from headway.core.format import counted, format_count
 
 #: Largest relative difference of losses within one setting: strategies sum in different orders.
@@ -131,7 +131,7 @@ def _strategies(same: Sequence[CellResult], where: str) -> Iterator[str]:
         f"Fastest on {where}{' in one measurement' if once else ''}: {fastest.cell.strategy} with"
         f" {format_count(_speed(fastest))} tokens/s{_near(fastest, same)}."
     )
-    base = next((r for r in same if r.cell.strategy == "ddp"), same[0])
+    base = next((r for r in same if r.cell.strategy == FOR_COPIES), same[0])
     if same[0].cell.workers > 1 and not once:
         for result in same:
             if result is not base and is_known(result, base):

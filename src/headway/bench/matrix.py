@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from headway.bench.suite import Cell, CellPattern, Suite, flattened
-from headway.config import DEEPSPEED, Config, override
+from headway.config import Config, find_strategy, override
 from headway.core.errors import ConfigError
 from headway.core.faults import parse_orders
 from headway.core.files import fingerprint
@@ -164,8 +164,9 @@ def cell_config(suite: Suite, cell: Cell) -> Config:
     written = [f"{key}={json.dumps(value)}" for key, value in values.items()]
     config = override(Config(), [*written, *_overrides(suite)])
     # After the checks that do not depend on the strategy, so that all cells then have one reason.
-    if cell.strategy in DEEPSPEED and find_spec("deepspeed") is None:
-        raise ConfigError("DeepSpeed is not installed", fix="pip install 'headway[deepspeed]'")
+    package = find_strategy(cell.strategy).needs
+    if package is not None and find_spec(package.module) is None:
+        raise ConfigError(f"{package.title} is not installed", fix=f"pip install '{package.extra}'")
     if config.train.compile == "auto":
         raise ConfigError(
             "a benchmark measures one of both ways", where="train.compile", fix="train.compile=true, or false"

@@ -10,7 +10,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from headway.bench.suite import STRATEGIES, Cell, FileName, flattened
+from headway.bench.suite import Cell, FileName, flattened
+from headway.config.strategies import STRATEGIES
 from headway.core.errors import DataError
 from headway.core.files import fingerprint, write_json
 from headway.core.foreign import read_json
@@ -302,7 +303,7 @@ def merge_results(results: Iterable[CellResult]) -> list[CellResult]:
 
 def strategy_place(name: str) -> tuple[int, str]:
     """Return the position in the order of the config's reference; strategies of other versions come last."""
-    return STRATEGIES.index(name) if name in STRATEGIES else len(STRATEGIES), name
+    return list(STRATEGIES).index(name) if name in STRATEGIES else len(STRATEGIES), name
 
 
 def model_place(name: str) -> tuple[float, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -17,19 +17,19 @@ from pydantic import (
     field_validator,
 )
 
-from headway.config import SHAPES, Config, ParallelConfig
+from headway.config import SHAPES, Config
 from headway.config.base import Section
 from headway.config.checks import combined
 from headway.config.complaints import complaints
 from headway.config.document import Entry, merged, parse
 from headway.config.load import CONFIG_BYTES, parse_override, set_entry
+from headway.config.strategies import FOR_COPIES, STRATEGIES
 from headway.core.errors import ConfigError
 from headway.core.foreign import read_given_bytes
 
 SUITES = Path(__file__).parent / "suites"
 #: Added to the description of a suite that uses its `on_cpu` part.
 ON_CPU = "shapes for a machine without accelerator"
-STRATEGIES: tuple[str, ...] = get_args(ParallelConfig.model_fields["strategy"].annotation)
 
 #: Results may come from untrusted logs, and must not name files in other folders.
 FileName = Annotated[str, Field(pattern=r"^[\w.-]+$")]
@@ -68,7 +68,7 @@ class CellPattern(Section):
     @field_validator("strategy")
     @classmethod
     def _known_strategy(cls, name: str | None) -> str | None:
-        return None if name is None else _known([name], STRATEGIES, "strategy")[0]
+        return None if name is None else _known([name], list(STRATEGIES), "strategy")[0]
 
     @field_validator("model")
     @classmethod
@@ -121,7 +121,7 @@ class Suite(Section):
     """Names the folder of results, when no other is given."""
     description: str = ""
     """One line on what is asked."""
-    strategy: Names = ["ddp"]
+    strategy: Names = [FOR_COPIES]
     """Axis: values of `parallel.strategy`."""
     workers: Numbers = [1]
     """Axis: the world size, numbers of worker processes."""
@@ -166,7 +166,7 @@ class Suite(Section):
     @field_validator("strategy")
     @classmethod
     def _known_strategies(cls, names: list[str]) -> list[str]:
-        return _known(names, STRATEGIES, "strategy")
+        return _known(names, list(STRATEGIES), "strategy")
 
     @field_validator("model")
     @classmethod
@@ -244,7 +244,9 @@ def _read(path: Path, name: str) -> Entry:
         raise ConfigError(f"cannot read the suite: {reason}", where=str(path), fix="check the file") from None
     tree = parse(text, name)
     if not isinstance(tree.value, dict):
-        raise ConfigError("a suite is a mapping of keys to values", where=name, fix="begin with `strategy: [ddp]`")
+        raise ConfigError(
+            "a suite is a mapping of keys to values", where=name, fix=f"begin with `strategy: [{FOR_COPIES}]`"
+        )
     tree.value.setdefault("name", Entry(path.stem, name))
     return tree
 

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 from headway.bench.analysis import MEMORY, SPEED, compare
 from headway.bench.results import CellResult
+from headway.config.strategies import AUTO, STRATEGIES
 from headway.core.format import printable
 
 #: Strategies that are second names of another one.
-ALIASES = {"fsdp": "zero3"}
+ALIASES = {name: spec.stands_for for name, spec in STRATEGIES.items() if spec.stands_for is not None and name != AUTO}
 #: A difference smaller than this share would be shown as 0.0 %.
 _SHOWN = 0.0005
 #: The words that follow the requested size in PyTorch's out-of-memory messages.

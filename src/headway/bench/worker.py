@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.bench.blocks import block
 from headway.bench.results import CellResult, Communication, Energy, Measurement, Status
-from headway.config import DEEPSPEED, FULLY_SHARDED, Config, resolve_lanes, resolve_mesh
+from headway.config import Config, find_strategy, resolve_lanes, resolve_mesh
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.process_exit import exit_process
 from headway.core.statistics import quantile
@@ -192,12 +192,12 @@ def _task(spec: Spec, world: World) -> Task:
 
 def _import_libraries(config: Config, device: torch.device) -> None:
     """Import what a strategy imports at its first use, so that it does not count as memory of training."""
-    names = ["torch.profiler"]
-    if config.parallel.strategy in DEEPSPEED:
+    strategy = find_strategy(config.parallel.strategy)
+    names = ["torch.profiler", strategy.build.partition(":")[0]]
+    if strategy.is_deepspeed:
         os.environ["DS_ACCELERATOR"] = device.type  # set before the import, as the strategy does
-        names.append("deepspeed")
-    if config.parallel.strategy in FULLY_SHARDED:
-        names.append("headway.parallel.fsdp")
+    if strategy.needs is not None:
+        names.append(strategy.needs.module)
     if config.train.compile:
         names.append("torch._dynamo")
     for name in names:

@@ -79,12 +79,13 @@ def _without_bf16() -> list[str]:
     """
     import torch
 
+    from headway.config.optimizers import DEFAULT_OPTIMIZER
     from headway.telemetry.arithmetic import cpu_multiplies_bf16
 
     if torch.cuda.is_available() or torch.backends.mps.is_available() or cpu_multiplies_bf16():
         return []
     notice("this CPU is no faster in bf16: training in fp32, by AdamW")
-    return ["train.precision=fp32", "optimizer.name=adamw"]
+    return ["train.precision=fp32", f"optimizer.name={DEFAULT_OPTIMIZER}"]
 
 
 def _after_training(config: Config) -> None:

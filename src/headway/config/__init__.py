@@ -3,12 +3,12 @@
 from headway.config.batches import Batches, BatchStage
 from headway.config.checkpoint import CheckpointConfig, RemoteConfig, RetentionConfig
 from headway.config.data import DataConfig, DedupConfig, MixtureConfig, SourceConfig, StageConfig, TokenizerConfig
-from headway.config.deepspeed import DEEPSPEED
 from headway.config.health import HealthConfig
 from headway.config.identity import changes, identity
 from headway.config.lanes import LaneGrid, resolve_lanes, resolve_threads
 from headway.config.load import dump_config, load_config, load_resolved, override
-from headway.config.mesh import FULLY_SHARDED, MeshShape, effective_strategy, resolve_grid, resolve_mesh
+from headway.config.mesh import MeshShape, resolve_grid, resolve_mesh
+from headway.config.optimizers import OptimizerSpec, find_optimizer
 from headway.config.parallel import ParallelConfig
 from headway.config.preemption import PreemptionConfig
 from headway.config.schema import (
@@ -21,11 +21,11 @@ from headway.config.schema import (
     TrainConfig,
 )
 from headway.config.shapes import SHAPES
+from headway.config.strategies import DEEPSPEED, StrategySpec, effective_strategy, find_strategy
 from headway.config.units import Interval
 
 __all__ = [
     "DEEPSPEED",
-    "FULLY_SHARDED",
     "SHAPES",
     "BatchStage",
     "Batches",
@@ -41,6 +41,7 @@ __all__ = [
     "MixtureConfig",
     "ModelConfig",
     "OptimizerConfig",
+    "OptimizerSpec",
     "ParallelConfig",
     "PreemptionConfig",
     "RemoteConfig",
@@ -48,12 +49,15 @@ __all__ = [
     "ScheduleConfig",
     "SourceConfig",
     "StageConfig",
+    "StrategySpec",
     "TelemetryConfig",
     "TokenizerConfig",
     "TrainConfig",
     "changes",
     "dump_config",
     "effective_strategy",
+    "find_optimizer",
+    "find_strategy",
     "identity",
     "load_config",
     "load_resolved",

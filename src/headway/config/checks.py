@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 from headway.config.checkpoint import checkpoint_problems
 from headway.config.credentials import credential_problems
 from headway.config.data import named_sources
-from headway.config.deepspeed import DEEPSPEED, deepspeed_problems
+from headway.config.deepspeed import deepspeed_problems
 from headway.config.experts import parallel_problems
 from headway.config.lanes import divisors, nearest, resolve_lanes
 from headway.config.mesh import resolve_mesh
+from headway.config.optimizers import find_optimizer
 from headway.config.pipeline import micro_batch_problem
 from headway.config.pretrained import pretrained_problems
+from headway.config.strategies import find_strategy, simplest_strategy
 from headway.core.errors import ConfigError
 from headway.core.launched import world_size_from_environment
 
@@ -35,6 +37,9 @@ def find_problems(config: Config, trains: bool = True) -> list[ConfigError]:
         config: The config.
         trains: The config must give the length of training.
     """
+    unknown = [*_unknown_specs(config)]
+    if unknown:  # the other checks ask the specs
+        return unknown
     return [
         *(_training_length(config) if trains else ()),
         *_sequence_length(config),
@@ -67,6 +72,15 @@ def combined(problems: Sequence[ConfigError], place_of: Callable[[str], str] | N
 def _places(problem: ConfigError, place_of: Callable[[str], str] | None) -> str:
     keys = problem.where or ""
     return ", ".join(dict.fromkeys(map(place_of, keys.split(", ")))) if place_of else keys
+
+
+def _unknown_specs(config: Config) -> Iterator[ConfigError]:
+    """Yield why a spec from outside cannot be imported."""
+    for find, name in ((find_strategy, config.parallel.strategy), (find_optimizer, config.optimizer.name)):
+        try:
+            find(name)
+        except ConfigError as error:
+            yield error
 
 
 def _training_length(config: Config) -> Iterator[ConfigError]:
@@ -203,9 +217,9 @@ def _health(config: Config) -> Iterator[ConfigError]:
             where="health.replay_every, determinism",
             fix="determinism=run, or health.replay_every=0",
         )
-    if config.parallel.strategy in DEEPSPEED:
+    if find_strategy(config.parallel.strategy).is_deepspeed:
         yield ConfigError(
             "DeepSpeed keeps gradients to itself, so a step cannot be computed twice",
             where="health.replay_every, parallel.strategy",
-            fix="parallel.strategy=zero2, or health.replay_every=0",
+            fix=f"parallel.strategy={simplest_strategy(lambda s: s.shards_gradients)}, or health.replay_every=0",
         )

@@ -105,6 +105,8 @@ def _complaint(tree: Entry, key: str, details: list[Mapping[str, Any]], model: t
     wanted = " or ".join([first, *(other.removeprefix("should be ") for other in others)])
     shown = f" (given: {given!r})" if isinstance(given, (str, int, float)) and str(given) not in wanted else ""
     fix = _as_text(key, tree.nearest(key)) if kind in ("string_type", "path_type") else None
+    if kind == "choice" and (near := difflib.get_close_matches(str(given), context["names"], n=1)):
+        fix = f"did you mean {near[0]}?"
     return ConfigError(f"{key or 'the config'}: {wanted}{shown}", where=key, fix=fix)
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.config.lanes import resolve_lanes
+from headway.config.optimizers import DEFAULT_OPTIMIZER, find_optimizer
+from headway.config.strategies import DEEPSPEED, find_strategy, simplest_strategy
 from headway.core.errors import ConfigError
 from headway.core.foreign import read_json_object
 
@@ -20,11 +22,7 @@ if TYPE_CHECKING:
     from headway.config.mesh import MeshShape
     from headway.config.schema import Config
 
-#: Strategies that run on the library DeepSpeed; the last character is the stage of ZeRO.
-DEEPSPEED = ("deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3")
 _FILE = "parallel.deepspeed_config"
-#: Optimizers that update every element independently, as flat pieces of weights require.
-_ELEMENTWISE = ("adamw", "lion")
 
 
 def engine_settings(config: Config, workers: int) -> dict[str, Any]:
@@ -39,7 +37,7 @@ def engine_settings(config: Config, workers: int) -> dict[str, Any]:
     grid = resolve_lanes(config, workers)
     zero = settings.setdefault("zero_optimization", {})
     offload = zero.pop("offload_optimizer", {})
-    zero["stage"] = int(config.parallel.strategy[-1])
+    zero["stage"] = find_strategy(config.parallel.strategy).deepspeed_stage
     if config.optimizer.offload:
         zero["offload_optimizer"] = {**offload, "device": "cpu"}
     settings |= {
@@ -58,27 +56,28 @@ def engine_settings(config: Config, workers: int) -> dict[str, Any]:
 
 def deepspeed_problems(config: Config, mesh: MeshShape) -> Iterator[ConfigError]:
     """Yield the settings that contradict these strategies or a DeepSpeed JSON."""
-    strategy, train = config.parallel.strategy, config.train
-    if strategy not in DEEPSPEED:
+    strategy, train = find_strategy(config.parallel.strategy), config.train
+    if not strategy.is_deepspeed:
         if config.parallel.deepspeed_config is not None:
             yield ConfigError(
-                f"strategy '{strategy}' does not use a DeepSpeed config",
+                f"strategy '{strategy.name}' does not use a DeepSpeed config",
                 where=f"{_FILE}, parallel.strategy",
                 fix=f"parallel.strategy={DEEPSPEED[1]}, or leave {_FILE} out",
             )
         return
-    own = f"zero{strategy[-1]}"
+    own = strategy.counterpart
     if config.determinism == "elastic":
         yield ConfigError(
             "DeepSpeed sums gradients in an order that depends on the number of workers, so it cannot be 'elastic'",
             where="determinism, parallel.strategy",
             fix=f"parallel.strategy={own}, or determinism=run",
         )
-    if config.optimizer.name not in _ELEMENTWISE:
+    if not find_optimizer(config.optimizer.name).is_elementwise:
+        whole = simplest_strategy(lambda s: s.shards_gradients) if strategy.shards_weights else own
         yield ConfigError(
             f"DeepSpeed updates flat pieces of weights, but '{config.optimizer.name}' needs whole matrices",
             where="optimizer.name, parallel.strategy",
-            fix=f"optimizer.name=adamw, or parallel.strategy={'zero2' if own == 'zero3' else own}",
+            fix=f"optimizer.name={DEFAULT_OPTIMIZER}, or parallel.strategy={whole}",
         )
     if train.batch_ramp:
         yield ConfigError(
@@ -130,6 +129,7 @@ _OWN = {
     "zero_optimization.stage": _Owned("parallel.strategy", "parallel.strategy=deepspeed_zero{theirs}"),
 }
 
+_WITH_SHARDS = f"with parallel.strategy={simplest_strategy(lambda s: s.shards_weights)}"
 #: Keys that are refused unless they are switched off, and what to use instead.
 _REFUSED = {
     "optimizer": "set it by optimizer.name, optimizer.learning_rate, optimizer.betas and so on",
@@ -149,8 +149,8 @@ _REFUSED = {
     "autotuning": "tune with DeepSpeed's own launcher, and use the result here",
     "compression_training": "it changes what is trained",
     "hybrid_engine": "it generates text during training, which Headway does not do",
-    "tensor_parallel": "parallel.tensor, with parallel.strategy=fsdp",
-    "sequence_parallel_size": "parallel.context, with parallel.strategy=fsdp",
+    "tensor_parallel": f"parallel.tensor, {_WITH_SHARDS}",
+    "sequence_parallel_size": f"parallel.context, {_WITH_SHARDS}",
     "expert_parallel": "DeepSpeed does not shard experts here",
     "compile": "train.compile, with one of Headway's own strategies",
     "zero_optimization.zenflow": "it delays the update of some weights, which a checkpoint could not record",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from headway.config.deepspeed import DEEPSPEED
 from headway.config.lanes import divisors, nearest
+from headway.config.strategies import find_strategy, simplest_strategy
 from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -76,10 +76,11 @@ def sharding_problems(config: Config, neighbours: int) -> Iterator[ConfigError]:
             fix="determinism=run, or parallel.expert=1",
         )
     if config.optimizer.offload:
+        sharding = simplest_strategy(lambda s: s.offloads_itself)
         yield ConfigError(
             "moments in host memory belong to whole parameters, but expert-parallel workers have parts of some",
             where="optimizer.offload, parallel.expert",
-            fix="optimizer.offload=false, or parallel.expert=1 with parallel.strategy=zero3",
+            fix=f"optimizer.offload=false, or parallel.expert=1 with parallel.strategy={sharding}",
         )
     if config.train.micro_batch == "auto":
         yield ConfigError(
@@ -110,16 +111,17 @@ def parallel_problems(config: Config) -> Iterator[ConfigError]:
             where="parallel.expert, model.experts",
             fix=f"parallel.expert={nearest(parallel.expert, divisors(experts))}",
         )
-    if experts is not None and parallel.strategy in DEEPSPEED:
-        own = f"zero{parallel.strategy[-1]}"
+    strategy = find_strategy(parallel.strategy)
+    if experts is not None and strategy.is_deepspeed:
         yield ConfigError(
             "the losses of routers enter the backward pass separately from the loss, which DeepSpeed would scale",
             where="model.experts, parallel.strategy",
-            fix=f"parallel.strategy={own}",
+            fix=f"parallel.strategy={strategy.counterpart}",
         )
-    if experts is not None and parallel.strategy == "single" and parallel.tensor > parallel.expert:
+    if experts is not None and not strategy.sums_gradients and parallel.tensor > parallel.expert:
         yield ConfigError(
-            "strategy 'single' sums no gradients, but tensor-parallel workers have other tokens for the same experts",
+            f"strategy '{strategy.name}' sums no gradients, but tensor-parallel workers have other tokens for the same"
+            " experts",
             where="parallel.strategy, parallel.tensor, parallel.expert",
             fix=f"parallel.strategy=auto, or parallel.expert={parallel.tensor}",
         )

@@ -7,17 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headway.config.deepspeed import DEEPSPEED
 from headway.config.experts import sharding_problems
 from headway.config.lanes import LaneGrid, divisors, nearest, resolve_lanes
+from headway.config.optimizers import LIGHT_OPTIMIZER, find_optimizer
 from headway.config.pipeline import split_problems
+from headway.config.strategies import FOR_COPIES, distinct_strategies, find_strategy, simplest_strategy
 from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.config.schema import Config, OptimizerConfig
+    from headway.config.schema import Config
 
-#: Strategies that shard each weight between workers.
-FULLY_SHARDED = ("zero3", "fsdp", "hsdp")
 #: Most groups of rows in the first matrix of a feed-forward layer, and so the most parts it can be cut into.
 _FFN_GROUPS = 16
 
@@ -129,18 +128,6 @@ def resolve_mesh(config: Config, workers: int) -> MeshShape:
     return MeshShape(parallel.pipeline, copies, data // copies, parallel.context, parallel.tensor, parallel.expert)
 
 
-def effective_strategy(name: str, mesh: MeshShape) -> str:
-    """Return the strategy that a name stands for on a mesh.
-
-    A worker without replicas has no other worker to share state with, so its strategy is `single`.
-    """
-    if name in DEEPSPEED:
-        return name
-    if mesh.replicas == 1:
-        return "single"
-    return {"auto": "ddp", "fsdp": "zero3"}.get(name, name)
-
-
 def resolve_grid(config: Config, workers: int) -> LaneGrid:
     """Resolve the grid of a step's rows for a number of workers, of which several may compute a lane together.
 
@@ -158,8 +145,10 @@ def _split(config: Config) -> int:
 def _copies(config: Config, data: int) -> int:
     if config.parallel.replicate is not None:
         return config.parallel.replicate
+    if not find_strategy(config.parallel.strategy).two_levels:
+        return 1
     # Two levels need at least two of each. The machines are unknown here, so take the smallest number of copies.
-    return min((n for n in divisors(data) if n > 1), default=1) if config.parallel.strategy == "hsdp" else 1
+    return min((n for n in divisors(data) if n > 1), default=1)
 
 
 def _problems(config: Config, workers: int) -> Iterator[ConfigError]:
@@ -173,22 +162,17 @@ def _problems(config: Config, workers: int) -> Iterator[ConfigError]:
             fix=f"parallel.workers={max(1, round(workers / split)) * split}",
         )
         return
-    data = workers // split
-    if parallel.strategy == "single" and data > 1:
-        yield ConfigError(
-            f"strategy 'single' cannot use {data} data-parallel workers",
-            where="parallel.strategy, parallel.workers",
-            fix=f"parallel.strategy=auto, or parallel.workers={split}",
-        )
-    elif parallel.strategy == "single" and parallel.context > 1:
-        yield ConfigError(
-            "strategy 'single' sums no gradients, but workers that share a row's positions each have a part of them",
-            where="parallel.strategy, parallel.context",
-            fix="parallel.strategy=auto",
-        )
+    data, strategy = workers // split, find_strategy(parallel.strategy)
+    yield from strategy.problems(config, data)
     yield from _replication(config, data)
     neighbours = data // _copies(config, data) * parallel.context * parallel.tensor
     yield from sharding_problems(config, neighbours)
+    if config.determinism == "elastic" and strategy.build_elastic is None and not strategy.is_deepspeed:
+        yield ConfigError(
+            f"strategy '{strategy.name}' has no sum in the fixed tree of determinism 'elastic'",
+            where="determinism, parallel.strategy",
+            fix="determinism=run, or parallel.strategy=auto",
+        )
     if config.determinism == "elastic" and split > 1:
         yield ConfigError(
             "determinism 'elastic' holds for data parallelism only; the degrees of tensor, context and pipeline"
@@ -203,15 +187,15 @@ def _problems(config: Config, workers: int) -> Iterator[ConfigError]:
 
 def _communication(config: Config) -> Iterator[ConfigError]:
     """Check that the strategy and the determinism allow the way in which gradients are summed."""
-    parallel, exact = config.parallel, config.determinism
+    parallel, exact, strategy = config.parallel, config.determinism, find_strategy(config.parallel.strategy)
     ways = {"compression": parallel.compression != "none", "reduce_precision": parallel.reduce_precision != "fp32"}
     for key in (key for key, wanted in ways.items() if wanted):
         where = f"parallel.{key}"
-        if parallel.strategy not in ("auto", "ddp", "zero1"):
+        if not (strategy.sums_gradients and strategy.keeps_whole_gradients):
             yield ConfigError(
                 f"{key} needs whole gradients on every worker, which '{parallel.strategy}' does not have",
                 where=f"{where}, parallel.strategy",
-                fix=f"parallel.strategy=ddp, or leave {where} out",
+                fix=f"parallel.strategy={FOR_COPIES}, or leave {where} out",
             )
         if exact == "elastic":
             yield ConfigError(
@@ -244,46 +228,23 @@ def _communication(config: Config) -> Iterator[ConfigError]:
         )
 
 
-def needs_whole_rows(optimizer: OptimizerConfig) -> str | None:
-    """Return why an optimizer cannot update parts of a matrix that are not whole rows; None if it can."""
-    if optimizer.name == "adafactor":
-        return "adafactor keeps means of whole rows, which a part of a matrix does not have"
-    if optimizer.name == "adamw8bit":
-        return "adamw8bit quantises blocks of up to 256 neighbours in a row, and these blocks change when rows are cut"
-    return None
-
-
-#: Optimizers of shards that communicate, so their state must stay on the device, with the reason.
-_NEEDS_THE_DEVICE = {
-    "adafactor": "adafactor sums over the parts of a matrix on all workers",
-    "adamw8bit": "adamw8bit keeps its moments in shards on the device",
-}
-
-
 def _optimizer(config: Config, data: int) -> Iterator[ConfigError]:
     """Check optimizers and precisions that need whole matrices where matrices are cut."""
-    parallel, reason = config.parallel, needs_whole_rows(config.optimizer)
-    shards = parallel.strategy in FULLY_SHARDED and data > 1
+    parallel, optimizer = config.parallel, find_optimizer(config.optimizer.name)
+    shards = find_strategy(parallel.strategy).cuts_parameters and data > 1
     parts = "tensor" if parallel.tensor > 1 else "expert" if parallel.expert > 1 else None
-    if reason is not None and parts:
-        yield ConfigError(reason, where=f"optimizer.name, parallel.{parts}", fix="optimizer.name=lion")
-    if config.optimizer.name == "adafactor" and shards and config.determinism == "elastic":
+    if optimizer.needs_whole_rows is not None and parts:
         yield ConfigError(
-            "adafactor sums over the rows of a matrix, and sums over workers round differently from sums on one",
-            where="optimizer.name, parallel.strategy, determinism",
-            fix="parallel.strategy=zero2, or determinism=run",
+            optimizer.needs_whole_rows,
+            where=f"optimizer.name, parallel.{parts}",
+            fix=f"optimizer.name={LIGHT_OPTIMIZER}",
         )
-    if shards and config.optimizer.offload and config.optimizer.name in _NEEDS_THE_DEVICE:
-        yield ConfigError(
-            f"{_NEEDS_THE_DEVICE[config.optimizer.name]}, so it cannot compute in host memory",
-            where="optimizer.name, optimizer.offload",
-            fix="optimizer.offload=false, or parallel.strategy=zero2",
-        )
+    yield from optimizer.problems(config, shards)
     if config.optimizer.offload and parallel.tensor > 1 and not shards:
         yield ConfigError(
             "moments in host memory belong to whole parameters, but tensor-parallel workers have parts of them",
             where="optimizer.offload, parallel.tensor",
-            fix="optimizer.offload=false, or parallel.strategy=zero3",
+            fix=f"optimizer.offload=false, or parallel.strategy={simplest_strategy(lambda s: s.offloads_itself)}",
         )
     if config.train.precision == "fp8" and parallel.tensor > 1:
         yield ConfigError(
@@ -294,26 +255,21 @@ def _optimizer(config: Config, data: int) -> Iterator[ConfigError]:
 
 
 def _replication(config: Config, data: int) -> Iterator[ConfigError]:
-    strategy, copies = config.parallel.strategy, config.parallel.replicate
-    if strategy == "hsdp" and (data < 4 or len(divisors(data)) < 3):
-        yield ConfigError(
-            f"hsdp arranges workers in two levels, copies and shards; {data} data-parallel workers cannot fill both",
-            where="parallel.strategy, parallel.workers",
-            fix="parallel.strategy=fsdp, or four workers or more",
-        )
-    elif copies is not None and (data % copies or (strategy == "hsdp" and copies in (1, data))):
-        inner = [n for n in divisors(data) if n not in (1, data)] if strategy == "hsdp" else divisors(data)
+    strategy, copies = find_strategy(config.parallel.strategy), config.parallel.replicate
+    if copies is not None and (data % copies or (strategy.two_levels and copies in (1, data))):
+        inner = [n for n in divisors(data) if n not in (1, data)] if strategy.two_levels else divisors(data)
         yield ConfigError(
             f"{data} data-parallel workers cannot be arranged as {copies} copies"
-            + (" of at least two shards" if strategy == "hsdp" else ""),
+            + (" of at least two shards" if strategy.two_levels else ""),
             where="parallel.replicate",
             fix=f"parallel.replicate={nearest(copies, inner)}",
         )
-    elif copies not in (None, 1) and strategy not in ("auto", "ddp", "hsdp"):
+    elif copies not in (None, 1) and not strategy.has_copies:
+        *others, last = [f"'{spec.name}'" for spec in reversed(distinct_strategies()) if spec.has_copies]
         yield ConfigError(
-            f"strategy '{strategy}' has one level; only 'hsdp' and 'ddp' have copies",
+            f"strategy '{strategy.name}' has one level; only {', '.join(others)} and {last} have copies",
             where="parallel.replicate, parallel.strategy",
-            fix="leave parallel.replicate out, or parallel.strategy=hsdp",
+            fix=f"leave parallel.replicate out, or parallel.strategy={simplest_strategy(lambda s: s.two_levels)}",
         )
 
 
@@ -358,12 +314,12 @@ def _compiled(config: Config) -> Iterator[ConfigError]:
             where="train.compile, train.activation_checkpointing, parallel.tensor",
             fix="train.activation_checkpointing=selective, or train.compile=false",
         )
-    if config.parallel.strategy in FULLY_SHARDED:
+    if find_strategy(config.parallel.strategy).cuts_parameters:
         yield ConfigError(
             f"torch.compile computes wrong values if tensor parallelism and '{config.parallel.strategy}' both cut"
             " matrices",
             where="train.compile, parallel.strategy, parallel.tensor",
-            fix="parallel.strategy=zero2, or train.compile=false",
+            fix=f"parallel.strategy={simplest_strategy(lambda s: s.shards_gradients)}, or train.compile=false",
         )
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import PositiveInt, WithJsonSchema, model_validator
 
 from headway.config.base import LocalPath, Section, conflict
+from headway.config.strategies import AUTO, StrategyName
 
 #: A number of workers, or a range of them, for editors.
 _WORKERS = {
@@ -17,23 +18,12 @@ _WORKERS = {
 class ParallelConfig(Section):
     """How work is distributed over processes."""
 
-    strategy: Literal[
-        "auto",
-        "single",
-        "ddp",
-        "zero1",
-        "zero2",
-        "zero3",
-        "fsdp",
-        "hsdp",
-        "deepspeed_zero1",
-        "deepspeed_zero2",
-        "deepspeed_zero3",
-    ] = "auto"
+    strategy: StrategyName = AUTO
     """What each data-parallel worker keeps: `ddp` a copy of everything; `zero1` a part of the moments; `zero2` also a
     part of the gradients; `zero3`, also called `fsdp`, also a part of the weights; `hsdp` like `fsdp`, but within
     groups (`replicate`); `deepspeed_zero1` to `deepspeed_zero3` by DeepSpeed ([deepspeed.md](deepspeed.md)). `auto`:
-    `single` for one worker, `ddp` for more."""
+    `single` for one worker, `ddp` for more. Your own: `package.module:NAME`
+    ([extending/strategy.md](extending/strategy.md))."""
     workers: Annotated[PositiveInt, WithJsonSchema(_WORKERS)] = 1
     """Worker processes on this machine (`--workers` on the command line); `1:8` is 8, with `min_workers: 1`."""
     min_workers: PositiveInt | None = None

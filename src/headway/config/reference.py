@@ -18,6 +18,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from headway.config.base import Section
 from headway.config.schema import Config
+from headway.config.specs import Choices
 from headway.config.units import BYTES, TOKENS, Interval
 
 _HEAD = """# Config reference
@@ -140,6 +141,9 @@ def _table(title: str, model: type[BaseModel], prefix: str) -> str:
 
 
 def _field_type(info: FieldInfo) -> str:
+    for mark in info.metadata:
+        if isinstance(mark, Choices):
+            return " \\| ".join(f"`{name}`" for name in mark.names)
     return "count" if _is_count(info.metadata) else _type(info.annotation)
 
 

@@ -7,6 +7,7 @@ preset, steps from tokens). A resolved config is complete: running it again give
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +29,7 @@ from headway.config.checks import combined, find_problems
 from headway.config.data import DataConfig, SourceConfig, named_sources
 from headway.config.experts import resolved_balance, shape_problem
 from headway.config.health import HealthConfig
+from headway.config.optimizers import DEFAULT_OPTIMIZER, OptimizerName, find_optimizer
 from headway.config.parallel import ParallelConfig
 from headway.config.preemption import PreemptionConfig
 from headway.config.pretrained import AdapterConfig, PretrainedSource
@@ -35,6 +37,7 @@ from headway.config.segments import Segment, batches_before
 from headway.config.shapes import SHAPES
 from headway.config.supervise import SuperviseConfig
 from headway.config.units import SHARE_OR_INTERVAL, Interval, StepInterval, Tokens, share_or_interval, written
+from headway.core.errors import ConfigError
 
 #: Name of a run, and so of its folder.
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -293,11 +296,11 @@ class OptimizerConfig(Section):
     """The update of weights from gradients ([optimizers.md](optimizers.md)); decoupled weight decay on matrices
     only."""
 
-    name: Literal["adamw", "muon", "lion", "adafactor", "adamw8bit"] = "adamw"
+    name: OptimizerName = DEFAULT_OPTIMIZER
     """`adamw` (Loshchilov & Hutter 2019). `muon` (Jordan et al. 2024): orthogonalised momentum for matrices between
     layers, AdamW for the rest. `lion` (Chen et al. 2023): signs of momentum; use a learning rate 3 to 10 times smaller
     and as much more decay. `adafactor` (Shazeer & Stern 2018): second moments by row and column. `adamw8bit`: moments
-    in 8 bits, through torchao."""
+    in 8 bits, through torchao. Your own: `package.module:NAME` ([extending/optimizer.md](extending/optimizer.md))."""
     learning_rate: Annotated[float, Field(gt=0.0)] = 3e-4
     """Peak learning rate; for `adafactor` relative to the root mean square of each parameter."""
     betas: tuple[DecayRate, DecayRate] = (0.9, 0.95)
@@ -314,8 +317,10 @@ class OptimizerConfig(Section):
 
     @model_validator(mode="after")
     def _fill_betas(self) -> Self:
-        if self.name == "lion" and "betas" not in self.model_fields_set:
-            self.__dict__["betas"] = (0.9, 0.99)  # stays unset, since another optimizer must not inherit it
+        if "betas" not in self.model_fields_set:
+            with suppress(ConfigError):  # `find_problems` says why a spec cannot be found
+                # The key stays unset, since another optimizer must not inherit it.
+                self.__dict__["betas"] = find_optimizer(self.name).betas or self.betas
         return self
 
 

@@ -1,4 +1,4 @@
-"""Functions of the user that a config names."""
+"""Functions, classes and specs that a config names."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from typing import Any
 from headway.core.errors import ConfigError
 
 
-def load_function(name: str, where: str, kind: str = "function") -> tuple[Any, Callable[..., Any]]:
-    """Import the module and the function of `package.module:function`.
+def load_attribute(name: str, where: str, kind: str) -> tuple[Any, Any]:
+    """Import the module and the attribute of `package.module:attribute`.
 
-    Modules in the working directory are found too. If the function comes from there, the directory stays on `sys.path`,
-    so that the function can import other modules later.
+    Modules in the working directory are found too. If the attribute comes from there, the directory stays on
+    `sys.path`, so that functions can import other modules later.
 
     Args:
-        name: The module and the function.
+        name: The module and the attribute.
         where: Place in the config, for error messages.
         kind: What the name stands for, for error messages: a function or a class.
 
     Raises:
-        ConfigError: the module cannot be imported, or has no such function.
+        ConfigError: the module cannot be imported, or has no such attribute.
     """
     module_name, _, attribute = name.partition(":")
     here = str(Path.cwd())
-    added = here not in sys.path
+    added = here not in sys.path and module_name.partition(".")[0] not in sys.modules
     if added:
         sys.path.append(here)
     module: ModuleType | None = None
@@ -46,11 +46,24 @@ def load_function(name: str, where: str, kind: str = "function") -> tuple[Any, C
         if added and not (getattr(module, "__file__", None) or "").startswith(here + os.sep):
             sys.path.remove(here)
     try:
-        function = reduce(getattr, attribute.split("."), module)
+        return module, reduce(getattr, attribute.split("."), module)
     except AttributeError:
-        function = None
-    if not callable(function):
         raise ConfigError(
             f"the module {module_name} has no {kind} {attribute}", where=where, fix=f"check the {kind}'s name"
+        ) from None
+
+
+def load_function(name: str, where: str, kind: str = "function") -> tuple[Any, Callable[..., Any]]:
+    """Import the module and the function of `package.module:function`, as `load_attribute` does.
+
+    Raises:
+        ConfigError: the module cannot be imported, or has no such function.
+    """
+    module, function = load_attribute(name, where, kind)
+    if not callable(function):
+        raise ConfigError(
+            f"the module {name.partition(':')[0]} has no {kind} {name.partition(':')[2]}",
+            where=where,
+            fix=f"check the {kind}'s name",
         )
     return module, function

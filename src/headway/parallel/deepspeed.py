@@ -22,6 +22,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from headway.config.deepspeed import engine_settings
+from headway.config.strategies import simplest_strategy
 from headway.core.errors import ConfigError, missing_extra
 from headway.core.process_exit import keep_gloo_threads
 from headway.core.types import Block
@@ -225,12 +226,13 @@ class _Place:
 
 
 def _check_no_scalars(module: nn.Module) -> None:
+    own = simplest_strategy(lambda spec: spec.shards_gradients)
     for name, p in module.named_parameters():
         if p.ndim == 0:
             raise ConfigError(
                 "DeepSpeed cannot hold a parameter without dimensions",
                 where=f"parameter '{name}'",
-                fix="give it the shape (1,), or use a native strategy: parallel.strategy=zero2",
+                fix=f"give it the shape (1,), or use a native strategy: parallel.strategy={own}",
             )
 
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from headway.config.strategies import FOR_COPIES
 from headway.core.errors import ConfigError
 from headway.parallel.blocks import local_part
 from headway.parallel.buckets import InFlight
@@ -38,7 +39,7 @@ class Ownership:
             raise ConfigError(
                 f"a model of {parameters} parameters cannot be divided between {workers} workers",
                 where="parallel.strategy, parallel.workers",
-                fix="parallel.strategy=ddp, or fewer workers",
+                fix=f"parallel.strategy={FOR_COPIES}, or fewer workers",
             )
         self._owner: dict[torch.Tensor, int] = {}
         for kind, members in kinds.items():

@@ -1,4 +1,4 @@
-"""The protocol behind `parallel.strategy`, and the table of strategies.
+"""The protocol behind `parallel.strategy`; `config/strategies.py` has the table of strategies.
 
 A strategy decides which worker keeps which weights, gradients and moments, and where gradients are summed. It is
 created before the optimizer, since it may replace a module's parameters by shards. After `reduce` the `.grad` of every
@@ -7,7 +7,7 @@ parameter that this worker updates is the **sum** over all lanes of the global b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from headway.config.deepspeed import DEEPSPEED
-from headway.config.mesh import FULLY_SHARDED, effective_strategy
+from headway.config.strategies import FOR_COPIES, FOR_ONE_WORKER, effective_strategy, find_strategy
 from headway.core.errors import ConfigError
+from headway.core.functions import load_function
 from headway.core.types import Block
 from headway.parallel.blocks import is_first_of_equals
 from headway.parallel.experts import shard_experts
@@ -104,18 +104,15 @@ class Engine(Protocol):
         ...
 
 
-_Maker = Callable[[nn.Module, World, "Config"], Strategy]
-
-
 class Single:
     """One worker; gradients accumulate where autograd puts them."""
 
     def __init__(self, module: nn.Module, world: World, config: Config) -> None:
         if world.mesh.size != world.size or not _is_alone(module, world):
             raise ConfigError(
-                f"strategy 'single' cannot use {world.size} workers",
+                f"strategy '{FOR_ONE_WORKER}' cannot use {world.size} workers",
                 where="parallel.strategy",
-                fix="parallel.strategy=ddp",
+                fix=f"parallel.strategy={FOR_COPIES}",
             )
         self._world = world
         self._parameters = list(module.parameters())  # listing them takes half a millisecond
@@ -149,14 +146,10 @@ class Single:
 def make_strategy(config: Config, module: nn.Module, world: World) -> Strategy:
     """Create the configured strategy around a module whose weights are initialised and on their device."""
     _check_no_running_statistics(module, world, config.determinism)
-    elastic, name = config.determinism == "elastic", effective_strategy(config.parallel.strategy, world.mesh)
-    if name in DEEPSPEED:
-        from headway.parallel.deepspeed import DeepSpeed
-
-        return DeepSpeed(module, world, config)
+    spec = find_strategy(effective_strategy(config.parallel.strategy, world.mesh))
     shard_experts(module, world)
-    if name == "single" != config.parallel.strategy and not _is_alone(module, world):
-        name = "ddp"  # tensor-parallel workers have copies of the experts
+    if not spec.sums_gradients and spec.name != config.parallel.strategy and not _is_alone(module, world):
+        spec = find_strategy(FOR_COPIES)  # tensor-parallel workers have copies of the experts
     if world.mesh.tp > 1:
         from headway.parallel.tensor import cut_matrices
 
@@ -165,18 +158,10 @@ def make_strategy(config: Config, module: nn.Module, world: World) -> Strategy:
         from headway.parallel.context import cut_rows
 
         cut_rows(module, world)
-    if name in FULLY_SHARDED:
-        from headway.parallel.fsdp import FullyShardedDataParallel
-
-        return FullyShardedDataParallel(module, world, config)
-    from headway.parallel.ddp import DataParallel, ElasticDataParallel
-    from headway.parallel.zero import ElasticZero, Zero1, Zero2
-
-    plain: dict[str, _Maker] = {"single": Single, "ddp": DataParallel, "zero1": Zero1, "zero2": Zero2}
-    in_tree: dict[str, _Maker] = {"zero1": ElasticZero, "zero2": ElasticZero}
-    if elastic:
-        return in_tree.get(name, ElasticDataParallel)(module, world, config)
-    return plain[name](module, world, config)
+    build = spec.build_elastic if config.determinism == "elastic" and spec.build_elastic else spec.build
+    _, make = load_function(build, "parallel.strategy")
+    strategy: Strategy = make(module, world, config)
+    return strategy
 
 
 def _is_alone(module: nn.Module, world: World) -> bool:

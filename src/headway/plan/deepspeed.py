@@ -21,10 +21,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from headway.config.deepspeed import engine_settings
+from headway.config.optimizers import FP32_BYTES, find_optimizer
 from headway.core.errors import ConfigError
 from headway.plan.flat import FP64, Bucket, FlatGroup, backwards, flat_groups, owned
 from headway.plan.live_parameters import LiveParameters, live_parameters
-from headway.plan.moments import FP32_BYTES, moment_bytes
 from headway.plan.passes import Passes
 from headway.plan.peak import Moment
 
@@ -137,7 +137,7 @@ class EngineStep(Passes):
 
     def _moments_of_share(self, share: int) -> int:
         """Return the bytes of the optimizer's moments for a share; it treats all elements alike."""
-        return moment_bytes(self.config.optimizer.name, "", (share // FP32_BYTES,))
+        return find_optimizer(self.config.optimizer.name).moment_bytes("", (share // FP32_BYTES,))
 
     def whole(self, layer: LayerSizes) -> int:
         """Return the bytes of a layer when its backward pass begins.

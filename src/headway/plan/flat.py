@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from headway.plan.moments import FP32_BYTES
+from headway.config.optimizers import FP32_BYTES
 
 #: Flat buffers are padded to a multiple of this many elements per worker (`nccl_start_alignment_factor`).
 _ALIGNED = 2

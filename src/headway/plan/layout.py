@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from headway.config import DEEPSPEED, MeshShape, effective_strategy, resolve_lanes, resolve_mesh
+from headway.config import MeshShape, StrategySpec, effective_strategy, find_strategy, resolve_lanes, resolve_mesh
+from headway.config.strategies import FOR_COPIES
 
 if TYPE_CHECKING:
     from headway.config import Config
-
-#: Strategies in decreasing order of memory per worker; those of DeepSpeed last.
-STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "hsdp", *DEEPSPEED)
 
 #: Modes of activation checkpointing, in decreasing order of memory.
 CHECKPOINTING = ("none", "selective", "full")
@@ -21,8 +19,7 @@ CHECKPOINTING = ("none", "selective", "full")
 class Layout:
     """The settings besides the model that determine memory and time of a step."""
 
-    strategy: str
-    """One of `STRATEGIES`."""
+    strategy: StrategySpec
     mesh: MeshShape
     micro_batch: int
     """Rows of a micro-batch."""
@@ -46,9 +43,10 @@ class Layout:
         mesh = resolve_mesh(config, workers)
         grid = resolve_lanes(config, mesh.data)
         lanes = grid.lanes // mesh.data
-        strategy = effective_strategy(config.parallel.strategy, mesh)
-        if strategy == "single" != config.parallel.strategy and has_copied_experts(config):
-            strategy = "ddp"  # as in `make_strategy`
+        strategy = find_strategy(effective_strategy(config.parallel.strategy, mesh))
+        is_alone = not strategy.sums_gradients and strategy.name != config.parallel.strategy
+        if is_alone and has_copied_experts(config):
+            strategy = find_strategy(FOR_COPIES)  # as in `make_strategy`
         return cls(
             strategy=strategy,
             mesh=mesh,
@@ -65,16 +63,6 @@ class Layout:
     def shards(self) -> int:
         """Workers that share each weight if weights are sharded; context-parallel workers are among them."""
         return self.mesh.dp_shard * self.mesh.cp
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether weights are sharded, and gathered one unit at a time."""
-        return self.strategy in ("zero3", "hsdp")
-
-    @property
-    def is_deepspeed(self) -> bool:
-        """Whether DeepSpeed manages weights, gradients and moments."""
-        return self.strategy in DEEPSPEED
 
 
 def has_copied_experts(config: Config) -> bool:

@@ -17,7 +17,7 @@ from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
 
-from headway.plan.moments import FP32_BYTES
+from headway.config.optimizers import FP32_BYTES
 
 #: Modules of a layer in the order of its forward pass, named by their parameter; those in capitals have none.
 _LAYER = (

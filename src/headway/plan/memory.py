@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headway.config.optimizers import FP32_BYTES, UpdateSizes, find_optimizer
 from headway.core.errors import ConfigError
 from headway.models.shape import Shape
 from headway.plan.activations import Activations, masked_pairs
 from headway.plan.deepspeed import EngineStep
-from headway.plan.moments import FP32_BYTES, update_bytes
 from headway.plan.passes import Passes
 from headway.plan.peak import MemoryPlan, Moment
 from headway.plan.stages import BUCKET_BYTES, BUCKETS_IN_FLIGHT, pipeline_stages
@@ -38,7 +38,11 @@ def plan_memory(
     Raises:
         ConfigError: offload is set although moments are in host memory already.
     """
-    if config.optimizer.offload and device == "cpu" and not (layout.is_sharded or layout.is_deepspeed):
+    if (
+        config.optimizer.offload
+        and device == "cpu"
+        and not (layout.strategy.cuts_parameters or layout.strategy.is_deepspeed)
+    ):
         raise ConfigError(
             "moments are in host memory already when training on cpu",
             where="optimizer.offload",
@@ -55,12 +59,12 @@ def plan_memory(
     for stage in pipeline_stages(config, model, layout):
         lasting = batches + rotary + pairs + stage.received * sizes.gradient
         on_cpu = device == "cpu"
-        if layout.is_deepspeed:
+        if layout.strategy.is_deepspeed:
             engine = EngineStep(stage, layout, sizes, config, on_cpu=on_cpu, gloo=gloo, lasting=lasting)
             moments += engine.moments()
         else:
             step = _Step(stage, layout, sizes, config, on_cpu=on_cpu, gloo=gloo, lasting=lasting)
-            moments += step.sharded() if layout.is_sharded else step.replicated()
+            moments += step.sharded() if layout.strategy.cuts_parameters else step.replicated()
     return MemoryPlan(moments)
 
 
@@ -70,17 +74,17 @@ class _Step(Passes):
     # Weights whole on every worker ------------------------------------------------------------------------------------
 
     def replicated(self) -> list[Moment]:
-        """Plan `single`, `ddp`, `zero1` and `zero2`."""
+        """Plan strategies with whole weights: `single`, `ddp`, `zero1` and `zero2`."""
         stage, layout, name = self.stage, self.layout, self.config.optimizer.name
-        owners = layout.mesh.replicas if layout.strategy in ("zero1", "zero2") else 1
+        owners = layout.mesh.replicas if layout.strategy.divides_update else 1
         optimizer = self.moments_of(stage.largest_moments(owners, name))
         state = Moment("", weights=stage.all, optimizer=optimizer, buffers=self.lasting)
         bucket = max(stage.largest, min(BUCKET_BYTES, stage.largest_share(owners)))
-        if layout.strategy == "zero2" and not layout.elastic:
+        if layout.strategy.shards_gradients and not layout.elastic:
             moments = self._handed_over(state, owners)
             gradients = stage.largest_share(owners)
         else:
-            in_buckets = layout.strategy != "single" or layout.elastic
+            in_buckets = layout.strategy.fills_buckets or layout.elastic
             growing = not (in_buckets or self.accumulates)
             # With one lane there are no sums to keep.
             lanes = self.copies_of_lanes * stage.all if layout.lanes > 1 else 0
@@ -142,10 +146,15 @@ class _Step(Passes):
         if optimizer.offload and not self.on_cpu:
             return 0
         updated = stage.largest_share(owners) if owners > 1 else stage.all
-        largest = stage.largest_in_8_bits if optimizer.name == "adamw8bit" else stage.largest
-        return update_bytes(
-            optimizer.name, updated, largest, stage.largest_hidden, elastic=self.layout.elastic, cpu=self.on_cpu
+        sizes = UpdateSizes(
+            updated,
+            stage.largest,
+            stage.largest_hidden,
+            stage.largest_in_8_bits,
+            elastic=self.layout.elastic,
+            cpu=self.on_cpu,
         )
+        return find_optimizer(optimizer.name).update_bytes(sizes)
 
     # Weights cut between workers --------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ class Passes:
         self.accumulates = layout.micro_batches > 1
         #: Weights gathered in half precision need no copies, and products save nothing that outlives them.
         #: fp8 layers cast their weights themselves, so those travel in fp32.
-        self.half = layout.is_sharded and config.train.precision in ("bf16", "fp16")
+        self.half = layout.strategy.cuts_parameters and config.train.precision in ("bf16", "fp16")
         dense, mixture = self.kept_of(sizes.dense), self.kept_of(sizes.mixture)
         last, first = (sizes.mixture if stage.mixtures else sizes.dense), self._first
         #: Activations that each layer keeps, in the order of layers.

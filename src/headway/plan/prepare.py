@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headway.config import DEEPSPEED
+from headway.config.strategies import DEEPSPEED, simplest_strategy
 from headway.models.facts import ParameterCounts, count_parameters, flops_per_token
 from headway.models.shape import embedding_rows
 from headway.plan.layout import has_copied_experts
@@ -166,9 +166,10 @@ def _notes(config: Config, machines: Machines) -> Iterator[str]:
     parallel = config.parallel
     alone = machines.count == parallel.tensor * parallel.pipeline
     if alone and has_copied_experts(config):
+        most = simplest_strategy(lambda spec: spec.shards_weights)
         yield (
             f"only the {parallel.tensor} workers of parallel.tensor have the experts, and each has a copy under"
-            f" every strategy, including zero3: parallel.expert={parallel.tensor} divides them"
+            f" every strategy, including {most}: parallel.expert={parallel.tensor} divides them"
         )
 
 

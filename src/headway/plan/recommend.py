@@ -7,12 +7,21 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from headway.config import DEEPSPEED, override
+from headway.config import override
 from headway.config.lanes import divisors
+from headway.config.strategies import (
+    DEEPSPEED,
+    FOR_COPIES,
+    FOR_ONE_WORKER,
+    STRATEGIES,
+    distinct_strategies,
+    find_strategy,
+    simplest_strategy,
+)
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.format import format_bytes, format_count
 from headway.plan.activations import FP8_TILE
-from headway.plan.layout import CHECKPOINTING, STRATEGIES, Layout, has_copied_experts
+from headway.plan.layout import CHECKPOINTING, Layout, has_copied_experts
 from headway.plan.memory import plan_memory
 from headway.plan.peak import MemoryPlan
 from headway.plan.speed import Speed, plan_speed
@@ -67,14 +76,19 @@ def usable_bytes(machines: Machines) -> float | None:
 def options(config: Config, model: ModelConfig, machines: Machines) -> list[Option]:
     """Return every strategy with every mode of activation checkpointing for an otherwise unchanged config.
 
+    A strategy from outside that the config selects comes after Headway's own.
     DeepSpeed's strategies are included if DeepSpeed is installed or the config selects one (`deepspeed_listed`). Unless
     the config selects one, those that are incompatible with the config are dropped.
     """
     alone = _data_workers(config, machines.count) == 1
-    asked = config.parallel.strategy in DEEPSPEED
+    asked = find_strategy(config.parallel.strategy).is_deepspeed
     # Copies of experts have gradients to sum even without other data-parallel workers.
-    lone = "ddp" if has_copied_experts(config) else "single"
-    own = [lone] if alone else [name for name in STRATEGIES if name not in (*DEEPSPEED, "single")]
+    lone = FOR_COPIES if has_copied_experts(config) else FOR_ONE_WORKER
+    several = [spec.name for spec in distinct_strategies() if spec.sums_gradients and not spec.is_deepspeed]
+    own = [lone] if alone else several
+    configured = find_strategy(config.parallel.strategy)
+    if configured.name not in STRATEGIES and (configured.works_alone or not alone):
+        own.append(configured.name)
     theirs = DEEPSPEED if asked or (deepspeed_listed(config) and not alone) else ()
     found = [option(config, model, machines, name, mode) for name in (*own, *theirs) for mode in CHECKPOINTING]
     return [o for o in found if asked or o.strategy not in DEEPSPEED or o.refusal is None]
@@ -82,9 +96,10 @@ def options(config: Config, model: ModelConfig, machines: Machines) -> list[Opti
 
 def deepspeed_listed(config: Config) -> str | None:
     """Return the reason why a plan lists DeepSpeed's strategies; None if it does not."""
-    if config.parallel.strategy in DEEPSPEED:
+    if find_strategy(config.parallel.strategy).is_deepspeed:
         return "parallel.strategy asks for one"
-    return "it is installed" if find_spec("deepspeed") is not None else None
+    package = find_strategy(DEEPSPEED[0]).needs
+    return "it is installed" if package is not None and find_spec(package.module) is not None else None
 
 
 def why_no_deepspeed(config: Config, model: ModelConfig, machines: Machines) -> str:
@@ -116,7 +131,7 @@ def option(
     overrides = [f"parallel.strategy={strategy}", f"train.activation_checkpointing={checkpointing}"]
     if rows is not None:
         overrides.append(f"train.micro_batch={rows}")
-    copies = machines.nodes if strategy == "hsdp" and config.parallel.replicate is None else None
+    copies = machines.nodes if find_strategy(strategy).two_levels and config.parallel.replicate is None else None
     if copies is not None and copies > 1:
         # One replica per machine: shards are gathered over the machine's own links.
         overrides.append(f"parallel.replicate={copies}")
@@ -192,13 +207,11 @@ def recommend(config: Config, model: ModelConfig, machines: Machines, table: Seq
         return Recommendation(None, _nothing_fits(config, model, machines, tried))
     timed = [option for option in fitting if option.speed is not None]
     if not timed:
-        best = min(
-            fitting, key=lambda o: (CHECKPOINTING.index(o.checkpointing), STRATEGIES.index(o.strategy), _rows_order(o))
-        )
+        best = min(fitting, key=lambda o: (CHECKPOINTING.index(o.checkpointing), _memory_order(o), _rows_order(o)))
         return Recommendation(best, f"the simplest that fits; its speed is unknown. {_what_does_not(possible)}".strip())
     fastest = min(_seconds(option) for option in timed)
     near = [option for option in timed if _seconds(option) <= fastest * _SLACK]
-    best = min(near, key=lambda o: (STRATEGIES.index(o.strategy), CHECKPOINTING.index(o.checkpointing), _seconds(o)))
+    best = min(near, key=lambda o: (_memory_order(o), CHECKPOINTING.index(o.checkpointing), _seconds(o)))
     others = "the fastest that fits" if _seconds(best) == fastest else "as fast as any that fits, and the simplest"
     return Recommendation(best, f"{others}. {_what_does_not(possible)}".strip())
 
@@ -206,6 +219,11 @@ def recommend(config: Config, model: ModelConfig, machines: Machines, table: Seq
 def _seconds(option: Option) -> float:
     assert option.speed is not None
     return option.speed.step_seconds
+
+
+def _memory_order(option: Option) -> int:
+    """Rank strategies from the simplest, with most memory, to those from outside."""
+    return [*STRATEGIES, option.strategy].index(option.strategy)
 
 
 def _rows_order(option: Option) -> int:
@@ -259,9 +277,13 @@ def _enough(config: Config, model: ModelConfig, machines: Machines) -> tuple[int
     The batch stays the same: a worker that computes its rows in several micro-batches keeps whole gradients.
     """
     workers = machines.count
+    least_memory = [
+        simplest_strategy(lambda spec: spec.shards_weights),
+        simplest_strategy(lambda spec: spec.shards_gradients),
+    ]
     while (workers := workers * 2) <= _MOST_WORKERS:
         more = replace(machines, count=workers)
-        for strategy in ("zero3", "zero2"):
+        for strategy in least_memory:
             least = option(config, model, more, strategy, "full", rows=1)
             if least.layout is None:
                 continue

@@ -7,16 +7,17 @@ the narrowest link of a ring (Thakur, Rabenseifner & Gropp 2005, section 4), min
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import ceil, log2
 from typing import TYPE_CHECKING
 
+from headway.config.optimizers import FP32_BYTES
+from headway.config.strategies import StrategySpec, distinct_strategies
 from headway.models.facts import count_parameters, flops_per_token
 from headway.models.shape import Shape
 from headway.plan.activations import Activations, element_bytes, fills_tiles, has_grouped_kernel, masked_pairs
 from headway.plan.deepspeed import ZeroSettings, live_weights
-from headway.plan.moments import FP32_BYTES
 from headway.plan.stages import Stage, pipeline_stages
 
 if TYPE_CHECKING:
@@ -45,13 +46,19 @@ LATENCY_INSIDE_SECONDS, LATENCY_BETWEEN_SECONDS = 5e-6, 15e-6
 #: Share of the forward and backward pass that is backward.
 _BACKWARD = 2 / 3
 
+
+def _listed(wanted: Callable[[StrategySpec], bool]) -> str:
+    return " and ".join(spec.name for spec in distinct_strategies() if wanted(spec))
+
+
 ASSUMPTIONS = (
     f"products reach {PRODUCT_SHARE:.0%} of the dense peak, other kernels {BANDWIDTH_SHARE:.0%} of the memory's"
     f" bandwidth, collectives {LINK_SHARE:.0%} of their link",
     f"saved activations are moved {PASSES_EAGER} times, {PASSES_COMPILED} times when compiled; a logit costs"
     f" {BYTES_PER_LOGIT} bytes, a parameter {BYTES_PER_MICRO_BATCH} per micro-batch and {BYTES_PER_UPDATE} per update",
-    "gradients of ddp and zero1 hide behind the last backward pass; units of zero3 and deepspeed_zero3 behind the layer"
-    " before; nothing else hides",
+    f"gradients of {_listed(lambda s: s.overlaps_backward and s.keeps_whole_gradients)} hide behind the last backward"
+    f" pass; units of {_listed(lambda s: s.shards_weights and not s.two_levels)} behind the layer before; nothing else"
+    " hides",
     "with fp8 linear layers between embedding and projection have its peak, all else that of bf16; operands are rounded"
     f" {ROUNDINGS} times, {BYTES_PER_ROUNDED_EAGER} bytes per element, {BYTES_PER_ROUNDED_COMPILED} when compiled",
     "updates take as long in host memory as on the accelerator",
@@ -181,9 +188,9 @@ def _rounded_flops_per_token(model: ModelConfig, layout: Layout) -> float:
 
 def _update_bytes(layout: Layout, stage: Stage) -> float:
     parameters = stage.all / FP32_BYTES
-    divided = layout.strategy in ("zero1", "zero2") or layout.is_deepspeed
+    divided = layout.strategy.divides_update or layout.strategy.is_deepspeed
     owners = layout.mesh.data if divided else 1
-    share = layout.mesh.dp_shard if layout.is_sharded else owners
+    share = layout.mesh.dp_shard if layout.strategy.cuts_parameters else owners
     return BYTES_PER_UPDATE * parameters / share
 
 
@@ -232,23 +239,25 @@ class _Collectives:
 
     def exposed_seconds(self, micro_batch_seconds: float) -> float:
         """Estimate the time that is not hidden, given the time of one micro-batch's passes."""
-        layout, stage, mesh = self.layout, self.stage, self.layout.mesh
+        layout, stage, mesh, strategy = self.layout, self.stage, self.layout.mesh, self.layout.strategy
         count, backward = layout.micro_batches, micro_batch_seconds * _BACKWARD
         data = self._group(mesh.data, mesh.cp * mesh.tp)
         shards = self._group(mesh.dp_shard, mesh.cp * mesh.tp)
         copies = self._group(mesh.dp_replicate, mesh.cp * mesh.tp * mesh.dp_shard)
         total = count * (self._tensor() + self._context())
-        if layout.elastic and not layout.is_sharded:
+        if layout.elastic and not strategy.cuts_parameters:
             total += 2 * self._ring(stage.all, data, 1)
-        elif layout.strategy in ("ddp", "zero1"):
-            total += max(0.0, 2 * self._ring(stage.all, data, 1) - backward)
-        elif layout.strategy == "zero2":
-            total += count * max(0.0, self._ring(stage.all, data, 1) - backward)
-        if layout.strategy in ("zero1", "zero2"):
+        elif strategy.keeps_whole_gradients and strategy.sums_gradients:
+            hidden = backward if strategy.overlaps_backward else 0.0
+            total += max(0.0, 2 * self._ring(stage.all, data, 1) - hidden)
+        elif strategy.shards_gradients and strategy.divides_update:
+            hidden = backward if strategy.overlaps_backward else 0.0
+            total += count * max(0.0, self._ring(stage.all, data, 1) - hidden)
+        if strategy.divides_update:
             total += self._ring(stage.all, data, 1)
-        if layout.is_sharded:
+        if strategy.cuts_parameters:
             total += self._sharded(shards, copies, micro_batch_seconds)
-        if layout.is_deepspeed:
+        if strategy.is_deepspeed:
             total += self._deepspeed(data, micro_batch_seconds)
         return total
 

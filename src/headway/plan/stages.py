@@ -9,10 +9,10 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
+from headway.config.optimizers import FP32_BYTES, find_optimizer
 from headway.core.eight_bit import block_size
 from headway.models.facts import parameter_shapes, part_costs
 from headway.parallel.stages import plan_stages
-from headway.plan.moments import FP32_BYTES, moment_bytes
 
 if TYPE_CHECKING:
     from headway.config import Config, ModelConfig
@@ -197,7 +197,7 @@ class Stage:
 
     @property
     def largest_in_8_bits(self) -> int:
-        """Bytes of the largest parameter whose moments `adamw8bit` keeps in 8 bits; 0 without one."""
+        """Bytes of the largest parameter whose moments fit into blocks of 8-bit values; 0 without one."""
         return max((self.bytes[name] for name, size in self.shapes.items() if block_size(size)), default=0)
 
     def owners(self, workers: int) -> list[list[str]]:
@@ -219,7 +219,7 @@ class Stage:
         return max(sum(self._moments(name, optimizer) for name in names) for names in self.owners(workers))
 
     def _moments(self, name: str, optimizer: str) -> int:
-        return moment_bytes(optimizer, name, self.shapes[name])
+        return find_optimizer(optimizer).moment_bytes(name, self.shapes[name])
 
     def handed_over(self, workers: int, *, sums: bool) -> dict[str, int]:
         """Simulate the memory of gradients that go to their owners by bucket (`parallel/zero.py`).
@@ -275,7 +275,8 @@ class Stage:
     def shard_of_moments(self, shards: int, optimizer: str) -> int:
         """Return the first worker's part of the moments."""
         return sum(
-            moment_bytes(optimizer, name, (self._rows(name, shards), *rest)) for name, (_, *rest) in self.shapes.items()
+            find_optimizer(optimizer).moment_bytes(name, (self._rows(name, shards), *rest))
+            for name, (_, *rest) in self.shapes.items()
         )
 
     def shard_of_layers(self, shards: int) -> int:

@@ -6,7 +6,8 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 
-from headway.config import Config, override
+from headway.config import Config, find_optimizer, find_strategy, override
+from headway.config.strategies import simplest_strategy
 from headway.core.errors import ConfigError
 from headway.profiling.record import BOTH_PASSES, CHECKPOINT, WorkerRecord
 from headway.telemetry.arithmetic import cpu_multiplies_bf16
@@ -91,17 +92,19 @@ def _reduction(config: Config, worker: WorkerRecord, workers: Sequence[WorkerRec
         return
     if config.determinism == "elastic":
         yield "determinism=run"  # the sum in the tree cannot begin before the last lane has ended
-    if config.parallel.strategy in ("auto", "ddp", "zero1") and config.parallel.reduce_precision == "fp32":
+    strategy = find_strategy(config.parallel.strategy)
+    if strategy.sums_gradients and strategy.keeps_whole_gradients and config.parallel.reduce_precision == "fp32":
         yield "parallel.reduce_precision=bf16"
     yield f"train.global_batch={2 * config.train.global_batch_rows}"
 
 
 def _optimizer(config: Config, worker: WorkerRecord, workers: Sequence[WorkerRecord]) -> Iterator[str]:
-    if len(workers) > 1 and config.parallel.strategy in ("auto", "ddp"):
-        yield "parallel.strategy=zero1"
+    strategy = find_strategy(config.parallel.strategy)
+    if len(workers) > 1 and strategy.sums_gradients and not strategy.shards_moments:
+        yield f"parallel.strategy={simplest_strategy(lambda spec: spec.shards_moments)}"
     yield f"train.global_batch={2 * config.train.global_batch_rows}"
-    if config.optimizer.name == "muon":
-        yield "optimizer.name=adamw"
+    if faster := find_optimizer(config.optimizer.name).faster:
+        yield f"optimizer.name={faster}"
 
 
 def _checkpoint(config: Config, worker: WorkerRecord, workers: Sequence[WorkerRecord]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from headway.config import DEEPSPEED, FULLY_SHARDED, Config, OptimizerConfig, effective_strategy
+from headway.config import Config, OptimizerConfig, effective_strategy, find_strategy
 from headway.parallel.materialize import materialize
 from headway.parallel.strategy import Engine, Strategy, make_strategy
 from headway.parallel.world import World
@@ -34,7 +34,7 @@ def assemble(
     optimizer = build_optimizer(
         settings, task.model, updates_on, strategy.owns_for_update, elastic=elastic, products=products
     )
-    if elastic and config.parallel.strategy in FULLY_SHARDED:
+    if elastic and find_strategy(config.parallel.strategy).cuts_parameters:
         check_shard_invariance(partial(build_optimizer, settings, elastic=True), updates_on, threads)
     engine = strategy if isinstance(strategy, Engine) else None
     if engine is not None:
@@ -58,9 +58,10 @@ def _cut(config: Config, task: Task, world: World, fresh: bool) -> Strategy:
 
 def _updates(config: Config, world: World) -> tuple[OptimizerConfig, torch.device]:
     """Return the optimizer's settings and its device. Some strategies keep moments in host memory themselves."""
-    settings, strategy = config.optimizer, effective_strategy(config.parallel.strategy, world.mesh)
+    settings, configured = config.optimizer, find_strategy(config.parallel.strategy)
+    strategy = find_strategy(effective_strategy(config.parallel.strategy, world.mesh))
     # A run that shards on a CPU may shrink to one worker, whose moments are in host memory already.
-    on_host = world.device.type == "cpu" and config.parallel.strategy in FULLY_SHARDED
-    if settings.offload and (on_host or strategy in (*DEEPSPEED, *FULLY_SHARDED)):
+    on_host = world.device.type == "cpu" and configured.cuts_parameters
+    if settings.offload and (on_host or strategy.offloads_itself):
         return settings.model_copy(update={"offload": False}), torch.device("cpu")
     return settings, world.device

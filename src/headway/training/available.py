@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from headway.config import DEEPSPEED, FULLY_SHARDED
+from headway.config.optimizers import DEFAULT_OPTIMIZER, TORCHAO, find_optimizer
+from headway.config.strategies import AUTO, find_strategy
 from headway.core.errors import ConfigError
 from headway.core.format import counted
 from headway.core.machine import Machine
@@ -19,7 +20,7 @@ from headway.telemetry.arithmetic import cpu_bf16_speed
 from headway.telemetry.gpus import nvidia_devices
 from headway.training.optimizer import check_offload
 from headway.training.precision import check_present
-from headway.training.torchao_import import missing_torchao
+from headway.training.torchao_import import missing_package
 
 if TYPE_CHECKING:
     from headway.config import Config
@@ -67,13 +68,16 @@ def check_available(config: Config, device: torch.device) -> None:
     """
     precision, optimizer = config.train.precision, config.optimizer
     check_present(precision, device, torch.cuda.get_device_capability(device) if device.type == "cuda" else None)
-    if optimizer.offload and config.parallel.strategy not in (*FULLY_SHARDED, *DEEPSPEED):
+    if optimizer.offload and not find_strategy(config.parallel.strategy).offloads_itself:
         check_offload(device)
-    if find_spec("torchao") is None:
-        if optimizer.name == "adamw8bit":
-            raise missing_torchao("optimizer 'adamw8bit'", "optimizer.name", "adamw")
-        if precision == "fp8":
-            raise missing_torchao("precision 'fp8'", "train.precision", "bf16")
+    package = find_strategy(config.parallel.strategy).needs
+    if package is not None and find_spec(package.module) is None:
+        raise missing_package(package, f"strategy '{config.parallel.strategy}'", "parallel.strategy", AUTO)
+    package = find_optimizer(optimizer.name).needs
+    if package is not None and find_spec(package.module) is None:
+        raise missing_package(package, f"optimizer '{optimizer.name}'", "optimizer.name", DEFAULT_OPTIMIZER)
+    if precision == "fp8" and find_spec(TORCHAO.module) is None:
+        raise missing_package(TORCHAO, "precision 'fp8'", "train.precision", "bf16")
     if config.train.compile is True and device.type == "cuda":
         _check_compiler()
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from headway.config.strategies import simplest_strategy
 from headway.core.errors import ConfigError
 
 _ROWS, _COLUMNS, _STEPS = 61, 37, 3
@@ -35,11 +36,12 @@ def check_shard_invariance(
     finally:
         torch.set_num_threads(before)
     if not same:
+        whole_updates = simplest_strategy(lambda spec: spec.divides_update)
         raise ConfigError(
             "the optimizer's kernels round differently where a matrix is cut, so sharded weights would not have"
             " the bits of whole ones",
             where="determinism, parallel.strategy",
-            fix="parallel.strategy=zero1, which updates whole matrices, or determinism=run",
+            fix=f"parallel.strategy={whole_updates}, which updates whole matrices, or determinism=run",
         )
 
 
@@ -68,6 +70,6 @@ def _updated(
         moment = moment.lerp(part.detach(), 0.95).mul_(0.99)
         # Directions are in bf16 or in fp32.
         moment.add_(half[start:end], alpha=-0.1).add_(full[start:end], alpha=-0.1)
-        optimizer.state[part]["muon"] = moment
+        optimizer.state[part]["orthogonalised"] = moment
     kept = [[part.detach(), *(t for t in optimizer.state[part].values() if t.shape == part.shape)] for part in parts]
     return torch.cat([torch.cat(tensors, dim=1) for tensors in kept])

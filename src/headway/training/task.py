@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import torch
 from torch import nn
 
-from headway.config import FULLY_SHARDED, effective_strategy
+from headway.config import effective_strategy, find_strategy
 from headway.config.mesh import row_parts
 from headway.core.console import notice
 from headway.core.types import IGNORE_TARGET, Feed, MicroBatch
@@ -231,7 +231,7 @@ def decoder_task(
     if mesh is not None and stages is not None:
         mine = [stages[n] for n in stages_of_worker(mesh.coordinates(rank)["pp"], mesh.pp, len(stages))]
     first_value = None
-    if mesh is not None and effective_strategy(config.parallel.strategy, mesh) in FULLY_SHARDED:
+    if mesh is not None and find_strategy(effective_strategy(config.parallel.strategy, mesh)).cuts_parameters:
         model, first_value = build_without_memory(config.model, vocab_size=vocab_size, seed=config.seed, stages=mine)
     else:
         model = build_model(config.model, vocab_size=vocab_size, seed=config.seed, stages=mine)

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from headway.config.optimizers import TORCHAO
+from headway.config.specs import Package
 from headway.core.errors import ConfigError
 
 
@@ -26,15 +28,15 @@ def importing_torchao(what: str, where: str, instead: str) -> Iterator[None]:
     try:
         yield
     except ImportError:
-        raise missing_torchao(what, where, instead) from None
+        raise missing_package(TORCHAO, what, where, instead) from None
     finally:
         logging.disable(before)
 
 
-def missing_torchao(what: str, where: str, instead: str) -> ConfigError:
-    """Return the error for a missing torchao; arguments as in `importing_torchao`."""
+def missing_package(package: Package, what: str, where: str, instead: str) -> ConfigError:
+    """Return the error for a missing package; other arguments as in `importing_torchao`."""
     return ConfigError(
-        f"{what} needs torchao, which is not installed",
+        f"{what} needs {package.title}, which is not installed",
         where=where,
-        fix=f"pip install 'headway[torchao]', or {where}={instead}",
+        fix=f"pip install '{package.extra}', or {where}={instead}",
     )

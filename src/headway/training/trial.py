@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from headway.config import FULLY_SHARDED, effective_strategy
+from headway.config.optimizers import find_optimizer
+from headway.config.strategies import effective_strategy, find_strategy, simplest_strategy
 from headway.core.errors import ConfigError
 from headway.core.types import Feed, MicroBatch
 from headway.parallel.strategy import Strategy
@@ -75,8 +76,8 @@ def exchanges_in_trial(config: Config, world: World) -> bool:
     They do not where gradients can be summed after the backward pass: a worker whose memory runs out must not leave
     others waiting for its part. Elastic sums are exchanged, since they take memory of their own.
     """
-    name = effective_strategy(config.parallel.strategy, world.mesh)
-    return config.determinism == "elastic" or name not in ("single", "ddp", "zero1")
+    strategy = find_strategy(effective_strategy(config.parallel.strategy, world.mesh))
+    return config.determinism == "elastic" or not strategy.keeps_whole_gradients
 
 
 def largest_micro_batch(feed: Feed, lane: int, first: int, last: int) -> MicroBatch:
@@ -116,7 +117,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def _savings(config: Config) -> Iterator[str]:
     """Yield the settings that would take less memory than the config does, cheapest first."""
-    train, strategy = config.train, config.parallel.strategy
+    train, strategy = config.train, find_strategy(config.parallel.strategy)
     yield "a smaller train.micro_batch (or auto), which does not change the global batch"
     if train.activation_checkpointing == "none":
         yield "train.activation_checkpointing=selective"
@@ -124,11 +125,11 @@ def _savings(config: Config) -> Iterator[str]:
         yield "train.activation_checkpointing=full"
     if train.precision in ("fp32", "tf32"):
         yield "train.precision=bf16"
-    if strategy not in ("zero2", *FULLY_SHARDED) and config.parallel.workers > 1:
-        yield "parallel.strategy=zero2"
-    if strategy not in FULLY_SHARDED and config.parallel.workers > 1:
-        yield "parallel.strategy=zero3"
-    if config.optimizer.name == "adamw":
-        yield "optimizer.name=adamw8bit or lion"
+    if not strategy.shards_gradients and config.parallel.workers > 1:
+        yield f"parallel.strategy={simplest_strategy(lambda spec: spec.shards_gradients)}"
+    if not strategy.shards_weights and config.parallel.workers > 1:
+        yield f"parallel.strategy={simplest_strategy(lambda spec: spec.shards_weights)}"
+    if lighter := find_optimizer(config.optimizer.name).lighter:
+        yield f"optimizer.name={' or '.join(lighter)}"
     if not config.optimizer.offload:
         yield "optimizer.offload=true"

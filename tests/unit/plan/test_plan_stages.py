@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from headway.config import Config, MeshShape, ModelConfig
+from headway.config import Config, MeshShape, ModelConfig, find_strategy
 from headway.models.build import build_model
 from headway.models.decoder import Decoder
 from headway.models.facts import parameter_shapes
@@ -27,7 +27,7 @@ SHAPE: dict[str, Any] = {"dim": 64, "layers": 3, "heads": 4, "kv_heads": 2, "ffn
 
 
 def layout(mesh: MeshShape, strategy: str = "zero3", micro_batches: int = 1) -> Layout:
-    return Layout(strategy, mesh, 1, micro_batches, 1, "none", False, True)
+    return Layout(find_strategy(strategy), mesh, 1, micro_batches, 1, "none", False, True)
 
 
 def whole(model: ModelConfig) -> Stage:

@@ -10,8 +10,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from headway.config.optimizers import LIGHT_OPTIMIZER, find_optimizer
+from headway.config.strategies import simplest_strategy
 from headway.core.dtensors import is_dtensor
 from headway.core.errors import ConfigError
+from headway.core.functions import load_function
 from headway.training.optimizer.adafactor import ShardedAdafactor
 from headway.training.optimizer.combined import Combined
 from headway.training.optimizer.eager import eager, keep_compiler_out
@@ -56,12 +59,13 @@ def build_optimizer(
     _check_shards(config, trainable)
     keep_compiler_out()
     hidden = {id(p) for p in hidden_matrices(model)}
-    spec = OptimizerSpec(config, device, elastic, products, trainable, [id(p) in hidden for p in trainable])
+    inputs = OptimizerInputs(config, device, elastic, products, trainable, [id(p) in hidden for p in trainable])
+    _, build = load_function(find_optimizer(config.name).build, "optimizer.name")
     if not config.offload:
-        return _BUILDERS[config.name](spec)
+        built: Optimizer = build(inputs)
+        return built
     check_offload(device)
-    build = _BUILDERS[config.name]
-    return HostOffload(trainable, lambda copies: build(replace(spec, parameters=copies, device=_HOST)), _HOST)
+    return HostOffload(trainable, lambda copies: build(replace(inputs, parameters=copies, device=_HOST)), _HOST)
 
 
 def check_offload(device: torch.device) -> None:
@@ -79,7 +83,7 @@ def check_offload(device: torch.device) -> None:
 
 
 @dataclass(frozen=True)
-class OptimizerSpec:
+class OptimizerInputs:
     """What a builder needs to build an optimizer."""
 
     config: OptimizerConfig
@@ -102,7 +106,7 @@ class OptimizerSpec:
             group["params"].append(p)
         return list(groups.values())
 
-    def only(self, hidden: bool) -> OptimizerSpec:
+    def only(self, hidden: bool) -> OptimizerInputs:
         """Return a copy for the parameters that are hidden matrices, or for the others."""
         kept = [p for p, yes in zip(self.parameters, self.is_hidden, strict=True) if yes == hidden]
         return replace(self, parameters=kept, is_hidden=[hidden] * len(kept))
@@ -127,35 +131,35 @@ def _check_shards(config: OptimizerConfig, parameters: Sequence[nn.Parameter]) -
     Raises:
         ConfigError: it needs whole rows, and a row is cut.
     """
-    from headway.config.mesh import needs_whole_rows
-
-    reason = needs_whole_rows(config)
+    reason = find_optimizer(config.name).needs_whole_rows
     if reason is not None and any(is_dtensor(p) and _cuts_rows(p) for p in parameters):
-        raise ConfigError(reason, where="optimizer, parallel", fix="optimizer.name=lion, or parallel.strategy=zero2")
+        whole = simplest_strategy(lambda spec: spec.shards_gradients)
+        fix = f"optimizer.name={LIGHT_OPTIMIZER}, or parallel.strategy={whole}"
+        raise ConfigError(reason, where="optimizer, parallel", fix=fix)
 
 
 def _cuts_rows(p: DTensor) -> bool:
     return any(getattr(placement, "dim", 0) != 0 for placement in p.placements)
 
 
-def _adamw(spec: OptimizerSpec) -> Optimizer:
-    config = spec.config
-    if spec.device.type == "cpu" and spec.elastic:
-        return WholeVectorAdamW(spec.groups(), config.learning_rate, config.betas, config.eps)
-    fused = spec.device.type in ("cuda", "cpu")
+def build_adamw(inputs: OptimizerInputs) -> Optimizer:
+    config = inputs.config
+    if inputs.device.type == "cpu" and inputs.elastic:
+        return WholeVectorAdamW(inputs.groups(), config.learning_rate, config.betas, config.eps)
+    fused = inputs.device.type in ("cuda", "cpu")
     return eager(torch.optim.AdamW)(
-        spec.groups(),
+        inputs.groups(),
         lr=config.learning_rate,
         betas=config.betas,
         eps=config.eps,
         fused=fused,
-        foreach=False if spec.elastic and not fused else None,
+        foreach=False if inputs.elastic and not fused else None,
     )
 
 
-def _muon(spec: OptimizerSpec) -> Optimizer:
-    config, hidden, rest = spec.config, spec.only(hidden=True), spec.only(hidden=False)
-    parts = [_adamw(rest)] if rest.parameters else []
+def build_muon(inputs: OptimizerInputs) -> Optimizer:
+    config, hidden, rest = inputs.config, inputs.only(hidden=True), inputs.only(hidden=False)
+    parts = [build_adamw(rest)] if rest.parameters else []
     if hidden.parameters:
         sharded = any(is_dtensor(p) for p in hidden.parameters)
         # Updates scaled to about the size of AdamW's, so one learning rate serves both (Liu et al. 2025, 2.2).
@@ -165,32 +169,23 @@ def _muon(spec: OptimizerSpec) -> Optimizer:
             "momentum": config.momentum,
             "adjust_lr_fn": "match_rms_adamw",
         }
-        if sharded or spec.products != torch.bfloat16:
-            parts.append(ShardedMuon(hidden.parameters, spec.products, **options))
+        if sharded or inputs.products != torch.bfloat16:
+            parts.append(ShardedMuon(hidden.parameters, inputs.products, **options))
         else:
             parts.append(eager(torch.optim.Muon)(hidden.parameters, **options))
     return parts[0] if len(parts) == 1 else Combined(parts)
 
 
-def _lion(spec: OptimizerSpec) -> Optimizer:
-    return Lion(spec.groups(), lr=spec.config.learning_rate, betas=spec.config.betas)
+def build_lion(inputs: OptimizerInputs) -> Optimizer:
+    return Lion(inputs.groups(), lr=inputs.config.learning_rate, betas=inputs.config.betas)
 
 
-def _adafactor(spec: OptimizerSpec) -> Optimizer:
+def build_adafactor(inputs: OptimizerInputs) -> Optimizer:
     # Second moments of matrices by row and column, no first moment; steps relative to a parameter's own size
     # (Shazeer & Stern 2018, algorithm 4).
-    cut = any(is_dtensor(p) for p in spec.parameters)
-    return (ShardedAdafactor if cut else eager(torch.optim.Adafactor))(spec.groups(), lr=spec.config.learning_rate)
+    cut = any(is_dtensor(p) for p in inputs.parameters)
+    return (ShardedAdafactor if cut else eager(torch.optim.Adafactor))(inputs.groups(), lr=inputs.config.learning_rate)
 
 
-def _adamw8bit(spec: OptimizerSpec) -> Optimizer:
-    return eight_bit_adamw(spec.config, spec.groups(), spec.device)
-
-
-_BUILDERS: dict[str, Callable[[OptimizerSpec], Optimizer]] = {
-    "adamw": _adamw,
-    "muon": _muon,
-    "lion": _lion,
-    "adafactor": _adafactor,
-    "adamw8bit": _adamw8bit,
-}
+def build_adamw8bit(inputs: OptimizerInputs) -> Optimizer:
+    return eight_bit_adamw(inputs.config, inputs.groups(), inputs.device)

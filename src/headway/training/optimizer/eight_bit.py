@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import Optimizer
 
+from headway.config.optimizers import DEFAULT_OPTIMIZER
 from headway.core.eight_bit import block_size
 from headway.parallel.blocks import cut_like, local_part
 from headway.training.torchao_import import importing_torchao
@@ -27,7 +28,7 @@ def eight_bit_adamw(config: OptimizerConfig, groups: Sequence[dict[str, Any]], d
     Raises:
         ConfigError: torchao is not installed.
     """
-    with importing_torchao("optimizer 'adamw8bit'", "optimizer.name", "adamw"):
+    with importing_torchao(f"optimizer '{config.name}'", "optimizer.name", DEFAULT_OPTIMIZER):
         from torchao.optim import AdamW8bit
 
     compiled = device.type == "cuda"

@@ -1,0 +1,217 @@
+"""Optimizers: what each keeps for a parameter, needs and allows. The only place that knows their names.
+
+Everything that differs between optimizers is a trait of an `OptimizerSpec`; checks, plans, trials and advice ask it. A
+spec from outside is named in the config as `package.module:NAME` (docs/extending/optimizer.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Annotated
+
+from headway.config.specs import Package, Spec, choices, resolve_spec
+from headway.core.eight_bit import block_size
+from headway.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headway.config.schema import Config
+
+FP32_BYTES = 4
+TORCHAO = Package("torchao", "torchao", "headway[torchao]")
+#: Lion computes directions for this many elements at a time (`training/optimizer/lion.py`).
+_LION_ELEMENTS = 2**25
+
+
+@dataclass(frozen=True)
+class UpdateSizes:
+    """What the temporaries of an update depend on; sizes in bytes of fp32."""
+
+    updated: int
+    """All parameters that the worker updates."""
+    largest: int
+    """The largest parameter."""
+    largest_hidden: int
+    """The largest matrix in layers."""
+    largest_in_8_bits: int
+    """The largest parameter whose moments fit into blocks of 8-bit values; 0 without one."""
+    elastic: bool
+    """Whether the bits must not depend on how a matrix is sharded."""
+    cpu: bool
+    """Whether the update runs on the CPU."""
+
+
+def _no_temporaries(sizes: UpdateSizes) -> int:
+    return 0
+
+
+def _no_problems(config: Config, shards: bool) -> Iterator[ConfigError]:
+    yield from ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSpec(Spec):
+    """A value of `optimizer.name`.
+
+    `build` makes a `torch.optim.Optimizer` from a `headway.training.optimizer.build.OptimizerInputs`.
+    """
+
+    moment_bytes: Callable[[str, tuple[int, ...]], int]
+    """Bytes of the state of a parameter, or of a part of it, by its name and shape."""
+    update_bytes: Callable[[UpdateSizes], int] = _no_temporaries
+    """Bytes of temporaries of an update."""
+    betas: tuple[float, float] | None = None
+    """Decay rates where the config gives none; None for those of the schema."""
+    is_elementwise: bool = False
+    """Whether it updates every element independently, as flat pieces of weights require."""
+    needs_whole_rows: str | None = None
+    """Why it cannot update parts of a matrix that are not whole rows; None if it can."""
+    lighter: tuple[str, ...] = ()
+    """Optimizers to change to when memory runs out."""
+    faster: str | None = None
+    """Optimizer to change to when updates take long."""
+    problems: Callable[[Config, bool], Iterator[ConfigError]] = _no_problems
+    """Yields why a config cannot use it; the second argument says whether parameters are shards."""
+
+
+def _offload_problem(config: Config, shards: bool, reason: str) -> Iterator[ConfigError]:
+    """Refuse host memory to an optimizer of shards whose state must stay on the device."""
+    if shards and config.optimizer.offload:
+        yield ConfigError(
+            f"{reason}, so it cannot compute in host memory",
+            where="optimizer.name, optimizer.offload",
+            fix="optimizer.offload=false, or parallel.strategy=zero2",
+        )
+
+
+def _two_moments(name: str, size: tuple[int, ...]) -> int:
+    return 2 * FP32_BYTES * prod(size)
+
+
+def _one_moment(name: str, size: tuple[int, ...]) -> int:
+    return FP32_BYTES * prod(size)
+
+
+def _adamw_update_bytes(sizes: UpdateSizes) -> int:
+    # Fused AdamW needs none. An elastic update on the CPU runs separate operations: root, denominator, quotient.
+    return 2 * sizes.largest if sizes.elastic and sizes.cpu else 0
+
+
+def _muon_moment_bytes(name: str, size: tuple[int, ...]) -> int:
+    is_hidden = name.startswith("layers.") and len(size) == 2
+    return _one_moment(name, size) if is_hidden else _two_moments(name, size)
+
+
+def _muon_update_bytes(sizes: UpdateSizes) -> int:
+    # The update in fp32, three matrices in bf16 (Newton-Schulz): its argument, the last step's and the next.
+    return sizes.largest_hidden * (FP32_BYTES + 3 * 2) // FP32_BYTES
+
+
+def _lion_update_bytes(sizes: UpdateSizes) -> int:
+    return min(sizes.updated, max(_LION_ELEMENTS * FP32_BYTES, sizes.largest))
+
+
+def _adafactor_moment_bytes(name: str, size: tuple[int, ...]) -> int:
+    if len(size) < 2:
+        return _one_moment(name, size)
+    elements = prod(size)
+    return FP32_BYTES * (elements // size[-1] + elements // size[-2])
+
+
+def _adafactor_update_bytes(sizes: UpdateSizes) -> int:
+    return sizes.largest
+
+
+def _adafactor_problems(config: Config, shards: bool) -> Iterator[ConfigError]:
+    if shards and config.determinism == "elastic":
+        yield ConfigError(
+            "adafactor sums over the rows of a matrix, and sums over workers round differently from sums on one",
+            where="optimizer.name, parallel.strategy, determinism",
+            fix="parallel.strategy=zero2, or determinism=run",
+        )
+    yield from _offload_problem(config, shards, "adafactor sums over the parts of a matrix on all workers")
+
+
+def _adamw8bit_moment_bytes(name: str, size: tuple[int, ...]) -> int:
+    if not (block := block_size(size)):
+        return _two_moments(name, size)
+    return 2 * (prod(size) + FP32_BYTES * prod(size) // block)
+
+
+def _adamw8bit_update_bytes(sizes: UpdateSizes) -> int:
+    # One compiled kernel on a GPU. On the CPU, as measured: fp32 copies of both moments and of the weight, quotients,
+    # and the search for codes with 8-byte indices.
+    return 53 * sizes.largest_in_8_bits // 4 if sizes.cpu else 0
+
+
+def _adamw8bit_problems(config: Config, shards: bool) -> Iterator[ConfigError]:
+    yield from _offload_problem(config, shards, "adamw8bit keeps its moments in shards on the device")
+
+
+_ADAMW = OptimizerSpec(
+    name="adamw",
+    build="headway.training.optimizer.build:build_adamw",
+    moment_bytes=_two_moments,
+    update_bytes=_adamw_update_bytes,
+    is_elementwise=True,
+    lighter=("adamw8bit", "lion"),
+)
+_LION = OptimizerSpec(
+    name="lion",
+    build="headway.training.optimizer.build:build_lion",
+    moment_bytes=_one_moment,
+    update_bytes=_lion_update_bytes,
+    betas=(0.9, 0.99),
+    is_elementwise=True,
+)
+
+#: Headway's optimizers by name.
+OPTIMIZERS = {
+    spec.name: spec
+    for spec in (
+        _ADAMW,
+        OptimizerSpec(
+            name="muon",
+            build="headway.training.optimizer.build:build_muon",
+            moment_bytes=_muon_moment_bytes,
+            update_bytes=_muon_update_bytes,
+            faster=_ADAMW.name,
+        ),
+        _LION,
+        OptimizerSpec(
+            name="adafactor",
+            build="headway.training.optimizer.build:build_adafactor",
+            moment_bytes=_adafactor_moment_bytes,
+            update_bytes=_adafactor_update_bytes,
+            needs_whole_rows="adafactor keeps means of whole rows, which a part of a matrix does not have",
+            problems=_adafactor_problems,
+        ),
+        OptimizerSpec(
+            name="adamw8bit",
+            build="headway.training.optimizer.build:build_adamw8bit",
+            needs=TORCHAO,
+            moment_bytes=_adamw8bit_moment_bytes,
+            update_bytes=_adamw8bit_update_bytes,
+            needs_whole_rows=(
+                "adamw8bit quantises blocks of up to 256 neighbours in a row, and these blocks change when rows are cut"
+            ),
+            problems=_adamw8bit_problems,
+        ),
+    )
+}
+#: The default, which any strategy and any machine can use.
+DEFAULT_OPTIMIZER = _ADAMW.name
+#: One with small moments that can update any part of a matrix.
+LIGHT_OPTIMIZER = _LION.name
+
+OptimizerName = Annotated[str, *choices(OPTIMIZERS)]
+
+
+def find_optimizer(name: str) -> OptimizerSpec:
+    """Return the spec of a value of `optimizer.name`.
+
+    Raises:
+        ConfigError: there is none, or it cannot be imported.
+    """
+    return resolve_spec(OPTIMIZERS, name, "optimizer.name", OptimizerSpec)
