@@ -1,0 +1,107 @@
+"""Specs of strategies and optimizers: how a config names them, and that their names stand in one file each."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import headway
+from headway.config import Config, StrategySpec, find_optimizer, find_strategy, override
+from headway.config.optimizers import OPTIMIZERS
+from headway.config.strategies import AUTO, STRATEGIES
+from headway.core.errors import ConfigError
+
+SOURCE = Path(headway.__file__).parent
+NAMES = re.compile(rf"(?<![\w.])({'|'.join({*STRATEGIES, *OPTIMIZERS} - {AUTO})})(?![\w])")
+#: Files that may have a name, and the names there: their own, words that mean something else, examples in help pages.
+ALLOWED = {
+    "config/strategies.py": {*STRATEGIES},
+    "config/optimizers.py": {*OPTIMIZERS, "zero2"},
+    "cli/bench.py": {"ddp", "fsdp", "zero1", "zero3", "muon"},
+    "config/document.py": {"single"},
+    "data/importing/store.py": {"single"},
+    "data/tokenizing/begin_of_text.py": {"single"},
+    "plan/recommend.py": {"single"},
+    "verify/reproducibility.py": {"single"},
+}
+
+
+def names_in(source: str) -> Iterator[str]:
+    """Names of strategies and optimizers in the strings of a module that are no docstrings."""
+    tree = ast.parse(source)
+    docstrings = {
+        id(line.value)
+        for node in ast.walk(tree)
+        for line in (node.body if isinstance(getattr(node, "body", None), list) else ())  # type: ignore[attr-defined]
+        if isinstance(line, ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield from NAMES.findall(node.value)
+
+
+def test_a_name_of_a_strategy_or_an_optimizer_stands_in_its_own_file_only() -> None:
+    found = {}
+    for path in SOURCE.rglob("*.py"):
+        file, source = path.relative_to(SOURCE).as_posix(), path.read_text(encoding="utf-8")
+        if NAMES.search(source) and (elsewhere := set(names_in(source)) - ALLOWED.get(file, set())):
+            found[file] = elsewhere
+    assert found == {}
+
+
+def test_a_name_in_code_or_in_a_message_is_found() -> None:
+    lines = [
+        '"""The strategy ddp."""',
+        'if name == "zero1":',
+        '    fix = f"optimizer.name=lion, {or_else}"',
+        "    muon()",
+    ]
+    assert sorted(names_in("\n".join(lines))) == ["lion", "zero1"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "what", "fix"),
+    [
+        ("optimizer.name", "lyon", "should be 'adamw', 'muon', 'lion', 'adafactor' or 'adamw8bit' (given: 'lyon')",
+         "did you mean lion?"),
+        ("parallel.strategy", "zer3", "should be 'auto', 'single', 'ddp', ", "did you mean zero3?"),
+        ("parallel.strategy", "{a: 1}", "should be 'auto', ", "config-reference.md"),
+        ("optimizer.name", "no_module:SPEC", "cannot be imported", "importable from the working directory"),
+        ("parallel.strategy", "json:nothing", "the module json has no StrategySpec nothing", "check the"),
+        ("optimizer.name", "json:dumps", "json:dumps is no OptimizerSpec, but a function", "OptimizerSpec"),
+    ],
+)  # fmt: skip
+def test_a_wrong_name_is_refused_where_it_is_given(key: str, value: str, what: str, fix: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        override(Config.model_validate({"train": {"steps": 1}}), [f"{key}={value}"])
+    assert what in error.value.what and fix in error.value.fix and error.value.where == f"override '{key}={value}'"
+
+
+def test_a_run_whose_spec_is_gone_can_still_be_read() -> None:
+    config = Config.model_validate({"parallel": {"strategy": "gone:SPEC"}, "optimizer": {"name": "gone:SPEC"}})
+    assert config.optimizer.betas == Config().optimizer.betas
+    with pytest.raises(ConfigError, match="gone cannot be imported"):
+        find_strategy(config.parallel.strategy)
+
+
+def test_a_name_that_the_schema_has_not_seen_is_refused_too() -> None:
+    for find in (find_strategy, find_optimizer):
+        with pytest.raises(ConfigError, match="there is no 'unknown'"):
+            find("unknown")
+
+
+def test_each_strategy_that_headway_recommends_shards_more_than_the_one_before() -> None:
+    """`simplest_strategy` relies on this order, `headway plan` prefers strategies by it."""
+    own = [spec for spec in STRATEGIES.values() if not spec.is_deepspeed]
+    shards = [spec.shards_moments + spec.shards_gradients + spec.shards_weights for spec in own]
+    assert shards == sorted(shards)
+
+
+@pytest.mark.parametrize("shards", [{"shards_weights": True}, {"shards_moments": True, "shards_weights": True}])
+def test_shards_of_weights_without_those_of_gradients_are_no_strategy(shards: dict[str, bool]) -> None:
+    with pytest.raises(ValueError, match="shards of weights imply"):
+        StrategySpec(name="odd", build="odd:Odd", **shards)  # type: ignore[arg-type]
