@@ -25,6 +25,7 @@ from headway.core.machine import Machine
 from headway.data.clean.cleaner import Cleaner
 from headway.data.reading.sources import find_sources
 from headway.data.reading.streams import read_stream
+from headway.models.conformance import check_model
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
 from headway.training.conditions.watch import ConditionWatch, conditions
@@ -164,6 +165,8 @@ def test_a_module_is_trained_with_a_callback(tmp_path: Path, monkeypatch: pytest
             "telemetry": {"report": False},
         }
     )
+    rows = [own.Rows()[index] for index in range(4)]
+    check_model(own.Wave(), own.loss, {key: torch.stack([row[key] for row in rows]) for key in rows[0]})
     run = headway.train(
         config, model=own.Wave(), dataset=own.Rows(), loss=own.loss, callbacks=[callbacks.TokensPerStep()]
     )

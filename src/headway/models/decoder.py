@@ -49,7 +49,7 @@ _TO_RESIDUAL = ("attention.output.weight", "down.weight", "experts.down")
 
 
 class Decoder(nn.Module):
-    """A decoder-only transformer of the Llama family.
+    """A decoder-only transformer of the Llama family, which declares all of `headway.core.model_protocol`.
 
     Supports fp32 weights, fp32 weights under `torch.autocast`, and bf16 weights. A dense decoder never waits for the
     device and has no graph break under `torch.compile`. Each layer with experts breaks the graph twice, and waits once
@@ -302,6 +302,11 @@ class Decoder(nn.Module):
     def projection(self) -> torch.Tensor:
         """The vocabulary projection, (V, D); the embedding's own matrix when tied."""
         return self.embedding.weight if self.head is None else self.head.weight
+
+    def output_projection(self) -> torch.Tensor | None:
+        """Return the vocabulary projection; None on a pipeline stage that lacks it."""
+        has_it = self.head is not None or (self.config.tie_embeddings and "embedding" in self._modules)
+        return self.projection if has_it else None
 
     def logits(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """Compute logits (B, T, V) from final hidden states."""

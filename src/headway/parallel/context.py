@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from headway.core.errors import ConfigError
+from headway.core.model_protocol import ContextParallelizable
 from headway.parallel.world import World
 
 
@@ -12,17 +13,15 @@ def cut_rows(module: nn.Module, world: World) -> None:
     """Make a model compute only this worker's positions of each row, together with the other workers.
 
     Args:
-        module: Its `share_positions(group)` enables this: it then takes whole rows, identical on all workers of the
-            group, and returns the loss of its own positions.
+        module: It declares that it can as a `ContextParallelizable`.
 
     Raises:
-        ConfigError: the module has no such method.
+        ConfigError: the module does not declare it.
     """
-    declared = getattr(module, "share_positions", None)
-    if declared is None:
+    if not isinstance(module, ContextParallelizable):
         raise ConfigError(
             f"{type(module).__name__} does not declare how workers may share the positions of a row",
             where="parallel.context",
             fix="parallel.context=1, or give the module a method share_positions",
         )
-    declared(world.device_mesh["cp"].get_group())
+    module.share_positions(world.device_mesh["cp"].get_group())

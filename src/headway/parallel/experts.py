@@ -9,12 +9,14 @@ parameters are stacked by expert; this module applies the declaration.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from headway.core.errors import ConfigError
+from headway.core.model_protocol import HasExperts
 from headway.parallel.world import World
 
 if TYPE_CHECKING:
@@ -26,10 +28,7 @@ def shard_experts(module: nn.Module, world: World) -> None:
     """Reduce each worker to its range of the experts; every worker begins with all of them.
 
     Args:
-        module: Its `expert_units()` returns the modules whose parameters are all stacked by expert along the first
-            dimension (an empty list if only other pipeline stages have experts, None if the model has none). Its
-            `share_experts(workers, row_sharers)` receives the group that shares experts and the group that shares
-            rows, each None if nothing is shared.
+        module: A model with experts declares `HasExperts`.
 
     Raises:
         ConfigError: the module declares no experts, or they cannot be divided evenly.
@@ -38,7 +37,7 @@ def shard_experts(module: nn.Module, world: World) -> None:
     if mesh.ep == mesh.cp == mesh.tp == 1:
         return
     units = expert_units(module)
-    if units is None:
+    if units is None or not isinstance(module, HasExperts):
         if mesh.ep > 1:
             raise ConfigError(
                 f"{type(module).__name__} declares no experts that workers could share",
@@ -50,17 +49,15 @@ def shard_experts(module: nn.Module, world: World) -> None:
     axis = world.experts_axis("ep") if mesh.ep > 1 or mesh.tp > 1 else None
     # All workers create groups together, including those of a stage without experts.
     workers, row_sharers, _ = axis and axis.get_group(), world.row_group, axis and world.expert_replica_group
-    module.share_experts(workers if mesh.ep > 1 else None, row_sharers)  # type: ignore[operator]
+    module.share_experts(workers if mesh.ep > 1 else None, row_sharers)
     if axis is not None:
         for unit in units:
             _keep_own(unit, axis)
 
 
-def expert_units(module: nn.Module) -> list[nn.Module] | None:
+def expert_units(module: nn.Module) -> Sequence[nn.Module] | None:
     """Return the modules whose parameters are all stacked by expert; None if the model declares none."""
-    declared = getattr(module, "expert_units", None)
-    units: list[nn.Module] | None = None if declared is None else declared()
-    return units
+    return module.expert_units() if isinstance(module, HasExperts) else None
 
 
 def _keep_own(unit: nn.Module, axis: DeviceMesh) -> None:

@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
+from headway.core.model_protocol import HasProductParameters, Shardable
 from headway.parallel.blocks import is_first_of_equals, local_part
 from headway.parallel.buffers import BufferWatch
 from headway.parallel.collectives import reduce_scatter
@@ -127,9 +128,9 @@ def _shard(
 
     Expert-parallel experts are sharded over the workers that have the same ones; parameters in `uncut` are not sharded.
     The root stays gathered from the beginning of a forward pass to the end of its backward pass: its parameters are the
-    first and the last to be used in both. Under autocast a model can declare which parameters are used only in matrix
-    products. They travel and are gathered in half precision, as autocast would cast them. All other parameters of a
-    unit, mostly norms, are small and join the root in fp32.
+    first and the last to be used in both. Under autocast, parameters that are declared to be used in matrix products
+    only (`HasProductParameters`) travel and are gathered in half precision, as autocast would cast them. All other
+    parameters of a unit, mostly norms, are small and join the root in fp32.
     """
     # With offload, shards, their gradients and moments are in host memory; only gathered units are on the device.
     pinned = world.device.type == "cuda"
@@ -147,13 +148,12 @@ def _shard(
         )
 
     reshard, half = config.parallel.reshard_after_forward, _HALF.get(config.train.precision)
-    declared = getattr(module, "product_parameters", None)
-    if half is None or declared is None:
+    if half is None or not isinstance(module, HasProductParameters):
         for unit in (*experts, *units):
             shard(unit, reshard_after_forward=reshard)
         shard(module, reshard_after_forward=False)
         return
-    products = set(declared())
+    products = set(module.product_parameters())
     shard(module, products, reshard_after_forward=False)
     # Gradients are summed in fp32, also over micro-batches.
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False)
@@ -246,11 +246,10 @@ class _Sum(ReduceScatter):
 def wrap_units(module: nn.Module) -> list[nn.Module]:
     """Return the parts of a model that are gathered one at a time.
 
-    A model declares them by a method `wrap_units`. Otherwise they are the children of its outermost module lists.
+    Where a model does not declare them (`Shardable`), they are the children of its outermost module lists.
     """
-    declared = getattr(module, "wrap_units", None)
-    if declared is not None:
-        return list(declared())
+    if isinstance(module, Shardable):
+        return list(module.wrap_units())
     units: list[nn.Module] = []
     for child in module.children():
         units += list(child.children()) if isinstance(child, (nn.ModuleList, nn.Sequential)) else wrap_units(child)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
+from headway.core.model_protocol import MakesBuffers
 from headway.parallel.blocks import block_of
 from headway.parallel.world import World
 
@@ -26,13 +27,14 @@ def materialize(
     numbers.) All workers must call this function.
 
     Args:
-        module: Its method `make_buffers` creates the buffers that are not part of its state.
+        module: It `MakesBuffers`, if it has some that are not part of its state.
         first_value: (name, size) -> whole tensor, called on the workers that send to others; None leaves weights
             uninitialised, for a caller that loads them.
         in_host_memory: Keep weights in host memory; buffers are on the device in any case.
     """
     module.to_empty(device="cpu" if in_host_memory else world.device)
-    module.make_buffers()  # type: ignore[operator]
+    if isinstance(module, MakesBuffers):
+        module.make_buffers()
     state = {} if first_value is None else module.state_dict(keep_vars=True)
     for name, tensor in state.items():
         assert first_value is not None

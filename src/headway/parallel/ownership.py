@@ -16,6 +16,7 @@ from torch import nn
 
 from headway.config.strategies import FOR_COPIES
 from headway.core.errors import ConfigError
+from headway.core.model_protocol import Pipelineable
 from headway.parallel.blocks import local_part
 from headway.parallel.buckets import InFlight
 from headway.parallel.replicas import Replicas
@@ -99,12 +100,8 @@ class Ownership:
 
 
 def shared_between_stages(module: nn.Module) -> list[torch.Tensor]:
-    """Return the parameters that both the first and the last pipeline stage hold, in a fixed order.
-
-    A model declares them by a method `shared_between_stages`.
-    """
-    declared = getattr(module, "shared_between_stages", None)
-    return [] if declared is None else list(declared())
+    """Return the parameters that both the first and the last pipeline stage hold, in a fixed order."""
+    return list(module.shared_between_stages()) if isinstance(module, Pipelineable) else []
 
 
 def _assign_owners(

@@ -14,6 +14,7 @@ from torch import nn
 
 from headway.core.dtensors import is_dtensor
 from headway.core.errors import ConfigError
+from headway.core.model_protocol import TensorParallelizable
 from headway.parallel.world import World
 
 if TYPE_CHECKING:
@@ -24,14 +25,12 @@ def cut_matrices(module: nn.Module, world: World) -> None:
     """Replace every parameter by this worker's shard of the whole parameter, which every worker has.
 
     Args:
-        module: Its `tensor_plan(workers)` returns a style for each of its submodules (`parallelize_module`), which
-            together cover all parameters, or raises `ConfigError` if shards would not be equal.
+        module: It declares its cuts as a `TensorParallelizable`.
 
     Raises:
         ConfigError: the module does not declare how it may be sharded, or not for this number of workers.
     """
-    declared = getattr(module, "tensor_plan", None)
-    if declared is None:
+    if not isinstance(module, TensorParallelizable):
         raise ConfigError(
             f"{type(module).__name__} does not declare how workers may share its matrices",
             where="parallel.tensor",
@@ -40,7 +39,7 @@ def cut_matrices(module: nn.Module, world: World) -> None:
     from torch.distributed.tensor.parallel import parallelize_module
 
     # Shard this worker's own copy instead of broadcasting rank 0's.
-    parallelize_module(module, world.weights_axis("tp"), declared(world.mesh.tp), src_data_rank=None)
+    parallelize_module(module, world.weights_axis("tp"), module.tensor_plan(world.mesh.tp), src_data_rank=None)
     for name, p in module.named_parameters():
         if not is_dtensor(p):
             raise ConfigError(

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from headway.core.errors import ConfigError
+from headway.core.model_protocol import HasOutputProjection
 from headway.telemetry.arithmetic import set_fp32_products
 from headway.training.torchao_import import importing_torchao
 
@@ -102,7 +103,8 @@ def convert_to_fp8(model: nn.Module, sequence_length: int, *, emulate: bool = Fa
             where="train.sequence_length, train.precision",
             fix=f"train.sequence_length={-(-sequence_length // _TILE) * _TILE}, or train.precision=bf16",
         )
-    output, chosen = getattr(model, "projection", None), []
+    output = model.output_projection() if isinstance(model, HasOutputProjection) else None
+    chosen: list[str] = []
 
     def fits(module: nn.Module, name: str) -> bool:
         weight = getattr(module, "weight", None)

@@ -14,6 +14,7 @@ from torch import nn
 from headway.config import Config
 from headway.core.faults import fault_point
 from headway.core.heartbeat import Phase, beat, exchanging
+from headway.core.model_protocol import DrawsByPosition, ScalesLosses, TakesCounts
 from headway.core.random import derive_seed
 from headway.core.types import MicroBatch
 from headway.parallel.norms import norm_parts, total_norm
@@ -315,11 +316,9 @@ def _forward_backward(
 def _rng_coordinates(model: nn.Module, world: World) -> tuple[int, ...]:
     """Return what distinguishes this worker's random numbers from those of workers that compute the same rows.
 
-    Such workers hold different positions, and dropout masks that repeat between them would not be random. A model
-    declares by `draws_by_position = True` that it draws random numbers for positions only. For tensors that all of
-    these workers hold whole, they must draw equal numbers.
+    Such workers hold different positions of a row (`DrawsByPosition`).
     """
-    if world.mesh.cp * world.mesh.tp == 1 or not getattr(model, "draws_by_position", False):
+    if world.mesh.cp * world.mesh.tp == 1 or not (isinstance(model, DrawsByPosition) and model.draws_by_position):
         return ()
     places = world.mesh.coordinates(world.rank)
     return places["cp"], places["tp"]
@@ -358,32 +357,22 @@ def _lane(
 
 
 def prepare_own_losses(model: nn.Module, scale: int | None) -> None:
-    """Give the loss scale to a model that adds losses of its own in the backward pass (see `scaled`).
-
-    A model declares such losses by a method `scale_losses(scale)`.
-    """
-    declared = getattr(model, "scale_losses", None)
-    if declared is not None:
-        declared(float(scale or 1))
+    """Give the loss scale to a model that adds losses of its own in the backward pass (see `scaled`)."""
+    if isinstance(model, ScalesLosses):
+        model.scale_losses(float(scale or 1))
 
 
 def _take_counts(model: nn.Module) -> torch.Tensor | None:
     """Take what this worker's passes have counted, as int64 on the CPU; None if the model counts nothing."""
-    take = getattr(model, "take_counts", None)
-    counts: torch.Tensor | None = take() if take is not None else None
-    return counts
+    return model.take_counts() if isinstance(model, TakesCounts) else None
 
 
 def _after_step(model: nn.Module, counts: torch.Tensor | None, world: World, updated: bool) -> dict[str, float]:
-    """Let a model update state of its own from integers that it has counted over the whole global batch.
-
-    A model declares that by `take_counts() -> tensor or None` and `after_step(counts, updated) -> metrics`. Sums of
-    integers do not depend on their order, so every worker gives its copy equal state, whatever their number.
-    """
+    """Let a model update state of its own from integers that it has counted over the whole global batch."""
     if counts is None:
         return {}
-    metrics: dict[str, float] = model.after_step(world.sum_integers(counts), updated)  # type: ignore[operator]
-    return metrics
+    assert isinstance(model, TakesCounts)
+    return model.after_step(world.sum_integers(counts), updated)
 
 
 def exact_sum(values: Sequence[float]) -> float:

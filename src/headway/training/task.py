@@ -12,6 +12,7 @@ from torch import nn
 from headway.config import effective_strategy, find_strategy
 from headway.config.mesh import row_parts
 from headway.core.console import notice
+from headway.core.model_protocol import Pipelineable
 from headway.core.types import IGNORE_TARGET, Feed, MicroBatch
 from headway.parallel.stages import plan_stages, stages_of_worker
 
@@ -81,7 +82,7 @@ class Task:
     """The layers of every pipeline stage; the model has only those of this worker."""
     first_value: Callable[[str, Sequence[int]], torch.Tensor] | None = None
     """(name, size) -> first value of a tensor of the model's state, where the model is on the meta device until a
-    strategy has cut it (`parallel.materialize`). Such a model has a method `make_buffers` for what is no state."""
+    strategy has cut it (`parallel.materialize`). Such a model `MakesBuffers` if it has some that are no state."""
 
     settle_data: Callable[[int, float, Callable[[], None]], bool] | None = None
     """(step, seconds, beat) -> whether all data used so far have been verified; waits for that at most so many seconds.
@@ -123,8 +124,8 @@ def _documents(batch: MicroBatch) -> dict[str, Any]:
 
 
 def _stage_output(model: nn.Module, batch: MicroBatch, workers: int) -> torch.Tensor:
-    like: torch.Tensor = model.stage_output(batch["ids"], workers)  # type: ignore[operator]
-    return like
+    assert isinstance(model, Pipelineable)
+    return model.stage_output(batch["ids"], workers)
 
 
 def count_targets(batch: MicroBatch) -> int:

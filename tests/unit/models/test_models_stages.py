@@ -58,6 +58,7 @@ def test_a_stage_has_the_memory_of_its_own_layers_only() -> None:
 def test_no_hidden_matrix_is_taken_for_the_output_projection_of_another_stage(stage: range) -> None:
     part = build(False, [stage])
     assert len(hidden_matrices(part)) == 4 * len(stage)
+    assert (part.output_projection() is not None) == (stage == STAGES[-1])
 
 
 def test_costs_of_the_parts_are_those_of_the_whole() -> None:

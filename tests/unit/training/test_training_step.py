@@ -277,10 +277,12 @@ class Tied(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(8, 4)
         self.middle = nn.Linear(4, 4)
-        self.projection = self.embedding.weight
+
+    def output_projection(self) -> torch.Tensor:
+        return self.embedding.weight
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.middle(self.embedding(ids)) @ self.projection.T
+        return self.middle(self.embedding(ids)) @ self.embedding.weight.T
 
 
 def test_muon_takes_the_matrices_between_layers_only() -> None:

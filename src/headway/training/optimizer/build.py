@@ -15,6 +15,7 @@ from headway.config.strategies import simplest_strategy
 from headway.core.dtensors import is_dtensor
 from headway.core.errors import ConfigError
 from headway.core.functions import load_function
+from headway.core.model_protocol import HasOutputProjection
 from headway.training.optimizer.adafactor import ShardedAdafactor
 from headway.training.optimizer.combined import Combined
 from headway.training.optimizer.eager import eager, keep_compiler_out
@@ -115,14 +116,15 @@ class OptimizerInputs:
 def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
     """Return the trainable matrices that map activations to activations.
 
-    These are neither embeddings nor the output projection. A model names its output projection by an attribute
-    `projection`; without one, the last matrix is taken for it.
+    These are neither embeddings nor the output projection. Where a model does not name it (`HasOutputProjection`), the
+    last matrix is taken for it.
     """
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     matrices = [p for p in model.parameters() if p.requires_grad and p.ndim == 2 and id(p) not in embeddings]
-    declared = hasattr(model, "projection") or hasattr(type(model), "projection")  # a pipeline stage may lack it
-    output = getattr(model, "projection", None) if declared or not matrices else matrices[-1]
-    return [p for p in matrices if p is not output]
+    if isinstance(model, HasOutputProjection):
+        output = model.output_projection()
+        return [p for p in matrices if p is not output]
+    return matrices[:-1]
 
 
 def _check_shards(config: OptimizerConfig, parameters: Sequence[nn.Parameter]) -> None:
