@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from headway.api import Run, Trainer, train
     from headway.config import Config, load_config, override
     from headway.core.errors import HeadwayError
-    from headway.training.callbacks import Callback
+    from headway.training.job import Callback
 
 __all__ = ["Callback", "Config", "HeadwayError", "Run", "Trainer", "load_config", "override", "train"]
 
 _HOMES = {
-    "Callback": "headway.training.callbacks",
+    "Callback": "headway.training.job",
     "Config": "headway.config",
     "HeadwayError": "headway.core.errors",
     "Run": "headway.api",

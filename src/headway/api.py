@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from headway.session.attempt import RunOptions
     from headway.telemetry.metrics import Metrics
-    from headway.training.callbacks import Callback
+    from headway.training.job import Callback
     from headway.training.task import Task
 
 #: (model, micro-batch) -> scalar tensor: the mean loss over the samples of the micro-batch.

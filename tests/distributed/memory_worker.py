@@ -20,9 +20,9 @@ from headway.parallel.blocks import block_of
 from headway.parallel.materialize import materialize
 from headway.parallel.strategy import Strategy, make_strategy
 from headway.parallel.world import World, open_world
-from headway.training.fit import LiveBytes
 from headway.training.optimizer import build_optimizer
 from headway.training.precision import autocast
+from headway.training.trial import LiveBytes
 
 # As gloo's own threads let go of what they were given a little later than this one.
 wait = dist.Work.wait

@@ -14,10 +14,10 @@ from headway.bench.allocations import Allocations
 from headway.bench.energy import open_counter
 from headway.bench.intervals import Stretches, intersection, length, union, without
 from headway.parallel.world import synchronize
-from headway.training.callbacks import Callback
+from headway.training.job import Callback
 
 if TYPE_CHECKING:
-    from headway.training.loop import Job
+    from headway.training.job import Job
 
 #: As an event of the profiler says it.
 _CUDA = torch._C._autograd.DeviceType.CUDA

@@ -121,8 +121,9 @@ def _trained(spec: Spec, world: World) -> Measurement:
     from headway.session.assemble import assemble
     from headway.session.grid import common_threads
     from headway.training.compiling import compile_model
-    from headway.training.loop import Job, train_loop
-    from headway.training.loss_scale import begin_scaling
+    from headway.training.job import Job
+    from headway.training.loop import train_loop
+    from headway.training.precision import begin_scaling
     from headway.training.staged import check_model_is_cut, make_pipeline
     from headway.training.state_writer import NoWriter
 

@@ -21,11 +21,11 @@ from headway.profiling.record import Work, WorkerRecord
 from headway.profiling.steps import StepRecorder, part_of
 from headway.profiling.tracing import Tracing
 from headway.telemetry.hardware import device_name
-from headway.training.callbacks import Callback
+from headway.training.job import Callback
 from headway.training.optimizer import scales_while_updating
 
 if TYPE_CHECKING:
-    from headway.training.loop import Job
+    from headway.training.job import Job
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from headway.config import Config
 from headway.core.format import format_count
 from headway.profiling.advice import advice_for
 from headway.profiling.record import BOTH_PASSES, CHECKPOINT, PARTS, Loss, Row, WorkerRecord
-from headway.training.save_interval import ChosenInterval, failure_rate
+from headway.training.save_schedule import ChosenInterval, failure_rate
 
 #: Losses below this share of a step are not reported.
 _WORTH = 0.01

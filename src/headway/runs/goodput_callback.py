@@ -12,10 +12,10 @@ from headway.core.console import warning
 from headway.runs.ledger import Ledger, UnwritableLedger
 from headway.telemetry.goodput import Goodput, goodput_before
 from headway.telemetry.record import open_run
-from headway.training.callbacks import Callback
+from headway.training.job import Callback
 
 if TYPE_CHECKING:
-    from headway.training.loop import Job
+    from headway.training.job import Job
 
 
 class GoodputKeeper(Callback):

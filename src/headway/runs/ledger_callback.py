@@ -15,11 +15,11 @@ from headway.core.console import warning
 from headway.runs.ledger import TAKEN_OVER, Ledger, UnwritableLedger, merged_ranges, plan_fingerprint
 from headway.runs.rewind import decided
 from headway.telemetry.record import Run
-from headway.training.callbacks import Callback
+from headway.training.job import Callback
 
 if TYPE_CHECKING:
     from headway.training.health import Decision
-    from headway.training.loop import Job
+    from headway.training.job import Job
 
 
 class LedgerKeeper(Callback):

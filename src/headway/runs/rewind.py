@@ -22,17 +22,17 @@ from headway.config.segments import SEGMENTS, Segment, first_difference, up_to
 from headway.core.console import warning
 from headway.core.waiting import VISIBILITY_TIMEOUT
 from headway.runs.ledger import Ledger
-from headway.training.loss_scale import begin_scaling
+from headway.training.precision import begin_scaling
 from headway.training.state import TrainState
 
 if TYPE_CHECKING:
     from headway.checkpoint.store import CheckpointInfo
     from headway.parallel.world import World
-    from headway.training.loop import Job
+    from headway.training.job import Job
 
 
 class CheckpointRewinder:
-    """A `training.rollback.Rewinder` that uses the run's own checkpoints.
+    """A `training.job.Rewinder` that uses the run's own checkpoints.
 
     Args:
         store: The local checkpoints.

@@ -11,10 +11,15 @@ from headway.core.errors import ConfigError
 from headway.core.launched import workers_of_this_machine
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
-from headway.training.fit import largest_that_fits, memory_limit_bytes
 from headway.training.state import TrainState
 from headway.training.task import Task
-from headway.training.trial import exchanges_in_trial, largest_micro_batch, trial_step
+from headway.training.trial import (
+    exchanges_in_trial,
+    largest_micro_batch,
+    largest_that_fits,
+    memory_limit_bytes,
+    trial_step,
+)
 
 
 def common_threads(config: Config, world: World, grid: LaneGrid) -> int:

@@ -18,7 +18,7 @@ from headway.session.attempt import RunOptions, check_remote_usable, check_run
 from headway.session.preflight import examine
 from headway.telemetry.record import is_run, open_run
 from headway.training.available import shortfalls
-from headway.training.callbacks import load_callbacks
+from headway.training.job import load_callbacks
 
 # Number of segments of a mixture that are listed.
 _SEGMENTS = 8

@@ -68,16 +68,16 @@ from headway.session.join import join_workers
 from headway.session.preflight import RunPlan
 from headway.telemetry.record import open_run
 from headway.training.available import shortfalls
-from headway.training.callbacks import Callback, load_callbacks
 from headway.training.compiling import compile_model
 from headway.training.conditions.watch import ConditionWatch, conditions
-from headway.training.loop import Job, train_loop
-from headway.training.loss_scale import begin_scaling
+from headway.training.job import Callback, Job, load_callbacks
+from headway.training.loop import train_loop
 from headway.training.model_proofs import prove_model
-from headway.training.notices import NoticeReader
+from headway.training.precision import begin_scaling
 from headway.training.recorders import Recorder, StateHashes
 from headway.training.staged import check_model_is_cut, make_pipeline
 from headway.training.state import TrainState
+from headway.training.stop import NoticeReader
 from headway.training.task import Task
 from headway.training.trial import largest_micro_batch, trial_step
 

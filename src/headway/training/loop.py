@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from headway.checkpoint.save.fence import Fenced
 from headway.checkpoint.save.outcomes import Outcome
 from headway.checkpoint.store import CheckpointStore
-from headway.config import Config, LaneGrid
 from headway.core.allocator import give_back_freed_memory
 from headway.core.errors import CheckpointError, CorruptionError, DivergedError, HeadwayError, Preempted
 from headway.core.faults import fault_point
@@ -22,19 +19,15 @@ from headway.core.heartbeat import Phase, beat
 from headway.core.types import MicroBatch
 from headway.data.feeding.prefetch import Prefetcher
 from headway.data.first_use import WrongShardError
-from headway.parallel.pipeline import Pipeline
-from headway.parallel.strategy import Strategy
-from headway.parallel.world import World
 from headway.telemetry.metrics import read_metrics
-from headway.training.callbacks import Callback
-from headway.training.clock import SaveClock, StepMetrics, StopSignals, saves_before_last_step
 from headway.training.evaluate import evaluate
-from headway.training.notices import NoticeReader
-from headway.training.rollback import Rewinder, rolled_back
+from headway.training.job import Callback, Job
+from headway.training.rollback import rolled_back
+from headway.training.save_schedule import SaveSchedule, saves_on_the_way
 from headway.training.state import TrainState
-from headway.training.state_writer import StateWriter
 from headway.training.step import train_step
-from headway.training.task import Task
+from headway.training.step_metrics import StepMetrics
+from headway.training.stop import StopSignals
 from headway.training.trial import explain_out_of_memory
 
 #: How often another process tries to write the last state of an attempt when one dies while writing it.
@@ -44,40 +37,6 @@ _RETRIES = 2
 _DISCARD_SNAPSHOT_ON = (Preempted, DivergedError, CorruptionError, Fenced, WrongShardError)
 #: How long a save waits for the checks of opened shards; the last save of a run waits for all of them.
 _DATA_CHECK_SECONDS = 5.0
-
-
-@dataclass
-class Job:
-    """One worker's view of one attempt at a run."""
-
-    config: Config
-    task: Task
-    state: TrainState
-    strategy: Strategy
-    world: World
-    grid: LaneGrid
-    writer: StateWriter
-    """Where checkpoints go."""
-    checkpoint_context: dict[str, Any] = field(default_factory=dict)
-    callbacks: Sequence[Callback] = ()
-    rewinder: Rewinder | None = None
-    """Returns the run to an earlier checkpoint when health decides so."""
-    notices: NoticeReader | None = None
-    """Reads notices that this machine will be taken away."""
-    pipeline: Pipeline | None = None
-    """This worker's stages of the model, if other workers have the rest."""
-    own_process: bool = False
-    """Whether this process ends with the attempt."""
-
-    @property
-    def total_steps(self) -> int:
-        """The number of steps of the run."""
-        assert self.config.train.steps is not None, "the config is resolved"
-        return self.config.train.steps
-
-    def due(self, interval: Any) -> bool:
-        """Return whether something that happens every so many steps (or tokens) happens after the current step."""
-        return interval != "auto" and self.config.train.batches.is_due(interval, self.state.cursor.step)
 
 
 def train_loop(job: Job) -> None:
@@ -95,7 +54,7 @@ def train_loop(job: Job) -> None:
     # Several workers would have to agree on stopping; those whose data have arrived wait for the others in the step.
     stopped = (lambda: signals.stop) if job.world.size == 1 else (lambda: False)
     feed = Prefetcher(job.task.feed, lanes, state.cursor.step, job.total_steps, stopped=stopped)
-    watch, clock = StepMetrics(job, feed), SaveClock.of(job)
+    metrics_of_step, schedule = StepMetrics(job, feed), SaveSchedule.of(job)
     if job.world.device.type == "cuda":  # metrics report the peak of training, not that of the trial steps
         torch.cuda.reset_peak_memory_stats(job.world.device)
     with signals, feed, _run_callbacks(job, lambda: signals.stop):
@@ -107,9 +66,9 @@ def train_loop(job: Job) -> None:
         if _evaluation_pending(job):
             if not _evaluate(job, signals):
                 raise _stopped(job, signals)
-            watch.restart()
+            metrics_of_step.restart()
         for ready, (_, batches) in enumerate(feed):  # fetch
-            flags = (signals.stop, clock.due() or signals.save)
+            flags = (signals.stop, schedule.due() or signals.save)
             with _explain_first_step_memory(job, batches):
                 result = train_step(  # step
                     config,
@@ -123,12 +82,12 @@ def train_loop(job: Job) -> None:
                 )
             stop, save = result.flags
             step, last = state.cursor.step, state.cursor.step == job.total_steps
-            metrics = watch.metrics(result)
+            metrics = metrics_of_step.metrics(result)
             for callback in job.callbacks:  # observe
                 callback.on_step(job, step, metrics)
             if rolled_back(job, feed, result):
                 saved = state.cursor.step
-                watch.restart()
+                metrics_of_step.restart()
                 continue
             if _skip_limit_reached(job):  # stop; not saved, or the same command would continue past the limit
                 raise _diverged(job)
@@ -139,21 +98,21 @@ def train_loop(job: Job) -> None:
             if leaves or save or last or job.due(config.checkpoint.every):  # checkpoint
                 if last:
                     _free_gradients(state)
-                with clock.saving():
+                with schedule.saving():
                     _checkpoint(job, last)
                 saved = step
             elif config.checkpoint.memory_every is not None and job.due(config.checkpoint.memory_every):
                 _snapshot(job)
-            elif ready == 0 and saves_before_last_step(job):  # all moments exist now
+            elif ready == 0 and saves_on_the_way(job):  # all moments exist now
                 beat(Phase.CHECKPOINT)
                 job.writer.get_ready(state.blocks())
             for outcome in _report_outcomes(job):
-                clock.written(outcome)
+                schedule.written(outcome)
             if leaves or last:
                 _save_with_retries(job)
             if leaves:
                 raise _stopped(job, signals)
-            watch.restart()
+            metrics_of_step.restart()
         if state.cursor.step < job.total_steps:  # asked to stop while waiting for the next batches
             if state.cursor.step > saved:
                 _checkpoint(job)

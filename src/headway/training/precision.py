@@ -1,4 +1,10 @@
-"""The arithmetic of `train.precision`, on hardware that supports it."""
+"""The arithmetic of `train.precision`, on hardware that supports it, and the loss scale of fp16.
+
+The loss scale is a part of the cursor: the next one follows from the current one. Gradients of fp16 activations would
+vanish below 2^-24. So the loss is multiplied by a scale, and gradients are divided by it in fp32. A scale that makes
+gradients overflow is halved, one that has not done so for long is doubled (Micikevicius et al. 2018, "Mixed precision
+training", section 3.2). Scales are powers of two: no bit of a gradient that is in range depends on them.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +21,7 @@ from headway.training.torchao_import import importing_torchao
 
 if TYPE_CHECKING:
     from headway.config import Config
+    from headway.training.state import Cursor
 
 #: Precision -> (compute capability that a GPU needs, nearest precision to take instead).
 _NEEDS = {"tf32": ((8, 0), "fp32"), "fp8": ((8, 9), "bf16")}
@@ -23,6 +30,11 @@ _NEEDS = {"tf32": ((8, 0), "fp32"), "fp8": ((8, 9), "bf16")}
 _TILE = 16
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+
+#: Losses are sums over the items of a micro-batch, not means, so scales are smaller than elsewhere.
+FIRST_SCALE, LEAST_SCALE, MOST_SCALE = 2**10, 1, 2**15
+GROWTH_INTERVAL = 2000
+"""Steps without an overflow after which the scale is doubled."""
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
@@ -121,3 +133,31 @@ def convert_to_fp8(model: nn.Module, sequence_length: int, *, emulate: bool = Fa
             fix="train.precision=bf16",
         )
     return chosen
+
+
+def begin_scaling(cursor: Cursor, precision: str) -> None:
+    """Give a cursor the initial scale if the precision needs one and it has none; remove it if not needed."""
+    if precision != "fp16":
+        cursor.loss_scale, cursor.steps_at_scale = None, 0
+    elif cursor.loss_scale is None:
+        cursor.loss_scale, cursor.steps_at_scale = FIRST_SCALE, 0
+
+
+def update_scale(cursor: Cursor, overflow: bool) -> bool:
+    """Update the scale after a step.
+
+    Args:
+        overflow: The loss was finite and its gradient was not.
+
+    Returns:
+        Whether the scale explains the overflow, so that it says nothing about the run: a smaller scale was possible.
+    """
+    if cursor.loss_scale is None:
+        return False
+    explained = overflow and cursor.loss_scale > LEAST_SCALE
+    cursor.steps_at_scale += 1
+    if overflow:
+        cursor.loss_scale, cursor.steps_at_scale = max(LEAST_SCALE, cursor.loss_scale // 2), 0
+    elif cursor.steps_at_scale >= GROWTH_INTERVAL:
+        cursor.loss_scale, cursor.steps_at_scale = min(MOST_SCALE, cursor.loss_scale * 2), 0
+    return explained

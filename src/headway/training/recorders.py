@@ -18,12 +18,12 @@ from headway.core.files import append_json_line
 from headway.parallel.blocks import gather_whole
 from headway.telemetry.line import StatusLine
 from headway.telemetry.metrics import MetricsLog
-from headway.training.callbacks import Callback
 from headway.training.evaluate import Evaluation
+from headway.training.job import Callback
 
 if TYPE_CHECKING:
     from headway.config import CheckpointConfig
-    from headway.training.loop import Job
+    from headway.training.job import Job
 
 
 class Recorder(Callback):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from headway.core.console import warning
 from headway.core.errors import CheckpointError, DivergedError
@@ -15,24 +14,8 @@ from headway.core.heartbeat import Phase, beat
 if TYPE_CHECKING:
     from headway.data.feeding.prefetch import Prefetcher
     from headway.training.health import Decision
-    from headway.training.loop import Job
+    from headway.training.job import Job
     from headway.training.step import StepResult
-
-
-class Rewinder(Protocol):
-    """Returns a run to an earlier checkpoint."""
-
-    def target(self, step: int, skipped_ranges: Sequence[tuple[int, int]]) -> int | None:
-        """Return the newest checkpoint of `step` or before, equal on every worker; None if none is left.
-
-        Args:
-            skipped_ranges: The steps left out so far; the checkpoint must have the same ones.
-        """
-        ...
-
-    def rewind(self, job: Job, to_step: int) -> None:
-        """Load the checkpoint, cursor included, and delete checkpoints of steps that are now left out."""
-        ...
 
 
 def rolled_back(job: Job, feed: Prefetcher, result: StepResult) -> bool:

@@ -28,7 +28,7 @@ class Cursor:
     skipped_in_row: int = 0
     """Length of the current series of skipped steps, without those that only the loss scale is to blame for."""
     loss_scale: int | None = None
-    """The factor of losses in fp16 (`training.loss_scale`); None in other precisions."""
+    """The factor of losses in fp16 (`training.precision`); None in other precisions."""
     steps_at_scale: int = 0
     """Steps since the loss scale changed."""
     left_out_steps: int = 0

@@ -22,9 +22,8 @@ from headway.parallel.pipeline import AroundBackward, Pipeline
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
 from headway.training.health import Decision, decide, is_left_out, judge, remember
-from headway.training.loss_scale import update_scale
 from headway.training.optimizer import set_learning_rate, update
-from headway.training.precision import autocast
+from headway.training.precision import autocast, update_scale
 from headway.training.queued_update import begin_reading, mean_norm, queue_update, queues_update
 from headway.training.replay import replay_is_due, replayed
 from headway.training.schedule import learning_rate

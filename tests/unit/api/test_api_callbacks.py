@@ -11,7 +11,7 @@ from torch import nn
 
 import headway
 from headway.core.errors import ConfigError
-from headway.training.callbacks import Callback, load_callbacks
+from headway.training.job import Callback, load_callbacks
 from support import config_values, state_hash, write_config, write_corpus
 from support import headway as run_headway
 

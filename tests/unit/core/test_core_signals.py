@@ -12,7 +12,7 @@ import pytest
 
 from headway.core.errors import HeadwayError, Preempted
 from headway.core.signals import STOP_SIGNALS, defer_signals, handled, reset
-from headway.training.clock import StopSignals
+from headway.training.stop import StopSignals
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_a_process_that_ends_once_all_is_saved_is_asked_for_nothing_more(
 def test_one_ctrl_c_that_comes_twice_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a scheduler signals the supervisor and its workers, and the supervisor passes it on."""
     now = [100.0]
-    monkeypatch.setattr("headway.training.clock.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("headway.training.stop.time.monotonic", lambda: now[0])
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where tests run behind a shell
     try:
         with StopSignals() as signals:

@@ -25,8 +25,7 @@ from headway.preemption.detect import detected, make_sources
 from headway.preemption.gcp import Gcp
 from headway.preemption.metadata import Unavailable
 from headway.preemption.slurm import Slurm
-from headway.training.clock import StopSignals
-from headway.training.notices import NoticeReader, sender, too_short
+from headway.training.stop import NoticeReader, StopSignals, sender, too_short
 from support_notices import Cloud, metadata_service, utc
 from waits import LONG
 

@@ -29,7 +29,7 @@ from headway.session.attempt import RunOptions, attempt_scope, preemptible
 from headway.session.session import _check_same_run, _spent_usd
 from headway.supervisor import supervisor
 from headway.telemetry.record import open_run
-from headway.training.clock import StopSignals
+from headway.training.stop import StopSignals
 from states import save
 
 

@@ -269,7 +269,7 @@ def test_the_peak_of_a_gpu_is_of_training_only(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", events.append)
     monkeypatch.setattr(loop, "Prefetcher", Feed)
     monkeypatch.setattr(loop, "StepMetrics", lambda job, feed: None)
-    monkeypatch.setattr(loop, "SaveClock", SimpleNamespace(of=lambda job: None))
+    monkeypatch.setattr(loop, "SaveSchedule", SimpleNamespace(of=lambda job: None))
     monkeypatch.setattr(loop, "_run_callbacks", observed)
     world = SimpleNamespace(size=1, data_rank=0, mesh=SimpleNamespace(data=1), device=torch.device(device))
     with pytest.raises(KeyError):

@@ -15,9 +15,8 @@ from headway.models.build import build_model
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
 from headway.training import step
-from headway.training.loss_scale import begin_scaling
 from headway.training.optimizer import build_optimizer
-from headway.training.precision import apply_precision
+from headway.training.precision import apply_precision, begin_scaling
 from headway.training.state import TrainState
 from headway.training.step import StepResult, train_step
 from headway.training.task import LANGUAGE_MODELLING, Task

@@ -18,9 +18,19 @@ from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
 from headway.training.determinism import determinism_restored
 from headway.training.health import Decision
-from headway.training.loss_scale import FIRST, GROWTH_INTERVAL, LEAST, MOST, begin_scaling, update_scale
 from headway.training.optimizer import build_optimizer
-from headway.training.precision import apply_precision, autocast, check_present, convert_to_fp8
+from headway.training.precision import (
+    FIRST_SCALE,
+    GROWTH_INTERVAL,
+    LEAST_SCALE,
+    MOST_SCALE,
+    apply_precision,
+    autocast,
+    begin_scaling,
+    check_present,
+    convert_to_fp8,
+    update_scale,
+)
 from headway.training.state import Cursor, TrainState
 from headway.training.step import StepResult, train_step
 from headway.training.task import Objective, Task
@@ -131,7 +141,7 @@ def test_an_overflow_halves_the_scale_and_is_no_divergence() -> None:
     result = step(c, task, state, factor=1000.0)
     assert result.skipped and math.isfinite(result.loss)
     assert not [key for key, tensor in tensors(state).items() if not torch.equal(tensor, before[key])]
-    assert state.cursor == Cursor(2, skipped_steps=1, skipped_in_row=0, loss_scale=FIRST // 2, steps_at_scale=0)
+    assert state.cursor == Cursor(2, skipped_steps=1, skipped_in_row=0, loss_scale=FIRST_SCALE // 2, steps_at_scale=0)
     step(c, task, state)
     assert state.cursor.skipped_steps == 1 and state.cursor.steps_at_scale == 1
 
@@ -144,8 +154,8 @@ def test_an_overflow_is_written_down_and_not_said(action: str) -> None:
     task, state = setup(c)
     assert step(c, task, state).decision is None
     decision = step(c, task, state, factor=1000.0).decision
-    assert decision == Decision(1, "skip", f"the gradient overflowed at the loss scale {FIRST:,}", 1, quiet=True)
-    state.cursor.loss_scale = LEAST
+    assert decision == Decision(1, "skip", f"the gradient overflowed at the loss scale {FIRST_SCALE:,}", 1, quiet=True)
+    state.cursor.loss_scale = LEAST_SCALE
     decision = step(c, task, state, factor=6e4).decision
     assert decision is not None and decision.action == action and not decision.quiet
 
@@ -153,29 +163,29 @@ def test_an_overflow_is_written_down_and_not_said(action: str) -> None:
 def test_at_the_least_scale_an_overflow_counts_as_a_failure() -> None:
     c = config("fp16")
     task, state = setup(c)
-    state.cursor.loss_scale = LEAST
+    state.cursor.loss_scale = LEAST_SCALE
     for failures in (1, 2):
         result = step(c, task, state, factor=6e4)
         assert result.skipped and math.isfinite(result.loss)
         assert state.cursor.skipped_in_row == failures
-    assert state.cursor.loss_scale == LEAST
+    assert state.cursor.loss_scale == LEAST_SCALE
 
 
 def test_a_loss_that_is_not_finite_is_no_matter_of_the_scale() -> None:
     c = config("fp16")
     task, state = setup(c)
     assert step(c, task, state, factor=math.nan).skipped
-    assert state.cursor.loss_scale == FIRST and state.cursor.skipped_in_row == 1
+    assert state.cursor.loss_scale == FIRST_SCALE and state.cursor.skipped_in_row == 1
 
 
 def test_the_scale_grows_after_long_without_overflow_and_only_so_far() -> None:
-    cursor = Cursor(loss_scale=MOST // 2)
+    cursor = Cursor(loss_scale=MOST_SCALE // 2)
     for _ in range(GROWTH_INTERVAL - 1):
         update_scale(cursor, overflow=False)
-    assert cursor.loss_scale == MOST // 2
+    assert cursor.loss_scale == MOST_SCALE // 2
     for _ in range(GROWTH_INTERVAL + 1):
         update_scale(cursor, overflow=False)
-    assert cursor.loss_scale == MOST
+    assert cursor.loss_scale == MOST_SCALE
 
 
 def test_fp16_resumes_exactly_with_its_scale() -> None:
@@ -186,7 +196,7 @@ def test_fp16_resumes_exactly_with_its_scale() -> None:
         step(c, task, whole, factor)
     saved = {key: tensor.clone() for key, tensor in tensors(whole).items()}
     record = copy.copy(whole.cursor_record())
-    assert record["loss_scale"] == FIRST // 2
+    assert record["loss_scale"] == FIRST_SCALE // 2
     for factor in factors[3:]:
         step(c, task, whole, factor)
     task, resumed = setup(c)

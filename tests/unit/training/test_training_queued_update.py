@@ -17,8 +17,8 @@ from headway.models.build import build_model
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
 from headway.training import queued_update, step
-from headway.training.loss_scale import begin_scaling
 from headway.training.optimizer import build_optimizer
+from headway.training.precision import begin_scaling
 from headway.training.queued_update import queues_update
 from headway.training.state import TrainState
 from headway.training.step import StepResult, train_step

@@ -13,12 +13,12 @@ from headway.core import faults
 from headway.core.errors import ConfigError, CorruptionError
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
-from headway.training.fit import LiveBytes
 from headway.training.optimizer import build_optimizer
 from headway.training.replay import checksum, outliers
 from headway.training.state import TrainState
 from headway.training.step import train_step
 from headway.training.task import Objective, Task
+from headway.training.trial import LiveBytes
 
 CPU = torch.device("cpu")
 WORLD = World(0, 1, 0, CPU)

@@ -19,7 +19,6 @@ from headway.parallel.world import World
 from headway.supervisor.watchdog import stragglers
 from headway.training import queued_update
 from headway.training.evaluate import evaluate
-from headway.training.loss_scale import begin_scaling
 from headway.training.optimizer import (
     build_optimizer,
     hidden_matrices,
@@ -27,6 +26,7 @@ from headway.training.optimizer import (
     optimizer_tensors,
     set_learning_rate,
 )
+from headway.training.precision import begin_scaling
 from headway.training.state import Cursor, TrainState, model_tensors, parameter_names
 from headway.training.step import _rng_coordinates, exact_sum, train_step
 from headway.training.task import Objective, Task, to_device

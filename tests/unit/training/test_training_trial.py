@@ -19,13 +19,19 @@ from headway.core.machine import Machine
 from headway.parallel.strategy import Strategy, make_strategy
 from headway.parallel.world import World
 from headway.session.grid import choose_micro_batch
-from headway.training import fit
-from headway.training.fit import LiveBytes, largest_that_fits
+from headway.training import trial
 from headway.training.optimizer import build_optimizer
 from headway.training.state import TrainState
 from headway.training.step import train_step
 from headway.training.task import Objective, Task
-from headway.training.trial import explain_out_of_memory, is_out_of_memory, largest_micro_batch, trial_step
+from headway.training.trial import (
+    LiveBytes,
+    explain_out_of_memory,
+    is_out_of_memory,
+    largest_micro_batch,
+    largest_that_fits,
+    trial_step,
+)
 
 CPU = torch.device("cpu")
 WORLD = World(0, 1, 0, CPU)
@@ -180,7 +186,7 @@ def activations(rows: int) -> int:
     """Bytes that a trial of some rows takes at most, as measured."""
     c = config()
     task, state, strategy = setup(c, LaneGrid(1, 1, rows))
-    return fit._peak(
+    return trial._peak(
         lambda n: trial_step(c, task, state, strategy, WORLD, batch=task.feed.batch(0, 0)[0]), rows, state, WORLD
     )
 
@@ -200,7 +206,7 @@ def test_the_largest_that_fits_is_what_a_measurement_of_each_would_choose(rows: 
 
 def test_no_other_number_is_tried_where_others_wait_for_this_workers_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch's sharded units, left in the middle of a pass, give no gradients any more."""
-    monkeypatch.setattr(fit, "_peak", lambda attempt, rows, state, world: 10 * rows)
+    monkeypatch.setattr(trial, "_peak", lambda attempt, rows, state, world: 10 * rows)
     world: Any = SimpleNamespace(device=SimpleNamespace(type="cuda"), gather=lambda numbers: [numbers])
     tried: list[int] = []
 
@@ -269,7 +275,7 @@ def test_workers_of_a_machine_share_what_they_may_have_of_its_memory(
             path = tmp_path / name.replace("__", "/")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        return fit.memory_limit_bytes(world, Machine(tmp_path)) // 2**30
+        return trial.memory_limit_bytes(world, Machine(tmp_path)) // 2**30
 
     assert limit(proc__meminfo=f"MemTotal: {64 * 2**20} kB\n") == 32
     eight = World(0, 8, 0, torch.device("cpu"))
@@ -281,7 +287,7 @@ def test_workers_of_a_machine_share_what_they_may_have_of_its_memory(
     job.parent.mkdir(parents=True)
     job.write_text(str(16 * 2**30))
     assert limit(eight, proc__self__cgroup="0::/slurm/job_7\n") == 2
-    assert fit.memory_limit_bytes(WORLD, Machine(tmp_path / "nowhere")) > 0, "not on Linux"
+    assert trial.memory_limit_bytes(WORLD, Machine(tmp_path / "nowhere")) > 0, "not on Linux"
 
 
 def test_a_gpu_is_not_filled_with_what_others_have_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +296,7 @@ def test_a_gpu_is_not_filled_with_what_others_have_of_it(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10 * gib)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 * gib))
     # 10 GiB are another's: CUDA's, NCCL's, or another process's.
-    assert fit.memory_limit_bytes(World(0, 1, 0, gpu)) == int(0.92 * 70 * gib)
+    assert trial.memory_limit_bytes(World(0, 1, 0, gpu)) == int(0.92 * 70 * gib)
 
 
 def test_batches_of_any_form_can_fail() -> None:

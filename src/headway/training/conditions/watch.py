@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from headway.core.console import warning
 from headway.core.machine import Machine
-from headway.training.callbacks import Callback
 from headway.training.conditions.clock import ClockJumps
 from headway.training.conditions.condition import Condition
 from headway.training.conditions.disk import Disk
 from headway.training.conditions.gpus import Gpus
 from headway.training.conditions.memory import Memory
+from headway.training.job import Callback
 
 if TYPE_CHECKING:
-    from headway.training.loop import Job
+    from headway.training.job import Job
 
 
 def conditions(checkpoints: Path, machine: Machine | None = None) -> dict[str, Condition]:

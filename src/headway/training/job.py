@@ -1,18 +1,60 @@
-"""Hooks for whatever is not fetch, step, checkpoint or stop."""
+"""One worker's view of an attempt (`Job`), and the hooks for whatever is not fetch, step, checkpoint or stop."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
-from headway.checkpoint.save.outcomes import Outcome, Upload
 from headway.core.errors import ConfigError
 from headway.core.functions import load_function
-from headway.training.evaluate import Evaluation
 
 if TYPE_CHECKING:
+    from headway.checkpoint.save.outcomes import Outcome, Upload
+    from headway.config import Config, LaneGrid
+    from headway.parallel.pipeline import Pipeline
+    from headway.parallel.strategy import Strategy
+    from headway.parallel.world import World
+    from headway.training.evaluate import Evaluation
     from headway.training.health import Decision
-    from headway.training.loop import Job
+    from headway.training.state import TrainState
+    from headway.training.state_writer import StateWriter
+    from headway.training.stop import NoticeReader
+    from headway.training.task import Task
+
+
+@dataclass
+class Job:
+    """One worker's view of one attempt at a run."""
+
+    config: Config
+    task: Task
+    state: TrainState
+    strategy: Strategy
+    world: World
+    grid: LaneGrid
+    writer: StateWriter
+    """Where checkpoints go."""
+    checkpoint_context: dict[str, Any] = field(default_factory=dict)
+    callbacks: Sequence[Callback] = ()
+    rewinder: Rewinder | None = None
+    """Returns the run to an earlier checkpoint when health decides so."""
+    notices: NoticeReader | None = None
+    """Reads notices that this machine will be taken away."""
+    pipeline: Pipeline | None = None
+    """This worker's stages of the model, if other workers have the rest."""
+    own_process: bool = False
+    """Whether this process ends with the attempt."""
+
+    @property
+    def total_steps(self) -> int:
+        """The number of steps of the run."""
+        assert self.config.train.steps is not None, "the config is resolved"
+        return self.config.train.steps
+
+    def due(self, interval: Any) -> bool:
+        """Return whether something that happens every so many steps (or tokens) happens after the current step."""
+        return interval != "auto" and self.config.train.batches.is_due(interval, self.state.cursor.step)
 
 
 class Callback:
@@ -53,6 +95,22 @@ class Callback:
 
     def on_end(self, job: Job) -> None:
         """Act after the last step of an attempt, also when an error ends it."""
+
+
+class Rewinder(Protocol):
+    """Returns a run to an earlier checkpoint."""
+
+    def target(self, step: int, skipped_ranges: Sequence[tuple[int, int]]) -> int | None:
+        """Return the newest checkpoint of `step` or before, equal on every worker; None if none is left.
+
+        Args:
+            skipped_ranges: The steps left out so far; the checkpoint must have the same ones.
+        """
+        ...
+
+    def rewind(self, job: Job, to_step: int) -> None:
+        """Load the checkpoint, cursor included, and delete checkpoints of steps that are now left out."""
+        ...
 
 
 def load_callbacks(names: Sequence[str]) -> list[Callback]:

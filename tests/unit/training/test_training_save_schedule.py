@@ -10,13 +10,13 @@ import pytest
 
 from headway.checkpoint.save.outcomes import Outcome
 from headway.core.errors import CheckpointError
-from headway.training.clock import SaveClock
-from headway.training.save_interval import (
+from headway.training.save_schedule import (
     DAY_SECONDS,
     LONGEST_SECONDS,
     SHORTEST_SECONDS,
     ChosenInterval,
     FailureRate,
+    SaveSchedule,
     daly_interval,
     failure_rate,
 )
@@ -70,7 +70,7 @@ def test_writing_beside_training_takes_a_tenth_of_the_time_at_most() -> None:
 
 def test_a_save_that_failed_does_not_tell_how_long_one_takes() -> None:
     chosen = ChosenInterval(FailureRate(720.0, ""))
-    clock = SaveClock("auto", chosen)
+    clock = SaveSchedule("auto", chosen)
     chosen.after_save(0.001)
     clock.written(Outcome(1, 3.0))
     for step in range(2, 7):
@@ -126,8 +126,8 @@ def test_a_time_that_is_none_is_no_time(tmp_path: Path, ended: float) -> None:
 
 def test_the_clock_asks_only_where_an_interval_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("headway.training.clock.time.monotonic", lambda: now[0])
-    silent, speaking = SaveClock("auto"), SaveClock("auto", ChosenInterval(FailureRate(1.0, "")))
+    monkeypatch.setattr("headway.training.save_schedule.time.monotonic", lambda: now[0])
+    silent, speaking = SaveSchedule("auto"), SaveSchedule("auto", ChosenInterval(FailureRate(1.0, "")))
     now[0] = 59.0
     assert not silent.due() and not speaking.due()
     now[0] = 60.0

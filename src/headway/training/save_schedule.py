@@ -1,4 +1,4 @@
-"""How often to save: the cost of a save against the cost of a failure.
+"""When to save: at the interval of `checkpoint.every`, or with `auto` by the cost of a save against that of a failure.
 
 A save every `tau` seconds costs its own time, and a failure costs half of `tau` on average. The best `tau` follows from
 the cost of a save and the mean time between failures (Young 1974, "A first order approximation to the optimum
@@ -9,14 +9,23 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
+from headway.config.units import Interval
 from headway.core.console import notice, write_log
 from headway.core.errors import INTERRUPTED
 from headway.core.format import format_seconds
 from headway.telemetry.record import FINISHED, PREEMPTED, RUNNING, open_run
+
+if TYPE_CHECKING:
+    from headway.checkpoint.save.outcomes import Outcome
+    from headway.training.job import Job
 
 DAY_SECONDS = 86400.0
 #: Bounds of the interval: below, files come and go all the time; above, too much work is at stake.
@@ -113,3 +122,58 @@ class ChosenInterval:
             f"saving every {format_seconds(self.seconds)}{limited}: a save holds training up for {cost_seconds:.2f} s,"
             f" with {self._failures.per_day:.2g} failures a day ({self._failures.source})"
         )
+
+
+class SaveSchedule:
+    """Decides when a checkpoint is due by time. Workers' clocks differ, so the loop lets them agree.
+
+    Args:
+        every: The interval; this clock ignores intervals of steps and tokens.
+        chosen: Chooses the interval when `every` is `auto`; None on workers whose clock does not count then.
+    """
+
+    def __init__(self, every: Interval | Literal["auto"], chosen: ChosenInterval | None = None) -> None:
+        self._chosen = chosen if every == "auto" else None
+        self._seconds: float | None = None
+        if isinstance(every, Interval) and every.unit == "seconds":
+            self._seconds = every.amount
+        elif self._chosen is not None:
+            self._seconds = self._chosen.seconds
+        self._start = time.monotonic()
+
+    @classmethod
+    def of(cls, job: Job) -> SaveSchedule:
+        """Make the clock of a worker; with `auto`, the first worker's clock chooses the interval."""
+        settings = job.config.checkpoint
+        if settings.every != "auto" or not job.world.is_first:
+            return cls(settings.every)
+        return cls("auto", ChosenInterval(failure_rate(job.config.run_directory, settings.failures_per_day)))
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Time a save, during which training waits."""
+        start = time.monotonic()
+        yield
+        self._start = time.monotonic()
+        if self._chosen is not None:
+            self._seconds = self._chosen.after_save(self._start - start)
+
+    def written(self, outcome: Outcome) -> None:
+        """Learn from a finished save how long it took; a failed save does not count."""
+        if self._chosen is not None and outcome.error is None:
+            self._seconds = self._chosen.after_write(outcome.seconds)
+
+    def due(self) -> bool:
+        """Return whether the interval has passed; always False if it is not a time."""
+        return self._seconds is not None and time.monotonic() - self._start >= self._seconds
+
+
+def saves_on_the_way(job: Job) -> bool:
+    """Return whether a copy of the state may be needed after the current step and before the last one."""
+    settings, step, last = job.config.checkpoint, job.state.cursor.step, job.total_steps
+    if step >= last - 1:
+        return False
+    by_step = [every for every in (settings.every, settings.memory_every) if isinstance(every, Interval)]
+    if settings.every == "auto" or any(every.unit == "seconds" for every in by_step):
+        return True
+    return any(job.config.train.batches.is_due_between(every, step, last) for every in by_step)
