@@ -45,7 +45,7 @@ from headway.training.optimizer import build_optimizer
 from headway.training.precision import convert_to_fp8
 from headway.training.staged import make_pipeline
 from headway.training.state import TrainState
-from headway.training.step import train_step
+from headway.training.step import TrainStep
 from headway.training.task import LANGUAGE_MODELLING, Task
 
 #: Small, and unlike each other: vocabulary, layers or activations take most of the memory.
@@ -180,7 +180,7 @@ def measure(case: Case, world: World) -> int:
                 lane: [random_rows(grid.micro_batch, vocab_size) for _ in range(grid.micro_batches)]
                 for lane in grid.of_worker(world.data_rank, world.mesh.data)
             }
-            train_step(config, task, state, strategy, world, batches=batches, pipeline=pipeline)
+            TrainStep(config, task, state, strategy, world, pipeline).run(batches)
             batches.clear()
     del model, strategy, optimizer, state, task, pipeline, engine
     gc.collect()  # sharded modules are in cycles; freed later, they would count as less in the next case

@@ -39,7 +39,7 @@ from headway.training.determinism import apply_determinism
 from headway.training.optimizer import build_optimizer
 from headway.training.precision import apply_precision
 from headway.training.state import TrainState
-from headway.training.step import train_step
+from headway.training.step import TrainStep
 from headway.training.task import LANGUAGE_MODELLING, Task
 
 VOCABULARY = 8192
@@ -101,7 +101,7 @@ def prepare(config: Config, world: World) -> Callable[[], tuple[float, float]]:
         batches = {lane: feed.batch(state.cursor.step, lane) for lane in lanes}
         world.barrier()
         start, busy = time.perf_counter(), time.process_time()
-        train_step(config, task, state, strategy, world, batches=batches)
+        TrainStep(config, task, state, strategy, world).run(batches)
         if world.device.type == "cuda":
             torch.cuda.synchronize()
         busy = time.process_time() - busy

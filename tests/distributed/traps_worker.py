@@ -22,7 +22,7 @@ from headway.parallel.world import World, open_world
 from headway.training import queued_update
 from headway.training.optimizer import build_optimizer
 from headway.training.state import TrainState
-from headway.training.step import StepResult, train_step
+from headway.training.step import StepResult, TrainStep
 from headway.training.task import Objective, Task
 
 WIDTH, VOCABULARY, LENGTH, STEPS, POISONED, EMPTY = 24, 40, 10, 6, 2, 4
@@ -95,7 +95,7 @@ def train(config: Config, world: World, model: nn.Module, lanes: range) -> tuple
     results = []
     for step in range(STEPS):
         batches = {lane: rows(step, lane) for lane in lanes}
-        results.append(train_step(config, task, state, strategy, world, batches=batches))
+        results.append(TrainStep(config, task, state, strategy, world).run(batches))
     return state, results
 
 

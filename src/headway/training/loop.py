@@ -25,7 +25,7 @@ from headway.training.job import Callback, Job
 from headway.training.rollback import rolled_back
 from headway.training.save_schedule import SaveSchedule, saves_on_the_way
 from headway.training.state import TrainState
-from headway.training.step import train_step
+from headway.training.step import TrainStep
 from headway.training.step_metrics import StepMetrics
 from headway.training.stop import StopSignals
 from headway.training.trial import explain_out_of_memory
@@ -54,7 +54,8 @@ def train_loop(job: Job) -> None:
     # Several workers would have to agree on stopping; those whose data have arrived wait for the others in the step.
     stopped = (lambda: signals.stop) if job.world.size == 1 else (lambda: False)
     feed = Prefetcher(job.task.feed, lanes, state.cursor.step, job.total_steps, stopped=stopped)
-    metrics_of_step, schedule = StepMetrics(job, feed), SaveSchedule.of(job)
+    train_step = TrainStep(config, job.task, state, job.strategy, job.world, job.pipeline)
+    step_metrics, schedule = StepMetrics(job, feed), SaveSchedule.of(job)
     if job.world.device.type == "cuda":  # metrics report the peak of training, not that of the trial steps
         torch.cuda.reset_peak_memory_stats(job.world.device)
     with signals, feed, _run_callbacks(job, lambda: signals.stop):
@@ -66,28 +67,19 @@ def train_loop(job: Job) -> None:
         if _evaluation_pending(job):
             if not _evaluate(job, signals):
                 raise _stopped(job, signals)
-            metrics_of_step.restart()
+            step_metrics.restart()
         for ready, (_, batches) in enumerate(feed):  # fetch
             flags = (signals.stop, schedule.due() or signals.save)
             with _explain_first_step_memory(job, batches):
-                result = train_step(  # step
-                    config,
-                    job.task,
-                    state,
-                    job.strategy,
-                    job.world,
-                    batches=batches,
-                    flags=flags,
-                    pipeline=job.pipeline,
-                )
+                result = train_step.run(batches, flags)  # step
             stop, save = result.flags
             step, last = state.cursor.step, state.cursor.step == job.total_steps
-            metrics = metrics_of_step.metrics(result)
+            metrics = step_metrics.metrics(result)
             for callback in job.callbacks:  # observe
                 callback.on_step(job, step, metrics)
             if rolled_back(job, feed, result):
                 saved = state.cursor.step
-                metrics_of_step.restart()
+                step_metrics.restart()
                 continue
             if _skip_limit_reached(job):  # stop; not saved, or the same command would continue past the limit
                 raise _diverged(job)
@@ -112,7 +104,7 @@ def train_loop(job: Job) -> None:
                 _save_with_retries(job)
             if leaves:
                 raise _stopped(job, signals)
-            metrics_of_step.restart()
+            step_metrics.restart()
         if state.cursor.step < job.total_steps:  # asked to stop while waiting for the next batches
             if state.cursor.step > saved:
                 _checkpoint(job)

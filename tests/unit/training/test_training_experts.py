@@ -17,7 +17,7 @@ from headway.training import step
 from headway.training.optimizer import build_optimizer
 from headway.training.precision import begin_scaling
 from headway.training.state import TrainState, model_tensors
-from headway.training.step import StepResult, train_step
+from headway.training.step import StepResult, TrainStep
 from headway.training.task import LANGUAGE_MODELLING, Task
 
 MODEL = {
@@ -58,7 +58,7 @@ def run(
     task = Task(model, None, LANGUAGE_MODELLING)  # type: ignore[arg-type]
     state = TrainState(model, build_optimizer(config.optimizer, model, here.device))
     begin_scaling(state.cursor, config.train.precision)
-    result = train_step(config, task, state, make_strategy(config, model, here), here, batches=batches)
+    result = TrainStep(config, task, state, make_strategy(config, model, here), here).run(batches)
     return model, result
 
 

@@ -32,6 +32,7 @@ from headway.core.heartbeat import Heartbeat, Phase
 from headway.session import session
 from headway.telemetry.metrics import MetricsLog, read_metrics
 from headway.training import loop
+from headway.training.step import TrainStep
 from states import make_state, save
 
 
@@ -225,6 +226,8 @@ def job_of(world: Any) -> Any:
         world=world,
         grid=SimpleNamespace(of_worker=lambda rank, size: [rank]),
         task=SimpleNamespace(feed=None),
+        strategy=None,
+        pipeline=None,
         notices=None,
         own_process=False,
         total_steps=1,
@@ -307,14 +310,14 @@ def test_what_is_held_is_written_at_any_end_that_leaves_it_worth_it(
 def test_data_that_cannot_be_read_cost_no_state_that_is_held(
     tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = loop.train_step
+    original = TrainStep.run
 
-    def fail(config: Any, task: Any, state: Any, *more: Any, **named: Any) -> Any:
-        if state.cursor.step == 3:
+    def fail(step: TrainStep, *given: Any) -> Any:
+        if step.state.cursor.step == 3:
             raise DataError("a shard cannot be read")
-        return original(config, task, state, *more, **named)
+        return original(step, *given)
 
-    monkeypatch.setattr(loop, "train_step", fail)
+    monkeypatch.setattr(TrainStep, "run", fail)
     every = ["checkpoint.every=100 steps", "checkpoint.memory_every=2 steps"]
     with pytest.raises(DataError, match="a shard cannot be read"):
         train(load_config(tiny(), ["supervise.enabled=false", *every, "train.steps=4"]))
@@ -327,14 +330,14 @@ def test_memory_that_runs_out_in_the_first_step_is_told_with_what_takes_less(
     tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     """Trial steps know nothing of the update; in a later step it may be passing, so that is a crash like any other."""
-    original = loop.train_step
+    original = TrainStep.run
 
-    def run_out(config: Any, task: Any, state: Any, *more: Any, **named: Any) -> Any:
-        if state.cursor.step == step:
+    def run_out(train_step: TrainStep, *given: Any) -> Any:
+        if train_step.state.cursor.step == step:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-        return original(config, task, state, *more, **named)
+        return original(train_step, *given)
 
-    monkeypatch.setattr(loop, "train_step", run_out)
+    monkeypatch.setattr(TrainStep, "run", run_out)
     config = load_config(tiny(), ["supervise.enabled=false", "train.steps=3"])
     with pytest.raises(ConfigError if step == 0 else torch.OutOfMemoryError, match="out of memory") as caught:
         train(config)

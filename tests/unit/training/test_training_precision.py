@@ -32,7 +32,7 @@ from headway.training.precision import (
     update_scale,
 )
 from headway.training.state import Cursor, TrainState
-from headway.training.step import StepResult, train_step
+from headway.training.step import StepResult, TrainStep
 from headway.training.task import Objective, Task
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -96,7 +96,7 @@ def setup(c: Config) -> tuple[Task, TrainState]:
 def step(c: Config, task: Task, state: TrainState, factor: float = 1.0) -> StepResult:
     generator = torch.Generator().manual_seed(state.cursor.step)
     batch = {"x": torch.randn(16, 8, generator=generator), "factor": torch.tensor(factor)}
-    return train_step(c, task, state, make_strategy(c, task.model, WORLD), WORLD, batches={0: [batch]})
+    return TrainStep(c, task, state, make_strategy(c, task.model, WORLD), WORLD).run({0: [batch]})
 
 
 def tensors(state: TrainState) -> dict[str, torch.Tensor]:

@@ -21,7 +21,7 @@ from headway.training.optimizer import build_optimizer
 from headway.training.precision import begin_scaling
 from headway.training.queued_update import queues_update
 from headway.training.state import TrainState
-from headway.training.step import StepResult, train_step
+from headway.training.step import StepResult, TrainStep
 from headway.training.task import LANGUAGE_MODELLING, Task
 
 WORLD = World(0, 1, 0, torch.device("cpu"))
@@ -53,7 +53,7 @@ def train(c: Config, orders: dict[int, str] | None = None) -> tuple[dict[str, st
 
     task = Task(model, None, replace(LANGUAGE_MODELLING, summed_loss=summed_loss))
     results = [
-        train_step(c, task, state, strategy, WORLD, batches={lane: [rows(number, lane)] for lane in (0, 1)})
+        TrainStep(c, task, state, strategy, WORLD).run({lane: [rows(number, lane)] for lane in (0, 1)})
         for number in range(6)
     ]
     return hash_tensors({name: block.local for name, block in state.blocks().items()}), results, state

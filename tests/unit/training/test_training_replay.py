@@ -16,7 +16,7 @@ from headway.parallel.world import World
 from headway.training.optimizer import build_optimizer
 from headway.training.replay import checksum, outliers
 from headway.training.state import TrainState
-from headway.training.step import train_step
+from headway.training.step import TrainStep
 from headway.training.task import Objective, Task
 from headway.training.trial import LiveBytes
 
@@ -40,7 +40,7 @@ def run(replay_every: int, determinism: str = "run") -> list[torch.Tensor]:
         batches: dict[int, Any] = {
             lane: [{"x": torch.randn(6, 4, generator=generator)} for _ in range(2)] for lane in (0, 1)
         }
-        train_step(c, task, state, strategy, WORLD, batches=batches)
+        TrainStep(c, task, state, strategy, WORLD).run(batches)
     return [block.local.clone() for block in state.blocks().values()]
 
 

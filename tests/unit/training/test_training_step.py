@@ -28,7 +28,7 @@ from headway.training.optimizer import (
 )
 from headway.training.precision import begin_scaling
 from headway.training.state import Cursor, TrainState, model_tensors, parameter_names
-from headway.training.step import _rng_coordinates, exact_sum, train_step
+from headway.training.step import TrainStep, _rng_coordinates, exact_sum
 from headway.training.task import Objective, Task, to_device
 
 WORLD = World(0, 1, 0, torch.device("cpu"))
@@ -79,7 +79,7 @@ def test_losses_are_read_when_the_reduction_is_queued(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(strategy, "reduce", reducing)
     monkeypatch.setattr(torch.Tensor, "tolist", reading)
-    train_step(c, task, state, strategy, WORLD, batches={0: [batch(2, 0)]})
+    TrainStep(c, task, state, strategy, WORLD).run({0: [batch(2, 0)]})
     assert order[:2] == ["reduce", "read"]
 
 
@@ -130,7 +130,7 @@ def test_on_a_gpu_losses_are_read_in_an_exchange_and_who_does_not_get_there_is_t
     monkeypatch.setattr(torch.Tensor, "tolist", reading)
     on_device = replace(task, objective=replace(task.objective, summed_loss=computing))
     world = OnGpu(0, 1, 0, torch.device("cpu"))
-    train_step(c, on_device, state, make_strategy(c, task.model, world), world, batches={0: [batch(2, 0)]})
+    TrainStep(c, on_device, state, make_strategy(c, task.model, world), world).run({0: [batch(2, 0)]})
     reads, computes, after = seen["reads"], seen["computes"], read_heartbeat(page)
     assert reads is not None and computes is not None and after is not None
     assert (reads.waits_for, after.waits_for, after.finished.name) == ("sum of gradients", "", "sum of gradients")
@@ -149,7 +149,7 @@ def test_micro_batches_of_different_sizes_weigh_by_their_items() -> None:
     for batches in ({0: parts}, {0: [parts[0]], 1: parts[1:]}, {0: [together]}):
         torch.manual_seed(0)
         task, state = setup(c, nn.Linear(3, 1))
-        result = train_step(c, task, state, make_strategy(c, task.model, WORLD), WORLD, batches=batches)
+        result = TrainStep(c, task, state, make_strategy(c, task.model, WORLD), WORLD).run(batches)
         mean = nn.functional.mse_loss(task.model(together["x"]), together["y"])
         assert result.items == 8
         assert result.loss > float(mean)  # measured before the update
@@ -170,7 +170,7 @@ def test_the_gradient_is_clipped_to_the_mean_gradients_norm() -> None:
     expected = torch.autograd.grad(
         (task.model(data["x"]) - data["y"]).square().sum() / 8, list(task.model.parameters())
     )
-    result = train_step(c, task, state, make_strategy(c, task.model, WORLD), WORLD, batches={0: [data]})
+    result = TrainStep(c, task, state, make_strategy(c, task.model, WORLD), WORLD).run({0: [data]})
     norm = float(torch.cat([g.flatten() for g in expected]).norm())
     assert result.grad_norm == pytest.approx(norm, rel=1e-5)
     clipped = torch.cat([p.grad.flatten() for p in task.model.parameters()])
@@ -183,15 +183,15 @@ def test_a_step_that_is_not_finite_changes_nothing_but_the_cursor(poison: float)
     torch.manual_seed(0)
     task, state = setup(c, nn.Linear(3, 1))
     strategy = make_strategy(c, task.model, WORLD)
-    train_step(c, task, state, strategy, WORLD, batches={0: [batch(4, 0)]})
+    TrainStep(c, task, state, strategy, WORLD).run({0: [batch(4, 0)]})
     before = {name: tensor.clone() for name, tensor in tensors(state).items()}
     bad = batch(4, 1)
     bad["x"][2, 1] = poison
-    result = train_step(c, task, state, strategy, WORLD, batches={0: [bad]})
+    result = TrainStep(c, task, state, strategy, WORLD).run({0: [bad]})
     assert result.skipped
     assert all(torch.equal(before[name], tensor) for name, tensor in tensors(state).items())
     assert state.cursor == Cursor(step=2, skipped_steps=1, skipped_in_row=1)
-    result = train_step(c, task, state, strategy, WORLD, batches={0: [batch(4, 2)]})
+    result = TrainStep(c, task, state, strategy, WORLD).run({0: [batch(4, 2)]})
     assert not result.skipped
     assert state.cursor == Cursor(step=3, skipped_steps=1, skipped_in_row=0)
 
@@ -203,7 +203,7 @@ def test_a_step_without_an_item_in_the_loss_is_left_out(precision: str) -> None:
     begin_scaling(state.cursor, precision)
     scale, strategy = state.cursor.loss_scale, make_strategy(c, task.model, WORLD)
     before = {name: tensor.clone() for name, tensor in tensors(state).items()}
-    result = train_step(c, task, state, strategy, WORLD, batches={0: [batch(0, 0)]})
+    result = TrainStep(c, task, state, strategy, WORLD).run({0: [batch(0, 0)]})
     assert result.skipped and result.items == 0 and math.isnan(result.loss)
     assert state.cursor.step == state.cursor.skipped_steps == 1 and state.cursor.loss_scale == scale
     assert all(torch.equal(before[name], tensor) for name, tensor in tensors(state).items())
@@ -219,7 +219,7 @@ def test_dropout_depends_on_step_lane_and_micro_batch_only() -> None:
         task, state = setup(c, model)
         strategy = make_strategy(c, model, WORLD)
         torch.manual_seed(noise)  # whatever else used random numbers
-        run = [train_step(c, task, state, strategy, WORLD, batches={0: [data], 1: [data]}).loss for _ in range(3)]
+        run = [TrainStep(c, task, state, strategy, WORLD).run({0: [data], 1: [data]}).loss for _ in range(3)]
         losses.append(run)
     assert losses[0] == losses[1]
 
@@ -242,8 +242,8 @@ def test_workers_with_other_positions_of_a_row_draw_other_masks() -> None:
 def test_flags_of_workers_are_agreed() -> None:
     c = config()
     task, state = setup(c, nn.Linear(3, 1))
-    result = train_step(
-        c, task, state, make_strategy(c, task.model, WORLD), WORLD, batches={0: [batch(4, 0)]}, flags=(True, False)
+    result = TrainStep(c, task, state, make_strategy(c, task.model, WORLD), WORLD).run(
+        {0: [batch(4, 0)]}, (True, False)
     )
     assert result.flags == [True, False]
 
@@ -266,7 +266,7 @@ def test_materialized_state_has_the_shape_of_the_real_one_and_leaves_weights_alo
     shapes = {name: t.shape for name, t in optimizer_tensors(state.optimizer, names).items()}
     assert state.optimizer.param_groups[0]["lr"] == 0.1
     assert state.optimizer.param_groups[0]["weight_decay"] == 0.5
-    train_step(c, task, state, make_strategy(c, task.model, WORLD), WORLD, batches={0: [batch(4, 0)]})
+    TrainStep(c, task, state, make_strategy(c, task.model, WORLD), WORLD).run({0: [batch(4, 0)]})
     assert {name: t.shape for name, t in optimizer_tensors(state.optimizer, names).items()} == shapes
 
 

@@ -22,7 +22,7 @@ from headway.session.grid import choose_micro_batch
 from headway.training import trial
 from headway.training.optimizer import build_optimizer
 from headway.training.state import TrainState
-from headway.training.step import train_step
+from headway.training.step import TrainStep
 from headway.training.task import Objective, Task
 from headway.training.trial import (
     LiveBytes,
@@ -69,7 +69,7 @@ def setup(c: Config, grid: LaneGrid, tracked: bool = False) -> tuple[Task, Train
 def run(c: Config, task: Task, state: TrainState, strategy: Strategy, steps: int) -> None:
     for _ in range(steps):
         batches = {0: task.feed.batch(state.cursor.step, 0)}
-        train_step(c, task, state, strategy, WORLD, batches=batches)
+        TrainStep(c, task, state, strategy, WORLD).run(batches)
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "lion", "adafactor"])

@@ -16,7 +16,7 @@ from headway.parallel.world import World
 from headway.training import queued_update
 from headway.training.optimizer import build_optimizer, materialize
 from headway.training.state import TrainState
-from headway.training.step import train_step
+from headway.training.step import TrainStep
 from headway.training.task import LANGUAGE_MODELLING, Task
 
 META = torch.device("meta")
@@ -86,9 +86,7 @@ def test_a_step_waits_for_the_device_for_losses_and_norm_alone_and_if_it_can_onc
     task = Task(model, None, LANGUAGE_MODELLING)
     for _ in range(2):
         with Crossings() as seen:
-            result = train_step(
-                c, task, state, spread, world, batches={0: [rows, rows], 1: [rows, rows]}, flags=(True,)
-            )
+            result = TrainStep(c, task, state, spread, world).run({0: [rows, rows], 1: [rows, rows]}, (True,))
         assert not result.skipped
         assert seen.to_host == waits
         assert seen.to_device == 4 * len(rows), "the micro-batches, and no number that the host has made"
