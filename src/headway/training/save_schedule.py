@@ -128,8 +128,8 @@ class SaveSchedule:
     """Decides when a checkpoint is due by time. Workers' clocks differ, so the loop lets them agree.
 
     Args:
-        every: The interval; this clock ignores intervals of steps and tokens.
-        chosen: Chooses the interval when `every` is `auto`; None on workers whose clock does not count then.
+        every: The interval; this schedule ignores intervals of steps and tokens.
+        chosen: Chooses the interval when `every` is `auto`; None on the other workers, whose clocks do not count then.
     """
 
     def __init__(self, every: Interval | Literal["auto"], chosen: ChosenInterval | None = None) -> None:
@@ -143,7 +143,7 @@ class SaveSchedule:
 
     @classmethod
     def of(cls, job: Job) -> SaveSchedule:
-        """Make the clock of a worker; with `auto`, the first worker's clock chooses the interval."""
+        """Make the schedule of a worker; with `auto`, the first worker's chooses the interval."""
         settings = job.config.checkpoint
         if settings.every != "auto" or not job.world.is_first:
             return cls(settings.every)
