@@ -48,7 +48,8 @@ def shard_experts(module: nn.Module, world: World) -> None:
     # Under tensor parallelism experts need a mesh of their own even if every worker has all of them.
     axis = world.experts_axis("ep") if mesh.ep > 1 or mesh.tp > 1 else None
     # All workers create groups together, including those of a stage without experts.
-    workers, row_sharers, _ = axis and axis.get_group(), world.row_group, axis and world.expert_replica_group
+    workers = None if axis is None else axis.get_group()
+    row_sharers, _ = world.row_group, axis and world.expert_replica_group
     module.share_experts(workers if mesh.ep > 1 else None, row_sharers)
     if axis is not None:
         for unit in units:
