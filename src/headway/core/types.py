@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +39,15 @@ class Feed(Protocol):
 
     def metrics(self, step: int) -> dict[str, float]:
         """Return the metrics of a step's rows (steps count from 0), for `metrics.jsonl`."""
+        ...
+
+
+@runtime_checkable
+class KnowsLongestStep(Protocol):
+    """A feed whose rows differ in length between steps, and that knows which are longest."""
+
+    def longest_step(self, first: int, last: int) -> int:
+        """Return the first of the steps `first` to `last` (exclusive) that has the longest rows."""
         ...
 
 

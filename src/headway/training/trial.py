@@ -20,7 +20,7 @@ from headway.core.errors import ConfigError
 from headway.core.launched import workers_of_this_machine
 from headway.core.machine import Machine
 from headway.core.memory import allowed_bytes
-from headway.core.types import Feed, MicroBatch
+from headway.core.types import Feed, KnowsLongestStep, MicroBatch
 from headway.parallel.blocks import local_part
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
@@ -95,8 +95,8 @@ def exchanges_in_trial(config: Config, world: World) -> bool:
 
 def largest_micro_batch(feed: Feed, lane: int, first: int, last: int) -> MicroBatch:
     """Return a micro-batch of the steps `first` to `last` (exclusive) with the longest rows that the feed knows of."""
-    longest = getattr(feed, "longest_step", None)
-    return feed.batch(first if longest is None else longest(first, last), lane)[0]
+    longest = feed.longest_step(first, last) if isinstance(feed, KnowsLongestStep) else first
+    return feed.batch(longest, lane)[0]
 
 
 @contextmanager
