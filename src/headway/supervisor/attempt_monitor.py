@@ -9,7 +9,8 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,28 @@ _REPORT_SECONDS, _STACK_SECONDS, _GIVE_UP_SECONDS = 4.0, 2.0, 5.0
 _HURRY_SECONDS = 0.4
 
 
+@dataclass
+class _WaitForSave:
+    """A wait for a checkpoint that is still being written when the workers have ended."""
+
+    why: str = "workers are gone"
+    """How they ended."""
+    since: float = math.inf
+    reported: bool = False
+
+
 class AttemptMonitor:
     """One attempt, as the supervisor sees it.
+
+        make()              starts the attempt process, then looks at it several times a second:
+          |                 its messages, signals to pass on, heartbeats for the watchdog
+          |-- "ready" --->  begin(): the attempt owns the run directory, and its workers may train
+          |                 (begin_again() has done so before make(), in a further attempt)
+          |-- its end, or a finding of the watchdog ---> AttemptOutcome
+          |
+        all processes are ended; a checkpoint that is being written may be finished first
+          |
+        record_outcome()    writes attempt.json
 
     Args:
         has_begun: Called when the attempt's folder exists.
@@ -73,13 +94,10 @@ class AttemptMonitor:
         self.record: Attempt | None = None
         self._log: SupervisorLog | None = None
         self.lock: OwnerLock | None = None
-        self._restarts = 0
         self._reported: dict[str, Any] | None = None
         self._done = False
         self._workers = WorkerStatuses(config.parallel.workers)
-        self._late_at = math.inf
         self._facts: dict[str, Any] = {}
-        self._saving_since, self._reported_wait, self._end_words = math.inf, False, "workers are gone"
 
     def begin(self, lock: OwnerLock | None, started: float | None = None, restarts: int = 0) -> Attempt:
         """Take the run directory: from here on, processes of earlier attempts cannot publish anything."""
@@ -118,27 +136,27 @@ class AttemptMonitor:
 
     def make(self, restarts: int, lock: OwnerLock | None) -> AttemptOutcome:
         """Start the workers and wait for their end. On return, no process of the attempt is left."""
-        self._restarts = restarts
         number = self.record.number if self.record is not None else None
         environment = {RESTARTS_VARIABLE: str(restarts)}
         if self._pool.devices is not None and self.config.train.device in ("auto", "cuda"):
             environment["CUDA_VISIBLE_DEVICES"] = self._pool.devices
         process = AttemptProcess(self.config, self._options, environment, self._own_process, number)
+        wait = _WaitForSave()
         try:
             outcome = self._watch(process, lock)
-            self._end_words = outcome.what
+            wait.why = outcome.what
             return outcome
         finally:
             self._look()
             sessions = {process.pid, *(reading.pid for reading in self._workers.readings.values())}
-            left = end_all(sessions, os.getpid() if self._own_process else None, self._still_saving)
+            left = end_all(sessions, os.getpid() if self._own_process else None, partial(self._still_saving, wait))
             process.wait(_GIVE_UP_SECONDS)
             process.channel.end.close()
             self._workers.close()
             if left:
                 warning(f"processes {left} of this attempt do not end; they can no longer publish anything")
 
-    def _still_saving(self) -> bool:
+    def _still_saving(self, wait: _WaitForSave) -> bool:
         """Return whether a checkpoint is being written that the next attempt can begin from.
 
         If that takes seconds, report it once.
@@ -146,14 +164,14 @@ class AttemptMonitor:
         if self.record is None or wait_for_writers(self.config.run_directory, 0.0):
             return False
         now = time.monotonic()
-        self._saving_since = min(self._saving_since, now)
-        if now - self._saving_since < GRACE_SECONDS:
+        wait.since = min(wait.since, now)
+        if now - wait.since < GRACE_SECONDS:
             return True
         if self._interrupted:
             return False
-        if not self._reported_wait:
-            self._reported_wait = True
-            self._say(f"{self._end_words}; waiting for the checkpoint that is still being written")
+        if not wait.reported:
+            wait.reported = True
+            self._say(f"{wait.why}; waiting for the checkpoint that is still being written")
         return True
 
     def record_outcome(self, outcome: AttemptOutcome, decision: Decision) -> None:
@@ -187,7 +205,7 @@ class AttemptMonitor:
     def _watch(self, process: AttemptProcess, lock: OwnerLock | None) -> AttemptOutcome:
         look_at, found, found_at = 0.0, None, 0.0
         start_by = time.monotonic() + self.config.supervise.start_seconds
-        self._late_at = time.monotonic() + self._watchdog.start_patience_seconds
+        late_at = time.monotonic() + self._watchdog.start_patience_seconds
         while True:
             begins = self.record is not None and bool(self._workers.missing)
             for message in process.listen(_BEGIN_SECONDS if begins else _POLL_SECONDS):
@@ -208,7 +226,8 @@ class AttemptMonitor:
             if self._own_process:
                 reap_orphans(process.pid)
             self._ask_to_grow()
-            if now > self._late_at and self._workers.missing:
+            if now > late_at and self._workers.missing:
+                late_at = math.inf
                 self._warn_of_late_start(process)
             if now > start_by and self._workers.missing:
                 folder = self.record.directory if self.record is not None else None
@@ -243,8 +262,7 @@ class AttemptMonitor:
             self._workers.look(self.record.directory)
 
     def _warn_of_late_start(self, process: AttemptProcess) -> None:
-        """Warn once that workers are late. They may take long to begin, and a hang would stay unnoticed for as long."""
-        self._late_at = math.inf
+        """Warn that workers are late. They may take long to begin, and a hang would stay unnoticed for as long."""
         seconds = self._watchdog.start_patience_seconds
         what = self._workers.late(seconds, process.pid, self.record is not None)
         self._say(f"warning: {what}; that may take {format_seconds(self.config.supervise.start_seconds)}")

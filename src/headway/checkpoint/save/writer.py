@@ -12,12 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from headway.checkpoint.format.file_layout import Piece, ShardFile, plan_files
+from headway.checkpoint.format.file_layout import Piece
 from headway.checkpoint.format.folders import remove
 from headway.checkpoint.save.fence import Fenced
 from headway.checkpoint.save.outcomes import Outcome, Upload, WriterDied
 from headway.checkpoint.save.publish import Publisher
-from headway.checkpoint.save.save_plan import assign_writers
+from headway.checkpoint.save.save_plan import SavePlan
 from headway.checkpoint.save.staging import StagingBuffer
 from headway.checkpoint.save.writer_client import WriterProcess, WriterSettings
 from headway.core.console import warning
@@ -40,6 +40,19 @@ class CheckpointWriter:
 
     All workers submit together. The first worker learns the outcome of the whole save, the others that of their part.
 
+        get_ready()   agrees on the plan, and waits until every worker has a free buffer
+          |
+        submit()      fills the buffer and sends a job: the save is outstanding
+          |             |-- written, or failed ----------> outcomes()
+          |             '-- the process dies or hangs ---> this save fails; a successor gets those after it
+        snapshot()    fills a buffer that is written only if this worker dies, until the next snapshot is complete
+          |
+        wait()        blocks until no save is outstanding
+          |
+        close()       ends the process once all is written, and uploaded unless a stop is urgent
+
+    Answers of the process arrive on a thread of its client. `_changed` guards what both threads use.
+
     Args:
         settings: Destination of the checkpoints, and rank of this worker.
         gather: Exchanges a value with all workers and returns the values by rank.
@@ -51,9 +64,7 @@ class CheckpointWriter:
         self._settings, self._gather = settings, gather
         self._buffers = tuple(StagingBuffer() for _ in range(3 if settings.memory_snapshots else 2))
         self._snapshots: list[tuple[StagingBuffer, WriterProcess]] = []
-        self._mine: list[Piece] | None = None
-        self._pieces: list[Piece] = []
-        self._files: list[ShardFile] = []
+        self._plan = SavePlan()
         self._outcomes: deque[Outcome] = deque()
         self._uploads: deque[Upload] = deque()
         self._lost: CheckpointError | None = None
@@ -167,7 +178,7 @@ class CheckpointWriter:
             "number": self._jobs_made,
             "step": step,
             "descriptor": buffer.descriptor,
-            "pieces": [piece.record() for piece in self._pieces],
+            "pieces": [piece.record() for piece in self._plan.pieces],
             "cursor": {**cursor, "step": step},
             "context": {**context, "time": time.time()},
             "tag": f"attempt-{context.get('attempt', os.getpid())}",
@@ -192,12 +203,12 @@ class CheckpointWriter:
             blocks: This worker's part of the state.
             ahead: Whether to fault in all pages of the buffer now.
         """
-        if self._plan(blocks):
+        if self._agree_on_plan(blocks):
             self._wait_for_buffers()
         with self._changed:  # an answer on another thread may remove a pending save meanwhile
             buffer = self._free_buffer()
         assert buffer is not None, "only this thread takes buffers"
-        buffer.prepare(self._files, any(block.local.is_cuda for block in blocks.values()), ahead)
+        buffer.prepare(self._plan.files, any(block.local.is_cuda for block in blocks.values()), ahead)
         return buffer
 
     def outcomes(self) -> list[Outcome]:
@@ -285,7 +296,7 @@ class CheckpointWriter:
         for buffer in self._buffers:
             buffer.close()
 
-    def _plan(self, blocks: StateBlocks) -> bool:
+    def _agree_on_plan(self, blocks: StateBlocks) -> bool:
         """Agree on which worker writes which pieces, if a worker's pieces changed since the last plan.
 
         Returns:
@@ -294,13 +305,9 @@ class CheckpointWriter:
         mine = [Piece.of(name, block) for name, block in blocks.items()]
         with self._changed:
             lacks_buffer = self._free_buffer() is None
-        changed, lacking = zip(*self._ask_all((mine != self._mine, lacks_buffer)), strict=True)
+        changed, lacking = zip(*self._ask_all((mine != self._plan.mine, lacks_buffer)), strict=True)
         if any(changed):
-            self._mine = mine
-            everyone = self._gather([piece.record() for piece in mine])
-            shares = assign_writers([[Piece.parse(record) for record in worker] for worker in everyone])
-            self._pieces = shares[self._settings.rank]
-            self._files = plan_files(self._pieces, self._settings.rank, self._settings.max_shard_bytes)
+            self._plan = SavePlan.agree(mine, self._gather, self._settings.rank, self._settings.max_shard_bytes)
         return any(lacking)
 
     def _wait_for_buffers(self) -> None:
