@@ -66,7 +66,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "tiny": {"dim": 96, "layers": 4, "heads": 4, "kv_heads": 2, "ffn_dim": 256, "vocab_size": 2048},
 }  # fmt: skip
 ROWS = {"experts": 2, "tiny-experts": 2, "vocabulary": 1, "layers": 1, "activations": 8, "tiny": 2}
-STRATEGIES = {"single": 1, "ddp": 2, "zero1": 2, "zero2": 2, "zero3": 2, "hsdp": 4, "elastic": 2, "elastic-zero3": 2}
+STRATEGIES = {
+    "single": 1, "ddp": 2, "zero1": 2, "zero2": 2, "zero3": 2, "zero3-each": 2, "hsdp": 4, "hsdp-each": 4, "elastic": 2,
+    "elastic-zero3": 2,
+}  # fmt: skip
 #: DeepSpeed's, without and with moments in host memory, which on the CPU is where everything is.
 DEEPSPEED = {f"deepspeed_zero{stage}{offload}": 2 for stage in (1, 2, 3) for offload in ("", "-offload")}
 #: Ways to share a row or a model. Not those of tensor parallelism: what its collectives were given is let go of by
@@ -85,7 +88,8 @@ class Case:
     """One measurement."""
 
     strategy: str
-    """As in the config; "elastic" and "elastic-zero3" are `ddp` and `zero3` with determinism=elastic. Or a mesh."""
+    """As in the config; "elastic" and "elastic-zero3" are `ddp` and `zero3` with determinism=elastic, "-each" reduces
+    gradients in every micro-batch. Or a mesh."""
     model: str
     precision: str
     checkpointing: str
@@ -117,11 +121,13 @@ class Case:
             "activation_checkpointing": self.checkpointing,
             "device": "cpu",
         }
-        own = self.strategy.removeprefix("elastic-").removesuffix("-offload")
+        each = self.strategy.endswith("-each")
+        own = self.strategy.removeprefix("elastic-").removesuffix("-offload").removesuffix("-each")
         parallel = {
             "strategy": "auto" if mesh else {"elastic": "ddp"}.get(own, own),
             "workers": self.workers,
             **mesh,
+            "reduce_every": "micro_batch" if each else "auto",
             "threads": 1,
             "deepspeed_config": deepspeed_json(self.bucket) if self.bucket is not None else None,
         }

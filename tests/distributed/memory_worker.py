@@ -41,10 +41,11 @@ zero.BUCKET_BYTES = BUCKET
 MODEL = {"dim": 64, "layers": 6, "heads": 2, "ffn_dim": 160, "vocab_size": 128, "max_sequence_length": 16}
 
 
-def config(strategy: str, precision: str = "fp32", **parallel: Any) -> Config:
+def config(strategy: str, precision: str = "fp32", determinism: str = "run", **parallel: Any) -> Config:
     train = {"steps": 1, "sequence_length": 16, "global_batch": 2, "device": "cpu", "precision": precision}
     spread = {"strategy": strategy, "workers": 2, **parallel}
-    return Config.model_validate({"model": MODEL, "train": train, "parallel": spread}).resolved()
+    values = {"model": MODEL, "train": train, "parallel": spread, "determinism": determinism}
+    return Config.model_validate(values).resolved()
 
 
 def built(world: World, asked: Config) -> tuple[Decoder, Strategy]:
@@ -160,6 +161,34 @@ def options_change_no_bits(world: World) -> None:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
+def accumulation_keeps_a_shard(world: World) -> None:
+    """Eight micro-batches take what one does, and this worker's shard of the sums; whole gradients if it is asked."""
+
+    def accumulate(asked: Config, model: Decoder, strategy: Strategy, lanes: int, micro_batches: int) -> None:
+        strategy.begin()
+        for lane in range(lanes):
+            for index in range(micro_batches):
+                last_of_lane = index == micro_batches - 1
+                with strategy.micro_batch(last_of_lane, last_of_lane and lane == lanes - 1):
+                    model(rows(index), rows(index)).backward()
+        strategy.reduce()
+
+    def taken(lanes: int, micro_batches: int, **options: Any) -> int:
+        asked = config("zero3", **options)
+        model, strategy = built(world, asked)
+        return least(lambda: peak(lambda: accumulate(asked, model, strategy, lanes, micro_batches)))
+
+    whole = sum(p.nbytes for p in build_model(config("zero3").model, vocab_size=128, seed=7).parameters())
+    once = taken(1, 1)
+    room = once + 0.55 * whole
+    each = taken(1, 8, reduce_every="micro_batch")
+    kept = taken(1, 8, reduce_every="step")
+    assert each < room < kept, (once, each, kept, whole)
+    # Elastic lanes: a shard for each level of the tree, and one to contribute to.
+    elastic = {lanes: taken(lanes, 1, determinism="elastic") for lanes in (1, 8)}
+    assert elastic[8] < elastic[1] + 2.1 * whole, (elastic, whole)
+
+
 def a_model_is_never_whole(world: World) -> None:
     asked = config("zero3")
     expected = build_model(asked.model, vocab_size=128, seed=7)
@@ -190,7 +219,7 @@ if __name__ == "__main__":
     warnings.filterwarnings("error", r".*is deprecated", FutureWarning)
     with open_world("cpu", 60, MeshShape(dp_shard=2)) as world:
         for check in (zero2_hands_gradients_over, sharded_layers_are_in_half_precision, options_change_no_bits,
-                      a_model_is_never_whole):  # fmt: skip
+                      accumulation_keeps_a_shard, a_model_is_never_whole):  # fmt: skip
             begin = time.perf_counter()
             check(world)
             if world.is_first:

@@ -84,6 +84,7 @@ def test_stages_times_workers_that_share_the_data(trials: Callable[..., Trials])
     runs.add("single", 1)
     names = [runs.add("pp4", 4, FOUR), runs.add("gpipe-zero3", 4, TWO, GPIPE, "parallel.strategy=zero3")]
     names += [runs.add(s, 4, TWO, INTERLEAVED, f"parallel.strategy={s}") for s in ("ddp", "zero1", "zero2", "zero3")]
+    names.append(runs.add("each", 4, TWO, INTERLEAVED, "parallel.strategy=zero3", "parallel.reduce_every=micro_batch"))
     runs.run()
     assert not different(runs, names)
 

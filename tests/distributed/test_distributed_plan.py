@@ -31,12 +31,13 @@ def measured(folder: Path, *arguments: str) -> dict[str, dict[str, Any]]:
 @pytest.mark.slow
 @needs_benchmarks
 def test_every_strategy_takes_what_is_planned(tmp_path: Path) -> None:
-    strategies = ("ddp", "zero1", "zero2", "zero3", "elastic")
+    strategies = ("ddp", "zero1", "zero2", "zero3", "zero3-each", "elastic", "elastic-zero3")
     found = measured(tmp_path, "--strategies", *strategies)
     assert set(strategies) == found.keys()
     # Not by chance: they differ from each other by more than the plan may be off.
     assert found["elastic"]["measured_bytes"] > 1.1 * found["ddp"]["measured_bytes"]
     assert found["ddp"]["measured_bytes"] > 1.1 * found["zero1"]["measured_bytes"]
+    assert found["zero3"]["measured_bytes"] > 1.1 * found["zero3-each"]["measured_bytes"]
 
 
 @pytest.mark.slow

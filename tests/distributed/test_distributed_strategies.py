@@ -22,6 +22,9 @@ def test_all_strategies_learn_what_one_worker_does(trials: Callable[..., Trials]
     names = [runs.add(f"{s}-{n}", n, f"parallel.strategy={s}") for n, s in ways]
     names.append(runs.add("hsdp-4", 4, "parallel.strategy=hsdp"))
     names.append(runs.add("zero3-offload", 2, "parallel.strategy=zero3", "optimizer.offload=true"))
+    each = "parallel.reduce_every=micro_batch"
+    names += [runs.add(f"{s}-each", n, f"parallel.strategy={s}", each) for s, n in (("zero3", 2), ("hsdp", 4))]
+    names.append(runs.add("offload-each", 2, "parallel.strategy=zero3", "optimizer.offload=true", each))
     runs.run()
     expected = runs.losses("single")
     assert len(expected) == STEPS and expected[-1] < expected[0] - 0.5
@@ -48,6 +51,19 @@ def test_elastic_runs_have_the_same_bits_under_every_strategy(
     runs.run()
     hashes = {name: runs.hash(name) for name in names}
     assert len(set(hashes.values())) == 1, hashes
+
+
+def test_gradients_reduced_in_every_micro_batch_repeat_their_bits(trials: Callable[..., Trials]) -> None:
+    runs = trials(train={"micro_batch": 1})
+    each = ("parallel.strategy=zero3", "parallel.reduce_every=micro_batch")
+    runs.add("whole", 2, *each)
+    runs.add("once", 2, each[0], "parallel.reduce_every=step")
+    runs.run()
+    runs.add("resumed", 2, *each, copy_of="whole")
+    runs.run()
+    assert runs.hash("resumed") == runs.hash("whole")
+    # Otherwise nothing would have been reduced in between.
+    assert runs.hash("once") != runs.hash("whole")
 
 
 def resumed_pairs(runs: Trials, strategies: tuple[str, ...], apart: tuple[int, ...]) -> list[str]:

@@ -11,6 +11,9 @@ from headway.core.console import print_line, print_lines
 from headway.core.format import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from headway.config import Config
     from headway.plan.prepare import Plan
     from headway.plan.recommend import Option
 
@@ -58,13 +61,19 @@ def plan(
     memory_gib: Annotated[
         float | None,
         typer.Option(
-            "--memory-gib", min=0.1, help="Memory of an accelerator that Headway does not know.", show_default=False
+            "--memory-gib",
+            min=0.1,
+            help="Memory of an accelerator, where it differs or is unknown.",
+            show_default=False,
         ),
     ] = None,
     tokens_per_second: Annotated[
         float | None,
         typer.Option(
-            "--tokens-per-second", min=1e-9, help="Measured speed of all workers together.", show_default=False
+            "--tokens-per-second",
+            min=1e-9,
+            help="Measured speed of all workers together, with the config as it is.",
+            show_default=False,
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -73,16 +82,62 @@ def plan(
     from headway.plan.accelerators import parse_machines, this_machine
     from headway.plan.prepare import make_plan
 
-    loaded = load(config, overrides)
+    given = list(overrides or [])
     if gpus is None or gpus.strip().lower() == "cpu":
-        machines = this_machine(loaded.parallel.workers, accelerators=gpus is None and loaded.train.device != "cpu")
+        _check_options_of_machines(per_node, interconnect)
+        loaded, given = _load_any_micro_batch(config, given)
+        accelerators = gpus is None and loaded.train.device != "cpu"
+        machines = this_machine(loaded.parallel.workers, accelerators, memory_gib=memory_gib)
     else:
         machines = parse_machines(gpus, per_node, interconnect, memory_gib)
+        loaded, given = _load_any_micro_batch(config, [*given, f"parallel.workers={machines.count}"])
     made = make_plan(loaded, machines, tokens_per_second)
     if as_json:
         print_json(made.as_json())
     else:
-        _print_plan(made, str(config))
+        chosen_rows = [text for text in given[len(overrides or []) :] if text.startswith("train.micro_batch=")]
+        _print_plan(made, " ".join([str(config), *chosen_rows]))
+
+
+def _check_options_of_machines(per_node: int | None, interconnect: str | None) -> None:
+    """Check that options which describe other machines come with `--gpus`.
+
+    Raises:
+        ConfigError: one of them is given.
+    """
+    from headway.core.errors import ConfigError
+
+    given = {"--per-node": per_node, "--interconnect": interconnect}
+    names = [name for name, value in given.items() if value is not None]
+    if names:
+        raise ConfigError(
+            f"{' and '.join(names)} describe machines with accelerators, but the plan is for this machine",
+            where=", ".join(names),
+            fix="name the machines, for example --gpus 16xH100, or leave it out",
+        )
+
+
+def _load_any_micro_batch(config: Path, overrides: list[str]) -> tuple[Config, list[str]]:
+    """Load the config, with micro-batches of one row if those of the file do not fit the workers.
+
+    The plan tries other micro-batches in any case; only one that an override asks for has to be possible.
+
+    Returns:
+        The config, and the overrides that gave it.
+    """
+    from headway.core.errors import ConfigError
+
+    key = "train.micro_batch"
+    try:
+        return load(config, overrides), overrides
+    except ConfigError as first:
+        if any(text.partition("=")[0].strip() == key for text in overrides):
+            raise
+        overrides = [*overrides, f"{key}=1"]
+        try:
+            return load(config, overrides), overrides
+        except ConfigError:
+            raise first from None
 
 
 def _print_plan(made: Plan, config_name: str) -> None:
@@ -100,7 +155,8 @@ def _print_plan(made: Plan, config_name: str) -> None:
     print_line(f"training   {format_count(made.tokens)} tokens")
     if made.measured_tokens_per_second is not None:
         print_line(
-            f"speed      {format_count(made.measured_tokens_per_second)} tokens/s, as measured, for every row below"
+            f"speed      {format_count(made.measured_tokens_per_second)} tokens/s, as measured of the config as it is;"
+            " other rows in proportion"
         )
     print_line()
     _print_options(made)
@@ -111,11 +167,19 @@ def _print_plan(made: Plan, config_name: str) -> None:
 
 
 def _print_options(made: Plan) -> None:
-    headers = ["STRATEGY", "CHECKPOINTING", "WEIGHTS", "GRADIENTS", "OPTIMIZER", "ACTIVATIONS", "BUFFERS", "COMM",
-               "PEAK", "FITS", "TOKENS/S", "MFU", "TIME"]  # fmt: skip
-    lines = [_line(made, option) for option in made.table if option.memory is not None]
-    print_table(headers, lines, numeric=[*range(2, 9), 10, 11, 12])
-    print_line("each row: the peak of a step, on the worker that needs most memory")
+    headers = ["", "STRATEGY", "CHECKPOINTING", "ROWS", "WEIGHTS", "GRADIENTS", "OPTIMIZER", "ACTIVATIONS", "BUFFERS",
+               "COMM", "PEAK", "FITS", "TOKENS/S", "MFU", "TIME", "WITH"]  # fmt: skip
+    chosen, second = made.recommendation.option, made.recommendation.runner_up
+    added = [option for option in (chosen, second) if option is not None and option not in made.table]
+    lines = [
+        ["*" if option == chosen else "+" if option == second else "", *_line(made, option)]
+        for option in (*made.table, *added)
+        if option.memory is not None
+    ]
+    print_table(headers, lines, numeric=[*range(3, 11), 12, 13, 14])
+    print_line("each row: the peak of a step, on the worker that needs most memory; ROWS: of a micro-batch")
+    if chosen is not None:
+        print_line(f"*: recommended{'' if second is None else '; +: runner-up'}")
     listed = f"listed: {made.deepspeed}" if made.deepspeed else f"left out: {made.no_deepspeed}"
     print_line(f"strategies of DeepSpeed are {listed}")
     for note in made.notes:
@@ -124,23 +188,25 @@ def _print_options(made: Plan) -> None:
 
 
 def _line(made: Plan, option: Option) -> list[str]:
-    assert option.memory is not None
+    assert option.memory is not None and option.layout is not None
     hours = made.hours(option)
     return [
         option.strategy,
         option.checkpointing,
+        str(option.layout.micro_batch),
         *(format_bytes(count) for count in option.memory.peak.parts.values()),
         format_bytes(option.memory.peak_bytes),
         {True: "yes", False: "no", None: "n/a"}[option.fits],
-        format_count(made.tokens_per_second(option)),
+        _about(made.tokens_per_second(option)),
         _percent(made.mfu(option)),
         format_seconds(None if hours is None else hours * 3600),
+        " ".join(option.more),
     ]
 
 
 def _print_recommendation(made: Plan, config_name: str) -> None:
     from headway.plan.recommend import USABLE_SHARE, command
-    from headway.plan.speed import ASSUMPTIONS
+    from headway.plan.speed import assumptions
 
     chosen, reason = made.recommendation.option, made.recommendation.reason
     if chosen is None:
@@ -151,17 +217,48 @@ def _print_recommendation(made: Plan, config_name: str) -> None:
     free = "telemetry.usd_per_hour is not set" if made.usd_per_hour is None else "the speed is unknown"
     print_line(f"recommended: {' '.join(chosen.overrides)}")
     print_line(f"  because  {reason}")
-    print_line(f"  memory   {format_bytes(chosen.memory.peak_bytes)} per worker, {chosen.layout.mesh}")
-    print_line(f"  speed    {format_count(made.tokens_per_second(chosen))} tokens/s, MFU {_percent(made.mfu(chosen))}")
-    print_line(f"  time     {format_seconds(None if hours is None else hours * 3600)}")
+    left = made.headroom_bytes(chosen)
+    room = "" if left is None else f", {format_bytes(left)} left of what is usable"
+    print_line(f"  memory   {format_bytes(chosen.memory.peak_bytes)} per worker{room}, {chosen.layout.mesh}")
+    print_line(f"  speed    {_speed(made, chosen)} tokens/s, MFU about {_percent(made.mfu(chosen))}")
+    print_line(f"  time     {_time(made, hours)}")
     print_line(f"  energy   {'n/a' if energy is None else f'{energy:,.1f} kWh (boards at their power limit)'}")
     print_line(f"  cost     {f'n/a ({free})' if cost is None else f'${cost:,.2f}'}")
+    second = made.recommendation.runner_up
+    if second is not None:
+        assert second.memory is not None
+        words = f"{format_bytes(second.memory.peak_bytes)} per worker, {_speed(made, second)} tokens/s"
+        print_line(f"  or       {' '.join(second.overrides)}: {words}")
     print_line(f"  type     {command(config_name, made.machines, chosen)}")
     print_lines("\nassumed:")
     room = f"plans may fill {USABLE_SHARE:.0%} of the memory; the rest is for driver, communication and fragmentation"
-    for line in (room, *(ASSUMPTIONS if chosen.speed is not None else ())):
+    for line in (room, *(assumptions(made.machines) if chosen.speed is not None else ())):
         print_line(f"  - {line}")
 
 
+def _about(value: float | None) -> str:
+    """Format an estimate with the two digits that it has."""
+    return format_count(None if value is None else float(f"{value:.1e}"))
+
+
+def _speed(made: Plan, option: Option) -> str:
+    """Format the throughput of an option as a range, unless it was measured."""
+    from headway.plan.speed import RANGE
+
+    value = made.tokens_per_second(option)
+    if value is None or made.measured_tokens_per_second is not None:
+        return format_count(value)
+    return f"{_about(value * RANGE[0])} to {_about(value * RANGE[1])}"
+
+
+def _time(made: Plan, hours: float | None) -> str:
+    """Format the time of the run as a range, unless the throughput was measured."""
+    from headway.plan.speed import RANGE
+
+    if hours is None or made.measured_tokens_per_second is not None:
+        return format_seconds(None if hours is None else hours * 3600)
+    return " to ".join(format_seconds(hours * 3600 / share) for share in reversed(RANGE))
+
+
 def _percent(share: float | None) -> str:
-    return "n/a" if share is None else f"{share:.1%}"
+    return "n/a" if share is None else f"{share:.0%}"

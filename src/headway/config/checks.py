@@ -15,7 +15,7 @@ from headway.config.credentials import credential_problems
 from headway.config.data import named_sources
 from headway.config.deepspeed import deepspeed_problems
 from headway.config.experts import parallel_problems
-from headway.config.lanes import divisors, nearest, resolve_lanes
+from headway.config.lanes import LaneGrid, divisors, nearest, resolve_lanes
 from headway.config.mesh import resolve_mesh
 from headway.config.optimizers import find_optimizer
 from headway.config.pipeline import micro_batch_problem
@@ -161,11 +161,32 @@ def _workers(config: Config) -> Iterator[ConfigError]:
         yield error
         return
     yield from deepspeed_problems(config, mesh)
+    yield from _reduction(config, grid)
     for micro_batches in dict.fromkeys(map(grid.micro_batches_of, config.train.batches.sizes)):
         problem = micro_batch_problem(config, grid, micro_batches)
         if problem is not None:
             yield problem
             return
+
+
+def _reduction(config: Config, grid: LaneGrid) -> Iterator[ConfigError]:
+    """Check that an elastic run, which sums gradients lane by lane, can do so as often as the config says."""
+    every, where = config.parallel.reduce_every, "parallel.reduce_every, determinism"
+    if config.determinism != "elastic" or not grid.interleaved or every == "auto":
+        return
+    if every == "step":
+        yield ConfigError(
+            "determinism 'elastic' sums gradients lane by lane, not once a step",
+            where=where,
+            fix="leave parallel.reduce_every out, or determinism=run",
+        )
+    elif grid.micro_batches > 1:
+        yield ConfigError(
+            f"determinism 'elastic' sums gradients lane by lane, and a lane has {grid.micro_batches} micro-batches",
+            where=f"{where}, train.lanes",
+            fix=f"train.micro_batch={grid.micro_batch * grid.micro_batches} or more train.lanes, or leave"
+            " parallel.reduce_every out",
+        )
 
 
 def _fewer_workers(config: Config) -> Iterator[ConfigError]:

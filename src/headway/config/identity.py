@@ -49,8 +49,8 @@ _LATER = {
     "model.adapter": (None,),
 }
 
-#: Keys of `parallel` that round gradients in transit, with their values that do not.
-_ROUNDING = {"parallel.reduce_precision": "fp32", "parallel.compression": "none"}
+#: Keys of `parallel` that determine how sums of gradients are rounded, with their values that leave it to the model.
+_ROUNDING = {"parallel.reduce_precision": "fp32", "parallel.compression": "none", "parallel.reduce_every": "auto"}
 
 
 def identity(config: Config) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headway.config.strategies import find_strategy
 from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,13 +25,17 @@ class LaneGrid:
     """Micro-batches in a lane of the largest batch; for the smaller ones of `train.batch_ramp`, see
     `micro_batches_of`."""
     micro_batch: int
+    interleaved: bool = False
+    """Whether worker `r` of `w` computes lanes `r`, `r + w`, `r + 2w`, ... instead of neighbouring ones."""
 
     def micro_batches_of(self, rows: int) -> int:
         """Return the number of micro-batches in a lane of a global batch of so many rows."""
         return rows // (self.lanes * self.micro_batch)
 
     def of_worker(self, rank: int, workers: int) -> range:
-        """Return the contiguous lanes that a worker computes."""
+        """Return the lanes that a worker computes."""
+        if self.interleaved:
+            return range(rank, self.lanes, workers)
         share = self.lanes // workers
         return range(rank * share, (rank + 1) * share)
 
@@ -61,7 +66,9 @@ def resolve_lanes(config: Config, workers: int) -> LaneGrid:
             where=f"train.micro_batch, train.lanes, {_batch_keys(config)}",
             fix=f"train.micro_batch={nearest(micro_batch, divisors(per_lane))}",
         )
-    return LaneGrid(lanes, train.global_batch_rows // lanes // micro_batch, micro_batch)
+    # Lanes that are computed at the same time are neighbours, so shards can be summed lane by lane in the fixed tree.
+    interleaved = elastic and find_strategy(config.parallel.strategy).cuts_parameters
+    return LaneGrid(lanes, train.global_batch_rows // lanes // micro_batch, micro_batch, interleaved)
 
 
 def resolve_threads(config: Config, workers: int, lanes: int, cores: int) -> int:

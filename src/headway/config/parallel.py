@@ -9,6 +9,8 @@ from pydantic import PositiveInt, WithJsonSchema, model_validator
 from headway.config.base import LocalPath, Section, conflict
 from headway.config.strategies import AUTO, StrategyName
 
+#: Whole gradients of more bytes are reduced in every micro-batch unless the config says otherwise.
+_WHOLE_GRADIENTS_BYTES = 2 * 2**30
 #: A number of workers, or a range of them, for editors.
 _WORKERS = {
     "anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": r"^\s*0*[1-9]\d*\s*:\s*0*[1-9]\d*\s*$"}]
@@ -45,6 +47,11 @@ class ParallelConfig(Section):
     reshard_after_forward: bool = True
     """With `zero3` and `hsdp`: free a layer's gathered weights between its forward and its backward pass. Keeping them
     saves a third of the communication."""
+    reduce_every: Literal["auto", "micro_batch", "step"] = "auto"
+    """With `zero3` and `hsdp`: when gradients are summed over workers. `micro_batch` keeps only this worker's shard of
+    them while micro-batches accumulate; `step` keeps whole gradients, and sums them once. `auto`: `micro_batch` where
+    whole gradients take more than 2 GiB. The order of additions, and so the bits, depend on it. `elastic` runs sum at
+    the end of every lane instead."""
     prefetch: PositiveInt | None = None
     """With `zero3` and `hsdp`: gather weights this many layers ahead, at the cost of the memory of as many whole
     layers. PyTorch's default, one layer, when not given."""
@@ -72,6 +79,12 @@ class ParallelConfig(Section):
     """A collective that takes longer ends the attempt."""
     nccl_profile: Literal["auto", "none", "ethernet", "infiniband", "roce", "nvlink"] = "auto"
     """NCCL's environment variables for workers on GPUs, as `headway doctor` shows them; variables that you set win."""
+
+    def reduces_each_micro_batch(self, gradient_bytes: int) -> bool:
+        """Return whether sharded strategies sum gradients in every micro-batch, given the bytes of whole gradients."""
+        return self.reduce_every == "micro_batch" or (
+            self.reduce_every == "auto" and gradient_bytes > _WHOLE_GRADIENTS_BYTES
+        )
 
     @model_validator(mode="before")
     @classmethod

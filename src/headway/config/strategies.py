@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
-from headway.config.lanes import divisors
 from headway.config.specs import Package, Spec, choices, resolve_spec
 from headway.core.errors import ConfigError
 
@@ -70,7 +69,10 @@ class StrategySpec(Spec):
 
     @property
     def cuts_parameters(self) -> bool:
-        """Whether it replaces a module's parameters by shards; DeepSpeed cuts them out of Headway's sight."""
+        """Whether it replaces a module's parameters by shards; DeepSpeed cuts them out of Headway's sight.
+
+        Elastic runs then sum shards lane by lane, and workers compute neighbouring lanes at the same time.
+        """
         return self.shards_weights and not self.is_deepspeed
 
     @property
@@ -107,7 +109,7 @@ def _problems_alone(config: Config, data: int) -> Iterator[ConfigError]:
 
 
 def _problems_of_two_levels(config: Config, data: int) -> Iterator[ConfigError]:
-    if data < 4 or len(divisors(data)) < 3:
+    if all(data % copies for copies in range(2, data)):  # also of fewer than four
         yield ConfigError(
             f"hsdp arranges workers in two levels, copies and shards; {data} data-parallel workers cannot fill both",
             where="parallel.strategy, parallel.workers",

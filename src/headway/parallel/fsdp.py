@@ -43,6 +43,8 @@ class FullyShardedDataParallel:
     def __init__(self, module: nn.Module, world: World, config: Config) -> None:
         self._module, self._world = module, world
         self._elastic = config.determinism == "elastic"
+        gradients = sum(local_part(p).nbytes for p in module.parameters() if p.requires_grad)
+        self._each_micro_batch = config.parallel.reduces_each_micro_batch(gradients)
         self._last = _LastLane()
         self._buffers = BufferWatch(module)
         self._copies = world.device_mesh["dp_replicate"].get_group() if world.mesh.dp_replicate > 1 else None
@@ -87,9 +89,10 @@ class FullyShardedDataParallel:
     @contextmanager
     def micro_batch(self, last_of_lane: bool, last: bool) -> Iterator[None]:
         self._last.yes = last
-        # Between syncs whole gradients accumulate locally: no communication, but memory for all gradients.
-        self._root.set_requires_gradient_sync(last or (last_of_lane and self._elastic))
-        self._root.set_is_last_backward(last)
+        # Between sums whole gradients accumulate locally: no communication, but memory for all gradients.
+        sums = last_of_lane if self._elastic else last or self._each_micro_batch
+        self._root.set_requires_gradient_sync(sums)
+        self._root.set_is_last_backward(sums)  # afterwards the buffer of the last gradients is freed
         yield
 
     def end_lane(self) -> None:
@@ -209,8 +212,9 @@ class _LastLane:
 class _Sum(ReduceScatter):
     """Sums one unit's gradients over workers and leaves each worker its shard.
 
-    In `elastic` runs lanes and workers are summed in the fixed tree. A lane that is not the last is kept whole and does
-    not contribute to the shard yet.
+    In `elastic` runs lanes and workers are summed in the fixed tree. Workers compute neighbouring lanes at the same
+    time (`LaneGrid.interleaved`). Their sum is a subtree, whose shards are summed with those of the other subtrees, so
+    no sum of lanes is ever whole.
     """
 
     def __init__(self, elastic: bool, last: _LastLane, copies: dist.ProcessGroup | None) -> None:
@@ -233,13 +237,15 @@ class _Sum(ReduceScatter):
             if self._copies is not None:
                 dist.all_reduce(output_tensor, group=self._copies)
             return None
-        self._lanes.add(input_tensor)
-        if not self._last.yes:
-            output_tensor.zero_()
-            return None
-        tree_reduce_scatter(output_tensor, self._lanes.take(), group)
+        tree_reduce_scatter(output_tensor, input_tensor, group)
         if self._copies is not None:
             tree_all_reduce_(output_tensor, self._copies)
+        self._lanes.add(output_tensor)
+        # A shard contributes only once all lanes are summed.
+        if self._last.yes:
+            output_tensor.copy_(self._lanes.take())
+        else:
+            output_tensor.zero_()
         return None
 
 

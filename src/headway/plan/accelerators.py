@@ -8,7 +8,7 @@ correction: 6 % less); sums over both directions of a link are halved.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from headway.core.errors import ConfigError
@@ -39,6 +39,10 @@ class Accelerator:
     """Power limit of the board."""
     network_gbit_per_second: float | None = None
     """Bandwidth to other machines per accelerator, in the vendor's machine with eight of them."""
+    product_share: float = 0.6
+    """Share of the dense peak that large products reach in training."""
+    attention_share: float = 0.3
+    """Share of the dense peak that attention reaches, forward and backward, counting pairs that the mask leaves."""
 
     @property
     def device(self) -> str:
@@ -94,7 +98,15 @@ _KNOWN = (
     Accelerator("MI325X", "AMD Instinct MI325X", 256, 6000, 448, "Infinity Fabric", 1000),
     Accelerator("MI300X", "AMD Instinct MI300X", 192, 5300, 448, "Infinity Fabric", 750),
 )
-KNOWN: dict[str, Accelerator] = {accelerator.name: accelerator for accelerator in _KNOWN}
+#: Shares of the peak reached by products and by attention, from published training speeds of decoders with rows of
+#: 2,048 to 65,536 tokens (`benchmarks/plan/published.py`). Other cards have the defaults.
+_SHARES = {"A100": (0.7, 0.45), "A100-40GB": (0.7, 0.45), "H100": (0.6, 0.27), "H200": (0.6, 0.27)}
+KNOWN: dict[str, Accelerator] = {
+    accelerator.name: replace(accelerator, product_share=shares[0], attention_share=shares[1])
+    if (shares := _SHARES.get(accelerator.name))
+    else accelerator
+    for accelerator in _KNOWN
+}
 
 
 @dataclass(frozen=True)
@@ -166,10 +178,11 @@ def parse_machines(
     Args:
         per_node: Accelerators per machine; by default 8, or all of them if there are fewer.
         interconnect: Key of `NETWORKS`; by default that of the vendor's machine, or Ethernet.
-        memory_gib: Memory of an unknown accelerator; its speed remains unknown.
+        memory_gib: Memory of an accelerator, instead of what is known; the speed of an unknown one remains unknown.
 
     Raises:
-        ConfigError: the text cannot be parsed, the accelerator is unknown, or machines would be unequal.
+        ConfigError: the text cannot be parsed, the accelerator is unknown, machines would be unequal, or a single
+            machine is given a network.
     """
     match = re.fullmatch(r"\s*(?:(\d+)\s*[x*×]\s*)?([A-Za-z][\w .-]*?)\s*", text)
     count = int(match[1] or 1) if match else 0
@@ -183,6 +196,12 @@ def parse_machines(
             where="--gpus, --per-node",
             fix=f"--gpus {-(-count // per_node) * per_node}x{accelerator.name}, or another --per-node",
         )
+    if interconnect is not None and count == per_node:
+        raise ConfigError(
+            f"{count} accelerators are one machine, which needs no network",
+            where="--interconnect",
+            fix="leave it out, or give the accelerators of one machine with --per-node",
+        )
     network = _network(accelerator, interconnect) if count > per_node else None
     return Machines(accelerator, count, per_node, network)
 
@@ -191,7 +210,7 @@ def _accelerator(name: str, memory_gib: float | None) -> Accelerator:
     plain = {_plain(known): accelerator for known, accelerator in KNOWN.items()}
     found = plain.get(_plain(name))
     if found is not None:
-        return found
+        return found if memory_gib is None else replace(found, memory_gib=memory_gib)
     if memory_gib is not None:
         return Accelerator(name, name, memory_gib, None, None, "an unknown link", None)
     near = get_close_matches(_plain(name), plain, n=1)
@@ -222,23 +241,29 @@ def _network(accelerator: Accelerator, interconnect: str | None) -> Network:
     )
 
 
-def this_machine(workers: int, accelerators: bool = True, machine: Machine | None = None) -> Machines:
-    """Describe the accelerators of this machine, or its processor and available memory, divided by the workers."""
+def this_machine(
+    workers: int, accelerators: bool = True, machine: Machine | None = None, *, memory_gib: float | None = None
+) -> Machines:
+    """Describe the accelerators of this machine, or its processor and available memory, divided by the workers.
+
+    Args:
+        workers: Workers on the processor.
+        accelerators: Look for accelerators.
+        machine: Where to look for the available memory.
+        memory_gib: Memory of an accelerator, or of a worker on the processor, instead of what is found.
+    """
     from headway.telemetry.hardware import cpu_name, local_accelerators
 
     found = local_accelerators() if accelerators else []
     if not found:
-        gib = allowed_bytes(machine or Machine()) / 2**30 / workers
+        gib = memory_gib or allowed_bytes(machine or Machine()) / 2**30 / workers
         return Machines(Accelerator("cpu", cpu_name(), gib, None, None, "memory", None), workers, workers, None)
     name, gib = found[0]
+    gib = memory_gib or gib
     known = next((a for a in KNOWN.values() if a.device_name == name), None)
-    accelerator = Accelerator(
-        name,
-        name,
-        gib,
-        known.bandwidth_gb_per_second if known else None,
-        known.link_gb_per_second if known else None,
-        known.link if known else "an unknown link",
-        known.watts if known else None,
+    accelerator = (
+        replace(known, name=name, memory_gib=gib, network_gbit_per_second=None)
+        if known
+        else Accelerator(name, name, gib, None, None, "an unknown link", None)
     )
     return Machines(accelerator, len(found), len(found), None)

@@ -164,8 +164,11 @@ class _Step(Passes):
         A unit arrives in one flat buffer and is copied out of it; the buffer lives until the next unit is copied out.
         The root (embedding, projection; in half precision also norms) and its gradients live from the beginning of the
         forward pass to the end of the backward pass. gloo needs one more buffer when a unit arrives or leaves. The sum
-        in the fixed tree needs the lane's copy, the parts in the order of the tree, and half of them again to receive.
-        In half precision a unit and its gradients are half as large, except for the sum, which is in fp32.
+        in the fixed tree needs the parts in the order of the tree, and half of them again to receive. In half precision
+        a unit and its gradients are half as large, except for the sum, which is in fp32.
+
+        Gradients that accumulate are whole between sums, which come once a step, in every micro-batch, or at the end of
+        every lane if elastic (`fsdp.py`). Only sums are shards, and so are those of lanes.
         """
         stage, layout, shards, name = self.stage, self.layout, self.layout.shards, self.config.optimizer.name
         norms = stage.norms if self.half else 0
@@ -173,28 +176,26 @@ class _Step(Passes):
         leaving_unit = stage.layer - norms // layers
         unit = leaving_unit // 2 if self.half else leaving_unit
         gloo = int(self.gloo)
-        leaving = (2.5 if layout.lanes == 1 else 2) if layout.elastic else gloo
+        leaving = 1.5 if layout.elastic else gloo
         own = 0 if offload else stage.shard(shards)
+        sums = layout.lanes if layout.elastic else layout.micro_batches if self.sums_each_micro_batch else 1
+        is_whole = layout.micro_batches > sums
         state = Moment(
             "",
             weights=own,
             optimizer=self.moments_of(stage.shard_of_moments(shards, name)),
             buffers=self.lasting,
-            # Whole gradients accumulate over micro-batches; they are sent in the last one, or the last one of a lane if
-            # elastic.
-            gradients=stage.all if layout.micro_batches > (layout.lanes if layout.elastic else 1) else 0,
+            gradients=(stage.all if is_whole else 0) + (own if sums > 1 else 0),
         )
         if layout.elastic and layout.lanes > 1:
-            state = state.plus("", buffers=self.copies_of_lanes * stage.all, gradients=own)
-        # The root's gradients of the previous lane are freed when this lane sends.
-        held = root if layout.elastic and layout.lanes > 1 else 0
-        growing = not state.gradients
+            state = state.plus("", buffers=self.copies_of_lanes * stage.shard(shards))
+        growing = not is_whole
         stays = 0 if layout.reshard_after_forward else stage.in_layers * unit // stage.layer
         ahead = ((layout.prefetch or 1) - 1) * unit
         kept = 0 if stays else unit + ahead
         head = stage.projection if growing else 0
         grown = unit if growing else 0
-        sent = 0 if offload or not growing else stage.shard_of_layers(shards)
+        sent = 0 if offload or state.gradients else stage.shard_of_layers(shards)
         done = sent // layers
         second = self.last_layer - self.kept[-1] if layers > 1 else self.last_layer
         before_last = self.after_forward - self.last_norm - self.kept[-1]
@@ -205,11 +206,11 @@ class _Step(Passes):
             state.plus("last layer gathered", activations=before_last,
                        communication=root + 2 * unit + ahead + (stays or unit)),
             state.plus("loss", activations=self.after_forward, buffers=self.loss,
-                       communication=root + unit + held + stays),
+                       communication=root + unit + stays),
             state.plus("loss, backward", activations=self.after_forward, buffers=self.loss_backward,
-                       communication=root + kept + held + stays),
+                       communication=root + kept + stays),
             state.plus("last layer, backward", activations=self.last_layer, gradients=head, buffers=arriving,
-                       communication=root + 2 * kept + held + stays),
+                       communication=root + 2 * kept + stays),
             # From here on the buffer of the last sent gradients is still alive.
             state.plus("next layer, backward", activations=second, gradients=head + done, buffers=arriving,
                        communication=root + 2 * kept + leaving_unit + stays),

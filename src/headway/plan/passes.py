@@ -29,6 +29,7 @@ class Passes:
         self.stage, self.layout, self.sizes, self.config = stage, layout, sizes, config
         self.on_cpu, self.gloo, self.lasting = on_cpu, gloo, lasting
         self.accumulates = layout.micro_batches > 1
+        self.sums_each_micro_batch = config.parallel.reduces_each_micro_batch(stage.all)
         #: Weights gathered in half precision need no copies, and products save nothing that outlives them.
         #: fp8 layers cast their weights themselves, so those travel in fp32.
         self.half = layout.strategy.cuts_parameters and config.train.precision in ("bf16", "fp16")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headway.config.strategies import DEEPSPEED, simplest_strategy
+from headway.config.strategies import DEEPSPEED, FOR_ONE_WORKER, find_strategy, simplest_strategy
 from headway.models.facts import ParameterCounts, count_parameters, flops_per_token
 from headway.models.shape import embedding_rows
 from headway.plan.layout import has_copied_experts
@@ -14,12 +14,13 @@ from headway.plan.recommend import (
     Option,
     Recommendation,
     deepspeed_listed,
+    option,
     options,
     recommend,
     usable_bytes,
     why_no_deepspeed,
 )
-from headway.plan.speed import ASSUMPTIONS
+from headway.plan.speed import assumptions
 
 if TYPE_CHECKING:
     from headway.config import Config, ModelConfig
@@ -39,6 +40,8 @@ class Plan:
     tokens: int
     precision: str
     table: list[Option]
+    own: Option
+    """The config as it is."""
     recommendation: Recommendation
     usable_bytes: float | None
     usd_per_hour: float | None
@@ -50,11 +53,19 @@ class Plan:
     notes: tuple[str, ...]
     """Remarks that the names of strategies do not imply."""
 
+    @property
+    def scale(self) -> float | None:
+        """Measured throughput of the config over that of the roofline; 1 if none was measured, None if unknown."""
+        if self.measured_tokens_per_second is None:
+            return 1.0
+        own = self.own.speed
+        return None if own is None else self.measured_tokens_per_second / own.tokens_per_second
+
     def tokens_per_second(self, option: Option) -> float | None:
-        """Return the measured throughput if given, else that of the roofline."""
-        if self.measured_tokens_per_second is not None:
+        """Return the throughput of the roofline, scaled to what was measured; without a roofline what was measured."""
+        if option.speed is None or self.scale is None:
             return self.measured_tokens_per_second
-        return None if option.speed is None else option.speed.tokens_per_second
+        return option.speed.tokens_per_second * self.scale
 
     def mfu(self, option: Option) -> float | None:
         """Return the model FLOPs utilisation at that throughput."""
@@ -63,9 +74,16 @@ class Plan:
 
     def hours(self, option: Option) -> float | None:
         """Return the hours to the end of training."""
-        if self.measured_tokens_per_second is not None:
-            return self.tokens / self.measured_tokens_per_second / 3600
-        return None if option.run_seconds is None else option.run_seconds / 3600
+        if option.run_seconds is None or self.scale is None:
+            speed = self.measured_tokens_per_second
+            return None if speed is None else self.tokens / speed / 3600
+        return option.run_seconds / self.scale / 3600
+
+    def headroom_bytes(self, option: Option) -> float | None:
+        """Return the usable memory that an option leaves."""
+        if self.usable_bytes is None or option.memory is None:
+            return None
+        return self.usable_bytes - option.memory.peak_bytes
 
     def energy_kwh(self, option: Option) -> float | None:
         """Estimate the energy of the boards at their power limit; processors, networks and cooling are not counted."""
@@ -79,7 +97,7 @@ class Plan:
 
     def as_json(self) -> dict[str, Any]:
         """Return the whole plan as JSON."""
-        chosen = self.recommendation.option
+        chosen, second = self.recommendation.option, self.recommendation.runner_up
         return {
             "machines": {
                 "accelerator": self.machines.accelerator.device_name,
@@ -99,8 +117,9 @@ class Plan:
             "notes": list(self.notes),
             "options": [self._option_json(option) for option in self.table],
             "recommendation": None if chosen is None else self._option_json(chosen),
+            "runner_up": None if second is None else self._option_json(second),
             "reason": self.recommendation.reason,
-            "assumptions": list(ASSUMPTIONS),
+            "assumptions": assumptions(self.machines),
         }
 
     def _option_json(self, option: Option) -> dict[str, Any]:
@@ -117,6 +136,7 @@ class Plan:
             "peak_at": memory and memory.peak.name,
             "parts_bytes": memory and memory.peak.parts,
             "fits": option.fits,
+            "headroom_bytes": self.headroom_bytes(option),
             "step_seconds": speed and speed.step_seconds,
             "tokens_per_second": self.tokens_per_second(option),
             "mfu": self.mfu(option),
@@ -139,7 +159,8 @@ def make_plan(config: Config, machines: Machines, measured_tokens_per_second: fl
     model, vocab_source = complete_model(config)
     table = options(config, model, machines)
     refusals = [option.refusal for option in table if option.refusal is not None]
-    if len(refusals) == len(table):
+    recommendation = recommend(config, model, machines, table)
+    if len(refusals) == len(table) and recommendation.option is None:
         raise refusals[0]
     assert config.train.steps is not None and model.vocab_size is not None
     has_deepspeed = any(option.strategy in DEEPSPEED for option in table)
@@ -152,7 +173,8 @@ def make_plan(config: Config, machines: Machines, measured_tokens_per_second: fl
         tokens=config.train.batches.tokens_before(config.train.steps),
         precision=config.train.precision,
         table=table,
-        recommendation=recommend(config, model, machines, table),
+        own=_as_it_is(config, model, machines),
+        recommendation=recommendation,
         usable_bytes=usable_bytes(machines),
         usd_per_hour=config.telemetry.usd_per_hour,
         measured_tokens_per_second=measured_tokens_per_second,
@@ -162,8 +184,22 @@ def make_plan(config: Config, machines: Machines, measured_tokens_per_second: fl
     )
 
 
+def _as_it_is(config: Config, model: ModelConfig, machines: Machines) -> Option:
+    """Plan the config with its own strategy, checkpointing and micro-batch."""
+    spec = find_strategy(config.parallel.strategy)
+    alone = machines.count == config.parallel.tensor * config.parallel.pipeline and not has_copied_experts(config)
+    strategy = FOR_ONE_WORKER if alone and not spec.works_alone else spec.stands_for or spec.name
+    return option(config, model, machines, strategy, config.train.activation_checkpointing)
+
+
 def _notes(config: Config, machines: Machines) -> Iterator[str]:
-    parallel = config.parallel
+    parallel, precision = config.parallel, config.train.precision
+    card = machines.accelerator
+    if card.device != "cpu" and card.peak_flops("fp32") is not None and card.peak_flops(precision) is None:
+        yield (
+            f"{card.device_name} has no products in {precision}, which it computes slowly at best, so the speed is"
+            f" unknown: {'train.precision=fp16' if card.peak_flops('fp16') else 'train.precision=fp32'} has a plan"
+        )
     alone = machines.count == parallel.tensor * parallel.pipeline
     if alone and has_copied_experts(config):
         most = simplest_strategy(lambda spec: spec.shards_weights)

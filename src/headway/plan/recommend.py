@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import product
+from math import prod
 from typing import TYPE_CHECKING
 
 from headway.config import override
 from headway.config.lanes import divisors
+from headway.config.optimizers import find_optimizer
 from headway.config.strategies import (
+    AUTO,
     DEEPSPEED,
     FOR_COPIES,
     FOR_ONE_WORKER,
@@ -20,6 +24,7 @@ from headway.config.strategies import (
 )
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.format import format_bytes, format_count
+from headway.models.facts import count_parameters
 from headway.plan.activations import FP8_TILE
 from headway.plan.layout import CHECKPOINTING, Layout, has_copied_experts
 from headway.plan.memory import plan_memory
@@ -35,6 +40,10 @@ USABLE_SHARE = 0.9
 #: Prefer a simpler option if it is at most this factor slower.
 _SLACK = 1.02
 _MOST_ROWS = 64
+#: Options of a wider search whose micro-batch is searched too: the fastest ones.
+_MOST_RECUT = 4
+#: Tokens of rows that workers may share.
+_LONG_ROW = 16384
 _MOST_WORKERS = 16384
 
 
@@ -66,6 +75,16 @@ class Option:
         """As it is typed."""
         return self.overrides[1].partition("=")[2]
 
+    @property
+    def way(self) -> tuple[str, ...]:
+        """Everything but the micro-batch."""
+        return tuple(text for text in self.overrides if not text.startswith("train.micro_batch="))
+
+    @property
+    def more(self) -> tuple[str, ...]:
+        """Overrides besides those of strategy, checkpointing and micro-batch."""
+        return self.way[2:]
+
 
 def usable_bytes(machines: Machines) -> float | None:
     """Return the memory of one worker that a plan may fill."""
@@ -80,7 +99,7 @@ def options(config: Config, model: ModelConfig, machines: Machines) -> list[Opti
     DeepSpeed's strategies are included if DeepSpeed is installed or the config selects one (`deepspeed_listed`). Unless
     the config selects one, those that are incompatible with the config are dropped.
     """
-    alone = _data_workers(config, machines.count) == 1
+    alone = _sharers(config, machines.count) == 1
     asked = find_strategy(config.parallel.strategy).is_deepspeed
     # Copies of experts have gradients to sum even without other data-parallel workers.
     lone = FOR_COPIES if has_copied_experts(config) else FOR_ONE_WORKER
@@ -104,7 +123,7 @@ def deepspeed_listed(config: Config) -> str | None:
 
 def why_no_deepspeed(config: Config, model: ModelConfig, machines: Machines) -> str:
     """Return the reason why a plan lists no strategies of DeepSpeed."""
-    if _data_workers(config, machines.count) == 1:
+    if _sharers(config, machines.count) == 1:
         return "a single data-parallel worker has nothing to divide"
     if deepspeed_listed(config) is None:
         return "install it (pip install 'headway[deepspeed]') or set parallel.strategy to one of them"
@@ -113,9 +132,9 @@ def why_no_deepspeed(config: Config, model: ModelConfig, machines: Machines) -> 
     return refusal.what
 
 
-def _data_workers(config: Config, workers: int) -> int:
-    parallel = config.parallel
-    return max(1, workers // (parallel.tensor * parallel.context * parallel.pipeline))
+def _sharers(config: Config, workers: int) -> int:
+    """Return the number of workers that compute gradients of the same weights, from other rows or positions."""
+    return max(1, workers // (config.parallel.tensor * config.parallel.pipeline))
 
 
 def option(
@@ -126,9 +145,10 @@ def option(
     checkpointing: str,
     *,
     rows: int | None = None,
+    more: Sequence[str] = (),
 ) -> Option:
-    """Plan one option, or record why it is impossible; checks the config as `headway train` does."""
-    overrides = [f"parallel.strategy={strategy}", f"train.activation_checkpointing={checkpointing}"]
+    """Plan one option, with more overrides, or record why it is impossible; checks as `headway train` does."""
+    overrides = [f"parallel.strategy={strategy}", f"train.activation_checkpointing={checkpointing}", *more]
     if rows is not None:
         overrides.append(f"train.micro_batch={rows}")
     copies = machines.nodes if find_strategy(strategy).two_levels and config.parallel.replicate is None else None
@@ -189,6 +209,8 @@ class Recommendation:
     option: Option | None
     """None if nothing fits."""
     reason: str
+    runner_up: Option | None = None
+    """The best option that fits and differs in more than the micro-batch."""
 
 
 def recommend(config: Config, model: ModelConfig, machines: Machines, table: Sequence[Option]) -> Recommendation:
@@ -196,24 +218,130 @@ def recommend(config: Config, model: ModelConfig, machines: Machines, table: Seq
 
     If the speed is unknown, choose the simplest that fits, preferably without checkpointing.
     """
-    possible = [option for option in table if option.layout is not None]
-    if not possible:
-        return Recommendation(None, "the config cannot be trained on these machines; see the reasons above")
-    if all(option.fits is None for option in possible):
+    if usable_bytes(machines) is None:
         return Recommendation(None, "the accelerator's memory is unknown; give it with --memory-gib")
+    possible = [option for option in table if option.layout is not None]
     tried = [*possible, *_other_micro_batches(config, model, machines, possible)]
     fitting = [option for option in tried if option.fits]
+    for wider in (_wider, _lighter):
+        if fitting:
+            break
+        found = [option for option in wider(config, model, machines) if option.layout is not None]
+        fitting = [option for option in found if option.fits]
+        fastest = sorted((o for o in fitting if o.speed is not None), key=_seconds)[:_MOST_RECUT]
+        fitting += [option for option in _other_micro_batches(config, model, machines, fastest) if option.fits]
+        tried += found
+    if not tried:
+        return Recommendation(None, "the config cannot be trained on these machines; see the reasons above")
     if not fitting:
         return Recommendation(None, _nothing_fits(config, model, machines, tried))
+    best, why = _best(fitting)
+    others = [o for o in fitting if o.way != best.way]
+    remarks = [f"{why}.", _price(best, model, machines), _asked_for(config, best, tried), _what_does_not(possible)]
+    return Recommendation(best, " ".join(filter(None, remarks)), _best(others)[0] if others else None)
+
+
+def _best(fitting: Sequence[Option]) -> tuple[Option, str]:
+    """Return the best of the options that fit, and why it is."""
     timed = [option for option in fitting if option.speed is not None]
     if not timed:
         best = min(fitting, key=lambda o: (CHECKPOINTING.index(o.checkpointing), _memory_order(o), _rows_order(o)))
-        return Recommendation(best, f"the simplest that fits; its speed is unknown. {_what_does_not(possible)}".strip())
+        return best, "the simplest that fits; its speed is unknown"
     fastest = min(_seconds(option) for option in timed)
     near = [option for option in timed if _seconds(option) <= fastest * _SLACK]
     best = min(near, key=lambda o: (_memory_order(o), CHECKPOINTING.index(o.checkpointing), _seconds(o)))
-    others = "the fastest that fits" if _seconds(best) == fastest else "as fast as any that fits, and the simplest"
-    return Recommendation(best, f"{others}. {_what_does_not(possible)}".strip())
+    return best, "the fastest that fits" if _seconds(best) == fastest else "as fast as any that fits, and the simplest"
+
+
+def _price(best: Option, model: ModelConfig, machines: Machines) -> str:
+    """Return what an option of the wider search asks for in return."""
+    lighter = [text for text in best.more if text.startswith("optimizer.name=")]
+    if lighter:
+        return f"{lighter[0]} changes what is computed."
+    if "optimizer.offload=true" not in best.more or best.layout is None:
+        return ""
+    # With shards also weights and gradients; every owner has its part of the moments.
+    layout = best.layout
+    per_parameter, owners = (16, layout.shards) if layout.strategy.cuts_parameters else (8, layout.mesh.replicas)
+    count = per_parameter * count_parameters(model).total / layout.mesh.tp / layout.mesh.pp / owners
+    return f"It takes {format_bytes(count * machines.per_node)} of host memory on every machine."
+
+
+def _asked_for(config: Config, best: Option, tried: Sequence[Option]) -> str:
+    """Explain why another strategy than that of the config is recommended."""
+    spec = find_strategy(config.parallel.strategy)
+    asked = spec.stands_for or spec.name
+    if config.parallel.strategy == AUTO or asked == best.strategy:
+        return ""
+    own = [option for option in tried if option.strategy == asked]
+    fitting = [option for option in own if option.fits]
+    if not own:
+        return f"The config's parallel.strategy={asked} cannot be trained on these machines."
+    if not fitting:
+        return f"The config's parallel.strategy={asked} does not fit."
+    if best.speed is None:
+        return f"The config's parallel.strategy={asked} fits too."
+    ratio = _seconds(_best(fitting)[0]) / _seconds(best)
+    longer = f"takes {ratio:.1f} times as long" if ratio > 1.05 else "fits too, about as fast"
+    return f"The config's parallel.strategy={asked} {longer}."
+
+
+def _wider(config: Config, model: ModelConfig, machines: Machines) -> list[Option]:
+    """Plan ways to train a model that no strategy alone makes fit.
+
+    Moments in host memory, and matrices, layers and long rows that workers share. A degree that the config sets stays
+    as it is.
+    """
+    found = [] if config.optimizer.offload else _with(config, model, machines, "optimizer.offload=true")
+    for degrees in _degrees(config, machines):
+        more = [f"parallel.{name}={degree}" for name, degree in degrees.items() if degree > 1]
+        if degrees["tensor"] > 1 and config.train.compile:
+            more.append("train.compile=false")  # refused together with shards
+        alone = machines.count == degrees["tensor"] * degrees["pipeline"]
+        for strategy in _wide_strategies(alone):
+            found += [option(config, model, machines, strategy, mode, rows=1, more=more) for mode in CHECKPOINTING[1:]]
+    return found
+
+
+def _lighter(config: Config, model: ModelConfig, machines: Machines) -> list[Option]:
+    """Plan the same optimizer with lighter moments, which change what is computed."""
+    lighter = find_optimizer(config.optimizer.name).lighter[:1]
+    return [way for name in lighter for way in _with(config, model, machines, f"optimizer.name={name}")]
+
+
+def _with(config: Config, model: ModelConfig, machines: Machines, more: str) -> list[Option]:
+    return [
+        option(config, model, machines, strategy, mode, rows=1, more=[more])
+        for strategy in _wide_strategies(_sharers(config, machines.count) == 1)
+        for mode in CHECKPOINTING
+    ]
+
+
+def _wide_strategies(alone: bool) -> list[str]:
+    """Return the strategies to combine with others: those that divide moments, and everything."""
+    traits = (lambda spec: spec.divides_update, lambda spec: spec.cuts_parameters)
+    return [FOR_ONE_WORKER] if alone else [simplest_strategy(wanted) for wanted in traits]
+
+
+def _degrees(config: Config, machines: Machines) -> list[dict[str, int]]:
+    """Return the degrees of tensor, pipeline and context parallelism to try."""
+    parallel = config.parallel
+    long = config.train.sequence_length >= _LONG_ROW
+    choices: dict[str, Sequence[int]] = {
+        "tensor": (1, 2, 4, 8),  # within a machine
+        "pipeline": (1, 2, 4, 8, 16),
+        "context": (1, 2, 4, 8) if long else (1,),
+    }
+    given = {name for name in choices if name in parallel.model_fields_set}
+    choices |= {name: (getattr(parallel, name),) for name in given}
+    own = {name: getattr(parallel, name) for name in choices}
+    return [
+        degrees
+        for sizes in product(*choices.values())
+        if (degrees := dict(zip(choices, sizes, strict=True))) != own
+        and machines.count % prod(sizes) == 0
+        and (degrees["tensor"] <= machines.per_node or "tensor" in given)
+    ]
 
 
 def _seconds(option: Option) -> float:
@@ -241,8 +369,11 @@ def _other_micro_batches(
         # The rows of a lane are fixed; only the number computed at a time is free.
         lane = option_.layout.micro_batch * option_.layout.micro_batches // option_.layout.lanes
         others = [rows for rows in divisors(lane) if rows <= _MOST_ROWS and rows != option_.layout.micro_batch]
+        # `option` adds the number of copies by itself.
+        more = [text for text in option_.more if not text.startswith("parallel.replicate=")]
         found += [
-            option(config, model, machines, option_.strategy, option_.checkpointing, rows=rows) for rows in others
+            option(config, model, machines, option_.strategy, option_.checkpointing, rows=rows, more=more)
+            for rows in others
         ]
     return found
 
@@ -274,7 +405,7 @@ def _nothing_fits(config: Config, model: ModelConfig, machines: Machines, tried:
 def _enough(config: Config, model: ModelConfig, machines: Machines) -> tuple[int, Option] | None:
     """Find the next power-of-two multiple of the machines on which an option with low memory fits, and that option.
 
-    The batch stays the same: a worker that computes its rows in several micro-batches keeps whole gradients.
+    The batch stays the same.
     """
     workers = machines.count
     least_memory = [

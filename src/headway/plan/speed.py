@@ -13,6 +13,7 @@ from math import ceil, log2
 from typing import TYPE_CHECKING
 
 from headway.config.optimizers import FP32_BYTES
+from headway.config.pipeline import stages_per_worker
 from headway.config.strategies import StrategySpec, distinct_strategies
 from headway.models.facts import count_parameters, flops_per_token
 from headway.models.shape import Shape
@@ -25,10 +26,15 @@ if TYPE_CHECKING:
     from headway.plan.accelerators import Machines
     from headway.plan.layout import Layout
 
-#: Share of the dense peak that large products reach.
-PRODUCT_SHARE = 0.6
+#: FLOPs of attention's backward pass over those of its forward pass: kernels compute the scores again (Dao 2023,
+#: "FlashAttention-2", section 4.1).
+ATTENTION_BACKWARD = 2.5
+#: Speed of kernels that take a mask over that of those that do not.
+MASKED_SHARE = 0.7
 #: Share of the memory's bandwidth that kernels between products reach.
 BANDWIDTH_SHARE = 0.8
+#: Bytes per second that the workers of a machine move together while they update in host memory.
+HOST_BANDWIDTH = 100e9
 #: Share of a link's bandwidth that collectives of many megabytes reach.
 LINK_SHARE = 0.8
 #: Number of times that saved activations are read or written, forward and backward, eager and compiled (fused).
@@ -46,14 +52,19 @@ LATENCY_INSIDE_SECONDS, LATENCY_BETWEEN_SECONDS = 5e-6, 15e-6
 #: Share of the forward and backward pass that is backward.
 _BACKWARD = 2 / 3
 
+#: Least and most of the planned throughput to expect, from four of five of the published cases.
+RANGE = (0.8, 1.2)
+
 
 def _listed(wanted: Callable[[StrategySpec], bool]) -> str:
     return " and ".join(spec.name for spec in distinct_strategies() if wanted(spec))
 
 
-ASSUMPTIONS = (
-    f"products reach {PRODUCT_SHARE:.0%} of the dense peak, other kernels {BANDWIDTH_SHARE:.0%} of the memory's"
-    f" bandwidth, collectives {LINK_SHARE:.0%} of their link",
+_ASSUMPTIONS = (
+    f"kernels between products reach {BANDWIDTH_SHARE:.0%} of the memory's bandwidth, collectives {LINK_SHARE:.0%} of"
+    " their link",
+    f"attention's backward pass computes {ATTENTION_BACKWARD:g} times its forward pass; kernels that take a mask are"
+    f" {MASKED_SHARE:.0%} as fast",
     f"saved activations are moved {PASSES_EAGER} times, {PASSES_COMPILED} times when compiled; a logit costs"
     f" {BYTES_PER_LOGIT} bytes, a parameter {BYTES_PER_MICRO_BATCH} per micro-batch and {BYTES_PER_UPDATE} per update",
     f"gradients of {_listed(lambda s: s.overlaps_backward and s.keeps_whole_gradients)} hide behind the last backward"
@@ -61,9 +72,18 @@ ASSUMPTIONS = (
     " hides",
     "with fp8 linear layers between embedding and projection have its peak, all else that of bf16; operands are rounded"
     f" {ROUNDINGS} times, {BYTES_PER_ROUNDED_EAGER} bytes per element, {BYTES_PER_ROUNDED_COMPILED} when compiled",
-    "updates take as long in host memory as on the accelerator",
+    f"updates in host memory move their bytes at {HOST_BANDWIDTH / 1e9:g} GB/s for all workers of a machine",
     "data, checkpoints, evaluation and restarts cost no time",
+    f"four of five published speeds are between {RANGE[0]} and {RANGE[1]} times what is planned"
+    " (benchmarks/plan/published.py); the plan was not compared with a GPU here",
 )
+
+
+def assumptions(machines: Machines) -> list[str]:
+    """Return in words what every speed assumes."""
+    card = machines.accelerator
+    shares = f"products reach {card.product_share:.0%} of the dense peak, attention {card.attention_share:.0%}"
+    return [shares, *_ASSUMPTIONS]
 
 
 @dataclass(frozen=True)
@@ -71,6 +91,7 @@ class Speed:
     """The time of one optimizer step, in seconds."""
 
     products_seconds: float
+    attention_seconds: float
     other_kernels_seconds: float
     communication_seconds: float
     """Time of communication that is not hidden."""
@@ -84,7 +105,8 @@ class Speed:
     @property
     def step_seconds(self) -> float:
         """Time of the whole step."""
-        return self.products_seconds + self.other_kernels_seconds + self.communication_seconds + self.bubble_seconds
+        computed = self.products_seconds + self.attention_seconds + self.other_kernels_seconds
+        return computed + self.communication_seconds + self.bubble_seconds
 
     @property
     def tokens_per_second(self) -> float:
@@ -109,16 +131,25 @@ def plan_speed(config: Config, model: ModelConfig, layout: Layout, machines: Mac
     workers, length = layout.mesh.size, config.train.sequence_length
     per_token = flops_per_token(model, length)
     tokens = config.train.tokens_per_step
-    computed = _computed_flops_per_token(model, length, layout, precision, masked_pairs(config, model, 1) > 0)
+    own = tokens / workers
+    computed = _product_flops_per_token(model, layout, precision)
     rounded = _rounded_flops_per_token(model, layout) if precision == "fp8" else 0.0
-    products = tokens / workers * (rounded / peak + (computed - rounded) / others) / PRODUCT_SHARE
+    products = own * (rounded / peak + (computed - rounded) / others) / accelerator.product_share
+    is_masked = masked_pairs(config, model, layout.mesh.cp) > 0
+    # Context-parallel workers mask only the end of what their queries see, a window all but its pairs.
+    pairs = _attention_flops_per_token(model, length, layout, every_pair=is_masked and layout.mesh.cp == 1)
+    attention = own * pairs / others / accelerator.attention_share / (MASKED_SHARE if is_masked else 1)
     stage = pipeline_stages(config, model, layout)[-1]
     moved = _moved_bytes(config, model, layout, stage)
     kernels = moved / (bandwidth * 1e9 * BANDWIDTH_SHARE)
-    passes = products + kernels - _update_bytes(layout, stage) / (bandwidth * 1e9 * BANDWIDTH_SHARE)
+    passes = products + attention + kernels
+    host = HOST_BANDWIDTH / machines.per_node
+    kernels += _update_bytes(layout, stage) / (host if config.optimizer.offload else bandwidth * 1e9 * BANDWIDTH_SHARE)
     sent = _Collectives(config, model, layout, machines, stage).exposed_seconds(passes / layout.micro_batches)
-    bubble = passes * (layout.mesh.pp - 1) / layout.micro_batches
-    return Speed(products, kernels, sent, bubble, tokens, workers * peak, per_token)
+    # The pipeline runs empty at the end of each lane; with several stages a worker waits for parts of micro-batches.
+    parts = stages_per_worker(config.parallel) * layout.micro_batches // layout.lanes
+    bubble = passes * (layout.mesh.pp - 1) / parts
+    return Speed(products, attention, kernels, sent, bubble, tokens, workers * peak, per_token)
 
 
 @dataclass(frozen=True)
@@ -156,21 +187,22 @@ def _products(model: ModelConfig, precision: str) -> Iterator[_Product]:
         yield linear(mixtures, shape.shared_ffn_dim, shape.dim, 0.0)
 
 
-def _computed_flops_per_token(
-    model: ModelConfig, length: int, layout: Layout, precision: str, is_masked: bool = False
-) -> float:
-    """Count the FLOPs actually computed per token.
-
-    Attention counts the pairs that causal mask and window leave, or all pairs where kernels take a mask; checkpointing
-    adds recomputation.
-    """
-    shape, counts = Shape.of(model), count_parameters(model)
+def _attention_flops_per_token(model: ModelConfig, length: int, layout: Layout, *, every_pair: bool) -> float:
+    """Count the FLOPs of attention computed per token: of pairs that causal mask and window leave, or of every pair."""
+    shape = Shape.of(model)
     window = min(length, model.sliding_window or length)
     # Average over the row: its first positions see less than a window.
-    attended = length if is_masked else window - window**2 / (2 * length)
-    attention = 12 * shape.layers * shape.heads * shape.head_dim * attended
-    layers = 6 * (counts.active - counts.embedding) + attention
-    # The forward pass is a third of the FLOPs; `selective` recomputes some products, but no attention.
+    attended = length if every_pair else window - window**2 / (2 * length)
+    forward = 4 * shape.layers * shape.heads * shape.head_dim * attended
+    again = 1 if layout.checkpointing == "full" else 0
+    return forward * (1 + again + ATTENTION_BACKWARD)
+
+
+def _product_flops_per_token(model: ModelConfig, layout: Layout, precision: str) -> float:
+    """Count the FLOPs of products actually computed per token, including recomputation."""
+    shape, counts = Shape.of(model), count_parameters(model)
+    layers = 6 * (counts.active - counts.embedding)
+    # The forward pass is a third of the FLOPs.
     selective = sum(2 * product.parameters * product.again for product in _products(model, precision))
     again = {"none": 0.0, "selective": selective, "full": layers / 3}
     return layers + again[layout.checkpointing] + 6 * shape.vocab_size * shape.dim
@@ -195,7 +227,7 @@ def _update_bytes(layout: Layout, stage: Stage) -> float:
 
 
 def _moved_bytes(config: Config, model: ModelConfig, layout: Layout, stage: Stage) -> float:
-    """Estimate the memory traffic of one accelerator in one step, without that of products."""
+    """Estimate the memory traffic of one accelerator in the passes of one step, without that of products."""
     length = config.train.sequence_length // layout.mesh.cp
     sizes = Activations.of_layout(config, model, layout, "cuda")
     passes = PASSES_COMPILED if config.train.compile is True else PASSES_EAGER
@@ -208,7 +240,7 @@ def _moved_bytes(config: Config, model: ModelConfig, layout: Layout, stage: Stag
         + BYTES_PER_MICRO_BATCH * stage.all / FP32_BYTES
         + (_rounded_bytes(config, model, layout) if config.train.precision == "fp8" else 0)
     )
-    return layout.micro_batches * micro_batch + _update_bytes(layout, stage)
+    return layout.micro_batches * micro_batch
 
 
 def _rounded_bytes(config: Config, model: ModelConfig, layout: Layout) -> float:
@@ -244,12 +276,12 @@ class _Collectives:
         data = self._group(mesh.data, mesh.cp * mesh.tp)
         shards = self._group(mesh.dp_shard, mesh.cp * mesh.tp)
         copies = self._group(mesh.dp_replicate, mesh.cp * mesh.tp * mesh.dp_shard)
-        total = count * (self._tensor() + self._context())
+        total = count * (self._tensor() + self._context() + self._between_stages())
         if layout.elastic and not strategy.cuts_parameters:
             total += 2 * self._ring(stage.all, data, 1)
         elif strategy.keeps_whole_gradients and strategy.sums_gradients:
             hidden = backward if strategy.overlaps_backward else 0.0
-            total += max(0.0, 2 * self._ring(stage.all, data, 1) - hidden)
+            total += max(0.0, self._sum(stage.all, data) - hidden)
         elif strategy.shards_gradients and strategy.divides_update:
             hidden = backward if strategy.overlaps_backward else 0.0
             total += count * max(0.0, self._ring(stage.all, data, 1) - hidden)
@@ -299,10 +331,15 @@ class _Collectives:
         sent = self._ring(stage.in_layers, shards, units)
         forward, backward = micro_batch_seconds * (1 - _BACKWARD), micro_batch_seconds * _BACKWARD
         again = layers if layout.reshard_after_forward else 0.0
-        per_micro_batch = max(0.0, layers - forward) + root
         sends = sent + 2 * self._ring(stage.all // layout.mesh.dp_shard, copies, units)
-        total = layout.micro_batches * per_micro_batch + (layout.micro_batches - 1) * max(0.0, again - backward)
-        return total + max(0.0, again + sends - backward) + root
+        sums = 1
+        if layout.elastic:
+            sums = layout.lanes
+        elif self.config.parallel.reduces_each_micro_batch(stage.all):
+            sums = layout.micro_batches
+        gathers = layout.micro_batches * (max(0.0, layers - forward) + root)
+        without_sum = (layout.micro_batches - sums) * max(0.0, again - backward)
+        return gathers + without_sum + sums * (max(0.0, again + sends - backward) + root)
 
     def _gathered(self, count: int) -> int:
         """Return the bytes of layer weights when gathered: under autocast in half precision.
@@ -325,9 +362,34 @@ class _Collectives:
         keys = 2 * self.layout.micro_batch * self.length * self.shape.kv_heads * self.shape.head_dim // mesh.tp
         return 2 * self.stage.layers * self._ring(keys * self.element, self._group(mesh.cp, mesh.tp), 1)
 
+    def _between_stages(self) -> float:
+        """Estimate the transfers of the residual stream, in fp32, to and from the next stage."""
+        mesh = self.layout.mesh
+        if mesh.pp == 1:
+            return 0.0
+        stream = FP32_BYTES * self.layout.micro_batch * self.length * self.shape.dim // (mesh.cp * mesh.tp)
+        stride = mesh.size // mesh.pp
+        network = self.machines.network_bytes_per_second() if stride >= self.machines.per_node else None
+        bandwidth = network or self.machines.link_bytes_per_second()
+        assert bandwidth is not None
+        latency = LATENCY_INSIDE_SECONDS if network is None else LATENCY_BETWEEN_SECONDS
+        return 2 * stages_per_worker(self.config.parallel) * (stream / (bandwidth * LINK_SHARE) + latency)
+
     def _group(self, size: int, stride: int) -> _Group:
         """Return the group of workers `stride` apart; workers of one machine have consecutive numbers."""
         return _Group(size, max(1, min(size, self.machines.per_node // stride)))
+
+    def _sum(self, count: float, group: _Group) -> float:
+        """Estimate the seconds to sum `count` bytes for all workers of a group.
+
+        Between machines the library uses trees, in which each machine sends and receives every sum once (Sanders et al.
+        2009, "Two-tree algorithms").
+        """
+        if group.size <= group.per_node or group.per_node == 1:
+            return 2 * self._ring(count, group, 1)
+        machines = _Group(group.size // group.per_node, 1)
+        inside = _Group(group.per_node, group.per_node)
+        return 2 * max(self._ring(count / group.per_node, machines, 1), self._ring(count, inside, 1))
 
     def _ring(self, count: float, group: _Group, pieces: int) -> float:
         """Estimate the seconds to all-gather or reduce-scatter `count` bytes in a number of pieces."""

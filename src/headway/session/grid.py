@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from headway.checkpoint.store import CheckpointInfo
 from headway.config import Config, LaneGrid, resolve_threads
 from headway.config.lanes import divisors
@@ -61,7 +63,7 @@ def choose_micro_batch(
         )
 
     def cut(rows: int) -> LaneGrid:
-        return LaneGrid(grid.lanes, grid.micro_batches * grid.micro_batch // rows, rows)
+        return replace(grid, micro_batches=grid.micro_batches * grid.micro_batch // rows, micro_batch=rows)
 
     def attempt(rows: int) -> None:
         feed, _ = recut(cut(rows))

@@ -93,6 +93,38 @@ def test_a_grid_has_every_row_once_or_the_advice_helps(rows: int, workers: int, 
     assert shares == list(range(grid.lanes))
 
 
+def test_workers_of_an_elastic_run_in_shards_compute_neighbouring_lanes_at_the_same_time() -> None:
+    asked = Config.model_validate({"determinism": "elastic", "parallel": {"strategy": "zero3"}, "train": {"steps": 1}})
+    grid = resolve_lanes(asked, 2)
+    assert [list(grid.of_worker(rank, 2)) for rank in range(2)] == [[0, 2, 4, 6], [1, 3, 5, 7]]
+
+
+@pytest.mark.parametrize(
+    ("every", "micro_batch", "fix"),
+    [("step", 4, "determinism=run"), ("micro_batch", 1, "train.micro_batch=4"), ("micro_batch", 4, None)],
+)
+def test_elastic_runs_in_shards_sum_lane_by_lane(every: str, micro_batch: int, fix: str | None) -> None:
+    values = {
+        "determinism": "elastic",
+        "train": {"steps": 1, "global_batch": 8, "lanes": 2, "micro_batch": micro_batch},
+        "parallel": {"strategy": "zero3", "reduce_every": every, "workers": 2},
+    }
+    if fix is None:
+        Config.model_validate(values).resolved()
+        return
+    with pytest.raises(ConfigError) as refused:
+        Config.model_validate(values).resolved()
+    assert "lane by lane" in refused.value.what and fix in refused.value.fix
+
+
+def test_large_gradients_are_reduced_in_every_micro_batch() -> None:
+    def reduces(every: str, gibibytes: int) -> bool:
+        return ParallelConfig.model_validate({"reduce_every": every}).reduces_each_micro_batch(gibibytes * 2**30)
+
+    assert [reduces("auto", size) for size in (1, 3)] == [False, True]
+    assert reduces("micro_batch", 1) and not reduces("step", 3)
+
+
 def test_threads() -> None:
     assert resolve_threads(config(), workers=2, lanes=2, cores=8) == 4
     assert resolve_threads(config("elastic"), workers=2, lanes=8, cores=16) == 2

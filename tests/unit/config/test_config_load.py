@@ -111,6 +111,8 @@ def test_what_rounds_gradients_belongs_to_the_mathematics_of_a_run() -> None:
     halved = override(plain, ["parallel.reduce_precision=bf16"])
     assert [text.split()[0] for text in changes(plain, halved)] == ["parallel.reduce_precision"]
     assert changes(plain, override(plain, ["parallel.powersgd_rank=8", "parallel.prefetch=2"])) == []
+    each, once = (override(plain, [f"parallel.reduce_every={every}"]) for every in ("micro_batch", "step"))
+    assert [text.split()[0] for text in changes(each, once)] == ["parallel.reduce_every"]
 
 
 def test_a_base_is_looked_up_beside_the_file_that_names_it(write: Any, tmp_path: Path) -> None:

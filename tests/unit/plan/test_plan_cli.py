@@ -11,6 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from headway.cli import plan as verb
+from headway.core.errors import ConfigError
 from support import headway, write_config
 from waits import LONG
 
@@ -37,6 +38,9 @@ def test_a_plan_as_people_read_it(tmp_path: Path) -> None:
         "recommended: parallel.strategy=",
         "kWh (boards at their power limit)",
         "products reach 60% of the dense peak",
+        "the plan was not compared with a GPU here",
+        "left of what is usable",
+        "*: recommended; +: runner-up",
         "headway train",
     ):
         assert words in output, words
@@ -74,6 +78,27 @@ def test_this_machine_without_accelerators_has_memory_and_no_speed(tmp_path: Pat
     assert "single    none" in output and "speed    n/a tokens/s" in output
     measured = run(write_config(tmp_path), "--gpus", "cpu", "--tokens-per-second", "1280").output
     assert "time     2.0 s" in measured  # 10 steps of 8 rows of 32 tokens
+
+
+def test_the_machines_that_are_named_are_those_that_are_checked(tmp_path: Path) -> None:
+    config = write_config(tmp_path, parallel={"tensor": 2, "context": 4}, model={"vocab_size": 320})
+    assert "recommended: parallel.strategy=" in run(config, "--gpus", "8xH100").output
+    # The file's micro-batch is one of several that are tried, unless an override asks for it.
+    (tmp_path / "rows").mkdir()
+    rows = write_config(tmp_path / "rows", train={"global_batch": 8, "micro_batch": 8})
+    assert "train.micro_batch=1" in run(rows, "--gpus", "8xH100").output
+    with pytest.raises(ConfigError, match="micro"):
+        run(rows, "--gpus", "8xH100", "train.micro_batch=8")
+
+
+def test_options_that_describe_machines_are_honoured_or_refused(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    assert "40.0 GiB each" in run(config, "--gpus", "8xH100", "--memory-gib", "40").output
+    assert "3.0 GiB each" in run(config, "--gpus", "cpu", "--memory-gib", "3").output
+    with pytest.raises(ConfigError, match="one machine"):
+        run(config, "--gpus", "8xH100", "--interconnect", "ndr")
+    with pytest.raises(ConfigError, match="--per-node and --interconnect describe"):
+        run(config, "--gpus", "cpu", "--interconnect", "ndr", "--per-node", "2")
 
 
 def test_problems_are_those_of_train(tmp_path: Path) -> None:

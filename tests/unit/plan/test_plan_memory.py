@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from headway.config import Config
+from headway.config import Config, ModelConfig
 from headway.core.errors import ConfigError
+from headway.models.facts import count_parameters
 from headway.parallel.world import World
 from headway.plan.accelerators import parse_machines
 from headway.plan.layout import Layout
@@ -84,6 +85,43 @@ def test_each_stage_keeps_less_than_the_one_before() -> None:
     once: dict[str, Any] = {"global_batch": 16}  # a single micro-batch
     peaks = [plan(strategy, train=once).peak_bytes for strategy in ("ddp", "zero1", "zero2", "zero3")]
     assert peaks == sorted(peaks, reverse=True) and len(set(peaks)) == 4
+
+
+#: What llm-foundry trained on cards of 80 GB with gradients accumulated.
+_TRAINED: list[tuple[str, int, dict[str, int]]] = [
+    ("zero3", 8, {"dim": 7168, "layers": 48, "heads": 56, "ffn_dim": 19072}),
+    ("zero3", 64, {"dim": 8192, "layers": 80, "heads": 64, "ffn_dim": 21824}),
+    ("hsdp", 16, {"dim": 7168, "layers": 48, "heads": 56, "ffn_dim": 19072}),
+]
+
+
+@pytest.mark.parametrize(("strategy", "workers", "shape"), _TRAINED)
+def test_large_models_accumulate_where_others_have_trained_them(
+    strategy: str, workers: int, shape: dict[str, int]
+) -> None:
+    model = {**shape, "preset": None, "vocab_size": 50432, "tie_embeddings": True}
+    train = {"sequence_length": 2048, "global_batch": 8 * workers, "precision": "bf16", "micro_batch": 1,
+             "activation_checkpointing": "full"}  # fmt: skip
+    usable = 0.9 * 80 * 2**30
+
+    def peak(**parallel: Any) -> int:
+        return plan(strategy, workers, model=model, train=train, parallel=parallel).peak_bytes
+
+    assert peak() < usable
+    assert peak() == peak(reduce_every="micro_batch")
+    assert peak(reduce_every="step") > 2 * usable
+
+
+@pytest.mark.parametrize("strategy", ["zero3", "hsdp"])
+def test_micro_batches_that_accumulate_take_a_shard(strategy: str) -> None:
+    def peak(micro_batches: int, **parallel: Any) -> int:
+        return plan(strategy, train={"global_batch": 16 * micro_batches}, parallel=parallel).peak_bytes
+
+    whole = 4 * count_parameters(ModelConfig(preset="350m", vocab_size=32000)).total
+    shards = 8 if strategy == "zero3" else 4
+    each = peak(8, reduce_every="micro_batch")
+    assert peak(1) <= each <= peak(1) + 1.01 * whole / shards
+    assert peak(8) > each + whole / 2
 
 
 def test_two_levels_keep_more_than_one() -> None:

@@ -82,14 +82,16 @@ def test_what_is_recommended_is_a_config_that_fits_and_nothing_faster_does(prese
 
 @pytest.mark.slow
 def test_where_nothing_fits_it_is_said_what_would() -> None:
-    made = planned("8b", "2xA100-40GB")
+    # Nothing but more accelerators helps this optimizer.
+    alone: dict[str, Any] = {"optimizer": {"name": "adafactor"}, "parallel": {"tensor": 1, "pipeline": 1}}
+    made = planned("13b", "2xA100-40GB", **alone)
     assert made.recommendation.option is None
     reason = made.recommendation.reason
     assert "nothing fits" in reason
     # What it promises holds with the config's own batch, and half as many do not do.
     found = re.search(r"; (\d+) of these accelerators would suffice, with (.+)$", reason)
     assert found is not None, reason
-    there = override(config("8b"), found[2].split())
+    there = override(config("13b", **alone), found[2].split())
     for count, fits in ((int(found[1]), True), (int(found[1]) // 2, False)):
         made = make_plan(there, parse_machines(f"{count}xA100-40GB"))
         assert any(option.fits for option in made.table) is fits, count
@@ -113,9 +115,83 @@ def test_time_energy_and_cost_follow_from_the_speed() -> None:
 
 
 def test_a_measured_speed_takes_the_place_of_the_roofline() -> None:
-    made = make_plan(config("125m"), parse_machines("8xH100"), measured_tokens_per_second=1e6)
-    assert {made.tokens_per_second(option) for option in made.table} == {1e6}
-    assert made.hours(made.table[0]) == pytest.approx(made.tokens / 1e6 / 3600)
+    given = config("125m", parallel={"strategy": "zero3", "workers": 8}, train={"activation_checkpointing": "full"})
+    made = make_plan(given, parse_machines("8xH100"), measured_tokens_per_second=1e6)
+    own = next(o for o in made.table if o.way == ("parallel.strategy=zero3", "train.activation_checkpointing=full"))
+    assert made.tokens_per_second(own) == pytest.approx(1e6)
+    assert made.hours(own) == pytest.approx(made.tokens / 1e6 / 3600)
+    # Other ways are as much faster or slower as they are planned to be.
+    other = made.table[0]
+    assert own.speed is not None and other.speed is not None
+    ratio = other.speed.tokens_per_second / own.speed.tokens_per_second
+    assert made.tokens_per_second(other) == pytest.approx(ratio * 1e6) and ratio > 1.1
+    # Without a roofline, all rows have what was measured.
+    unknown = make_plan(given, parse_machines("8xFoo", memory_gib=40), measured_tokens_per_second=1e6)
+    assert {unknown.tokens_per_second(option) for option in unknown.table} == {1e6}
+
+
+def test_a_strategy_that_was_asked_for_is_not_replaced_without_a_word() -> None:
+    for strategy, words in (("zero3", "zero3 fits too, about as fast"), ("ddp", "ddp does not fit"), ("auto", None)):
+        preset = "8b" if strategy == "ddp" else "125m"
+        made = planned(preset, "8xH100", parallel={"strategy": strategy, "workers": 8})
+        assert made.recommendation.option is not None and made.recommendation.option.strategy != strategy
+        assert (words is None) == ("The config's" not in made.recommendation.reason)
+        assert words is None or f"The config's parallel.strategy={words}." in made.recommendation.reason
+
+
+def test_there_is_a_runner_up_and_room_is_told() -> None:
+    made = planned("125m", "8xH100")
+    chosen, second = made.recommendation.option, made.recommendation.runner_up
+    assert chosen is not None and second is not None and second.fits and second.way != chosen.way
+    assert chosen.memory is not None and made.usable_bytes is not None
+    assert made.headroom_bytes(chosen) == made.usable_bytes - chosen.memory.peak_bytes
+
+
+def test_a_small_model_on_slow_networks_needs_no_shards() -> None:
+    made = make_plan(config("117m"), parse_machines("16xA100", interconnect="ethernet-10"))
+    assert made.recommendation.option is not None and made.recommendation.option.strategy == "ddp"
+
+
+#: Llama 3's largest (Dubey et al. 2024, table 3), and its batch on 512 accelerators.
+_LARGEST = {"dim": 16384, "layers": 126, "heads": 128, "kv_heads": 8, "ffn_dim": 53248, "preset": None}
+
+
+@pytest.mark.slow
+def test_the_largest_models_are_shared_by_matrices_or_layers() -> None:
+    train = {"sequence_length": 8192, "global_batch": 256, "micro_batch": 1, "compile": True}
+    made = planned("8b", "512xH100", model={**_LARGEST, "max_sequence_length": 8192}, train=train)
+    chosen = made.recommendation.option
+    assert chosen is not None and chosen.fits and chosen.layout is not None
+    assert chosen.layout.mesh.tp * chosen.layout.mesh.pp > 1 and "train.compile=false" in chosen.overrides
+
+
+def test_a_single_card_gets_moments_in_host_memory_or_in_8_bits() -> None:
+    made = planned("3b", "1xL40S", train={"global_batch": 8, "sequence_length": 512})
+    chosen = made.recommendation.option
+    assert chosen is not None and chosen.more == ("optimizer.offload=true",)
+    assert "of host memory on every machine" in made.recommendation.reason
+    # Moments in 8 bits change what is computed, so they come last.
+    here = planned("3b", "1xL40S", train={"global_batch": 8, "sequence_length": 512}, optimizer={"offload": True})
+    assert here.recommendation.option is not None and here.recommendation.option.more == ()
+
+
+def test_long_rows_are_shared() -> None:
+    train = {"global_batch": 8, "sequence_length": 131072, "micro_batch": 1}
+    made = planned("8b", "8xA100-40GB", model={"max_sequence_length": 131072}, train=train)
+    assert made.recommendation.option is not None
+    assert any(text.startswith("parallel.") for text in made.recommendation.option.more)
+
+
+def test_all_workers_may_share_rows() -> None:
+    made = planned("1b", "8xH100", parallel={"context": 8, "workers": 8})
+    assert made.recommendation.option is not None and made.recommendation.option.layout is not None
+    assert made.recommendation.option.layout.mesh.cp == 8
+
+
+def test_cards_without_bf16_are_told() -> None:
+    [note] = planned("125m", "8xT4").notes
+    assert "Tesla T4 has no products in bf16" in note and "train.precision=fp16" in note
+    assert planned("125m", "8xT4", train={"precision": "fp16"}).notes == ()
 
 
 def test_strategies_that_the_config_forbids_have_their_reason() -> None:

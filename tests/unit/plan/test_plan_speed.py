@@ -11,7 +11,7 @@ from headway.config import Config, ModelConfig
 from headway.models.facts import flops_per_token, parameter_shapes
 from headway.models.shape import Shape
 from headway.plan import speed as module
-from headway.plan.accelerators import Machines, parse_machines
+from headway.plan.accelerators import KNOWN, Machines, parse_machines
 from headway.plan.layout import Layout
 from headway.plan.speed import Speed, plan_speed
 
@@ -37,12 +37,26 @@ def speed_of(given: Config, machines: Machines) -> Speed:
     return speed
 
 
-def test_products_take_their_flops_at_the_share_of_the_peak_that_is_assumed() -> None:
-    model = ModelConfig(preset="1b", vocab_size=32000)
-    # The causal mask halves attention, which MFU counts whole.
-    attention = 12 * 16 * 2048 * 2048 / 2
-    flops = (flops_per_token(model, 2048) - attention) * 512 * 2048
-    assert planned("single", "1xH100").products_seconds == pytest.approx(flops / (989.5e12 * module.PRODUCT_SHARE))
+@pytest.mark.parametrize("name", ["H100", "A100", "L4"])
+def test_products_and_attention_take_their_flops_at_their_shares_of_the_peak(name: str) -> None:
+    model, card = ModelConfig(preset="1b", vocab_size=32000), KNOWN[name]
+    peak = card.peak_flops("bf16")
+    assert peak is not None
+    attention = 12 * 16 * 2048 * 2048  # as MFU counts it
+    flops, tokens = flops_per_token(model, 2048) - attention, 512 * 2048
+    speed, full = (
+        planned("single", f"1x{name}", train={"activation_checkpointing": mode}) for mode in ("none", "full")
+    )
+    assert speed.products_seconds == pytest.approx(flops * tokens / (peak * card.product_share))
+    # The causal mask halves it; its backward pass computes the scores again, and checkpointing its forward pass.
+    forward = attention / 3 / 2 * tokens / (peak * card.attention_share)
+    assert speed.attention_seconds == pytest.approx(3.5 * forward)
+    assert full.attention_seconds == pytest.approx(4.5 * forward)
+
+
+def test_cards_have_shares_of_their_own() -> None:
+    assert KNOWN["A100"].product_share > KNOWN["H100"].product_share
+    assert KNOWN["A100"].attention_share > KNOWN["H100"].attention_share
 
 
 def test_a_window_takes_the_pairs_that_it_leaves() -> None:
@@ -55,8 +69,9 @@ def test_a_window_takes_the_pairs_that_it_leaves() -> None:
     )
     model = ModelConfig(preset="1b", vocab_size=32000)
     shape = Shape.of(model)
-    per_pair = 12 * shape.layers * shape.heads * shape.head_dim * 512 * length / (989.5e12 * module.PRODUCT_SHARE)
-    fewer = (whole.products_seconds - with_window.products_seconds) / per_pair
+    per_pair = 14 * shape.layers * shape.heads * shape.head_dim * 512 * length
+    per_pair /= 989.5e12 * KNOWN["H100"].attention_share
+    fewer = (whole.attention_seconds - with_window.attention_seconds) / per_pair
     left = length / 2 - fewer
     assert left == pytest.approx(window - window**2 / (2 * length)) and left == pytest.approx(exact, abs=0.5)
 
@@ -67,7 +82,7 @@ def test_mfu_is_model_flops_over_the_peak_of_all() -> None:
     flops = flops_per_token(model, 2048) * speed.tokens_per_second
     assert speed.mfu == pytest.approx(flops / (8 * 989.5e12))
     assert speed.tokens_per_second == 512 * 2048 / speed.step_seconds
-    assert 0.2 < speed.mfu < module.PRODUCT_SHARE
+    assert 0.2 < speed.mfu < KNOWN["H100"].product_share
 
 
 def test_computing_again_takes_a_third_more() -> None:
@@ -78,10 +93,10 @@ def test_computing_again_takes_a_third_more() -> None:
 
 def test_8_bits_take_the_peak_of_8_bits_for_the_layers_and_of_16_for_the_rest() -> None:
     model = ModelConfig(preset="1b", vocab_size=32000)
-    tokens, share = 512 * 2048, module.PRODUCT_SHARE
+    tokens, share = 512 * 2048, KNOWN["H100"].product_share
     shapes = parameter_shapes(model)
     linear = 6 * sum(math.prod(size) for name, size in shapes.items() if name.startswith("layers.") and len(size) > 1)
-    rest = flops_per_token(model, 2048) - 12 * 16 * 2048 * 2048 / 2 - linear
+    rest = flops_per_token(model, 2048) - 12 * 16 * 2048 * 2048 - linear
     eight, half = (planned("single", "1xH100", train={"precision": p}) for p in ("fp8", "bf16"))
     assert eight.products_seconds == pytest.approx(tokens * (linear / 1979e12 + rest / 989.5e12) / share, rel=1e-3)
     # Rounding is paid for in memory traffic, which a compiler makes less of.
@@ -92,7 +107,8 @@ def test_8_bits_take_the_peak_of_8_bits_for_the_layers_and_of_16_for_the_rest() 
     full = planned("single", "1xH100", train={"precision": "fp8", "activation_checkpointing": "full"})
     assert 1.25 < full.products_seconds / eight.products_seconds < 4 / 3
     # Sharded weights travel in fp32: layers round them by themselves.
-    slow = {p: planned("zero3", "16xL4", "ethernet-25", train={"precision": p}) for p in ("fp8", "bf16")}
+    once = {"reduce_every": "step"}
+    slow = {p: planned("zero3", "16xL4", "ethernet-25", train={"precision": p}, parallel=once) for p in ("fp8", "bf16")}
     assert slow["fp8"].communication_seconds > 1.3 * slow["bf16"].communication_seconds
 
 
@@ -102,7 +118,7 @@ def test_selective_checkpointing_computes_every_second_product_again() -> None:
     )
     shapes = parameter_shapes(ModelConfig(preset="1b", vocab_size=32000))
     again = sum(math.prod(size) for name, size in shapes.items() if name.endswith(("output.weight", "down.weight")))
-    seconds = 2 * again * 512 * 2048 / (989.5e12 * module.PRODUCT_SHARE)
+    seconds = 2 * again * 512 * 2048 / (989.5e12 * KNOWN["H100"].product_share)
     assert selective.products_seconds - dense.products_seconds == pytest.approx(seconds)
 
 
@@ -136,6 +152,37 @@ def test_tensor_context_and_pipeline_parallelism_cost_what_they_send_or_wait() -
     pipeline = planned("ddp", parallel={"pipeline": 2})
     layout = Layout.of(config("ddp", 8, parallel={"pipeline": 2}), 8)
     assert 0 < pipeline.bubble_seconds < pipeline.step_seconds / layout.micro_batches
+
+
+def test_several_stages_per_worker_wait_less_and_send_more() -> None:
+    pipeline: dict[str, Any] = {"pipeline": 2}
+    more = {**pipeline, "pipeline_schedule": "interleaved", "virtual_stages": 4}
+    plain, interleaved = planned("ddp", parallel=pipeline), planned("ddp", parallel=more)
+    assert interleaved.bubble_seconds == pytest.approx(plain.bubble_seconds / 4)
+    assert interleaved.communication_seconds > plain.communication_seconds
+    # A pipeline that runs empty at the end of every lane waits for each.
+    lanes = planned("ddp", parallel=pipeline, train={"lanes": 8})
+    assert lanes.bubble_seconds == pytest.approx(2 * plain.bubble_seconds)
+
+
+def test_stages_on_other_machines_send_through_the_network() -> None:
+    near = planned("single", "2xH100", parallel={"pipeline": 2})
+    machines = parse_machines("2xH100", per_node=1, interconnect="ethernet-25")
+    far = speed_of(config("single", 2, parallel={"pipeline": 2}), machines)
+    assert far.communication_seconds > 10 * near.communication_seconds > 0
+
+
+def test_context_parallel_workers_take_kernels_with_masks() -> None:
+    whole, shared = planned("zero3", "2xH100"), planned("zero3", "2xH100", parallel={"context": 2})
+    assert shared.attention_seconds == pytest.approx(whole.attention_seconds / module.MASKED_SHARE)
+
+
+def test_reducing_in_every_micro_batch_sends_more() -> None:
+    each, once = (
+        planned("zero3", "64xH100", "ethernet-100", parallel={"reduce_every": every})
+        for every in ("micro_batch", "step")
+    )
+    assert each.communication_seconds > once.communication_seconds
 
 
 def test_elastic_sums_hide_behind_nothing() -> None:
