@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headway.core.user_command import VARIABLE
 from object_storage import InProcess, S3Server, SeaweedFs, write_every_format
 from parts_table import SEAWEEDFS, program, table
 from support import headway, write_config, write_corpus
@@ -38,6 +39,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.section("parts")
         for line in table(terminalreporter.stats):
             terminalreporter.line(line)
+
+
+@pytest.fixture(autouse=True)
+def no_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave no command of one test for the messages of the next one."""
+    monkeypatch.setenv(VARIABLE, "")  # so that it is restored even if the test sets it
+    monkeypatch.delenv(VARIABLE)
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ import typer
 
 from headway.core.console import print_line, print_lines
 from headway.core.format import printable
+from headway.core.user_command import remember_config
 
 if TYPE_CHECKING:
     from headway.config import Config
@@ -133,6 +134,7 @@ def load(path: Path, overrides: list[str] | None, *, trains: bool = True) -> Con
     """Load the resolved config of a verb's arguments; a verb that does not train needs no `train.steps`."""
     from headway.config import load_config
 
+    remember_config(str(path), overrides or [])
     return load_config(path, overrides or [], trains=trains)
 
 

@@ -11,6 +11,7 @@ from headway.cli import data_import, data_inspect, data_listing, data_preview
 from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json
 from headway.cli.data_inspect import StoreArgument, open_store
 from headway.core.console import print_line, print_lines
+from headway.core.user_command import suggest
 
 if TYPE_CHECKING:
     from headway.data.store import TokenStore
@@ -111,7 +112,7 @@ def _repair(store: TokenStore) -> str:
         return "remove damaged copies, which are then downloaded again; upload damaged files behind the URL again"
     if "imported" in store.manifest:
         return "headway data import --force, as it was imported"
-    return "headway data prepare CONFIG --repair"
+    return suggest("data prepare", "--repair")
 
 
 def register(app: typer.Typer) -> None:

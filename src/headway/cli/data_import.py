@@ -140,7 +140,7 @@ def _list(plan: ImportPlan, output: Path, json: bool) -> None:
 def _print_next(report: ImportReport) -> None:
     """Print how to train on the store, with the weights of a blend."""
     if not report.weights:
-        print_line(f"train on it: headway train CONFIG data.store={report.store}")
+        print_line(f"train on it, for example: headway train quickstart data.store={report.store}")
         return
     import yaml
 

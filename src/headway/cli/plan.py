@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -95,8 +96,7 @@ def plan(
     if as_json:
         print_json(made.as_json())
     else:
-        chosen_rows = [text for text in given[len(overrides or []) :] if text.startswith("train.micro_batch=")]
-        _print_plan(made, " ".join([str(config), *chosen_rows]))
+        _print_plan(made, str(config), given)
 
 
 def _check_options_of_machines(per_node: int | None, interconnect: str | None) -> None:
@@ -140,7 +140,7 @@ def _load_any_micro_batch(config: Path, overrides: list[str]) -> tuple[Config, l
             raise first from None
 
 
-def _print_plan(made: Plan, config_name: str) -> None:
+def _print_plan(made: Plan, config_name: str, overrides: Sequence[str]) -> None:
     machines, memory = made.machines, made.machines.accelerator.memory_gib
     unknown = (
         "memory unknown" if memory is None else f"{memory:,.1f} GiB each, {format_bytes(made.usable_bytes)} usable"
@@ -163,7 +163,7 @@ def _print_plan(made: Plan, config_name: str) -> None:
     refused = {option.strategy: option.refusal.what for option in made.table if option.refusal}
     for strategy, reason in refused.items():
         print_line(f"{strategy}: {reason}")
-    _print_recommendation(made, config_name)
+    _print_recommendation(made, config_name, overrides)
 
 
 def _print_options(made: Plan) -> None:
@@ -204,7 +204,7 @@ def _line(made: Plan, option: Option) -> list[str]:
     ]
 
 
-def _print_recommendation(made: Plan, config_name: str) -> None:
+def _print_recommendation(made: Plan, config_name: str, overrides: Sequence[str]) -> None:
     from headway.plan.recommend import USABLE_SHARE, command
     from headway.plan.speed import assumptions
 
@@ -229,7 +229,7 @@ def _print_recommendation(made: Plan, config_name: str) -> None:
         assert second.memory is not None
         words = f"{format_bytes(second.memory.peak_bytes)} per worker, {_speed(made, second)} tokens/s"
         print_line(f"  or       {' '.join(second.overrides)}: {words}")
-    print_line(f"  type     {command(config_name, made.machines, chosen)}")
+    print_line(f"  type     {command(config_name, overrides, made.machines, chosen)}")
     print_lines("\nassumed:")
     room = f"plans may fill {USABLE_SHARE:.0%} of the memory; the rest is for driver, communication and fragmentation"
     for line in (room, *(assumptions(made.machines) if chosen.speed is not None else ())):

@@ -9,6 +9,7 @@ import typer
 
 from headway.cli.common import OverridesArgument
 from headway.core.console import notice, print_lines
+from headway.core.user_command import remember_config
 
 if TYPE_CHECKING:
     from headway.config import Config
@@ -49,6 +50,7 @@ def quickstart(overrides: OverridesArgument = None) -> None:
     from headway.data.preparing.prepare import prepare
 
     wanted = [*_without_bf16(), *(overrides or [])]
+    remember_config("quickstart", wanted)
     config = load_config("quickstart", wanted)
     _stage(1, "preparing text")
     prepare(config.data)
@@ -73,7 +75,8 @@ def _next_commands(config: Config, overrides: list[str]) -> list[str]:
 
 
 def _without_bf16() -> list[str]:
-    """Return the overrides that replace bf16, and Muon with it, on a CPU that is not faster in bf16.
+    """Return the overrides that say what `train.precision: auto` takes on a CPU that is not faster in bf16, and that
+    replace Muon, which is slow in fp32.
 
     Overrides of the user come later and win.
     """

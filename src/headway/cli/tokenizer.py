@@ -9,6 +9,7 @@ import typer
 
 from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, as_utf8, load, print_json, writing
 from headway.core.console import exact_results, print_line
+from headway.core.user_command import suggest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -72,7 +73,7 @@ def _check_trained(trained: Tokenizer, asked: int) -> None:
         raise DataError(
             "there is no text to train a tokenizer on, or nothing in it repeats",
             where="data.sources",
-            fix="headway data prepare CONFIG --dry-run lists what is read",
+            fix=f"{suggest('data prepare', '--dry-run')} lists what is read",
         )
     if trained.vocab_size < asked:
         notice(f"{trained.vocab_size:,} tokens instead of {asked:,}: the text has no more repeated sequences")

@@ -27,6 +27,7 @@ import numpy as np
 
 from headway.core.errors import DataError
 from headway.core.foreign import open_regular
+from headway.core.user_command import suggest
 
 #: File of the store with the marks of verified shards.
 VERIFIED = ".verified"
@@ -102,7 +103,7 @@ class ShardChecker:
         raise WrongShardError(
             f"a shard of the token store is damaged: {problem}",
             where=str(path),
-            fix=f"headway data prepare CONFIG --repair, or restore it{back}; then run the same command again",
+            fix=f"{suggest('data prepare', '--repair')}, or restore it{back}; then run the same command again",
         )
 
     def wait_verified(self, step: int, seconds: float, beat: Callable[[], None] = lambda: None) -> bool:

@@ -21,6 +21,7 @@ from headway.core.errors import DataError
 from headway.core.files import fingerprint, sha256_file
 from headway.core.foreign import LISTING_BYTES, parse_json, read_bytes, read_json
 from headway.core.format import printable
+from headway.core.user_command import suggest
 from headway.data.first_use import ShardChecker
 from headway.data.store_manifest import check_manifest
 
@@ -76,9 +77,13 @@ class Shard:
         return ((self.documents if self.file_documents is None else self.file_documents) + 1) * 8
 
 
-PREPARE = "headway data prepare CONFIG"
-# Models trained on a store need its vocabulary, which cannot be trained again once the input has changed.
-_ANEW = f"{PREPARE} --force makes it anew, with data.tokenizer.path=STORE/tokenizer for its old vocabulary"
+def _anew() -> str:
+    """Return the command that replaces a store.
+
+    Models trained on a store need its vocabulary, which cannot be trained again once the input has changed.
+    """
+    prepare = suggest("data prepare", "--force")
+    return f"{prepare} makes it anew, with data.tokenizer.path=STORE/tokenizer for its old vocabulary"
 
 
 class TokenStore:
@@ -534,7 +539,7 @@ class ShardStream:
 
 
 def _damaged(file: Path, problem: str) -> DataError:
-    return DataError(f"the token store is damaged: {problem}", where=str(file), fix=PREPARE)
+    return DataError(f"the token store is damaged: {problem}", where=str(file), fix=suggest("data prepare"))
 
 
 def _sizes(folder: Path) -> dict[str, int]:
@@ -574,7 +579,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         content = read_bytes(file, LISTING_BYTES)
     except (FileNotFoundError, NotADirectoryError):
-        raise DataError("there is no token store here", where=str(path), fix=PREPARE) from None
+        raise DataError("there is no token store here", where=str(path), fix=suggest("data prepare")) from None
     except OSError as error:
         what = f"the manifest of the token store cannot be read: {error.strerror or error!r}"
         raise DataError(what, where=str(file), fix="check the file's permissions and the disk") from None
@@ -595,12 +600,12 @@ def parse_manifest(content: bytes, where: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         problem = error if isinstance(error, ValueError) else repr(error)
         what = f"the manifest of the token store cannot be read: {problem}"
-        raise DataError(what, where=where, fix=f"restore it from a copy, or {_ANEW}") from None
+        raise DataError(what, where=where, fix=f"restore it from a copy, or {_anew()}") from None
     if (kind, version) != (FORMAT, VERSION):
         named = printable(f"{kind} version {version}")[:100]
         raise DataError(
             f"this is a store of format {named}; this Headway reads {FORMAT} version {VERSION}",
             where=where,
-            fix=_ANEW,
+            fix=_anew(),
         )
     return dict(manifest)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from headway.core.cores import Cores, read_cores, read_processors
 from headway.core.machine import Machine
+from headway.core.user_command import suggest
 from headway.doctor.findings import Finding
 
 _CPUFREQ = "/sys/devices/system/cpu/cpu0/cpufreq"
@@ -75,7 +76,7 @@ def _limits(cores: Cores) -> Iterator[Finding]:
             " with one thread for each the kernel would throttle it",
             cores.limit.where,
             "as many threads, over all workers, as processors granted, or ask for more processors",
-            f"export OMP_NUM_THREADS={cores.usable}; headway train ... {threads}",
+            f"export OMP_NUM_THREADS={cores.usable}; {suggest('train', threads)}",
         )
     elif cores.allowed < cores.seen:
         yield Finding(

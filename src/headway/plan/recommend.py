@@ -24,6 +24,7 @@ from headway.config.strategies import (
 )
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.format import format_bytes, format_count
+from headway.core.user_command import config_words
 from headway.models.facts import count_parameters
 from headway.plan.activations import FP8_TILE
 from headway.plan.layout import CHECKPOINTING, Layout, has_copied_experts
@@ -424,15 +425,16 @@ def _enough(config: Config, model: ModelConfig, machines: Machines) -> tuple[int
     return None
 
 
-def command(config_name: str, machines: Machines, chosen: Option) -> str:
-    """Return the command that trains with the option."""
-    words = " ".join(chosen.overrides)
+def command(config_name: str, overrides: Sequence[str], machines: Machines, chosen: Option) -> str:
+    """Return the command that trains with the option: the user's config and overrides, then those of the option."""
+    replaced = {"parallel.workers", *(text.partition("=")[0] for text in chosen.overrides)}
+    own = [text for text in overrides if text.partition("=")[0].strip() not in replaced]
+    words = config_words(config_name, [*own, *chosen.overrides])
     if machines.nodes == 1:
-        workers = f" --workers {machines.count}" if machines.count > 1 else ""
-        return f"headway train {config_name}{workers} {words}"
+        return f"headway train {words} --workers {machines.count}"
     return (
         f"torchrun --nnodes {machines.nodes} --nproc-per-node {machines.per_node}"
-        f" --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m headway train {config_name} {words}"
+        f" --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m headway train {words}"
     )
 
 

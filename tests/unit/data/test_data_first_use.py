@@ -85,7 +85,9 @@ def test_a_damaged_shard_is_named_by_a_save_and_by_the_next_rows(store: TokenSto
     with pytest.raises(WrongShardError, match="a shard of the token store is damaged: its SHA-256 is not") as caught:
         checker.wait_verified(5, math.inf)
     assert isinstance(caught.value, DataError) and caught.value.exit_code == 3
-    assert caught.value.where == str(file) and "headway data prepare CONFIG --repair" in str(caught.value.fix)
+    assert caught.value.where == str(file) and "headway data prepare --repair with the config of the run" in str(
+        caught.value.fix
+    )
     assert "step" not in str(caught.value.fix)
     with pytest.raises(WrongShardError):
         store.read("train", "first", 0, 1)

@@ -112,7 +112,7 @@ def test_progress_counts_every_byte(store: TokenStore) -> None:
 def test_unusable_stores(store: TokenStore, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no token store here") as caught:
         TokenStore.open(tmp_path / "nowhere")
-    assert caught.value.fix == "headway data prepare CONFIG"
+    assert caught.value.fix == "headway data prepare with the config of the run"
     file = store.path / "manifest.json"
     good = file.read_text()
     file.write_text(json.dumps({**json.loads(good), "version": 99}))

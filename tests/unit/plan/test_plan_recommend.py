@@ -216,10 +216,14 @@ def test_degrees_of_the_config_are_kept() -> None:
 def test_what_to_type() -> None:
     small, large = planned("125m", "8xH100"), planned("8b", "64xH100")
     assert small.recommendation.option is not None and large.recommendation.option is not None
-    typed = command("run.yaml", small.machines, small.recommendation.option)
-    assert typed.startswith("headway train run.yaml --workers 8 parallel.strategy=ddp")
-    typed = command("run.yaml", large.machines, large.recommendation.option)
-    assert typed.startswith("torchrun --nnodes 8 --nproc-per-node 8 ") and "-m headway train run.yaml" in typed
+    typed = command("run.yaml", [], small.machines, small.recommendation.option)
+    assert typed.startswith("headway train run.yaml parallel.strategy=ddp") and typed.endswith(" --workers 8")
+    # Of the user's own overrides, only those stay out that the plan answers.
+    own = ["model.preset=8b", "name=two words", "parallel.workers=2", "parallel.strategy=zero1"]
+    typed = command("run.yaml", own, large.machines, large.recommendation.option)
+    assert typed.startswith("torchrun --nnodes 8 --nproc-per-node 8 ")
+    assert "-m headway train run.yaml model.preset=8b 'name=two words' parallel.strategy=" in typed
+    assert "zero1" not in typed and "parallel.workers" not in typed
 
 
 def test_copies_are_one_per_machine() -> None:

@@ -32,6 +32,7 @@ from headway.core.console import warning
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.foreign import SETTINGS_BYTES, parse_json, read_bytes
 from headway.core.machine import host_name
+from headway.core.user_command import suggest
 
 #: Marks a new run directory after `--restart`, which will create a new generation of the remote tier.
 RESTARTED_FILE = ".restarted"
@@ -313,8 +314,8 @@ class TierOwnership:
         self.write_hint(claim)
         warning(
             f"{self._objects.url_of(name)}, by which attempt {claim.attempt} owns the remote checkpoints, was removed"
-            " and is made again; exclude owners/ from clean-ups and lifecycle rules (headway doctor CONFIG looks for"
-            " such rules)"
+            " and is made again; exclude owners/ from clean-ups and lifecycle rules, which headway doctor looks for:"
+            f" {suggest('doctor')}"
         )
 
     def _lost_to(self, claim: Claim, by: Claim) -> FencedError | OtherRunError:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from headway.config.data import stored_names
 from headway.core.errors import ConfigError, DataError
+from headway.core.user_command import suggest
 from headway.data.feeding.lattice import MAX_ROWS, boundaries, counts_between
 
 if TYPE_CHECKING:
@@ -233,7 +234,7 @@ class _Planner:
             raise ConfigError(
                 f"the store has sources that the config gives no weight: {', '.join(unknown)}",
                 where=f"data.sources, {self._where}" if self._where else "data.sources",
-                fix="headway data prepare CONFIG",
+                fix=suggest("data prepare"),
             )
 
     def _phase(self, number: int, length: int) -> Phase:

@@ -238,7 +238,7 @@ def _check_same_origin(data: DataConfig, path: Path, force: bool) -> None:
         raise ConfigError(
             "the store there was imported from another project's files, not prepared from text",
             where=str(path),
-            fix="headway train uses it as it is; set data.store to prepare another, or --force to replace it",
+            fix="training uses it as it is; set data.store to prepare another, or --force to replace it",
         )
 
 

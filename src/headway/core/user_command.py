@@ -1,0 +1,38 @@
+"""The config that the user's command names, with its overrides, for the commands that messages suggest.
+
+Worker processes inherit it, since what they report is read by the same user.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+
+from headway.core.secrets import redact_argument
+
+#: Holds the words, quoted for a shell.
+VARIABLE = "HEADWAY_CONFIG_WORDS"
+
+
+def remember_config(path: str, overrides: Sequence[str]) -> None:
+    """Remember the config of this process's command line, without credentials in overrides.
+
+    A training that another verb has started keeps that verb's config: its own is in a folder that is about to vanish.
+    """
+    os.environ.setdefault(VARIABLE, config_words(path, overrides))
+
+
+def config_words(path: str, overrides: Sequence[str]) -> str:
+    """Quote a config and its overrides for a shell."""
+    return shlex.join([path, *map(redact_argument, overrides)])
+
+
+def suggest(verb: str, *options: str) -> str:
+    """Return the command `headway VERB` on the user's config with all its overrides.
+
+    A program that uses Headway as a library has no command line; the config is then described in words.
+    """
+    words = os.environ.get(VARIABLE)
+    command = " ".join(["headway", verb, *([words] if words else []), *options])
+    return command if words else f"{command} with the config of the run"
