@@ -20,9 +20,19 @@ from headway.core.console import warning
 from headway.core.errors import DataError
 from headway.core.files import expanded
 from headway.core.foreign import read_text
-from headway.data.importing.files import BLOCK_DOCUMENTS, Ends, ImportSource, TokenFile, damaged, size_of
+from headway.data.importing.files import (
+    BLOCK_DOCUMENTS,
+    Ends,
+    ImportSource,
+    TokenFile,
+    check_not_wider,
+    damaged,
+    size_of,
+)
 
 _ENDING = ".ds"
+# Bytes by which the width of ids is checked that no other file records.
+_BEGINNING = 1024
 # Name that the writer uses for an unknown tokenizer.
 _UNKNOWN = "Unknown Tokenizer"
 
@@ -71,6 +81,9 @@ def open_file(path: Path, dtype: np.dtype[Any] | None) -> TokenFile:
     width = facts.width or (size // known if known else None) or (dtype.itemsize if dtype is not None else 2)
     if width not in (2, 4):
         raise damaged(path, f"{size:,} bytes for {known:,} tokens are neither 2 nor 4 bytes per token")
+    if known is None and facts.width is None and width == 2 and size % 4 == 0:
+        with path.open("rb") as file:
+            check_not_wider(path, file.read(_BEGINNING), "put the file's .ds.metadata or .ds.index back beside it")
     tokens, rest = divmod(size, width)
     for count, where in ((indexed, index), (facts.tokens, about)):
         if rest or (count is not None and count != tokens):

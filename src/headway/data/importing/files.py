@@ -75,6 +75,25 @@ class TokenBlock:
     """Exclusive ends of documents in `ids`, ascending, from 0 to n; equal ones mark empty documents."""
 
 
+def check_not_wider(path: Path, beginning: bytes, fix: str) -> None:
+    """Check that not every second id of two bytes would be 0, as in small ids of four bytes.
+
+    No text is like that, but for a few words, where asking costs little and a wrong guess would go unnoticed.
+
+    Args:
+        path: The file.
+        beginning: Its first ids; their bytes, and those of the file, are a multiple of 4.
+        fix: What says which it is.
+
+    Raises:
+        DataError: every second id would be 0.
+    """
+    halves = np.frombuffer(beginning, dtype="<u2").reshape(-1, 2)
+    if halves[:, 0].any() and not halves[:, 1].any():
+        what = "the ids seem to be uint32, since the upper half of each is 0; read as uint16 they would be wrong"
+        raise DataError(what, where=str(path), fix=fix)
+
+
 def read_blocks(
     file: TokenFile, vocab_size: int, separator: int, hashed: Any, advance: Callable[[int], None]
 ) -> Iterator[TokenBlock]:

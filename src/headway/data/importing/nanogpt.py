@@ -18,11 +18,9 @@ import numpy as np
 from headway.core.errors import ConfigError, DataError
 from headway.core.files import expanded
 from headway.core.foreign import open_regular
-from headway.data.importing.files import ImportSource, TokenFile, damaged, size_of, unreadable
+from headway.data.importing.files import ImportSource, TokenFile, check_not_wider, damaged, size_of, unreadable
 
 _HEADER_BYTES = 1024
-# Number of ids that reveal their width: no text has a zero in every second place of that many.
-_REVEALING = 32
 #: By magic: the supported version, and the type of the ids.
 _HEADERS = {20240520: (1, "<u2"), 20240801: (7, "<u4")}
 _OTHER_MAGIC = {20240522: "llm.c's evaluation data", 20240326: "an llm.c model"}
@@ -105,12 +103,8 @@ def open_file(path: Path, dtype: np.dtype[Any], *, given: bool = False) -> Token
     if magic not in _HEADERS or size < _HEADER_BYTES:
         if size % dtype.itemsize:
             raise damaged(path, f"{size:,} bytes are not a whole number of {dtype.name} ids")
-        if not given and dtype.itemsize == 2 and size % 4 == 0 and _are_wider(beginning):
-            raise DataError(
-                "the ids seem to be uint32, since the upper half of each is 0; read as uint16 they would be wrong",
-                where=str(path),
-                fix="--dtype uint32 (or --dtype uint16, if every second id really is 0)",
-            )
+        if not given and dtype.itemsize == 2 and size % 4 == 0:
+            check_not_wider(path, beginning, "--dtype uint32 (or --dtype uint16, if every second id really is 0)")
         return TokenFile(path, dtype, 0, size // dtype.itemsize)
     known, kind = _HEADERS[magic]
     if version != known:
@@ -124,12 +118,6 @@ def open_file(path: Path, dtype: np.dtype[Any], *, given: bool = False) -> Token
         expected = _HEADER_BYTES + count * own.itemsize
         raise damaged(path, f"{size:,} bytes, but its header says {expected:,} ({count:,} tokens)")
     return TokenFile(path, own, _HEADER_BYTES, count, continues=True)
-
-
-def _are_wider(beginning: bytes) -> bool:
-    """Return whether every second id of two bytes would be 0, as in small ids of four bytes."""
-    halves = np.frombuffer(beginning[: len(beginning) // 4 * 4], dtype="<u2").reshape(-1, 2)
-    return len(halves) >= _REVEALING and bool(halves[:, 0].any()) and not halves[:, 1].any()
 
 
 def check_something_to_train(sources: Sequence[ImportSource]) -> None:

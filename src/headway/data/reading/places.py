@@ -7,7 +7,7 @@ import glob
 import io
 import os
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,8 +78,13 @@ def is_remote(path: str) -> bool:
     return scheme_of(path) not in (None, "file", "local")
 
 
-def list_places(path: str, options: Mapping[str, Any]) -> Listing:
+def list_places(path: str, options: Mapping[str, Any], wanted: Callable[[str], bool] = lambda name: True) -> Listing:
     """List the files that a path, glob, folder or URL refers to.
+
+    Args:
+        path: The path.
+        options: Storage options for `fsspec`.
+        wanted: Whether a file of this name will be read; others are listed even if they cannot be.
 
     Raises:
         ConfigError: a package that the URL needs is not installed.
@@ -90,7 +95,10 @@ def list_places(path: str, options: Mapping[str, Any]) -> Listing:
         places = [Place(f.url, f.name, f.bytes, False, f.version, f.ranges, options) for f in found]
     else:
         kind, local = _local(_without_scheme(path))
-        places = [Place(str(found), unicode_name(name), _size(found)) for found, name in local]
+        named = [(found, unicode_name(name)) for found, name in local]
+        places = [
+            Place(str(found), name, _size(found) if wanted(name) else _listed_size(found)) for found, name in named
+        ]
     return Listing(sorted(places, key=lambda place: place.name), kind)
 
 
@@ -114,7 +122,7 @@ def _local(path: str) -> tuple[str, Iterator[tuple[Path, str]]]:
     place = expanded(path)
     if place.is_dir():
         return "folder", _walk(place)
-    if place.is_file():
+    if place.is_file() or _is_broken_link(place):
         return "file", iter([(place, place.name)])
     if glob.has_magic(path):
         return "glob", _matches(place)
@@ -179,11 +187,7 @@ def _walk(
     """
     try:
         down = _one_further(folder, above)
-        entries = [
-            (entry.name, entry.is_dir(), entry.is_file() or _is_broken_link(Path(entry.path)))
-            for entry in os.scandir(folder)
-            if not entry.name.startswith(".")
-        ]
+        entries = [(entry.name, *_kind(entry)) for entry in os.scandir(folder) if not entry.name.startswith(".")]
     except OSError as error:
         raise unreadable(str(folder), error, "make it readable, or leave it out") from None
     if down is None:
@@ -195,6 +199,14 @@ def _walk(
             yield folder / name, f"{inside}{name}"
 
 
+def _kind(entry: os.DirEntry[str]) -> tuple[bool, bool]:
+    """Return whether an entry is a folder, and whether it is a file or a broken link; neither for a socket."""
+    if not entry.is_symlink():
+        return entry.is_dir(), entry.is_file()
+    path = Path(entry.path)  # unlike an entry, it answers for links in a circle too
+    return path.is_dir(), path.is_file() or not path.exists()
+
+
 def _one_further(folder: Path, above: _Folders) -> _Folders | None:
     """Return `above` with this folder appended; None if the folder is among them, because a link led back to it."""
     stat = folder.stat()
@@ -203,7 +215,10 @@ def _one_further(folder: Path, above: _Folders) -> _Folders | None:
 
 
 def _is_broken_link(path: Path) -> bool:
-    """Return whether a path is a broken link. It counts as a missing file, which is an error, not as one to skip."""
+    """Return whether a path is a link that leads nowhere, or in a circle.
+
+    It counts as a missing file, which is an error if it would be read, not as one to skip.
+    """
     return path.is_symlink() and not path.exists()
 
 
@@ -218,6 +233,14 @@ def _size(path: Path) -> int:
             return os.fstat(file.fileno()).st_size
     except OSError as error:
         raise unreadable(str(path), error, "make it readable, or leave it out") from None
+
+
+def _listed_size(path: Path) -> int:
+    """Return the size of a file that is not read; 0 if that is not known."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def open_file(file: Place, start: int = 0, end: int | None = None) -> BinaryIO:
@@ -265,4 +288,6 @@ def stamp_of(file: Place) -> str:
 def unreadable(where: str, error: OSError, fix: str = "check data.sources") -> DataError:
     """Return the error for a file that cannot be read."""
     reason = error.strerror or str(error)
+    if Path(where).is_symlink():
+        reason += f" (a link to {Path(where).readlink()})"
     return DataError(f"an input file cannot be read: {reason}", where=where, fix=fix)

@@ -46,7 +46,7 @@ _FORMATS = {
 _TABLES = ("parquet", "arrow")
 # Tables opened in parallel: opening a remote table is mostly latency.
 _OPENED = 16
-_KNOWN = f"({', '.join(_FORMATS)}, all but tables also under {', '.join(ENDINGS)})"
+_KNOWN = f"({', '.join(_FORMATS)}, all but tables also under {', '.join(ENDINGS)}, and .json under these)"
 _SET_FORMAT = "set the source's format: text, jsonl, csv, parquet or arrow"
 
 
@@ -147,13 +147,13 @@ def _find(config: SourceConfig, iterables: Mapping[str, Any]) -> tuple[list[Sour
     if hub.is_named(config.path):
         return _dataset(hub.find_named(config)), 0
     path = hub.local_path(config.path)
-    listing = list_places(path, config.storage_options)
+    listing = list_places(path, config.storage_options, lambda name: _format_of(config, name) is not None)
     saved = hub.find_saved(listing.places, config) if listing.kind == "folder" else None
     if saved is not None:
         return _dataset(saved), 0
     files, ignored = [], 0
     for place in listing.places:
-        kind = _format_of(config, place)
+        kind = _format_of(config, place.name)
         if kind is None and listing.kind == "file":
             what = f"the ending of '{place.name}' is no known format {_KNOWN}"
             raise DataError(what, where=place.location, fix=_SET_FORMAT)
@@ -174,9 +174,9 @@ def _file(place: Place, kind: str, compression: str | None) -> SourceFile:
     return SourceFile(**{**vars(place), "format": kind, "compression": compression})
 
 
-def _format_of(config: SourceConfig, place: Place) -> tuple[str, str | None] | None:
+def _format_of(config: SourceConfig, name: str) -> tuple[str, str | None] | None:
     """Return format and compression of a file; None if its extension is unknown."""
-    endings = [ending.lower() for ending in PurePosixPath(place.name).suffixes]
+    endings = [ending.lower() for ending in PurePosixPath(name).suffixes]
     compression = ENDINGS.get(endings[-1]) if endings else None
     if compression:
         endings.pop()
@@ -185,6 +185,8 @@ def _format_of(config: SourceConfig, place: Place) -> tuple[str, str | None] | N
     if config.format != "auto":
         return config.format, None if config.format in _TABLES else compression
     kind = _FORMATS.get(endings[-1]) if endings else None
+    if compression and endings[-1:] == [".json"]:
+        return "jsonl", compression  # the shards of C4, Dolma and others; a plain .json is often one large value
     if kind is None or (kind in _TABLES and compression):
         return None
     return kind, compression

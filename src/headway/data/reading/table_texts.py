@@ -110,6 +110,9 @@ def columns_for(schema: Any, field: str, template: str | None, where: str) -> li
     columns = wanted_fields(field, template)
     for column in columns:
         kind = _type_of(schema, column, where)
+        if _is_run_end_encoded(kind):
+            what = f"column '{column}' holds {kind}, which is not read"
+            raise DataError(what, where=where, fix="write it plain: pyarrow.compute.run_end_decode(column)")
         if not (_is_text(kind) or (template is not None and _is_plain(kind))):
             many = ", which has no unique text form" if template is not None else ", not text"
             fix = "name columns of text in the template" if template is not None else "set the source's field"
@@ -118,31 +121,61 @@ def columns_for(schema: Any, field: str, template: str | None, where: str) -> li
 
 
 def _type_of(schema: Any, column: str, where: str) -> Any:
-    import pyarrow as arrow
-
-    check_unique_name(column, schema.names, where)
-    if column in schema.names:
-        return schema.field(column).type
-    head, *tail = column.split(".")
-    if head not in schema.names:
-        raise missing_field(column, schema.names, where)
-    check_unique_name(head, schema.names, where)
-    kind = schema.field(head).type
-    for name in tail:
-        names = [part.name for part in kind] if arrow.types.is_struct(kind) else []
-        if name not in names:
-            raise missing_field(column, [*schema.names, *(f"{head}.{there}" for there in names)], where)
+    kind, above, known = schema, "", list(schema.names)
+    for name in _levels(schema, column):
+        names = _names(kind)
         check_unique_name(name, names, where)
-        kind, head = kind.field(name).type, f"{head}.{name}"
+        if name not in names:
+            raise missing_field(column, known, where)
+        kind, above = kind.field(name).type, f"{above}{name}."
+        known += [f"{above}{there}" for there in _names(kind)]
     return kind
 
 
-def _is_text(kind: Any) -> bool:
+def _levels(schema: Any, column: str) -> list[str]:
+    """Split a column into the names of its levels, as `records` does: a field with the name of the whole rest wins."""
+    kind, rest, levels = schema, column, []
+    while True:
+        names = _names(kind)
+        head, dot, tail = rest.partition(".")
+        if rest in names or not dot or head not in names:
+            return [*levels, rest]
+        levels.append(head)
+        if names.count(head) > 1:
+            return levels  # ambiguous, which is an error
+        kind, rest = kind.field(head).type, tail
+
+
+def _names(kind: Any) -> list[str]:
+    """Return the names of the fields of a schema or a nested type; none for any other type."""
     import pyarrow as arrow
 
-    kind = kind.value_type if arrow.types.is_dictionary(kind) else kind
-    tests = (arrow.types.is_string, arrow.types.is_large_string, arrow.types.is_string_view, arrow.types.is_null)
-    return any(test(kind) for test in tests)
+    return [part.name for part in kind] if isinstance(kind, arrow.Schema) or arrow.types.is_struct(kind) else []
+
+
+def _is_text(kind: Any) -> bool:
+    """Return whether a type holds text. Many writers declare it as bytes; whether these are UTF-8 shows on reading."""
+    import pyarrow as arrow
+
+    kind = _stored(kind)
+    kind = _stored(kind.value_type) if arrow.types.is_dictionary(kind) else kind
+    types = arrow.types
+    tests = (types.is_null, types.is_string, types.is_large_string, types.is_string_view)
+    return any(test(kind) for test in (*tests, types.is_binary, types.is_large_binary, types.is_binary_view))
+
+
+def _is_run_end_encoded(kind: Any) -> bool:
+    """Return whether a type repeats values: a few bytes of it may stand for any amount of text."""
+    import pyarrow as arrow
+
+    return bool(arrow.types.is_run_end_encoded(kind))
+
+
+def _stored(kind: Any) -> Any:
+    """Return the type in which an extension type such as JSON is stored; other types unchanged."""
+    import pyarrow as arrow
+
+    return kind.storage_type if isinstance(kind, arrow.BaseExtensionType) else kind
 
 
 def _is_plain(kind: Any) -> bool:
@@ -235,12 +268,13 @@ def sound_columns(table: Any, fields: Sequence[str]) -> dict[str, Any]:
     """
     import pyarrow as arrow
 
-    wanted = _tree(fields, table.schema.names)
+    wanted = _tree(fields, table.schema)
     try:
         table.validate()
         columns = {name: _pruned(table.column(name), tree) for name, tree in wanted.items()}
         for column in columns.values():
             check_sound(column)
+        columns = {name: column.view(_as_text(column.type)) for name, column in columns.items()}
     except arrow.ArrowException as error:
         raise UnsoundError(str(error)) from None
     return columns
@@ -249,12 +283,12 @@ def sound_columns(table: Any, fields: Sequence[str]) -> dict[str, Any]:
 _Tree = dict[str, "_Tree"]
 
 
-def _tree(fields: Sequence[str], columns: Sequence[str]) -> _Tree:
+def _tree(fields: Sequence[str], schema: Any) -> _Tree:
     """Return the needed columns, each with the needed fields inside it; an empty tree stands for all fields."""
     tree: _Tree = {}
     for field in fields:
         below = tree
-        for name in [field] if field in columns else field.split("."):
+        for name in _levels(schema, field):
             below = below.setdefault(name, {})
     return tree
 
@@ -290,12 +324,31 @@ def _without_text(kind: Any) -> Any:
     return kind
 
 
+def _as_text(kind: Any) -> Any:
+    """Return a type with bytes replaced by text at any depth, the reverse of `_without_text`."""
+    import pyarrow as arrow
+
+    types = arrow.types
+    for test, text in (
+        (types.is_binary, arrow.string),
+        (types.is_large_binary, arrow.large_string),
+        (types.is_binary_view, arrow.string_view),
+    ):
+        if test(kind):
+            return text()
+    if types.is_dictionary(kind):
+        return arrow.dictionary(kind.index_type, _as_text(kind.value_type), kind.ordered)
+    if types.is_struct(kind):
+        return arrow.struct([part.with_type(_as_text(part.type)) for part in kind])
+    return kind
+
+
 def _pruned(array: Any, tree: _Tree) -> Any:
     """Return a nested column with only the needed fields; others may hold values that Python cannot represent."""
     import pyarrow as arrow
 
     if not tree:
-        return array
+        return array.storage if isinstance(array, arrow.ExtensionArray) else array
     parts = {name: _pruned(array.field(array.type.get_field_index(name)), below) for name, below in tree.items()}
     fields = [arrow.field(name, part.type) for name, part in parts.items()]
     return arrow.StructArray.from_arrays(list(parts.values()), fields=fields, mask=array.is_null())

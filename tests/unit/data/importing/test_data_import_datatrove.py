@@ -55,6 +55,15 @@ def test_without_an_index_the_token_tells(
     assert documents_of(store, "train") == ended
 
 
+def test_ids_of_four_bytes_are_not_taken_for_two_where_no_file_tells_their_width(
+    tmp_path: Path, ids: Any, imported: Any
+) -> None:
+    write_ds(tmp_path / "x.ds", ids[:1], "<u4", index=False, tokenizer=None)
+    with pytest.raises(DataError, match="the ids seem to be uint32") as caught:
+        imported("datatrove", tmp_path / "x.ds")
+    assert ".ds.metadata" in str(caught.value.fix)
+
+
 def test_a_folder_is_one_source(tmp_path: Path, ids: Any, ended: Any, imported: Any, documents_of: Any) -> None:
     for number in range(4):
         write_ds(tmp_path / "fineweb" / str(number // 2) / f"{number:05d}.ds", ids[number * 10 : number * 10 + 10])

@@ -130,17 +130,18 @@ def test_ids_of_four_bytes_are_not_taken_for_two(
 
 
 def test_every_second_token_may_be_the_end(tmp_path: Path, imported: Any) -> None:
-    """In few ids by chance, in more when somebody says so; and no file of an odd number of them has four bytes each."""
+    """When somebody says so, however few they are; and no file of an odd number of them has four bytes each."""
     documents = [[number + 1] for number in range(40)]
-    few, odd, empty = after_each(documents[:20]), [*after_each(documents), 7], [0] * 601 + after_each([[5, 6]])
-    for number, tokens in enumerate((few, odd, empty)):
+    odd, empty = [*after_each(documents), 7], [0] * 601 + after_each([[5, 6]])
+    for number, tokens in enumerate((odd, empty)):
         store, _ = imported("nanogpt", write_flat(tmp_path / f"{number}.bin", tokens), share=0, name=f"store{number}")
-        assert store.tokens("train") == [40, 82, 3][number]
-    many = write_flat(tmp_path / "many.bin", after_each(documents))
-    with pytest.raises(DataError, match="seem to be uint32"):
-        imported("nanogpt", many, name="other")
-    store, _ = imported("nanogpt", many, share=0, dtype="uint16", name="other")
-    assert store.tokens("train") == 80
+        assert store.tokens("train") == [82, 3][number]
+    for count in (1, 20, 40):
+        pairs = write_flat(tmp_path / f"pairs{count}.bin", after_each(documents[:count]))
+        with pytest.raises(DataError, match="seem to be uint32"):
+            imported("nanogpt", pairs, name=f"other{count}")
+        store, _ = imported("nanogpt", pairs, share=0, dtype="uint16", name=f"other{count}")
+        assert store.tokens("train") == 2 * count
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("megatron", "uint16"), ("datatrove", "uint32"), ("nanogpt", "int8")])

@@ -10,6 +10,7 @@ import io
 import json
 import lzma
 import pickle
+import re
 import sys
 import tracemalloc
 from collections.abc import Callable
@@ -532,3 +533,38 @@ def test_columns_of_a_stream_that_nobody_wants_are_left_alone(tmp_path: Path) ->
     for template in (None, "{text}"):
         found = [b for p in pieces_of(find(tmp_path / "a.arrow", template=template)) for b in read_batches(p)]
         assert [text for batch in found for text in batch.texts] == texts and not any(batch.bad for batch in found)
+
+
+def test_text_that_a_table_declares_in_another_way(tmp_path: Path) -> None:
+    """As bytes, as JSON, and below a name with a dot, alone and inside another column."""
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    raw = [b"one", "zw\u00f6lf".encode(), b"\xff"]
+    json_column = arrow.ExtensionArray.from_storage(arrow.json_(), arrow.array(['{"a": 1}', '"b"', "3"]))
+    inner = arrow.StructArray.from_arrays([arrow.array(["x", "y", "z"]), json_column], ["a.b", "a"])
+    columns = {"raw": arrow.array(raw), "large": arrow.array(raw, arrow.large_binary()), "json": json_column}
+    table = arrow.table({**columns, "top.dot": arrow.array(raw), "meta": inner, "n": arrow.array([1, 2, 3])})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with arrow.ipc.new_file(tmp_path / "a.arrow", table.schema) as file:
+        file.write_table(table)
+    for name in ("a.parquet", "a.arrow"):
+        for field in ("raw", "large", "top.dot"):
+            found = read(tmp_path / name, field=field)
+            assert found.texts == ["one", "zw\u00f6lf"] and "not valid UTF-8" in found.bad[0].reason, (name, field)
+        assert read(tmp_path / name, field="json").texts == ['{"a": 1}', '"b"', "3"]
+        assert read(tmp_path / name, field="meta.a.b").texts == ["x", "y", "z"]
+        assert read(tmp_path / name, template="{meta.a.b} {meta.a} {n}").texts == ['x {"a": 1} 1', 'y "b" 2', "z 3 3"]
+        for field, what in (("meta", "holds struct"), ("n", "holds int64"), ("meta.b", "did you mean 'meta.a.b'")):
+            with pytest.raises(DataError, match=re.escape(what)):
+                read(tmp_path / name, field=field)
+
+
+def test_a_column_of_runs_names_the_function_that_writes_them_out(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    compute = pytest.importorskip("pyarrow.compute")
+    table = arrow.table({"text": compute.run_end_encode(arrow.array(["x", "x", "y"]))})
+    with arrow.ipc.new_file(tmp_path / "a.arrow", table.schema) as file:
+        file.write_table(table)
+    with pytest.raises(DataError) as caught:
+        read(tmp_path / "a.arrow")
+    assert "run_end_encoded" in caught.value.what and "run_end_decode" in str(caught.value.fix)

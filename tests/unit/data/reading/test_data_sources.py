@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -180,12 +181,36 @@ def test_a_link_to_a_file_that_is_gone_is_not_passed_over(tmp_path: Path, path: 
     assert caught.value.where == str(tmp_path / "corpus/b.txt")
 
 
-def test_a_link_to_itself_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", ["corpus", "corpus/*", "corpus/b.txt"])
+def test_a_link_that_leads_in_a_circle_is_named(tmp_path: Path, path: str) -> None:
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus/a.txt").write_text("here")
-    (tmp_path / "corpus/b.txt").symlink_to("b.txt")
-    with pytest.raises(DataError, match="symbolic links"):
-        find(tmp_path / "corpus")
+    (tmp_path / "corpus/b.txt").symlink_to("c.txt")
+    (tmp_path / "corpus/c.txt").symlink_to("b.txt")
+    with pytest.raises(DataError, match=r"symbolic links \(a link to c.txt\)") as caught:
+        find(tmp_path / path)
+    assert caught.value.where == str(tmp_path / "corpus/b.txt")
+
+
+@pytest.mark.parametrize("path", ["corpus", "corpus/*"])
+def test_a_link_that_would_be_ignored_may_lead_anywhere(tmp_path: Path, path: str) -> None:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus/a.txt").write_text("here")
+    (tmp_path / "corpus/b.lock").symlink_to("nowhere")
+    (tmp_path / "corpus/c").symlink_to("d")
+    (tmp_path / "corpus/d").symlink_to("c")
+    (source,) = find(tmp_path / path)
+    assert names(source) == ["a.txt"] and source.ignored == 3
+
+
+def test_compressed_json_is_read_by_lines_as_c4_and_dolma_name_their_shards(tmp_path: Path) -> None:
+    for name in ("c4-train.00000-of-01024.json.gz", "v1_5r2.json.gz"):
+        (tmp_path / name).write_bytes(gzip.compress(b'{"text": "here"}\n{"text": "there"}\n'))
+    (tmp_path / "dataset_info.json").write_text("{}")
+    assert read(tmp_path).texts == ["here", "there"] * 2
+    (tmp_path / "array.json.gz").write_bytes(gzip.compress(b'[{"text": "here"},\n {"text": "there"}]'))
+    (bad, *_) = read(tmp_path / "array.json.gz").bad
+    assert "an array has to become one object per line" in bad.reason
 
 
 def test_a_folder_that_cannot_be_listed_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
