@@ -45,7 +45,9 @@ def list_(
                 _step(run.step, run.total_steps),
                 loss_text(run.train_loss),
                 loss_text(run.validation_loss),
-                format_count(run.tokens_per_second),
+                format_count(run.tokens_per_second)
+                if run.samples_per_second is None
+                else f"{format_count(run.samples_per_second)} samples",
                 str(run.attempts),
                 ago_text(run.updated),
             ]

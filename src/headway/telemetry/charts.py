@@ -131,6 +131,11 @@ def half_window(points: int) -> int:
     return points // 200 if points >= 100 else (2 if points >= 40 else 0)
 
 
+def loss_label(language_model: bool) -> str:
+    """Return the label of an axis of losses."""
+    return "loss (nats per token)" if language_model else "loss"
+
+
 def loss_chart(run: Run) -> Chart | None:
     """Draw training and validation loss by step; None if no finite loss was recorded."""
     steps, losses = run.metrics.finite("train/loss")
@@ -145,9 +150,9 @@ def loss_chart(run: Run) -> Chart | None:
         legend += _shade_not_finite(axes, run, "train/loss")
         _mark_attempts(axes, run, numbered=True)
         _mark_segments(axes, run, labelled=True)
-        _uniform_guess(axes, run.vocab_size, losses)
-        axes.set_ylabel("loss (nats per token)")
-        _step_axis(axes, run.batches)
+        _uniform_guess(axes, run.vocab_size if run.is_language_model else None, losses)
+        axes.set_ylabel(loss_label(run.is_language_model))
+        _step_axis(axes, run.batches if run.is_language_model else None)
         return Chart("Loss", as_svg(figure, "Loss by step"), tuple(legend), wide=True)
 
 

@@ -31,7 +31,7 @@ class Status:
     step: int
     total_steps: int
     loss: float | None = None
-    tokens_per_second: float | None = None
+    items_per_second: float | None = None
     mfu: float | None = None
     """As a share of the peak, 0 to 1."""
     eta_seconds: float | None = None
@@ -39,6 +39,8 @@ class Status:
     total_usd: float | None = None
     """Estimate for the whole run."""
     saved_seconds_ago: float | None = None
+    item: str = "tok"
+    """Unit of the speed."""
 
 
 def render(status: Status) -> str:
@@ -46,8 +48,8 @@ def render(status: Status) -> str:
     parts = [f"step {status.step:,}/{status.total_steps:,}"]
     if status.loss is not None:
         parts.append(f"loss {status.loss:.3f}")
-    if status.tokens_per_second is not None:
-        parts.append(f"{format_count(status.tokens_per_second)} tok/s")
+    if status.items_per_second is not None:
+        parts.append(f"{format_count(status.items_per_second)} {status.item}/s")
     if status.mfu is not None:
         parts.append(f"mfu {status.mfu:.1%}".replace("%", " %"))
     if status.eta_seconds is not None and status.step < status.total_steps:
@@ -64,9 +66,10 @@ def _age(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 10 else format_seconds(seconds)
 
 
-def render_evaluation(step: int, loss: float) -> str:
-    """Return the line of an evaluation, with the perplexity exp(loss)."""
-    return f"step {step:,} · validation loss {loss:.3f} · perplexity {perplexity(loss):,.2f}"
+def render_evaluation(step: int, loss: float, *, language_model: bool = True) -> str:
+    """Return the line of an evaluation; for a language model with the perplexity exp(loss)."""
+    text = f"step {step:,} · validation loss {loss:.3f}"
+    return f"{text} · perplexity {perplexity(loss):,.2f}" if language_model else text
 
 
 class StatusLine:
@@ -81,6 +84,7 @@ class StatusLine:
         usd_per_hour: Price of all machines, for the estimate of the whole run's cost.
         work: Work done after so many steps, in a unit that takes constant time; steps if not given.
         clock: Returns seconds that never decrease.
+        language_model: Whether items are tokens; otherwise they are samples, whose loss has no perplexity.
     """
 
     def __init__(
@@ -90,8 +94,11 @@ class StatusLine:
         usd_per_hour: float | None = None,
         work: Callable[[int], int] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        language_model: bool = True,
     ) -> None:
         self._total_steps, self._log_every, self._usd_per_hour = total_steps, log_every, usd_per_hour
+        self._language_model = language_model
         self._work, self._clock = work or (lambda step: step), clock
         self._ends: deque[tuple[float, int]] = deque(maxlen=_WINDOW + 1)
         self._speeds: deque[Mapping[str, float]] = deque(maxlen=_WINDOW)
@@ -124,7 +131,7 @@ class StatusLine:
 
     def evaluation(self, step: int, loss: float) -> None:
         """Show a finished evaluation."""
-        notice(render_evaluation(step, loss))
+        notice(render_evaluation(step, loss, language_model=self._language_model))
 
     def saved(self) -> None:
         """Note that a checkpoint has been saved."""
@@ -150,7 +157,8 @@ class StatusLine:
             step=step,
             total_steps=self._total_steps,
             loss=metrics.get("train/loss"),
-            tokens_per_second=self._mean("speed/tokens_per_second"),
+            items_per_second=self._mean("speed/tokens_per_second"),
+            item="tok" if self._language_model else "samples",
             mfu=self._mean("speed/mfu"),
             eta_seconds=eta,
             spent_usd=spent,

@@ -279,6 +279,11 @@ class Metrics:
         span = self.spans.setdefault(attempt, Span(step, step - 1, None, None))
         span.first_step = min(span.first_step, step)  # a rollback may lead to before its first step
 
+    def drop_after(self, step: int) -> None:
+        """Remove the records of all later steps."""
+        for known in self._columns.values():
+            known.drop_from(step + 1)
+
     @property
     def names(self) -> list[str]:
         """Names that have at least one value."""

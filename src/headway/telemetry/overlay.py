@@ -15,6 +15,7 @@ from headway.telemetry.charts import (
     as_svg,
     drawing,
     half_window,
+    loss_label,
     number_ticks,
     smooth,
     thin,
@@ -51,7 +52,7 @@ def overlay_chart(runs: Mapping[str, Run], by: Literal["step", "tokens"]) -> Cha
             evaluated, validation = run.metrics.finite("evaluation/loss")
             axes.plot(place(evaluated), validation, color=colour, linestyle="none", marker="o", markersize=4.5)
             legend.append(Entry(_legend_label(name, half, since), index % SERIES_COLOURS, dash))
-        axes.set_ylabel("loss (nats per token)")
+        axes.set_ylabel(loss_label(all(run.is_language_model for run in runs.values())))
         axes.set_xlabel(by)
         axes.xaxis.set_major_formatter(number_ticks())
         axes.margins(x=0.01)

@@ -101,7 +101,26 @@ class Run:
     @cached_property
     def metrics(self) -> Metrics:
         """The history."""
-        return read_metrics(self.path)
+        return self.read_metrics()
+
+    def read_metrics(self, *, newest: bool = False) -> Metrics:
+        """Read the history, or its newest records, without steps that the run has been shortened by.
+
+        No record supersedes those steps if an earlier attempt ended beyond the new end: the last one has none to do.
+        """
+        metrics = read_metrics(self.path, newest=newest)
+        records, total = self.attempt_records, self.total_steps
+        last = max(records, default=None)
+        if last is not None and last not in metrics.spans and records[last].get("outcome") == FINISHED and total:
+            metrics.drop_after(total)
+        return metrics
+
+    @property
+    def is_language_model(self) -> bool:
+        """Whether the run trains the native decoder, which has a tokenizer; otherwise a module of the user's own, for
+        which tokens, a preset and a perplexity mean nothing."""
+        known = dig(self.facts, "fingerprints")
+        return not isinstance(known, dict) or "data" not in known or "tokenizer" in known
 
     @property
     def name(self) -> str:
@@ -202,7 +221,7 @@ class Run:
     def tokens(self) -> int | None:
         """Tokens that led to the newest weights: without steps that were repeated or left out."""
         batches, step = self.batches, self.step
-        if batches is None:
+        if batches is None or not self.is_language_model:
             return None
         skipped = {n for first, last in self.skipped_ranges for n in range(first, min(last, step))}
         lost = sum(batches.tokens_before(n + 1) - batches.tokens_before(n) for n in skipped)

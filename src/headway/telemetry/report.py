@@ -106,18 +106,26 @@ def _tiles(summary: Summary) -> list[tuple[str, str, str]]:
     again = counted(summary.repeated_steps, "step")
     repeated = f"{again} done again after restarts" if summary.repeated_steps else ""
     skipped = f", {summary.skipped_steps:,} skipped" if summary.skipped_steps else ""
-    speed = format_count(summary.tokens_per_second)
+    over = "median of all steps"
+    mfu = ("MFU", share_text(summary.mfu), "" if summary.mfu is not None else "this device's peak is not known")
+    if summary.language_model:
+        perplexity, speed = summary.perplexity, summary.tokens_per_second
+        of_items = [
+            ("Perplexity", UNKNOWN if perplexity is None else f"{perplexity:,.2f}", "on validation data"),
+            ("Tokens", format_count(summary.tokens), f"step {_of(summary.step, summary.total_steps)}{skipped}"),
+            ("Tokens per second", format_count(speed), over if speed is not None else ""),
+            mfu,
+        ]
+    else:
+        speed = summary.samples_per_second
+        of_items = [
+            ("Steps", _of(summary.step, summary.total_steps), skipped.removeprefix(", ")),
+            ("Samples per second", format_count(speed), over if speed is not None else ""),
+        ]
     return [
         _training_tile(summary),
         _validation_tile(summary),
-        ("Perplexity", UNKNOWN if summary.perplexity is None else f"{summary.perplexity:,.2f}", "on validation data"),
-        ("Tokens", format_count(summary.tokens), f"step {_of(summary.step, summary.total_steps)}{skipped}"),
-        ("Tokens per second", speed, "median of all steps" if summary.tokens_per_second is not None else ""),
-        (
-            "MFU",
-            share_text(summary.mfu),
-            "" if summary.mfu is not None else "this device's peak is not known",
-        ),
+        *of_items,
         ("Wall time", format_seconds(summary.seconds), "while an attempt was going"),
         ("Cost", usd_text(summary.spent_usd), "" if summary.spent_usd is not None else "no price was given"),
         ("Peak memory", _gib(summary.peak_memory_gib), "of one worker"),
@@ -149,7 +157,13 @@ def _gib(amount: float | None) -> str:
 
 def _charts(run: Run) -> str:
     small = [
-        metric_chart(run, "speed/tokens_per_second", "Throughput", "tokens per second", from_zero=True),
+        metric_chart(
+            run,
+            "speed/tokens_per_second",
+            "Throughput",
+            "tokens per second" if run.is_language_model else "samples per second",
+            from_zero=True,
+        ),
         metric_chart(run, "train/learning_rate", "Learning rate"),
         metric_chart(run, "train/grad_norm", "Gradient norm", may_be_log=True),
     ]
@@ -172,6 +186,10 @@ def _samples(run: Run) -> str:
 
 
 def _data(run: Run) -> str:
+    fingerprint = ("Fingerprint", as_text(dig(run.facts, "fingerprints", "data")) or UNKNOWN)
+    if not run.is_language_model:
+        epochs = run.metrics.last("data/epochs/dataset")
+        return html.facts([("Epochs so far", UNKNOWN if epochs is None else f"{epochs:.2f}"), fingerprint])
     manifest = run.data_manifest
     splits = manifest.get("splits")
     rows, held_out, total = [], 0, 0
@@ -190,7 +208,7 @@ def _data(run: Run) -> str:
         ("Validation share", share_text(held_out / total if total else None)),
         ("Epochs so far", UNKNOWN if seen is None else f"{seen:.2f}"),
         ("Vocabulary", _count(run.vocab_size)),
-        ("Fingerprint", as_text(dig(run.facts, "fingerprints", "data")) or UNKNOWN),
+        fingerprint,
         ("Tokenizer fingerprint", as_text(dig(run.facts, "fingerprints", "tokenizer")) or UNKNOWN),
     ]
     return html.facts(facts) + html.table(["Split", "Source", "Documents", "Tokens"], rows, numeric=(2, 3))
@@ -209,8 +227,15 @@ def _model(run: Run) -> list[tuple[str, str]]:
     told = [f"{label} {value:,}" for key, label in shape if (value := as_int(run.get(f"model.{key}"))) is not None]
     recorded = run.facts.get("model")
     extra = {key: value for key, value in recorded.items() if key != "vocab_size"} if isinstance(recorded, dict) else {}
+    facts = [(key.replace("_", " ").capitalize(), _plain(value)) for key, value in extra.items()]
+    promises = [
+        ("Precision", as_text(run.get("train.precision")) or UNKNOWN),
+        ("Determinism", as_text(run.get("determinism")) or UNKNOWN),
+    ]
+    if not run.is_language_model:
+        return [*facts, ("Global batch", f"{_count(run.get('train.global_batch'))} samples"), *promises]
     return [
-        *((key.replace("_", " ").capitalize(), _plain(value)) for key, value in extra.items()),
+        *facts,
         ("Preset", as_text(run.get("model.preset")) or "none"),
         ("Started from", as_text(run.get("model.from_pretrained")) or "first weights drawn from the seed"),
         ("Shape", ", ".join(told) or UNKNOWN),
@@ -219,8 +244,7 @@ def _model(run: Run) -> list[tuple[str, str]]:
             "Global batch",
             f"{_count(run.get('train.global_batch'))} rows, {_count(run.tokens_per_step)} tokens",
         ),
-        ("Precision", as_text(run.get("train.precision")) or UNKNOWN),
-        ("Determinism", as_text(run.get("determinism")) or UNKNOWN),
+        *promises,
     ]
 
 
@@ -355,4 +379,6 @@ def _changes(run: Run) -> str:
 def _config(run: Run) -> str:
     if not run.config:
         return ""
-    return html.preformatted(yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True), "The resolved config")
+    unused = () if run.is_language_model else ("data", "model")
+    config = {key: value for key, value in run.config.items() if key not in unused}
+    return html.preformatted(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), "The resolved config")

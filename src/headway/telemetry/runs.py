@@ -11,7 +11,6 @@ from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files import atomic_write
 from headway.core.format import UNKNOWN, format_count, format_seconds
 from headway.telemetry import html
-from headway.telemetry.metrics import read_metrics
 from headway.telemetry.overlay import overlay_chart
 from headway.telemetry.record import Run, finished_steps, is_run, open_run
 from headway.telemetry.summary import Summary, loss_text, median, result_text, share_text, summarize, usd_text
@@ -30,10 +29,12 @@ class Listing:
     validation_loss: float | None
     """Newest, if it is among the last few hundred records."""
     tokens_per_second: float | None
-    """Median over the last few hundred records."""
+    """Median over the last few hundred records; None if the items are samples."""
     attempts: int
     updated: float | None
     """Last record, Unix seconds."""
+    samples_per_second: float | None = None
+    """As for tokens, in a run of a module of the user's own."""
 
 
 def list_runs(folder: Path) -> list[Listing]:
@@ -53,7 +54,8 @@ def list_runs(folder: Path) -> list[Listing]:
 
 
 def _listing(run: Run) -> Listing:
-    metrics = read_metrics(run.path, newest=True)
+    metrics = run.read_metrics(newest=True)
+    speed, language_model = median(metrics, "speed/tokens_per_second"), run.is_language_model
     return Listing(
         name=run.name,
         state=run.state,
@@ -61,9 +63,10 @@ def _listing(run: Run) -> Listing:
         total_steps=run.total_steps,
         train_loss=metrics.last("train/loss"),
         validation_loss=metrics.last("evaluation/loss"),
-        tokens_per_second=median(metrics, "speed/tokens_per_second"),
+        tokens_per_second=speed if language_model else None,
         attempts=len(run.attempt_records),
         updated=metrics.last("time"),
+        samples_per_second=None if language_model else speed,
     )
 
 
@@ -115,16 +118,22 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def result_rows(summaries: Sequence[Summary]) -> list[list[str]]:
-    """Return one row per result: its label, then one text for each run."""
+    """Return one row per result: its label, then one text for each run; what no run can have is left out."""
+    of_tokens = [
+        ["tokens per second", *(format_count(s.tokens_per_second) for s in summaries)],
+        ["MFU", *(share_text(s.mfu) for s in summaries)],
+    ]
+    of_samples = [["samples per second", *(format_count(s.samples_per_second) for s in summaries)]]
+    any_tokens = any(s.language_model for s in summaries)
     return [
         ["state", *(s.state for s in summaries)],
         ["step", *(f"{s.step:,}" + (f" of {s.total_steps:,}" if s.total_steps else "") for s in summaries)],
-        ["tokens", *(format_count(s.tokens) for s in summaries)],
+        *([["tokens", *(format_count(s.tokens) for s in summaries)]] if any_tokens else []),
         ["training loss", *(result_text(s.train_loss, s.train_loss_not_finite_since) for s in summaries)],
         ["validation loss", *(_validation_text(s) for s in summaries)],
         ["best validation loss", *(loss_text(s.best_validation_loss) for s in summaries)],
-        ["tokens per second", *(format_count(s.tokens_per_second) for s in summaries)],
-        ["MFU", *(share_text(s.mfu) for s in summaries)],
+        *(of_tokens if any_tokens else []),
+        *([] if all(s.language_model for s in summaries) else of_samples),
         ["wall time", *(format_seconds(s.seconds) for s in summaries)],
         ["cost", *(usd_text(s.spent_usd) for s in summaries)],
         ["attempts", *(str(s.attempts) for s in summaries)],
@@ -157,7 +166,8 @@ def write_comparison(comparison: Comparison, output: Path) -> Path:
     names = comparison.names
     numeric = range(1, len(names) + 1)
     curves = dict(zip(names, comparison.runs, strict=True))
-    charts = [overlay_chart(curves, "step"), overlay_chart(curves, "tokens")]
+    tokens = {name: run for name, run in curves.items() if run.is_language_model}
+    charts = [overlay_chart(curves, "step"), overlay_chart(tokens, "tokens")]
     drawn = "".join(f'<div class="charts">{html.figure(chart)}</div>' for chart in charts if chart)
     changed = difference_rows(comparison)
     text = html.page(

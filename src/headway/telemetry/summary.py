@@ -47,11 +47,11 @@ class Summary:
     validation_loss_not_finite_since: int | None
     """As for the training loss."""
     perplexity: float | None
-    """exp(validation loss)."""
+    """exp(validation loss) of a language model."""
     best_validation_loss: float | None
     best_validation_step: int | None
     tokens_per_second: float | None
-    """Median over steps."""
+    """Median over steps; None if the items are samples."""
     mfu: float | None
     """Median over steps, as a share."""
     peak_memory_gib: float | None
@@ -65,6 +65,10 @@ class Summary:
     """Last sign of life, Unix seconds."""
     state_sha256: str | None
     """Hash of the newest checkpoint's state: equal hashes are equal weights."""
+    language_model: bool = True
+    """False for a module of the user's own."""
+    samples_per_second: float | None = None
+    """Median over steps, if the items are samples."""
 
 
 def summarize(run: Run) -> Summary:
@@ -76,6 +80,7 @@ def summarize(run: Run) -> Summary:
     not_finite_since = metrics.not_finite_since("evaluation/loss")
     newest = float(validation[-1]) if len(validation) and not_finite_since is None else None
     skipped = metrics.last("train/skipped_steps")
+    speed, language_model = median(metrics, "speed/tokens_per_second"), run.is_language_model
     return Summary(
         name=run.name,
         path=str(run.path),
@@ -91,10 +96,10 @@ def summarize(run: Run) -> Summary:
         validation_loss=newest,
         validation_step=int(at[-1]) if len(at) else None,
         validation_loss_not_finite_since=not_finite_since,
-        perplexity=None if newest is None else perplexity(newest),
+        perplexity=None if newest is None or not language_model else perplexity(newest),
         best_validation_loss=float(validation.min()) if len(validation) else None,
         best_validation_step=int(evaluated[validation.argmin()]) if len(validation) else None,
-        tokens_per_second=median(metrics, "speed/tokens_per_second"),
+        tokens_per_second=speed if language_model else None,
         mfu=median(metrics, "speed/mfu"),
         peak_memory_gib=_max(metrics, "memory/peak_gib"),
         seconds=run.seconds,
@@ -103,6 +108,8 @@ def summarize(run: Run) -> Summary:
         spent_usd=_max(metrics, "cost/spent_usd"),
         updated=run.updated,
         state_sha256=run.checkpoints[-1].state_sha256 if run.checkpoints else None,
+        language_model=language_model,
+        samples_per_second=None if language_model else speed,
     )
 
 

@@ -107,6 +107,7 @@ def _from_run(path: Path, step: int | None, device: torch.device) -> TrainedMode
                 where=str(info.path),
                 fix=f"take another step; headway checkpoints verify {path} lists the good ones",
             )
+    _check_is_decoder(path, info)
     tokenizer_folder = _tokenizer_folder(path, config, info)
     tokenizer = Tokenizer.load(tokenizer_folder)
     model = build_any_model(config.model, vocab_size=tokenizer.vocab_size, seed=config.seed, initialize=False)
@@ -116,6 +117,21 @@ def _from_run(path: Path, step: int | None, device: torch.device) -> TrainedMode
         tensor.copy_(saved[name])
     begin = tokenizer.saved_begin_of_text()
     return TrainedModel(model.to(device).eval(), tokenizer, tokenizer_folder, begin, info.step, config)
+
+
+def _check_is_decoder(run: Path, info: CheckpointInfo) -> None:
+    """Check that a checkpoint has the weights of the native decoder: only its data have a tokenizer.
+
+    Raises:
+        ConfigError: the run trained a module of the user's own.
+    """
+    if "data" in info.context and "tokenizer" not in info.context:
+        raise ConfigError(
+            "the run trained a module of your own, which this command does not know: it takes language models that"
+            " headway train has made",
+            where=str(run),
+            fix=f"evaluate and export it in your own script: its weights are in {info.path}/*.safetensors",
+        )
 
 
 def _tokenizer_folder(run: Path, config: Config, info: CheckpointInfo) -> Path:

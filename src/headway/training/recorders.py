@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -53,7 +53,13 @@ class Recorder(Callback):
         telemetry = job.config.telemetry
         self._log = self._open.enter_context(MetricsLog(self._path, self._attempt, self._assert_not_lost))
         work = job.config.train.batches.tokens_before
-        self._line = StatusLine(job.total_steps, telemetry.log_every, telemetry.usd_per_hour, work)
+        self._line = StatusLine(
+            job.total_steps,
+            telemetry.log_every,
+            telemetry.usd_per_hour,
+            work,
+            language_model=job.task.is_language_model,
+        )
         self._open.callback(self._line.close)
         self._has_steps = self._has_trained = False
 
@@ -68,13 +74,17 @@ class Recorder(Callback):
             metrics["cost/spent_usd"] = self._spent_usd + price * (time.monotonic() - self._made) / 3600
         if not self._has_trained and "train/loss" in metrics:  # a skipped step has no other metrics
             self._has_trained = True
-            _warn_of_unknown_best(job.config.checkpoint, step, metrics)
+            evaluated = EVALUATED if job.task.is_language_model else EVALUATED[:1]
+            _warn_of_unknown_best(job.config.checkpoint, step, metrics, evaluated)
         self._log.begin(step, metrics)
         self._line.step(step, metrics)
 
     def on_evaluation(self, job: Job, step: int, result: Evaluation) -> None:
         """Add to the step's record."""
-        self._log.write(step, {"evaluation/loss": result.loss, "evaluation/perplexity": result.perplexity})
+        values = {"evaluation/loss": result.loss}
+        if job.task.is_language_model:
+            values["evaluation/perplexity"] = result.perplexity
+        self._log.write(step, values)
         self._line.evaluation(step, result.loss)
 
     def before_save(self, job: Job) -> None:
@@ -121,7 +131,9 @@ class Recorder(Callback):
             self._may_write()
 
 
-def _warn_of_unknown_best(checkpoint: CheckpointConfig, step: int, metrics: Mapping[str, float]) -> None:
+def _warn_of_unknown_best(
+    checkpoint: CheckpointConfig, step: int, metrics: Mapping[str, float], evaluated: Sequence[str]
+) -> None:
     """Warn if `keep_best` names a metric that steps do not have.
 
     Only a step shows which metrics there are: models and callbacks add some of their own. The config has checked names
@@ -130,9 +142,9 @@ def _warn_of_unknown_best(checkpoint: CheckpointConfig, step: int, metrics: Mapp
     remote = [("checkpoint.remote", checkpoint.remote)] if checkpoint.remote is not None else []
     for key, rules in [("checkpoint", checkpoint), *remote]:
         name = rules.keep_metric
-        if not rules.keep_best or name in (*metrics, *EVALUATED):
+        if not rules.keep_best or name in (*metrics, *evaluated):
             continue
-        near = get_close_matches(name, (*metrics, *EVALUATED), n=1)
+        near = get_close_matches(name, (*metrics, *evaluated), n=1)
         meant = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(metrics))}"
         warning(
             f"{key}.keep_best goes by {name}, which step {step} does not have, so no checkpoint is kept by it; {meant}"

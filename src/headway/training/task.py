@@ -88,6 +88,11 @@ class Task:
     """(step, seconds, beat) -> whether all data used so far have been verified; waits for that at most so many seconds.
     Raises an error if the data are damaged. None if the task does not verify its data."""
 
+    @property
+    def is_language_model(self) -> bool:
+        """Whether items are tokens, so that exp(loss) is a perplexity; otherwise they are samples."""
+        return self.vocab_size is not None
+
     def item_flops(self, step: int) -> float | None:
         """Return the FLOPs to train on one item of a step, counted from 0; None if unknown."""
         return self.flops_per_item if self.flops_at is None else self.flops_at(step)

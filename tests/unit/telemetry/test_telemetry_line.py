@@ -17,7 +17,7 @@ def test_the_whole_line() -> None:
         step=1200,
         total_steps=10_000,
         loss=3.2141,
-        tokens_per_second=41_200,
+        items_per_second=41_200,
         mfu=0.521,
         eta_seconds=8040,
         spent_usd=3.1,
@@ -41,6 +41,11 @@ def test_a_finished_run_has_no_eta() -> None:
 
 def test_a_loss_that_is_no_number_is_shown() -> None:
     assert "loss nan" in render(Status(step=1, total_steps=10, loss=float("nan")))
+
+
+def test_a_loss_that_is_no_cross_entropy_has_no_perplexity_and_samples_are_no_tokens() -> None:
+    assert render_evaluation(3, 0.5, language_model=False) == "step 3 · validation loss 0.500"
+    assert render(Status(step=1, total_steps=2, items_per_second=7, item="samples")) == "step 1/2 · 7 samples/s"
 
 
 def test_an_evaluation_has_its_own_line() -> None:

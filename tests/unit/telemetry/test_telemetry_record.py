@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import time
 from pathlib import Path
 
 import pytest
+import yaml
 
+import headway
 from headway.core.errors import CheckpointError
 from headway.telemetry.record import open_run
 from headway.telemetry.runs import list_runs
@@ -41,6 +44,19 @@ def test_a_run_that_was_restored_by_hand_is_where_its_checkpoint_is(make_run: Ma
         file.write(json.dumps({"step": 41, "attempt": 5, "time": START, "train/loss": 5.0}) + "\n")
     write_attempt(path, 5, outcome="preempted", exit_code=75)
     assert open_run(path).step == 41
+
+
+def test_a_run_that_was_shortened_has_no_more_steps_than_it_ends_with(make_run: MakeRun) -> None:
+    """An earlier attempt was killed at step 100, beyond its last checkpoint; the run then ended there, at step 90."""
+    path = make_run()
+    config = yaml.safe_load((path / "config.yaml").read_text())
+    config["train"]["steps"] = 90
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    write_attempt(path, 3, outcome="finished", exit_code=0)
+    run = open_run(path)
+    assert run.step == 90 and summarize(run).step == 90 and headway.Run(path).step == 90
+    assert summarize(run).train_loss == pytest.approx(9 - math.log1p(89.5), abs=0.01)
+    assert [listing.step for listing in list_runs(path.parent)] == [90]
 
 
 def test_the_summary(make_run: MakeRun) -> None:

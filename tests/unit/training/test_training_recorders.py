@@ -22,7 +22,8 @@ def said_of(
     """What is said while steps with these metrics are recorded."""
     config = Config(train=TrainConfig(steps=9), checkpoint=checkpoint)
     feed = SimpleNamespace(metrics=lambda step: {"data/share/a": 1.0})
-    job: Any = SimpleNamespace(config=config, total_steps=9, task=SimpleNamespace(feed=feed))
+    task = SimpleNamespace(feed=feed, is_language_model=True)
+    job: Any = SimpleNamespace(config=config, total_steps=9, task=task)
     recorder = Recorder(tmp_path / "metrics.jsonl", 1)
     recorder.on_start(job)
     for step, metrics in enumerate(steps, start=1):
@@ -44,7 +45,8 @@ def test_each_record_asks_whose_the_run_is_where_a_disk_that_hangs_holds_nobody_
         if len(asked_by) == 3:
             raise Fenced("it is another one's")
 
-    job: Any = SimpleNamespace(config=Config(train=TrainConfig(steps=9)), total_steps=9)
+    task = SimpleNamespace(is_language_model=True)
+    job: Any = SimpleNamespace(config=Config(train=TrainConfig(steps=9)), total_steps=9, task=task)
     recorder = Recorder(tmp_path / "metrics.jsonl", 1, may_write=ask)
     recorder.on_start(job)
     recorder.on_hold(job, 1, 0.5)
