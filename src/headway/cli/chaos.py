@@ -41,7 +41,10 @@ def chaos(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
     *,
-    kills: Annotated[int, typer.Option("--kills", min=1, help="Least number of kills.")] = 50,
+    kills: Annotated[
+        int,
+        typer.Option("--kills", min=1, help="Kill at least this many times: runs are added until they have as many."),
+    ] = 50,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the campaign; an equal seed gives equal kills.")] = 0,
     workers: Annotated[
         str, typer.Option("--workers", "-w", help="Numbers of workers to alternate between, as in 1,2,4.")

@@ -10,12 +10,15 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
 
 from headway.config import Config
 from headway.core.alerts import Alerts, alerting
-from headway.core.console import write_log
+from headway.core.console import say, write_log
 from headway.core.errors import INTERRUPTED, Preempted, error_with
 from headway.core.process_table import has_one_thread
 from headway.core.signals import STOP_SIGNALS, handled
@@ -30,7 +33,7 @@ from headway.supervisor.worker_pool import WorkerPool
 
 #: Time between looks while it waits between attempts.
 _POLL_SECONDS = 0.1
-#: Loading that takes longer than this is reported with its stack.
+#: Loading that takes longer than this is reported.
 _LONG_SECONDS = 55.0
 #: How long a thread of the C library may take to end.
 _THREAD_SECONDS = 1.0
@@ -47,6 +50,44 @@ def supervise(config: Config, options: RunOptions, *, own_process: bool) -> None
         KeyboardInterrupt: a second Ctrl-C, when no worker is left.
     """
     _Supervisor(config, options, own_process).run()
+
+
+@contextmanager
+def _reporting_long_loading() -> Iterator[None]:
+    """Report a block that takes long in one line, with its stack in a file.
+
+    The stack comes from a thread in C, which needs no lock of the interpreter: a library that hangs while it is loaded
+    may hold it forever. So the line must come from another process, which reads the stack from a pipe.
+    """
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(writer)
+            _report_stack(reader)
+        finally:
+            os._exit(0)  # the frames above belong to the supervisor
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        faulthandler.dump_traceback_later(_LONG_SECONDS, exit=False, file=pipe)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+            # The thread of `faulthandler` was asked to end, and takes a moment; until then this process cannot be
+            # copied.
+            wait_until(has_one_thread, _THREAD_SECONDS, 0.001)
+    os.waitpid(pid, 0)
+
+
+def _report_stack(reader: int) -> None:
+    """Copy a stack from a pipe to a file, and name the file once; return when the other end is closed."""
+    stack = None
+    while block := os.read(reader, 4096):
+        if stack is None:
+            stack, name = tempfile.mkstemp(prefix="headway-loading-", suffix=".txt")
+            say(f"loading PyTorch takes more than {_LONG_SECONDS:.0f} s, as from a slow disk; where it is: {name}")
+        os.write(stack, block)
 
 
 class _Supervisor:
@@ -88,21 +129,15 @@ class _Supervisor:
     def _load_ahead(self) -> None:
         """Load what workers need. The first attempt reports what is missing.
 
-        Nothing watches this process: if a library does not load, as from a mount that hangs, only the dumped stack
-        shows it.
+        Nothing watches this process: if a library does not load, as from a mount that hangs, only the stack shows it.
         """
         if not (self._own_process and self._config.supervise.load_ahead and has_data(self._config)):
             return
-        faulthandler.dump_traceback_later(_LONG_SECONDS, exit=False)
-        try:
-            load_ahead(self._config)
-        except Exception as error:
-            write_log(f"what workers need cannot be loaded ahead: {type(error).__name__}: {error}")
-        finally:
-            faulthandler.cancel_dump_traceback_later()
-            # The thread of `faulthandler` was asked to end, and takes a moment; until then this process cannot be
-            # copied.
-            wait_until(has_one_thread, _THREAD_SECONDS, 0.001)
+        with _reporting_long_loading():
+            try:
+                load_ahead(self._config)
+            except Exception as error:
+                write_log(f"what workers need cannot be loaded ahead: {type(error).__name__}: {error}")
         self._check_signals("before the first attempt")
 
     def _pause(self, seconds: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -109,3 +110,18 @@ def test_only_a_process_of_our_own_is_filled(
     monkeypatch.setattr(supervisor, "load_ahead", pytest.fail)
     config = Config.model_validate({"train": {"steps": 1}, "supervise": settings})
     supervisor._Supervisor(config, RunOptions(), own_process)._load_ahead()
+
+
+def test_loading_that_takes_long_is_one_line_and_its_stack_is_in_a_file(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(supervisor, "_LONG_SECONDS", 0.05)
+    monkeypatch.setattr(supervisor, "_THREAD_SECONDS", 0.1)  # this process has threads of its own
+    monkeypatch.setattr(supervisor, "has_data", lambda config: True)
+    monkeypatch.setattr(supervisor, "load_ahead", lambda config: time.sleep(0.3))
+    supervisor._Supervisor(Config.model_validate({"train": {"steps": 1}}), RunOptions(), own_process=True)._load_ahead()
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("loading PyTorch takes more than 0 s") and "File" not in line
+    stack = Path(line.rpartition(": ")[2])
+    assert "in _load_ahead" in stack.read_text()
+    stack.unlink()
