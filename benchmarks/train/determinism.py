@@ -37,7 +37,7 @@ from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World, open_world
 from headway.training.determinism import apply_determinism
 from headway.training.optimizer import build_optimizer
-from headway.training.precision import apply_precision
+from headway.training.precision import apply_precision, with_precision
 from headway.training.state import TrainState
 from headway.training.step import TrainStep
 from headway.training.task import LANGUAGE_MODELLING, Task
@@ -79,7 +79,7 @@ def contenders(workers: int, strategy: str, overrides: list[str]) -> dict[str, C
         "run-8": ["determinism=run", "train.lanes=8"],
         "elastic-8": ["determinism=elastic", "train.lanes=8"],
     }
-    return {name: load_config("quickstart", [*shared, *way]) for name, way in ways.items()}
+    return {name: with_precision(load_config("quickstart", [*shared, *way])) for name, way in ways.items()}
 
 
 def prepare(config: Config, world: World) -> Callable[[], tuple[float, float]]:

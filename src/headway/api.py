@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from headway.config import Config
 from headway.core.console import is_first_worker, notice, warning
@@ -37,9 +37,9 @@ class Run:
     @property
     def metrics(self) -> Metrics:
         """The recorded history, e.g. `run.metrics.series("train/loss")`."""
-        from headway.telemetry.metrics import read_metrics
+        from headway.telemetry.record import open_run
 
-        return read_metrics(self.directory)
+        return open_run(self.directory).metrics
 
     @property
     def step(self) -> int:
@@ -108,6 +108,7 @@ def train(
     config = config.resolved()
     from headway.session.attempt import RunOptions, preemptible
 
+    config = _with_precision(config, restart)
     options = RunOptions(restart, accept_changes, start_epoch, leave_finished=True)
     several = config.parallel.workers > 1
     alone = world_size_from_environment() is None
@@ -115,6 +116,11 @@ def train(
         raise ConfigError(
             "several workers need a supervisor", where="supervise.enabled, parallel.workers", fix="parallel.workers=1"
         )
+    if alone:
+        from headway.session.completed import prepare_if_needed
+
+        with preemptible():
+            prepare_if_needed(config, restart, own_process)
     if alone and config.supervise.enabled and (several or own_process):
         if callbacks:
             raise ConfigError(
@@ -133,6 +139,18 @@ def train(
         with in_use(config.data.store):
             _train(config, options, callbacks, own_process)
         return _finished(config)
+
+
+def _with_precision(config: Config, restart: bool) -> Config:
+    """Choose the precision where the config leaves that open, and load PyTorch for nothing else."""
+    if config.train.precision != "auto":
+        return config
+    from headway.session.attempt import with_variables
+    from headway.supervisor.local_workers import ONE_THREAD
+
+    with with_variables(ONE_THREAD):  # NumPy's threads would prevent copies of this process
+        from headway.training.precision import with_precision
+    return with_precision(config, restart=restart)
 
 
 def _train(config: Config, options: RunOptions, callbacks: Sequence[Callback], own_process: bool) -> None:
@@ -198,6 +216,7 @@ class Trainer:
                 where="parallel.workers",
                 fix=f"torchrun --nproc-per-node {self.config.parallel.workers} your_script.py",
             )
+        self.config = _with_precision(self.config, restart)
         options = RunOptions(restart, accept_changes, start_epoch)
         ledger = Ledger(RunDirectory(self.config.run_directory).ledger_path)
         data = DatasetData(len(self.dataset), _rows_fingerprint(len(self.dataset)), _rows_fingerprint, ledger)
@@ -229,6 +248,7 @@ class Trainer:
             return feed, held_out
 
         feed, evaluation = cut(grid)
+        _set_activation_checkpointing(self.model, config.train.activation_checkpointing)
         if self.config.determinism != "off":
             _check_samples_are_pure(self.dataset)
         return Task(
@@ -238,6 +258,25 @@ class Trainer:
             evaluation=evaluation,
             fingerprints={"data": _rows_fingerprint(len(self.dataset))},
             recut=cut,
+        )
+
+
+def _set_activation_checkpointing(model: nn.Module, mode: Literal["none", "selective", "full"]) -> None:
+    """Apply `train.activation_checkpointing`, which only the native decoder implements.
+
+    Raises:
+        ConfigError: it is asked for, and the model is another one.
+    """
+    from headway.models.decoder import Decoder
+
+    if isinstance(model, Decoder):
+        model.set_activation_checkpointing(mode)
+    elif mode != "none":
+        raise ConfigError(
+            f"a module of your own checkpoints its activations itself; Headway cannot do it for {type(model).__name__}",
+            where="train.activation_checkpointing",
+            fix="train.activation_checkpointing=none, and in the module torch.utils.checkpoint, or for a model of"
+            " transformers gradient_checkpointing_enable()",
         )
 
 

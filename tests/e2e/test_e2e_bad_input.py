@@ -138,7 +138,10 @@ def test_wrong_usage(arguments: list[str]) -> None:
 
 def test_a_missing_config_and_a_missing_store(place: Path) -> None:
     refused("train", place / "nothing.yaml", code=2, says="no such config file", where="nothing.yaml")
-    refused("train", place / "config.yaml", "data.store=nowhere", "name=x", code=3, says="no token store")
+    words = [place / "config.yaml", "data.store=nowhere", "name=x"]
+    refused("train", "--dry-run", *words, code=3, says="no token store")
+    # Training prepares it, as far as there is any text.
+    refused("train", *words, "data.sources=[gone.jsonl]", code=3, says="no such file", where="gone.jsonl")
     assert not (place / "runs" / "x").exists()
 
 

@@ -22,6 +22,7 @@ from headway.core.console import notice, progress
 from headway.core.errors import ConfigError
 from headway.core.format import counted, format_seconds, plural
 from headway.supervisor.commands import check_not_a_worker, stoppable
+from headway.training.precision import with_precision
 
 #: Descriptions of the measurements.
 _RECOVERY = "from a kill to the next new step"
@@ -137,7 +138,7 @@ def run_campaign(
         HeadwayError: the run without kills fails; the exit code is that of the run.
     """
     check_not_a_worker("chaos")
-    config = override(config, ["checkpoint.remote=null", "telemetry.alert=null"])
+    config = with_precision(override(config, ["checkpoint.remote=null", "telemetry.alert=null"]))
     assert config.train.steps is not None
     if config.determinism == "off" or (len(set(worker_counts)) > 1 and config.determinism != "elastic"):
         raise ConfigError(

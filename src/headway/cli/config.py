@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json
-from headway.core.console import print_lines
+from headway.core.console import print_lines, warning
 from headway.core.format import format_count
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def show(config: ConfigArgument, overrides: OverridesArgument = None, as_json: J
 
 def check(config: ConfigArgument, overrides: OverridesArgument = None, as_json: JsonOption = False) -> None:
     """Run `headway config check`."""
-    from headway.config import resolve_grid
+    from headway.config import ineffective_settings, resolve_grid
 
     loaded = load(config, overrides)
     train, model, workers = loaded.train, loaded.model, loaded.parallel.workers
@@ -85,6 +85,8 @@ def check(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
     if as_json:
         print_json(facts)
         return
+    for line in ineffective_settings(loaded, evaluates=loaded.data.validation > 0):
+        warning(line)
     several = len(list(train.batches.stretches(0, train.steps))) > 1
     ramp = f"  batches   {train.batches.in_words(train.steps)}\n" if several else ""
     shape = f"from {model.from_pretrained}" if model.from_pretrained else f"{model.layers} layers of width {model.dim}"

@@ -5,6 +5,7 @@ from headway.config.checkpoint import CheckpointConfig, RemoteConfig, RetentionC
 from headway.config.data import DataConfig, DedupConfig, MixtureConfig, SourceConfig, StageConfig, TokenizerConfig
 from headway.config.health import HealthConfig
 from headway.config.identity import changes, identity
+from headway.config.ineffective import ineffective_settings
 from headway.config.lanes import LaneGrid, resolve_lanes, resolve_threads
 from headway.config.load import dump_config, load_config, load_resolved, override
 from headway.config.mesh import MeshShape, resolve_grid, resolve_mesh
@@ -59,6 +60,7 @@ __all__ = [
     "find_optimizer",
     "find_strategy",
     "identity",
+    "ineffective_settings",
     "load_config",
     "load_resolved",
     "override",

@@ -91,7 +91,7 @@ def deepspeed_problems(config: Config, mesh: MeshShape) -> Iterator[ConfigError]
             where="parallel.strategy, parallel.tensor, parallel.context, parallel.pipeline",
             fix=f"parallel.strategy={own}",
         )
-    if train.precision not in ("fp32", "bf16"):
+    if train.precision not in ("fp32", "bf16", "auto"):
         yield ConfigError(
             f"with DeepSpeed, models compute in fp32 or bf16, not in {train.precision}",
             where="train.precision, parallel.strategy",

@@ -182,9 +182,10 @@ class TrainConfig(Section):
     when not given."""
     lanes: PositiveInt | Literal["auto"] = "auto"
     """Data-parallel units of a step: workers share lanes. `auto`: the number of workers, or up to 8 when `elastic`."""
-    precision: Literal["fp32", "tf32", "bf16", "fp16", "fp8"] = "fp32"
+    precision: Literal["fp32", "tf32", "bf16", "fp16", "fp8", "auto"] = "fp32"
     """Arithmetic of matrix products; weights and moments are always kept in fp32. `tf32`: GPUs from Ampere on; `fp16`:
-    with dynamic loss scaling; `fp8`: through torchao, on GPUs from Ada and Hopper on."""
+    with dynamic loss scaling; `fp8`: through torchao, on GPUs from Ada and Hopper on. `auto`: bf16 on a GPU, and on a
+    CPU that multiplies faster in it, otherwise fp32; chosen when a run begins, and kept."""
     compile: bool | Literal["auto"] = False
     """Run the model through torch.compile. `auto`: if that saves more time than it takes, measured once on one layer
     and kept in the checkpoint ([performance.md](performance.md))."""

@@ -49,8 +49,18 @@ def read_model_config(folder: Path) -> ModelConfig:
     """
     path = folder / "config.json"
     if not path.is_file():
-        raise ConfigError("there is no Hugging Face checkpoint", where=str(path), fix="give a folder with config.json")
+        run = next((place for place in (folder, *folder.absolute().parents[:2]) if _is_run(place)), None)
+        fix = (
+            "give a folder with config.json"
+            if run is None
+            else f"this belongs to a run of Headway: headway export {run}, then model.from_pretrained={run / 'export'}"
+        )
+        raise ConfigError("there is no Hugging Face checkpoint", where=str(path), fix=fix)
     return from_huggingface(_read_json(path), str(path))
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "checkpoints").is_dir() and (folder / "config.yaml").is_file()
 
 
 def import_model(folder: Path) -> tuple[ModelConfig, dict[str, torch.Tensor]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from headway.config import override
 from headway.config.strategies import DEEPSPEED, FOR_ONE_WORKER, find_strategy, simplest_strategy
 from headway.models.facts import ParameterCounts, count_parameters, flops_per_token
 from headway.models.shape import embedding_rows
@@ -21,6 +22,7 @@ from headway.plan.recommend import (
     why_no_deepspeed,
 )
 from headway.plan.speed import assumptions
+from headway.telemetry.arithmetic import cpu_multiplies_bf16
 
 if TYPE_CHECKING:
     from headway.config import Config, ModelConfig
@@ -146,6 +148,14 @@ class Plan:
         }
 
 
+def _with_precision(config: Config, machines: Machines) -> Config:
+    """Replace `train.precision: auto` by what it is on these machines (`training.precision`)."""
+    if config.train.precision != "auto":
+        return config
+    is_gpu = machines.accelerator.device != "cpu"
+    return override(config, [f"train.precision={'bf16' if is_gpu or cpu_multiplies_bf16() else 'fp32'}"])
+
+
 def make_plan(config: Config, machines: Machines, measured_tokens_per_second: float | None = None) -> Plan:
     """Plan a resolved config on machines.
 
@@ -156,6 +166,7 @@ def make_plan(config: Config, machines: Machines, measured_tokens_per_second: fl
         CheckpointError: the checkpoint to start from cannot be read.
         DataError: the tokenizer cannot be read.
     """
+    config = _with_precision(config, machines)
     model, vocab_source = complete_model(config)
     table = options(config, model, machines)
     refusals = [option.refusal for option in table if option.refusal is not None]

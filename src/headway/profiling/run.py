@@ -26,6 +26,7 @@ from headway.supervisor.commands import check_not_a_worker
 from headway.supervisor.local_workers import WorkersFailed, WorkersStopped, start_workers
 from headway.supervisor.watchdog import in_words
 from headway.supervisor.worker import first_record
+from headway.training.precision import with_precision
 
 _NEVER = Interval(10**12, "steps")
 _OF_A_WORKER = re.compile(r"trace-\d+\.json\.gz|memory-\d+\.pickle")
@@ -59,7 +60,7 @@ def check(config: Config, plan: Plan) -> Config:
             "PyTorch records allocations of GPUs only", where="--memory-snapshot", fix="leave it out; profile.html"
             " shows memory over time on a CPU too",
         )  # fmt: skip
-    return examine(config).config
+    return examine(with_precision(config)).config
 
 
 def _most_timed(plan: Plan, steps: int) -> int | None:

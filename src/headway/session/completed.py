@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 from headway.checkpoint.format.folders import checkpoint_folders
 from headway.config import Config, ModelConfig, load_resolved
 from headway.config.pretrained import is_on_hub, is_pinned, split_hub_name
-from headway.core.console import is_first_worker, warning
+from headway.core.console import is_first_worker, notice, warning
 from headway.core.errors import ConfigError
-from headway.core.foreign import read_bytes
+from headway.core.foreign import LISTING_BYTES, read_bytes, read_json_object
+from headway.core.garbage import pause_collection, resume_collection
 from headway.core.launched import world_size_from_environment
+from headway.core.user_command import suggest
+from headway.runs.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from headway.config.data import DataConfig
@@ -19,6 +22,56 @@ if TYPE_CHECKING:
 
 #: `model.max_sequence_length` where none is given, which for a pretrained checkpoint means the checkpoint's.
 _NOT_GIVEN: int = ModelConfig.model_fields["max_sequence_length"].default
+
+
+def prepare_if_needed(config: Config, restart: bool, own_process: bool) -> None:
+    """Prepare the token store of a run if it is missing, or if it was made with other settings than the run begins
+    with.
+
+    A run that has begun keeps the store that it has, whatever its settings.
+
+    Args:
+        config: Resolved.
+        restart: Whether an earlier run of this name does not count.
+        own_process: This process does nothing else; otherwise it prepares alone, since other processes would need a
+            `__main__` guard in the user's script.
+
+    Raises:
+        HeadwayError: as `prepare`.
+    """
+    why = _why_prepare(config, restart)
+    if why is None:
+        return
+    from headway.data.preparing.prepare import prepare
+
+    notice(f"preparing {config.data.store}: {why}")
+    resume_collection()
+    report = prepare(config.data, workers=None if own_process else 1)
+    if own_process:
+        pause_collection()
+    notice(report.describe())
+
+
+def _why_prepare(config: Config, restart: bool) -> str | None:
+    """Return why the run's store has to be prepared; None if it need not or must not be."""
+    data = config.data
+    if data.remote is not None:
+        return None
+    try:
+        manifest = read_json_object(data.store / "manifest.json", LISTING_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return f"there is no token store yet; from {', '.join(source.path for source in data.sources)}"
+    except (OSError, ValueError):
+        return None  # whoever opens it reports that
+    if "imported" in manifest or (not restart and RunDirectory(config.run_directory).has_begun()):
+        return None
+    from headway.data.preparing.settings import differing_keys
+
+    try:
+        differing = differing_keys(data, manifest)
+    except (KeyError, TypeError, AttributeError):
+        return None
+    return f"it was prepared with other settings: {', '.join(differing)}" if differing else None
 
 
 def completed(config: Config) -> tuple[Config, TokenStore]:
@@ -78,7 +131,7 @@ def _warn_of_differences(data: DataConfig, store: TokenStore) -> None:
     if differing and is_first_worker():
         warning(
             f"{store.path} was prepared with other settings than the config has: {', '.join(differing)};"
-            " it is used as it is; headway data prepare CONFIG brings it up to date"
+            f" it is used as it is; {suggest('data prepare')} brings it up to date"
         )
 
 
@@ -104,6 +157,11 @@ def _check_tokenizer(config: Config, pretrained: Path, store: TokenStore) -> Non
         ConfigError: an id means different tokens.
     """
     ours, theirs = store.tokenizer_folder / "tokenizer.json", pretrained / "tokenizer.json"
+    if not theirs.is_file() and is_first_worker():
+        warning(
+            f"{pretrained} has no tokenizer.json, so nothing shows that the ids of the data mean the tokens that its"
+            " model was trained on; put the checkpoint's own tokenizer there to have that checked"
+        )
     if not ours.is_file() or not theirs.is_file() or read_bytes(ours) == read_bytes(theirs):
         return
     meant = _tokens(theirs)
@@ -113,7 +171,7 @@ def _check_tokenizer(config: Config, pretrained: Path, store: TokenStore) -> Non
                 f"the data were prepared with another tokenizer than the checkpoint's: id {number:,} is"
                 f" {meant[number]!r} in the checkpoint, {token!r} in the store",
                 where=f"{theirs}, {ours}",
-                fix=f"data.tokenizer.path: {theirs}, then headway data prepare",
+                fix=f"data.tokenizer.path={theirs}, then: {suggest('data prepare', f'data.tokenizer.path={theirs}')}",
             )
             if checkpoint_folders(Path(config.run_directory) / "checkpoints"):
                 warning(problem.what)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.config import Config, ModelConfig, TrainConfig, resolve_threads
+from headway.config import Config, ModelConfig, TrainConfig, ineffective_settings, resolve_threads
 from headway.config.pipeline import idle_share
 from headway.core.console import warning
 from headway.core.cores import usable_cores
@@ -19,6 +19,7 @@ from headway.session.preflight import examine
 from headway.telemetry.record import is_run, open_run
 from headway.training.available import shortfalls
 from headway.training.job import load_callbacks
+from headway.training.precision import with_precision
 
 # Number of segments of a mixture that are listed.
 _SEGMENTS = 8
@@ -33,14 +34,14 @@ def preview(config: Config, options: RunOptions | None = None) -> str:
     Raises:
         HeadwayError: the error that would have stopped the run.
     """
-    plan = examine(config, options)
+    plan = examine(with_precision(config, restart=options is not None and options.restart), options)
     config, grid, mesh, store = plan.config, plan.grid, plan.mesh, plan.store
     workers, train, model, device = mesh.size, config.train, config.model, pick_device(config.train.device)
     assert store is not None and train.steps is not None, "the examination opened the store of a resolved config"
     steps = train.steps
     store = pinned(store, config.run_directory, config.segments[-1].data) if config.segments else store
-    for short in shortfalls(config, device):
-        warning(short)
+    for line in (*shortfalls(config, device), *ineffective_settings(config, "validation" in store.splits)):
+        warning(line)
     load_callbacks(config.callbacks)
     feed = TokenFeed.of(config, grid, store)
     tokens = train.batches.tokens_before(steps)

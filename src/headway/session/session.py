@@ -33,6 +33,7 @@ from headway.config import (
     LaneGrid,
     MeshShape,
     identity,
+    ineffective_settings,
 )
 from headway.config.segments import SEGMENTS, Segment
 from headway.core.alerts import alerting
@@ -449,8 +450,10 @@ def _report_start(job: Job, start: CheckpointInfo | None, parameters: int) -> No
         f" {_batch(job)} rows · {counted(world.size, 'worker')} on"
         f" {world.device.type} · {config.train.precision} · determinism {config.determinism}"
     )
-    for short in shortfalls(config, world.device) if world.is_first else ():
-        warning(short)
+    if world.is_first:
+        evaluates = job.task.evaluation is not None
+        for line in (*shortfalls(config, world.device), *ineffective_settings(config, evaluates)):
+            warning(line)
     if start is None:
         return
     if step >= job.total_steps:

@@ -19,6 +19,7 @@ from headway.core.foreign import read_json_lines
 from headway.core.format import counted
 from headway.core.scratch import scratch_folder
 from headway.supervisor.commands import check_not_a_worker, failed, place, running, stoppable, train_command
+from headway.training.precision import with_precision
 
 #: step -> tensor name -> SHA-256, one entry per record: steps repeated after a kill appear twice.
 Hashes = list[tuple[int, dict[str, str]]]
@@ -76,6 +77,7 @@ def verify(config: Config, steps: int, other_workers: int | None = None) -> Verd
             resumed from a checkpoint. The exit code is that of the training.
     """
     check_not_a_worker("verify")
+    config = with_precision(config)
     if config.determinism == "off":
         raise ConfigError(
             "determinism 'off' promises nothing that could be verified",

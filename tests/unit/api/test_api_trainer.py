@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+import re
 import signal
 import threading
 import time
@@ -15,13 +16,21 @@ from unittest.mock import Mock
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 from headway import Callback, Config, Trainer
 from headway.api import count_samples
 from headway.checkpoint.store import CheckpointStore
+from headway.cli.application import application
+from headway.config import ModelConfig
 from headway.core.errors import ConfigError, DataError, Preempted
 from headway.data.feeding import prefetch
+from headway.models.build import build_model
 from headway.session import attempt
+from headway.telemetry.record import open_run
+from headway.telemetry.report import render_report
+from headway.telemetry.runs import list_runs, result_rows
+from headway.telemetry.summary import summarize
 from waits import LONG
 
 
@@ -87,6 +96,50 @@ def test_a_broken_run_goes_on_exactly_with_a_dataset_smaller_than_a_batch(config
     resumed = Trainer(Model(), Squares(), loss, config("broken")).fit()
     assert resumed.step == 6
     assert state_hash(config("broken")) == state_hash(config("whole"))
+
+
+def test_a_module_of_ones_own_is_told_as_what_it_is(
+    config: Callable[..., Config], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Trainer(Model(), Squares(), loss, config(evaluation={"every": 3}), validation=Squares()).fit()
+    said = capsys.readouterr().err
+    assert "samples/s" in said and "tok/s" not in said and "validation loss" in said and "perplexity" not in said
+    assert run.metrics.last("evaluation/loss") is not None and run.metrics.last("evaluation/perplexity") is None
+    page = re.sub("<[^>]+>", " ", render_report(open_run(run.directory)))
+    about_run, _, settings = page.partition("Environment")
+    assert "preset" not in settings and "tokenizer:" not in settings, "sections that it does not use"
+    told = f"{about_run} {result_rows([summarize(open_run(run.directory))])}"
+    assert "Samples per second" in told and "Epochs so far" in told and "8 samples" in told
+    for word in ("oken", "erplexity", "reset", "MFU", "width", "Sequence", "Started from"):
+        assert word not in told, f"{word} is nothing that this run has"
+    assert list_runs(tmp_path)[0].samples_per_second and list_runs(tmp_path)[0].tokens_per_second is None
+
+    # A tokenizer of a store that happens to have the run's name is not its own.
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data/run/tokenizer").mkdir(parents=True)
+    (tmp_path / "data/run/tokenizer/tokenizer.json").write_text("{}")
+    for verb in ("export", "eval", "generate"):
+        error = CliRunner().invoke(application([verb]), [verb, str(run.directory)]).exception
+        assert isinstance(error, ConfigError) and "a module of your own" in error.what, verb
+        assert "checkpoints/step-00000006/*.safetensors" in str(error.fix)
+
+
+def test_activation_checkpointing_is_applied_or_refused(config: Callable[..., Config]) -> None:
+    settings = config(train={"steps": 1, "global_batch": 8, "device": "cpu", "activation_checkpointing": "full"})
+    with pytest.raises(ConfigError, match="cannot do it for Model") as caught:
+        Trainer(Model(), Squares(), loss, settings).fit()
+    assert "train.activation_checkpointing=none" in str(caught.value)
+    shape = ModelConfig.model_validate({"dim": 8, "layers": 2, "heads": 2, "ffn_dim": 16, "vocab_size": 64})
+    decoder = build_model(shape, vocab_size=64, seed=0)
+    ids = torch.arange(8).repeat(4, 1)
+    rows = [{"ids": ids[0], "targets": ids[0]}] * 4
+
+    def decoder_loss(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+        value: torch.Tensor = model(batch["ids"], batch["targets"])
+        return value
+
+    Trainer(decoder, rows, decoder_loss, settings).fit()
+    assert {layer.activation_checkpointing for layer in decoder.layers} == {"full"}
 
 
 class Stuck(Squares):

@@ -332,6 +332,16 @@ def test_damaged_files_are_refused(checkpoint: Path, tmp_path: Path) -> None:
         import_model(tmp_path / "nowhere")
 
 
+def test_a_run_is_to_be_exported_first(tmp_path: Path) -> None:
+    run = tmp_path / "runs/x"
+    (run / "checkpoints/step-00000002").mkdir(parents=True)
+    (run / "config.yaml").write_text("")
+    for named in (run, run / "checkpoints", run / "checkpoints/step-00000002"):
+        with pytest.raises(ConfigError, match="no Hugging Face checkpoint") as caught:
+            import_model(named)
+        assert f"headway export {run}, then model.from_pretrained={run / 'export'}" in str(caught.value.fix)
+
+
 def test_a_shard_outside_the_folder_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     export_model(_ours(), out, max_shard_bytes=20_000)

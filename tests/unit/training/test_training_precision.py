@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import copy
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from headway.config import Config, ModelConfig
+from headway.config import Config, ModelConfig, load_config, override
 from headway.config.health import HealthConfig
 from headway.core.errors import ConfigError
 from headway.models.decoder import Decoder
 from headway.models.loss import linear_cross_entropy
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
+from headway.session.attempt import write_config
 from headway.training.determinism import determinism_restored
 from headway.training.health import Decision
 from headway.training.optimizer import build_optimizer
@@ -30,6 +32,7 @@ from headway.training.precision import (
     check_present,
     convert_to_fp8,
     update_scale,
+    with_precision,
 )
 from headway.training.state import Cursor, TrainState
 from headway.training.step import StepResult, TrainStep
@@ -279,3 +282,29 @@ def test_8_bits_with_tensor_parallelism_are_refused() -> None:
     values = {"train": {"steps": 1, "precision": "fp8"}, "parallel": {"tensor": 2, "workers": 2}}
     with pytest.raises(ConfigError, match="tensor-parallel"):
         Config.model_validate(values).resolved()
+
+
+def test_auto_is_chosen_when_a_run_begins_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config.model_validate(
+        {"runs": str(tmp_path), "train": {"steps": 1, "precision": "auto", "device": "cpu"}}
+    ).resolved()
+    for fast, chosen in ((True, "bf16"), (False, "fp32")):
+        monkeypatch.setattr("headway.training.precision.cpu_multiplies_bf16", lambda fast=fast: fast)
+        assert with_precision(config).train.precision == chosen
+    config.run_directory.mkdir()
+    write_config(override(config, ["train.precision=bf16"]), config.run_directory)
+    assert with_precision(config).train.precision == "bf16", "as the run has begun, wherever it continues"
+    assert with_precision(config, restart=True).train.precision == "fp32"
+    fixed = override(config, ["train.precision=tf32"])
+    assert with_precision(fixed) is fixed
+    monkeypatch.setattr("headway.training.precision.cpu_multiplies_bf16", lambda: True)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    found = with_precision(config, restart=True).train.precision
+    assert found == "fp32", "workers that are started one by one could measure different speeds"
+    on_gpu = config.model_copy(update={"train": config.train.model_copy(update={"device": "cuda"})})
+    assert with_precision(on_gpu, restart=True).train.precision == "bf16"
+
+
+def test_presets_leave_the_precision_to_the_machine() -> None:
+    assert {load_config(name).train.precision for name in ("quickstart", "gpu")} == {"auto"}
