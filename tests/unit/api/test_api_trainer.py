@@ -110,7 +110,7 @@ def test_a_module_of_ones_own_is_told_as_what_it_is(
     assert "preset" not in settings and "tokenizer:" not in settings, "sections that it does not use"
     told = f"{about_run} {result_rows([summarize(open_run(run.directory))])}"
     assert "Samples per second" in told and "Epochs so far" in told and "8 samples" in told
-    for word in ("oken", "erplexity", "reset", "MFU", "width", "Sequence", "Started from"):
+    for word in ("oken", "erplexity", "reset", "MFU", "heads", "Sequence", "Started from"):
         assert word not in told, f"{word} is nothing that this run has"
     assert list_runs(tmp_path)[0].samples_per_second and list_runs(tmp_path)[0].tokens_per_second is None
 

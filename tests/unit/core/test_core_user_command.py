@@ -1,4 +1,4 @@
-"""Commands that messages suggest are the user's own: his config, with all his overrides."""
+"""Commands that messages suggest are the user's own: their config, with all their overrides."""
 
 from __future__ import annotations
 
