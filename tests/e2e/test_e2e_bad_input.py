@@ -274,7 +274,9 @@ def test_a_file_is_no_place_for_a_campaign(place: Path) -> None:
 
 
 def test_a_training_that_fails_passes_its_exit_code_on(place: Path) -> None:
-    result = headway("verify", place / "config.yaml", "data.store=nowhere", "--steps", "4", cwd=place)
+    result = headway(
+        "verify", place / "config.yaml", "data.store=nowhere", "data.sources=[gone.jsonl]", "--steps", "4", cwd=place
+    )
     assert result.returncode == 3 and "the training 'reference' ended with exit code 3" in result.stderr
 
 
