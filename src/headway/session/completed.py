@@ -28,7 +28,7 @@ def prepare_if_needed(config: Config, restart: bool, own_process: bool) -> None:
     """Prepare the token store of a run if it is missing, or if it was made with other settings than the run begins
     with.
 
-    A run that has begun keeps the store that it has, whatever its settings.
+    A run that has begun keeps the store that it has, whatever its settings. A store of other sources is never replaced.
 
     Args:
         config: Resolved.
@@ -71,6 +71,8 @@ def _why_prepare(config: Config, restart: bool) -> str | None:
         differing = differing_keys(data, manifest)
     except (KeyError, TypeError, AttributeError):
         return None
+    if any(key.startswith("data.sources") for key in differing):
+        return None  # a store of other text, which may have taken days, is used as it is
     return f"it was prepared with other settings: {', '.join(differing)}" if differing else None
 
 

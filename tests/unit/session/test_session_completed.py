@@ -154,6 +154,8 @@ def test_training_prepares_a_store_that_is_missing_or_out_of_date(
     prepare_if_needed(changed, restart=False, own_process=False)
     assert asked.pop() == changed.data
     assert "it was prepared with other settings: data.validation" in capsys.readouterr().err
+    prepare_if_needed(load("data.validation=0.3", "data.sources=[other.jsonl]"), restart=False, own_process=False)
+    assert not asked, "it is of other text, which is not thrown away"
     prepare_if_needed(load("data.remote=s3://bucket/store", f"data.store={tmp_path}/none"), False, False)
     run = changed.run_directory
     (run / "checkpoints/step-00000002").mkdir(parents=True)
