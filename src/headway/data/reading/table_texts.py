@@ -134,7 +134,8 @@ def _type_of(schema: Any, column: str, where: str) -> Any:
 
 def _levels(schema: Any, column: str) -> list[str]:
     """Split a column into the names of its levels, as `records` does: a field with the name of the whole rest wins."""
-    kind, rest, levels = schema, column, []
+    kind, rest = schema, column
+    levels: list[str] = []
     while True:
         names = _names(kind)
         head, dot, tail = rest.partition(".")
