@@ -101,6 +101,7 @@ def test_a_broken_run_goes_on_exactly_with_a_dataset_smaller_than_a_batch(config
 def test_a_module_of_ones_own_is_told_as_what_it_is(
     config: Callable[..., Config], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("sys.argv", ["own.py"])  # the report shows the command
     run = Trainer(Model(), Squares(), loss, config(evaluation={"every": 3}), validation=Squares()).fit()
     said = capsys.readouterr().err
     assert "samples/s" in said and "tok/s" not in said and "validation loss" in said and "perplexity" not in said
