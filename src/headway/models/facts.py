@@ -73,6 +73,11 @@ def count_parameters(config: ModelConfig, vocab_size: int | None = None) -> Para
     Raises:
         ConfigError: the shape is not complete.
     """
+    if config.implementation == "transformers":
+        from headway.models.hub.sizes import sizes_of
+
+        total, embedding, active = sizes_of(config)
+        return ParameterCounts(total, embedding, total - embedding, active)
     shape = Shape.of(config, vocab_size)
     attention = shape.dim * shape.head_dim * 2 * (shape.heads + shape.kv_heads)
     norms = 2 * shape.dim + (2 * shape.head_dim if config.qk_norm else 0)
@@ -98,6 +103,10 @@ def flops_per_token(config: ModelConfig, sequence_length: int, vocab_size: int |
     Raises:
         ConfigError: the shape is not complete.
     """
+    if config.implementation == "transformers":
+        from headway.models.hub.sizes import flops_of
+
+        return flops_of(config, sequence_length)
     shape = Shape.of(config, vocab_size)
     counts = count_parameters(config, vocab_size)
     multiplied = counts.active - counts.embedding + shape.vocab_size * shape.dim

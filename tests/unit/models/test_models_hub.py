@@ -17,9 +17,12 @@ from headway import Callback
 from headway.config import Config, resolve_lanes
 from headway.core.errors import CheckpointError, ConfigError, DataError
 from headway.data.feeding.feed import TokenFeed
-from headway.models.build import complete
+from headway.models.build import build_any_model, complete
+from headway.models.facts import count_parameters, flops_per_token
 from headway.models.hub.implementation import choose_implementation
+from headway.session.attempt import RunOptions
 from headway.session.completed import completed
+from headway.session.preview import preview
 from headway.training.inference import continue_text, evaluate_trained, export_trained, load_trained
 from support import config_values, manifest, state_hash, write_config, write_corpus
 from support import headway as command
@@ -267,3 +270,25 @@ def test_damaged_weights_are_refused(folder: Path, tmp_path: Path) -> None:
     save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"tensors are missing: model\.layers\.1\.mlp\.up_proj\.weight"):
         headway.train(_config(folder, "damaged", {"from_pretrained": str(source)}))
+
+
+def test_sizes_are_known_without_weights(folder: Path, family: Callable[..., Path]) -> None:
+    """The dry run and an agent of several workers have no model in memory."""
+    for name, adapter in (("qwen2", None), ("mixtral", None), ("qwen2", {"rank": 2})):
+        model = {"from_pretrained": str(family(name)), "adapter": adapter}
+        config, store = completed(_config(folder, "sizes", model).resolved())
+        built = build_any_model(config.model, vocab_size=store.vocab_size, seed=1)
+        counts = count_parameters(config.model)
+        assert counts.total == sum(p.numel() for p in built.parameters())
+        assert counts.embedding == VOCAB * 32 * (1 if name == "qwen2" else 2)
+        assert (counts.active < counts.total) == (name == "mixtral")
+        assert flops_per_token(config.model, 32) == built.flops_per_token(32)
+        assert "parameters" in preview(config, RunOptions())
+
+
+def test_two_workers_train_what_one_does(folder: Path, family: Callable[..., Path]) -> None:
+    model = {"from_pretrained": str(family("qwen2"))}
+    train = {"lanes": 2, "micro_batch": 1}
+    for run, parallel in (("sharded", {"workers": 2, "strategy": "zero3"}), ("alone", {})):
+        headway.train(_config(folder, run, model, determinism="elastic", train=train, parallel=parallel))
+    assert state_hash(folder / "runs" / "sharded") == state_hash(folder / "runs" / "alone")

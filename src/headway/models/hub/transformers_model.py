@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -183,20 +184,23 @@ class TransformersModel(nn.Module):
         found = {kind: getattr(config, name, None) for kind, name in kinds.items()}
         return {kind: str(name) for kind, name in found.items() if name is not None}
 
+    def active_share(self, p: torch.Tensor) -> float:
+        """Return the share of a parameter that computes a token: less than 1 for stacked experts, (E, ...)."""
+        chosen = getattr(self.causal.config.get_text_config(), "num_experts_per_tok", None) or 1
+        return min(1.0, chosen / p.shape[0]) if p.ndim == 3 else 1.0
+
     def flops_per_token(self, length: int) -> float:
         """Estimate the training FLOPs per token: 6 per weight in a product, 4 where it is frozen, and attention.
 
         See `headway.models.facts.flops_per_token`. Of stacked experts only those that compute a token count.
         """
         config = self.causal.config.get_text_config()
-        chosen = getattr(config, "num_experts_per_tok", None) or 1
         embedding, total = self.causal.get_input_embeddings(), 0.0
         tied = embedding.weight is self.output_projection()
         for p in self.parameters():
             if p.ndim < 2 or (p is embedding.weight and not tied):
                 continue
-            share = min(1.0, chosen / p.shape[0]) if p.ndim == 3 else 1.0
-            total += (6 if p.requires_grad else 4) * share * p.numel()
+            total += (6 if p.requires_grad else 4) * self.active_share(p) * p.numel()
         layers, heads = (getattr(config, key, 0) or 0 for key in ("num_hidden_layers", "num_attention_heads"))
         width = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
         return float(total + 12 * layers * heads * width * length)
@@ -210,8 +214,8 @@ def read_config(config: ModelConfig) -> Any:
     """
     assert config.from_pretrained is not None
     folder = open_folder(config.from_pretrained, with_code=config.trust_remote_code)
-    with _explained(folder):
-        found = _transformers().AutoConfig.from_pretrained(
+    with explained(folder):
+        found = load_transformers().AutoConfig.from_pretrained(
             folder, trust_remote_code=config.trust_remote_code, local_files_only=True
         )
     if getattr(found, "quantization_config", None) is not None:
@@ -246,8 +250,8 @@ def build_transformers_model(config: ModelConfig, *, seed: int) -> TransformersM
     assert config.from_pretrained is not None
     read_config(config)
     folder = open_folder(config.from_pretrained, with_code=config.trust_remote_code)
-    with _explained(folder):
-        network, report = _transformers().AutoModelForCausalLM.from_pretrained(
+    with explained(folder):
+        network, report = load_transformers().AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=torch.float32,
             trust_remote_code=config.trust_remote_code,
@@ -284,7 +288,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _transformers() -> Any:
+def load_transformers() -> Any:
     try:
         import transformers
     except ImportError:
@@ -299,8 +303,13 @@ def _transformers() -> Any:
 
 
 @contextmanager
-def _explained(folder: Path) -> Iterator[None]:
-    """Turn what transformers raises for a folder, which can be anything, into an error in three parts."""
+def explained(folder: Path) -> Iterator[None]:
+    """Turn what transformers raises for a folder, which can be anything, into an error in three parts.
+
+    Warnings of the libraries that it loads, such as torchao's about kernels for other machines, are not shown.
+    """
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         yield
     except HeadwayError:
@@ -318,3 +327,5 @@ def _explained(folder: Path) -> Iterator[None]:
             where=str(folder),
             fix="check that AutoModelForCausalLM.from_pretrained loads this folder; a newer transformers may know it",
         ) from error
+    finally:
+        logging.disable(before)

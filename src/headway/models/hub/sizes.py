@@ -1,0 +1,65 @@
+"""Sizes and costs of a model of transformers, which is made on the meta device for that."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+
+from headway.models.hub.folder import open_folder
+from headway.models.hub.transformers_model import TransformersModel, explained, load_transformers, read_config
+
+if TYPE_CHECKING:
+    from headway.config import ModelConfig
+
+
+def sizes_of(config: ModelConfig) -> tuple[int, int, int]:
+    """Count all parameters, those of embedding and output projection, and those that compute a token.
+
+    Raises:
+        ConfigError: transformers cannot make the model.
+    """
+    return _sizes(config.model_dump_json())
+
+
+def flops_of(config: ModelConfig, sequence_length: int) -> float:
+    """Estimate the training FLOPs per token, as `TransformersModel.flops_per_token` does.
+
+    Raises:
+        ConfigError: transformers cannot make the model.
+    """
+    return model_without_weights(config).flops_per_token(sequence_length)
+
+
+@lru_cache(maxsize=8)
+def _sizes(dumped: str) -> tuple[int, int, int]:
+    from headway.config import ModelConfig
+
+    model = model_without_weights(ModelConfig.model_validate_json(dumped))
+    total = sum(p.numel() for p in model.parameters())
+    ends = {
+        id(p): p.numel()
+        for p in (model.causal.get_input_embeddings().weight, model.output_projection())
+        if p is not None
+    }
+    return total, sum(ends.values()), round(sum(model.active_share(p) * p.numel() for p in model.parameters()))
+
+
+def model_without_weights(config: ModelConfig) -> TransformersModel:
+    """Make the model on the meta device, adapters included.
+
+    Raises:
+        ConfigError: transformers cannot make the model, or it cannot have the adapter.
+    """
+    found = read_config(config)
+    assert config.from_pretrained is not None, "read_config has checked it"
+    with explained(open_folder(config.from_pretrained, with_code=config.trust_remote_code)), torch.device("meta"):
+        network = load_transformers().AutoModelForCausalLM.from_config(
+            found, trust_remote_code=config.trust_remote_code
+        )
+        if config.adapter is not None:
+            from headway.models.hub.lora import add_adapter
+
+            network = add_adapter(network, config.adapter, seed=0)
+    return TransformersModel(config, network)
