@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from headway.core.dtensors import is_dtensor
 from headway.core.types import IGNORE_TARGET
-from headway.models.facts import ADDED_ROWS, PRODUCT_ROWS, default_chunk_rows
+from headway.models.loss_chunks import ADDED_ROWS, PRODUCT_ROWS, default_chunk_rows
 from headway.models.tied import TiedGradient
 
 if TYPE_CHECKING:

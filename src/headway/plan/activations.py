@@ -68,7 +68,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headway.core.cores import has_bf16_tiles
-from headway.models.facts import ADDED_ROWS, PRODUCT_ROWS, default_chunk_rows
+from headway.models.loss_chunks import ADDED_ROWS, PRODUCT_ROWS, default_chunk_rows
 from headway.models.shape import Shape
 
 if TYPE_CHECKING:
