@@ -275,7 +275,8 @@ class Copies:
             file.write(data)
 
         for _ in range(2):
-            if self._patient.pass_on(part.name, part.bytes, write, begin=lambda: file.seek(0)) == part.sha256:
+            file.seek(0)
+            if self._patient.stream_to(part.name, part.bytes, write) == part.sha256:
                 return
         raise WrongContentError(
             "a remote file does not match the manifest: its SHA-256 is wrong",

@@ -235,7 +235,7 @@ class RemoteTokenStore(TokenStore):
             known = self.copies.storage.describe(name).bytes
             if size is not None and known != size:
                 return f"{known} bytes long, not {size}"
-            found = self.copies.storage.pass_on(name, known, take=lambda _: None)
+            found = self.copies.storage.stream_to(name, known, take=lambda _: None)
         except DataError as error:
             return error.what
         return None if found == digest else "its SHA-256 is not the manifest's"

@@ -118,6 +118,9 @@ def test_the_end_of_the_program_ends_retries(clock: Clock, monkeypatch: pytest.M
     assert len(asked) == 1
 
 
+CONTENT = bytes(number % 251 for number in range(1000))
+
+
 class _Cut(BaseHTTPRequestHandler):
     """Sends half of its content in the first answers, and all of it in later ones."""
 
@@ -133,7 +136,7 @@ class _Cut(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.do_HEAD()
-        self.wfile.write(bytes(500 if self.cuts else 1000))
+        self.wfile.write(CONTENT[:500] if self.cuts else CONTENT)
         if self.cuts:
             self.cuts.pop()
 
@@ -151,12 +154,12 @@ def web() -> Iterator[tuple[str, list[str]]]:
     server.close()
 
 
-def test_an_answer_of_a_web_server_that_is_cut_begins_again(clock: Clock, web: tuple[str, list[str]]) -> None:
+def test_an_answer_of_a_web_server_that_is_cut_is_read_again(clock: Clock, web: tuple[str, list[str]]) -> None:
     content, (url, cuts) = bytearray(), web
     cuts += ["first", "second"]
     storage = Plain(url, patience_seconds=0.0, stopping=clock)
-    storage.pass_on("a", 1000, content.extend, begin=content.clear)
-    assert bytes(content) == bytes(1000) and len(clock.waits) == 2
+    storage.stream_to("a", 1000, content.extend)
+    assert bytes(content) == CONTENT and len(clock.waits) == 2
 
 
 def test_an_error_of_who_takes_the_content_is_no_fault_of_the_store(clock: Clock, web: tuple[str, list[str]]) -> None:
@@ -164,7 +167,7 @@ def test_an_error_of_who_takes_the_content_is_no_fault_of_the_store(clock: Clock
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space left"):
-        Plain(web[0], patience_seconds=60.0, stopping=clock).pass_on("a", 1000, full)
+        Plain(web[0], patience_seconds=60.0, stopping=clock).stream_to("a", 1000, full)
     assert clock.waits == []
 
 

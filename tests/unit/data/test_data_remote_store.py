@@ -245,14 +245,14 @@ def test_a_shard_is_brought_once_for_all(
     tmp_path: Path, origin: TokenStore, bucket: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    real = DataStorage.pass_on
+    real = DataStorage.stream_to
 
     def counting(self: DataStorage, name: str, *arguments: Any, **options: Any) -> Any:
         asked.append(name)
         time.sleep(0.05)
         return real(self, name, *arguments, **options)
 
-    monkeypatch.setattr(DataStorage, "pass_on", counting)
+    monkeypatch.setattr(DataStorage, "stream_to", counting)
     stores = [open_store(far(tmp_path)) for _ in range(6)]
     asked.clear()
     source = origin.sources("train")[0]
@@ -271,7 +271,7 @@ def test_rows_in_many_shards_are_brought_together(
     source = origin.sources("train")[0]
     rows = open_rows(store, "train", source, LENGTH)
     under_way, most, guard = 0, 0, threading.Lock()
-    real = DataStorage.pass_on
+    real = DataStorage.stream_to
 
     def slow(*arguments: Any, **options: Any) -> Any:
         nonlocal under_way, most
@@ -285,7 +285,7 @@ def test_rows_in_many_shards_are_brought_together(
             with guard:
                 under_way -= 1
 
-    monkeypatch.setattr(DataStorage, "pass_on", slow)
+    monkeypatch.setattr(DataStorage, "stream_to", slow)
     rows.read(np.arange(rows.count))
     assert most > 2
 

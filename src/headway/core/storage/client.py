@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from headway.core.console import notice, warning
 from headway.core.errors import HeadwayError
@@ -62,10 +62,6 @@ _NOT_THERE: tuple[Kind, ...] = ("missing", "credentials", "other")
 T = TypeVar("T")
 
 
-class _CallerError(Exception):
-    """An error of the function that takes the content, which says nothing about the store; it is the cause."""
-
-
 class Storage(ABC):
     """The object at a URL, and the objects below it. Subclasses put errors in the words of their domain.
 
@@ -106,7 +102,8 @@ class Storage(ABC):
         except HeadwayError:
             raise
         except Exception as error:
-            raise self.explain(*_meaning(error, self.url)) from error
+            kind, reason = kind_of(error)
+            raise self.explain(kind, self.url, reason) from error
         self._root = root if self.web or not root.strip("/") else root.rstrip("/")
         self._around = Path(self._root).parent if within and self.local else None
 
@@ -244,82 +241,53 @@ class Storage(ABC):
         raise self.explain("large", self.url_of(name), reason) from None
 
     def open(
-        self, name: str, size: int, *, ranges: bool = True, start: int = 0, end: int | None = None
+        self,
+        name: str,
+        size: int,
+        *,
+        ranges: bool = True,
+        start: int = 0,
+        end: int | None = None,
+        until: float | None = None,
     ) -> BlockReader | StreamReader:
         """Open an object of known size as a stream of its bytes.
 
         Args:
             name: Name of the object; empty for the one at the URL.
             size: Its size.
-            ranges: Whether it can be read from any offset. If not, the stream cannot be retried or sought.
+            ranges: Whether it can be read from any offset. If not, the stream cannot seek, and what was read comes
+                again when an answer is cut.
             start: Start of the part to read, a hint. The stream begins at byte 0 all the same.
             end: End of that part; the end of the object if None.
+            until: When patience ends; by default it begins anew with every request.
         """
         url, path = self.url_of(name), self._path(name)
-        if ranges:
-            return self._blocks(name, size, (start, end))
+        wrong_size = partial(self._wrong_size, url, size)
+        if not ranges:
+            begin = partial(self._files.open, path, mode="rb", block_size=0)
+            return StreamReader(begin, size, lambda ask: self._with_retries(url, ask, until), wrong_size)
 
-        def read(ask: Callable[[], bytes]) -> bytes:
-            try:
-                return ask()
-            except Exception as error:
-                raise self.explain(*_meaning(error, url)) from error
+        def fetch(first: int, last: int) -> bytes:
+            return self._with_retries(url, lambda: self._range(path, first, last, size), until)
 
-        stream = self._with_retries(url, lambda: self._files.open(path, mode="rb", block_size=0))
-        return StreamReader(stream, size, read, partial(self._wrong_size, url, size))
+        return BlockReader(fetch, size, (start, end), wrong_size)
 
-    def _blocks(
-        self, name: str, size: int, part: tuple[int, int | None] = (0, None), until: float | None = None
-    ) -> BlockReader:
-        url, path = self.url_of(name), self._path(name)
-
-        def fetch(start: int, end: int) -> bytes:
-            return self._with_retries(url, lambda: self._range(path, start, end, size), until)
-
-        return BlockReader(fetch, size, part, partial(self._wrong_size, url, size))
-
-    def pass_on(
-        self, name: str, size: int, take: Callable[[bytes], object], begin: Callable[[], object] = lambda: None
-    ) -> str:
+    def stream_to(self, name: str, size: int, take: Callable[[bytes], object]) -> str:
         """Pass the content of an object of known size to a function, and return its SHA-256 in hexadecimal.
 
-        A web server sends the whole object in one answer; if that fails on the way, all begins again. Elsewhere the
-        object is read in parts, each of which is retried. `patience_seconds` holds for all of it.
+        `patience_seconds` holds for all of it. A web server sends the whole object in one answer.
 
         Args:
             name: Name of the object.
             size: Its size.
             take: Called with each block.
-            begin: Called before the first block, and whenever all begins again.
         """
-
-        def pass_all(stream: IO[bytes] | BlockReader) -> str:
-            begin()
-            hashed, done = hashlib.sha256(), 0
+        hashed, until = hashlib.sha256(), time.monotonic() + self.patience_seconds
+        with self.open(name, size, ranges=not self.web, until=until) as stream:
             while data := stream.read(_BLOCK_BYTES):
-                done += len(data)
-                if done > size:
-                    raise self._wrong_size(self.url_of(name), size, done)
                 hashed.update(data)
-                try:
-                    take(data)
-                except Exception as error:  # a full disk must not pass for a fault of the store
-                    raise _CallerError from error
-            if done < size:
-                raise self._wrong_size(self.url_of(name), size, done)
-            return hashed.hexdigest()
-
-        def answer() -> str:
-            with self._files.open(self._path(name), mode="rb", block_size=0) as stream:
-                return pass_all(stream)
-
-        try:
-            if self.web:
-                return self._with_retries(self.url_of(name), answer)
-            with self._blocks(name, size, until=time.monotonic() + self.patience_seconds) as stream:
-                return pass_all(stream)
-        except _CallerError as error:
-            raise error.__cause__ or error from None
+                take(data)
+        return hashed.hexdigest()
 
     def download(self, name: str, path: Path, size: int, advance: Callable[[int], None] = lambda _: None) -> None:
         """Download an object of a known size, continuing an earlier download of it."""
@@ -450,7 +418,7 @@ class Storage(ABC):
                 self._check_mounted()
                 answer = ask()
                 break
-            except (HeadwayError, TooLargeError, _CallerError):
+            except (HeadwayError, TooLargeError):
                 raise
             except Exception as error:
                 kind, reason = kind_of(error)
@@ -475,16 +443,11 @@ class Storage(ABC):
             raise ConnectionError(f"there is no folder {self._around}; mount it, or make it if it is new")
 
 
-def _meaning(error: Exception, url: str) -> tuple[Kind, str, str]:
-    kind, reason = kind_of(error)
-    return kind, url, reason
-
-
-def _unless(absent: Iterable[Kind], ask: Callable[[], T]) -> T | None:
+def _unless(absent: Iterable[Kind], ask: Callable[[], T], errors: type[Exception] = Exception) -> T | None:
     """Return the result of a request, or None if it fails for one of these reasons."""
     try:
         return ask()
-    except Exception as error:
+    except errors as error:
         if kind_of(error)[0] in absent:
             return None
         raise
@@ -492,12 +455,7 @@ def _unless(absent: Iterable[Kind], ask: Callable[[], T]) -> T | None:
 
 def _unless_missing(ask: Callable[[], T]) -> T | None:
     """Return the result of a request, or None if there is no such object. A missing bucket is an error."""
-    try:
-        return ask()
-    except FileNotFoundError as error:
-        if kind_of(error)[0] != "missing":
-            raise
-        return None
+    return _unless(("missing",), ask, FileNotFoundError)
 
 
 def _without_slash(url: str) -> str:

@@ -185,30 +185,31 @@ class BlockReader(io.RawIOBase):
 
 
 class StreamReader(io.RawIOBase):
-    """An object on a server without ranges, which can only be read from its beginning.
+    """An object on a server without ranges, read from its beginning; again from there when an answer is cut.
 
     Args:
-        stream: The answer.
+        begin: Asks for the object.
         size: Size that the server has announced.
-        read: Calls a function that reads from the answer, and converts its errors.
+        retry: Calls a function until it succeeds, or raises an error that explains why it does not.
         wrong_size: Returns the error for an object that ends after so many bytes, or after more than `size`.
     """
 
     def __init__(
         self,
-        stream: Any,
+        begin: Callable[[], IO[bytes]],
         size: int,
-        read: Callable[[Callable[[], bytes]], bytes],
+        retry: Callable[[Callable[[], bytes]], bytes],
         wrong_size: Callable[[int], Exception],
     ) -> None:
-        self._stream, self._size, self._read, self._wrong_size = stream, size, read, wrong_size
+        self._begin, self._size, self._retry, self._wrong_size = begin, size, retry, wrong_size
+        self._stream: IO[bytes] | None = None
         self._position = 0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        data = self._read(lambda: self._stream.read(len(buffer)))
+        data = self._retry(lambda: self._read(len(buffer)))
         self._position += len(data)
         # The answer may have no end.
         if self._position > self._size or (not data and self._position < self._size):
@@ -216,9 +217,24 @@ class StreamReader(io.RawIOBase):
         buffer[: len(data)] = data
         return len(data)
 
+    def _read(self, count: int) -> bytes:
+        try:
+            if self._stream is None:
+                self._stream = self._begin()
+                for _ in _blocks(self._stream, self._position):
+                    pass
+            return self._stream.read(count)
+        except Exception:
+            self._drop()
+            raise
+
+    def _drop(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+
     def close(self) -> None:
-        if not self.closed:
-            self._stream.close()
+        self._drop()
         super().close()
 
 
