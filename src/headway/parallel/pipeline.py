@@ -8,7 +8,7 @@ every worker of a pipeline has the micro-batches, with their targets and documen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -208,14 +208,72 @@ class _Part(nn.Module):
         return y.unsqueeze(0) if self.number == self.of - 1 else y
 
 
+class ReceiveBuffers:
+    """Allocates the buffers of PyTorch's records of what a stage receives, and frees them.
+
+    Args:
+        records: Records by micro-batch, for each direction, with a buffer each.
+    """
+
+    def __init__(self, records: Sequence[Mapping[int, Sequence[Any]]], device: torch.device) -> None:
+        self._device = device
+        self._like: dict[int, torch.Tensor] = {}
+        for by_micro_batch in records:
+            for infos in by_micro_batch.values():
+                for info in infos:
+                    buffer = getattr(info, "buffer", None)
+                    if buffer is not None:
+                        self._like[id(info)] = torch.empty_like(
+                            buffer, device="meta", requires_grad=buffer.requires_grad
+                        )
+                self.free(infos)
+
+    def allocate(self, infos: Sequence[Any]) -> None:
+        """Give each record of a micro-batch a buffer."""
+        for info in infos:
+            like = self._like.get(id(info))
+            if like is not None:
+                # What a stage receives from the one before is a leaf whose gradient goes back to it.
+                info.buffer = torch.empty_like(like, device=self._device, requires_grad=like.requires_grad)
+
+    def free(self, infos: Sequence[Any]) -> None:
+        """Take the buffers of a micro-batch that has gone back."""
+        for info in infos:
+            if id(info) in self._like:
+                info.buffer = None
+
+
 def _make_stage(part: _Part, like: torch.Tensor, device: torch.device, group: dist.ProcessGroup | None) -> Any:
     """Create a stage with known shapes; inferring them would run the model once and send them pickled."""
     from torch.distributed.pipelining import PipelineStage
 
     class Stage(PipelineStage):
-        def backward_one_chunk(self, *args: Any, **options: Any) -> Any:
+        """A stage that has buffers to receive into only for micro-batches that are under way.
+
+        PyTorch's stages keep those of every micro-batch of the lane for as long as the schedule lives.
+        """
+
+        _received: ReceiveBuffers | None = None
+
+        def _buffers(self) -> ReceiveBuffers:
+            if self._received is None:
+                self._received = ReceiveBuffers([self.args_recv_info, self.grad_recv_info], device)
+            return self._received
+
+        def get_fwd_recv_ops(self, fwd_chunk_id: int) -> Any:
+            self._buffers().allocate(self.args_recv_info[fwd_chunk_id])
+            return super().get_fwd_recv_ops(fwd_chunk_id)
+
+        def get_bwd_recv_ops(self, bwd_chunk_id: int) -> Any:
+            self._buffers().allocate(self.grad_recv_info[bwd_chunk_id])
+            return super().get_bwd_recv_ops(bwd_chunk_id)
+
+        def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **options: Any) -> Any:
             with part.lane.around_backward(part.lane.is_last_backward(part.number)):
-                return super().backward_one_chunk(*args, **options)
+                result = super().backward_one_chunk(bwd_chunk_id, *args, **options)
+            for records in (self.args_recv_info, self.grad_recv_info):
+                self._buffers().free(records.get(bwd_chunk_id, ()))
+            return result
 
     is_first, is_last = part.number == 0, part.number == part.of - 1
     passed = torch.empty(like.shape, dtype=like.dtype, device="meta", requires_grad=True)

@@ -63,8 +63,8 @@ def _stage(
         "interleaved": (each - 1) * workers + 2 * (workers - place) - 1,
     }[config.parallel.pipeline_schedule]
     ahead = -(-min(passes, micro_batches * each) // each) - 1
-    # Receive buffers for activations and gradients of every micro-batch, which last as long as the run.
-    received = micro_batches * (2 * each - first - last)
+    # Buffers for the next activation and the next gradient; those of micro-batches under way are inputs of their stage.
+    received = 2 * each - first - last
     return Stage(shapes, ahead=ahead, received=received, sharers=_sharers(layout))
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from headway.parallel.pipeline import _Lane, _Part
+from headway.parallel.pipeline import ReceiveBuffers, _Lane, _Part
 
 STAGES = [range(1), range(1, 2)]
 
@@ -53,3 +54,26 @@ def test_a_micro_batch_that_a_schedule_leaves_out_is_an_error() -> None:
         three.end()
     assert three.is_last_backward(0)
     three.end()
+
+
+def test_only_micro_batches_under_way_have_buffers_to_receive_into() -> None:
+    def record(buffer: torch.Tensor | None) -> Any:
+        return SimpleNamespace(buffer=buffer)
+
+    inputs = {n: (record(torch.ones(3, requires_grad=True)), record(None), SimpleNamespace()) for n in range(4)}
+    gradients = {n: (record(torch.ones(2, dtype=torch.float64)),) for n in range(4)}
+
+    def existing() -> list[int]:
+        return [n for n in range(4) if any(getattr(i, "buffer", None) is not None for i in inputs[n] + gradients[n])]
+
+    buffers = ReceiveBuffers([inputs, gradients], torch.device("cpu"))
+    assert existing() == []
+    buffers.allocate(inputs[2])
+    buffers.allocate(gradients[2])
+    assert existing() == [2] and inputs[2][1].buffer is None
+    first, other = inputs[2][0].buffer, gradients[2][0].buffer
+    assert first.shape == (3,) and first.requires_grad and first.is_leaf
+    assert other.dtype == torch.float64 and not other.requires_grad
+    buffers.free(inputs[2])
+    buffers.free(gradients[2])
+    assert existing() == []

@@ -88,7 +88,7 @@ def test_a_pipeline_has_all_layers_between_its_first_and_last_stage() -> None:
     # The projection to the vocabulary is almost as much work as two layers.
     assert (first.layers, last.layers) == (3, 1)
     assert (first.ahead, last.ahead) == (1, 0)
-    assert (first.received, last.received) == (8, 8)
+    assert (first.received, last.received) == (1, 1)
     assert first.projection == last.table == 0
     split = pipeline_stages(run(pipeline=2, pipeline_split=[1, 3]), config, layout(mesh, micro_batches=8))
     assert [stage.layers for stage in split] == [1, 3]
@@ -100,7 +100,7 @@ def test_a_pipeline_has_all_layers_between_its_first_and_last_stage() -> None:
     # Narayanan et al. 2021, figure 4: five passes of half a worker's layers, and three.
     assert [stage.ahead for stage in interleaved] == [2, 1]
     assert sum(stage.all for stage in interleaved) == whole(config).all
-    assert [stage.received for stage in interleaved] == [24, 24]
+    assert [stage.received for stage in interleaved] == [3, 3]
 
 
 def test_tensor_parallelism_cuts_matrices_and_no_vectors() -> None:
