@@ -37,7 +37,7 @@ def test_every_strategy_takes_what_is_planned(tmp_path: Path) -> None:
     # Not by chance: they differ from each other by more than the plan may be off.
     assert found["elastic"]["measured_bytes"] > 1.1 * found["ddp"]["measured_bytes"]
     assert found["ddp"]["measured_bytes"] > 1.1 * found["zero1"]["measured_bytes"]
-    assert found["zero3"]["measured_bytes"] > 1.1 * found["zero3-each"]["measured_bytes"]
+    assert found["zero3"]["measured_bytes"] > 1.05 * found["zero3-each"]["measured_bytes"]
 
 
 @pytest.mark.slow
