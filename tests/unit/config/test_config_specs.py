@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
+import torch
 
 import headway
-from headway.config import Config, StrategySpec, find_optimizer, find_strategy, override
+from headway.config import (
+    Config,
+    MeshShape,
+    OptimizerSpec,
+    StrategySpec,
+    effective_strategy,
+    find_optimizer,
+    find_strategy,
+    override,
+)
 from headway.config.optimizers import OPTIMIZERS
+from headway.config.specs import Package
 from headway.config.strategies import AUTO, STRATEGIES
 from headway.core.errors import ConfigError
+from headway.training.available import check_available
 
 SOURCE = Path(headway.__file__).parent
 NAMES = re.compile(rf"(?<![\w.])({'|'.join({*STRATEGIES, *OPTIMIZERS} - {AUTO})})(?![\w])")
@@ -82,10 +98,80 @@ def test_a_wrong_name_is_refused_where_it_is_given(key: str, value: str, what: s
 
 
 def test_a_run_whose_spec_is_gone_can_still_be_read() -> None:
-    config = Config.model_validate({"parallel": {"strategy": "gone:SPEC"}, "optimizer": {"name": "gone:SPEC"}})
-    assert config.optimizer.betas == Config().optimizer.betas
+    read = Config.model_validate({"parallel": {"strategy": "gone:SPEC"}, "optimizer": {"name": "gone:SPEC"}})
+    assert read.optimizer.betas == Config().optimizer.betas
     with pytest.raises(ConfigError, match="gone cannot be imported"):
-        find_strategy(config.parallel.strategy)
+        find_strategy(read.parallel.strategy)
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module of the user with a strategy and an optimizer that have every kind of wish."""
+
+    def problems(config: Config, asked: object) -> Iterator[ConfigError]:
+        if config.seed == 7:
+            yield ConfigError(f"seed 7 is bad luck: {asked}", where="seed", fix="seed=8")
+
+    missing = Package("no_such_module", "Missing", "missing-package")
+    module = ModuleType("own")
+    module.STRATEGY = StrategySpec(name="mine", build="own:Mine", problems=problems, needs=missing)  # type: ignore[attr-defined]
+    module.OPTIMIZER = OptimizerSpec(  # type: ignore[attr-defined]
+        name="mine",
+        build="own:mine",
+        moment_bytes=lambda name, shape: 0,
+        betas=(0.5, 0.6),
+        problems=problems,
+        needs_whole_rows="mine needs whole rows",
+        needs=missing,
+    )
+    monkeypatch.setitem(sys.modules, "own", module)
+    return module
+
+
+def config(**sections: Any) -> Config:
+    return Config.model_validate({"train": {"steps": 1, "global_batch": 8}, **sections})
+
+
+MINE = {"strategy": "own:STRATEGY", "workers": 2}
+SHARDS = {"strategy": "zero3", "workers": 2}
+
+
+@pytest.mark.parametrize(
+    ("sections", "what"),
+    [
+        ({"seed": 7, "parallel": MINE}, "seed 7 is bad luck: 2"),
+        ({"seed": 7, "optimizer": {"name": "own:OPTIMIZER"}}, "seed 7 is bad luck: False"),
+        ({"seed": 7, "optimizer": {"name": "own:OPTIMIZER"}, "parallel": SHARDS}, "seed 7 is bad luck: True"),
+        ({"determinism": "elastic", "parallel": MINE}, "strategy 'own:STRATEGY' has no sum in the fixed tree"),
+        ({"parallel": {**MINE, "replicate": 2}}, "strategy 'own:STRATEGY' has one level"),
+        ({"optimizer": {"name": "own:OPTIMIZER"}, "parallel": {"tensor": 2, "workers": 2}}, "mine needs whole rows"),
+    ],
+)  # fmt: skip
+def test_what_a_spec_from_outside_refuses_is_refused(own: ModuleType, sections: dict[str, Any], what: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        config(**sections).resolved()
+    assert what in error.value.what
+
+
+def test_a_spec_from_outside_is_known_by_the_name_in_the_config(own: ModuleType) -> None:
+    asked = config(parallel=MINE, optimizer={"name": "own:OPTIMIZER"}).resolved()
+    assert find_strategy(asked.parallel.strategy).name == "own:STRATEGY"
+    assert asked.optimizer.betas == (0.5, 0.6)
+    assert config(optimizer={"name": "own:OPTIMIZER", "betas": [0.1, 0.2]}).optimizer.betas == (0.1, 0.2)
+
+
+def test_a_lone_worker_has_the_strategy_for_one_unless_the_strategy_works_alone(own: ModuleType) -> None:
+    assert effective_strategy("own:STRATEGY", MeshShape(dp_shard=2)) == "own:STRATEGY"
+    assert effective_strategy("own:STRATEGY", MeshShape()) == "single"
+    own.STRATEGY = replace(own.STRATEGY, works_alone=True)
+    assert effective_strategy("own:STRATEGY", MeshShape()) == "own:STRATEGY"
+
+
+@pytest.mark.parametrize("section", [{"parallel": MINE}, {"optimizer": {"name": "own:OPTIMIZER"}}])
+def test_a_package_that_a_spec_needs_is_missed_before_a_run(own: ModuleType, section: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="needs Missing, which is not installed") as error:
+        check_available(config(**section), torch.device("cpu"))
+    assert "pip install 'missing-package', or " in (error.value.fix or "")
 
 
 def test_a_name_that_the_schema_has_not_seen_is_refused_too() -> None:
