@@ -28,11 +28,14 @@ def config_words(path: str, overrides: Sequence[str]) -> str:
     return shlex.join([path, *map(redact_argument, overrides)])
 
 
-def suggest(verb: str, *options: str) -> str:
+def suggest(verb: str, *options: str, unknown: str | None = None) -> str:
     """Return the command `headway VERB` on the user's config with all its overrides.
 
-    A program that uses Headway as a library has no command line; the config is then described in words.
+    Args:
+        verb: The verb.
+        options: What follows the config.
+        unknown: What stands for a config that is not known, as to a library; by default it is described in words.
     """
-    words = os.environ.get(VARIABLE)
+    words = os.environ.get(VARIABLE) or unknown
     command = " ".join(["headway", verb, *([words] if words else []), *options])
     return command if words else f"{command} with the config of the run"

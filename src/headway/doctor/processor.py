@@ -76,7 +76,7 @@ def _limits(cores: Cores) -> Iterator[Finding]:
             " with one thread for each the kernel would throttle it",
             cores.limit.where,
             "as many threads, over all workers, as processors granted, or ask for more processors",
-            f"export OMP_NUM_THREADS={cores.usable}; {suggest('train', threads)}",
+            f"export OMP_NUM_THREADS={cores.usable}; {suggest('train', threads, unknown='...')}",
         )
     elif cores.allowed < cores.seen:
         yield Finding(

@@ -68,7 +68,9 @@ def test_the_quickstart_suggests_its_own_overrides(tmp_path: Path) -> None:
 
 def test_a_library_has_no_command_line_and_a_child_keeps_its_parents(monkeypatch: pytest.MonkeyPatch) -> None:
     assert suggest("data prepare", "--repair") == "headway data prepare --repair with the config of the run"
+    assert suggest("train", "parallel.threads=2", unknown="...") == "headway train ... parallel.threads=2"
     remember_config("my.yaml", OWN)
+    assert suggest("train", "parallel.threads=2", unknown="...") == f"headway train my.yaml {QUOTED} parallel.threads=2"
     remember_config("/tmp/scratch/config.yaml", ["name=reference"])
     assert suggest("data prepare", "--repair") == f"headway data prepare my.yaml {QUOTED} --repair"
     monkeypatch.delenv(VARIABLE)
