@@ -44,11 +44,17 @@ class RunPlan:
 
     @property
     def fingerprints(self) -> Mapping[str, str]:
-        """Fingerprints of the data and the tokenizer."""
+        """Fingerprints of the data, the tokenizer and the pretrained model."""
+        from headway.models.hub.folder import pretrained_fingerprint
+
         assert self.store is not None, "the examination opened it"
         segments = self.config.segments
         data = segments[-1].data if segments else self.store.fingerprint
-        return {"data": data, "tokenizer": self.store.tokenizer_fingerprint}
+        return {
+            "data": data,
+            "tokenizer": self.store.tokenizer_fingerprint,
+            **pretrained_fingerprint(self.config),
+        }
 
     def facts(self) -> dict[str, int]:
         """Return the facts about the model for the run's record."""

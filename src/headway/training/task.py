@@ -150,6 +150,8 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
     from headway.data.feeding.packing import total_figures
     from headway.data.feeding.rows import packing_notice
     from headway.data.pinned import open_run_store
+    from headway.models.facts import flops_per_token
+    from headway.models.hub.folder import pretrained_fingerprint
 
     assert config.train.steps is not None, "the config is resolved"
     # Give up before the supervisor would take a worker that waits for data for one that hangs.
@@ -182,33 +184,17 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
             # Attention does not cross documents, so the FLOPs that it would take across them are not counted.
             attended = {length: round(total_figures(of.values()).attention_length) for length, of in figures.items()}
     task = decoder_task(config, feed, store.vocab_size, attention_length=attended[lengths[0]], mesh=mesh, rank=rank)
-    flops = {length: _model_flops(task.model, over) for length, over in attended.items()}
+    shape = cast("ModelConfig", task.model.config)
+    flops = {length: flops_per_token(shape, over) for length, over in attended.items()}
     task.flops_at = lambda step: flops[plan.sequence_length(step)]
     task.evaluation, task.recut = evaluation, cut
     task.settle_data = checker.wait_verified if checker is not None else None
-    task.fingerprints = {"data": store.fingerprint, "tokenizer": store.tokenizer_fingerprint, **_base(config)}
+    task.fingerprints = {
+        "data": store.fingerprint,
+        "tokenizer": store.tokenizer_fingerprint,
+        **pretrained_fingerprint(config),
+    }
     return task
-
-
-def _base(config: Config) -> dict[str, str]:
-    """Return the fingerprint of the pretrained model that the run continues; nothing without one."""
-    model = config.model
-    if model.from_pretrained is None:
-        return {}
-    from headway.models.hub.folder import open_folder, weights_fingerprint
-
-    folder = open_folder(model.from_pretrained, with_code=model.trust_remote_code)
-    cache = config.run_directory / "pretrained.json"
-    return {"pretrained": weights_fingerprint(folder, with_code=model.trust_remote_code, cache=cache)}
-
-
-def _model_flops(model: nn.Module, attention_length: int) -> float:
-    from headway.models.facts import flops_per_token
-
-    own: Callable[[int], float] | None = getattr(model, "flops_per_token", None)
-    return (
-        flops_per_token(cast("ModelConfig", model.config), attention_length) if own is None else own(attention_length)
-    )
 
 
 def decoder_task(
@@ -258,6 +244,7 @@ def _transformers_task(
     config: Config, settings: ModelConfig, feed: Feed, vocab_size: int, attention_length: int
 ) -> Task:
     """Make the task of a pretrained model that transformers computes; every worker builds all of it on the CPU."""
+    from headway.models.facts import flops_per_token
     from headway.models.hub.transformers_model import build_transformers_model
 
     model = build_transformers_model(settings, seed=config.seed)
@@ -272,7 +259,7 @@ def _transformers_task(
         model=model,
         feed=feed,
         objective=Objective(language_model_loss, count_targets),
-        flops_per_item=model.flops_per_token(attention_length),
+        flops_per_item=flops_per_token(settings, attention_length),
         vocab_size=vocab_size,
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import shutil
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,6 +12,7 @@ import torch
 from headway.config.pretrained import is_on_hub, split_hub_name
 from headway.core.errors import ConfigError
 from headway.models.hub.folder import open_folder
+from headway.models.hub.transformers_model import quiet
 from headway.models.huggingface import copy_tokenizer
 from headway.models.huggingface_folder import check_not_foreign, mark, published
 
@@ -59,8 +59,7 @@ def export_transformers_model(
     network: Any = model.network
     if merge or dtype != "fp32":
         network = copy.deepcopy(network)  # the caller's model stays as it is
-    with published(folder) as building, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with published(folder) as building, quiet():
         if merge:
             network = network.merge_and_unload()
         network.to(_DTYPES[dtype])

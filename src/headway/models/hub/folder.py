@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headway.config.pretrained import HUB, is_on_hub, is_pinned, split_hub_name
 from headway.core.errors import CheckpointError, ConfigError, HeadwayError, causes
 from headway.core.files import fingerprint, sha256_file, write_json
 from headway.core.foreign import read_json_object
+
+if TYPE_CHECKING:
+    from headway.config import Config
 
 #: Files of a repository that a model consists of; `*.py` only where its code may run.
 _WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt")
@@ -95,6 +98,20 @@ def _check_format(folder: Path) -> None:
             where=str(folder),
             fix="if you trust them, convert them: AutoModelForCausalLM.from_pretrained(OLD).save_pretrained(NEW)",
         )
+
+
+def pretrained_fingerprint(config: Config) -> dict[str, str]:
+    """Return the fingerprint of the pretrained model that a run continues, by its kind; nothing without one.
+
+    Raises:
+        ConfigError, CheckpointError: as `open_folder` and `weights_fingerprint`.
+    """
+    model = config.model
+    if model.from_pretrained is None:
+        return {}
+    folder = open_folder(model.from_pretrained, with_code=model.trust_remote_code)
+    cache = config.run_directory / "pretrained.json"
+    return {"pretrained": weights_fingerprint(folder, with_code=model.trust_remote_code, cache=cache)}
 
 
 def weights_fingerprint(folder: Path, *, with_code: bool, cache: Path) -> str:

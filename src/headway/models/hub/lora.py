@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,8 +33,7 @@ def add_adapter(network: Any, config: AdapterConfig, seed: int) -> Any:
         use_dora=config.method == "dora",
         ensure_weight_tying=bool(trained_embeddings) and bool(network.config.get_text_config().tie_word_embeddings),
     )
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecations between peft and transformers are not the user's
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "adapter"))
         try:
             return peft.get_peft_model(network, settings)
