@@ -171,6 +171,15 @@ class TakesCounts(Protocol):
 
 
 @runtime_checkable
+class KeptElsewhere(Protocol):
+    """Has tensors that never change and are read from somewhere else at each start, such as the base of adapters."""
+
+    def kept_elsewhere(self) -> set[str]:
+        """Return the names of these tensors in the module's state, which checkpoints leave out."""
+        ...
+
+
+@runtime_checkable
 class HasOutputProjection(Protocol):
     """Names its output projection, which Muon and fp8 treat unlike the matrices between layers.
 

@@ -290,6 +290,13 @@ def _check_projection(model: Any, trial: _Trial) -> Iterator[str]:
         yield "output_projection gives no matrix of the model's parameters"
 
 
+def _check_kept_elsewhere(model: Any, trial: _Trial) -> Iterator[str]:
+    trained = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
+    names = model.kept_elsewhere()
+    if wrong := sorted(names - model.state_dict().keys()) + sorted(names & trained):
+        yield f"kept_elsewhere names {wrong[0]}, which is trained or no part of the state"
+
+
 #: What is checked of each declaration, on a copy of the model.
 _CHECKS: dict[type, Callable[[Any, _Trial], Iterator[str]]] = {
     declared.Shardable: _check_units,
@@ -302,5 +309,6 @@ _CHECKS: dict[type, Callable[[Any, _Trial], Iterator[str]]] = {
     declared.HasExperts: _check_experts,
     declared.ScalesLosses: _check_scaled_losses,
     declared.TakesCounts: _check_counts,
+    declared.KeptElsewhere: _check_kept_elsewhere,
     declared.HasOutputProjection: _check_projection,
 }

@@ -162,13 +162,17 @@ def _loss_and_gradients(
     chunk_rows: int,
     part: VocabularyPart | None,
     compiled: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute the loss, its gradient in `x` in the dtype of `x`, and its gradient in the weight in fp32."""
+    frozen: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Compute the loss, its gradient in `x` in the dtype of `x`, and its gradient in the weight in fp32.
+
+    A `frozen` weight gets no gradient, which would take as much memory as the weight.
+    """
     w_VD = weight_VD.to(x_ND.dtype)
     loss = torch.zeros((), dtype=torch.float32, device=x_ND.device)
     x_grad_ND = torch.empty_like(x_ND)
     w_grad_VD = None if tied is None else tied.room()
-    if w_grad_VD is None:
+    if w_grad_VD is None and not frozen:
         w_grad_VD = torch.empty(weight_VD.shape, dtype=torch.float32, device=weight_VD.device)
     gradient_of = _compiled_chunk_gradient if compiled else _chunk_gradient
     parts = (torch.split(t, chunk_rows) for t in (x_ND, targets_N, x_grad_ND))
@@ -176,8 +180,9 @@ def _loss_and_gradients(
         chunk_loss, grad_CV, scale_C1 = gradient_of(x_CD @ w_VD.t(), targets_C, part)
         loss = loss + chunk_loss
         x_grad_CD.copy_((grad_CV @ w_VD).mul_(scale_C1))
-        scaled_CD = (x_CD * scale_C1).to(x_ND.dtype)
-        _accumulate(w_grad_VD, grad_CV, scaled_CD, is_first=index == 0)
+        if w_grad_VD is not None:
+            scaled_CD = (x_CD * scale_C1).to(x_ND.dtype)
+            _accumulate(w_grad_VD, grad_CV, scaled_CD, is_first=index == 0)
         del grad_CV  # before the logits of the next chunk
     return loss, x_grad_ND, w_grad_VD
 
@@ -265,7 +270,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> torch.Tensor:
         rows, part, compiled = further
         loss, *gradients = _loss_and_gradients(
-            x_ND, weight_VD, targets_N, tied, chunk_rows=rows, part=part, compiled=compiled
+            x_ND,
+            weight_VD,
+            targets_N,
+            tied,
+            chunk_rows=rows,
+            part=part,
+            compiled=compiled,
+            frozen=not (ctx.needs_input_grad[1] or tied),
         )
         ctx.save_for_backward(*gradients)
         ctx.weight_dtype, ctx.tied = weight_VD.dtype, tied
@@ -276,6 +288,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x_grad_ND, w_grad_VD = ctx.saved_tensors
         x_grad_ND = x_grad_ND * grad_output.to(x_grad_ND.dtype)
+        if w_grad_VD is None:
+            return x_grad_ND, None, None, None, None, None, None
         # It is as large as the weight, so scale it in place, unless `retain_graph` keeps it for another backward pass.
         if torch.compiler.is_compiling() or torch._C._autograd._get_current_graph_task_keep_graph():
             w_grad_VD = w_grad_VD * grad_output

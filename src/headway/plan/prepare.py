@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.config import override
 from headway.config.strategies import DEEPSPEED, FOR_ONE_WORKER, find_strategy, simplest_strategy
+from headway.core.errors import ConfigError
 from headway.models.facts import ParameterCounts, count_parameters, flops_per_token
 from headway.models.shape import embedding_rows
 from headway.plan.layout import has_copied_experts
@@ -226,7 +227,15 @@ def complete_model(config: Config) -> tuple[ModelConfig, str]:
     if model.from_pretrained is not None:
         from headway.models.build import complete
 
-        return complete(model, 1), f"config.json of {model.from_pretrained}"
+        found = complete(model, 1)
+        if found.implementation == "transformers":
+            raise ConfigError(
+                "a plan knows the parts of the native decoder only, and transformers computes this model",
+                where="model.from_pretrained, model.adapter",
+                fix="headway plan model.adapter=null, if the model is one that the native decoder computes; or"
+                " train.trial_step=true tries the memory when training starts",
+            )
+        return found, f"config.json of {model.from_pretrained}"
     if model.vocab_size is not None:
         return model, "model.vocab_size"
     tokenizer = config.data.tokenizer

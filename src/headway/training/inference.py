@@ -78,7 +78,7 @@ def load_trained(path: Path, *, step: int | None = None, device: torch.device | 
     device = device or torch.device("cpu")
     if (path / "checkpoints").is_dir() and (path / "config.yaml").is_file():
         return _from_run(path, step, device)
-    if (path / "config.json").is_file():
+    if (path / "config.json").is_file() or (path / "adapter_config.json").is_file():
         model = build_any_model(complete(ModelConfig(from_pretrained=path), 1), vocab_size=1, seed=0)
         tokenizer = Tokenizer.load(path)
         return TrainedModel(model.to(device).eval(), tokenizer, path, tokenizer.begin_of_text(), None, None)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from headway.core.model_protocol import KeptElsewhere
 from headway.core.types import StateBlocks, StateTensors
 from headway.parallel.blocks import block_of
 from headway.parallel.strategy import Engine
@@ -127,7 +128,7 @@ def model_tensors(model: nn.Module) -> StateTensors:
 def _named_state(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield parameters and persistent buffers themselves, each once, but those that are kept elsewhere."""
     seen: set[int] = set()
-    elsewhere: set[str] = getattr(model, "kept_elsewhere", set)()
+    elsewhere = model.kept_elsewhere() if isinstance(model, KeptElsewhere) else ()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if name in elsewhere:
             continue

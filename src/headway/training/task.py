@@ -249,12 +249,11 @@ def _transformers_task(
 
     model = build_transformers_model(settings, seed=config.seed)
     model.set_activation_checkpointing(config.train.activation_checkpointing)
-    if settings.adapter is not None:
+    chosen = settings.adapter.frozen_precision if settings.adapter is not None else "auto"
+    if model.kept_elsewhere() and (chosen == "bf16" or (chosen == "auto" and config.train.precision == "bf16")):
         from headway.models.hub.lora import set_frozen_precision
 
-        chosen = settings.adapter.frozen_precision
-        if chosen == "bf16" or (chosen == "auto" and config.train.precision == "bf16"):
-            set_frozen_precision(model, torch.bfloat16)
+        set_frozen_precision(model, torch.bfloat16)
     return Task(
         model=model,
         feed=feed,

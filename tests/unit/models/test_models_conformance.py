@@ -252,6 +252,11 @@ class ProjectionOfAnother(Toy):
         return torch.zeros(64, 8)
 
 
+class LeavesOutWhatIsTrained(Toy):
+    def kept_elsewhere(self) -> set[str]:
+        return set(dict(self.named_parameters()))
+
+
 @pytest.mark.parametrize(
     ("broken", "problems"),
     [
@@ -280,6 +285,7 @@ class ProjectionOfAnother(Toy):
             ],
         ),
         (FloatCounts, ["not int64"]),
+        (LeavesOutWhatIsTrained, ["kept_elsewhere names .*, which is trained"]),
         (ProjectionOfAnother, ["output_projection gives no matrix"]),
     ],
 )

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 import headway
 from headway import Callback
-from headway.config import Config, resolve_lanes
+from headway.config import Config, load_config, resolve_lanes
 from headway.core.errors import CheckpointError, ConfigError, DataError
 from headway.data.feeding.feed import TokenFeed
 from headway.models.build import build_any_model, complete
@@ -180,9 +181,23 @@ def test_an_adapter_loads_in_peft_and_merges_to_the_same_logits(
         adapted = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
         torch.testing.assert_close(adapted(ids).logits, live, rtol=0, atol=1e-5)
         export_trained(trained, tmp_path / "merged", merge=True)
+        torch.testing.assert_close(load_trained(tmp_path / "adapter").model(ids), live, rtol=0, atol=1e-5)
         merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32).eval()
         torch.testing.assert_close(merged(ids).logits, live, rtol=0, atol=1e-5)
     assert not list((tmp_path / "merged").glob("adapter*"))
+
+
+def test_an_adapter_of_peft_is_trained_further(folder: Path, family: Callable[..., Path], tmp_path: Path) -> None:
+    model = {"from_pretrained": str(family("qwen3")), "adapter": {"rank": 4}}
+    export_trained(load_trained(headway.train(_config(folder, "first-part", model)).directory), tmp_path / "adapter")
+    config = _config(folder, "second-part", {"from_pretrained": str(tmp_path / "adapter")})
+    run = headway.train(config).directory
+    assert _losses(run)[0] < _losses(folder / "runs" / "first-part")[0]
+    tensors = load_file(next(max((run / "checkpoints").iterdir()).glob("*.safetensors")))
+    assert all("lora_" in name for name in tensors)
+    export_trained(load_trained(run), tmp_path / "further")
+    settings = json.loads((tmp_path / "further" / "adapter_config.json").read_text())
+    assert settings["base_model_name_or_path"] == model["from_pretrained"]
 
 
 def test_eval_and_generate_work(folder: Path, family: Callable[..., Path]) -> None:
@@ -292,3 +307,87 @@ def test_two_workers_train_what_one_does(folder: Path, family: Callable[..., Pat
     for run, parallel in (("sharded", {"workers": 2, "strategy": "zero3"}), ("alone", {})):
         headway.train(_config(folder, run, model, determinism="elastic", train=train, parallel=parallel))
     assert state_hash(folder / "runs" / "sharded") == state_hash(folder / "runs" / "alone")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3", "gemma-2", "nemotron-h", "mixtral"])
+def test_losses_of_50_steps_are_those_of_a_plain_loop_of_transformers(
+    name: str, folder: Path, family: Callable[..., Path]
+) -> None:
+    source = family(name)
+    optimizer = {"learning_rate": 1e-3, "weight_decay": 0.0}
+    config = _config(
+        folder,
+        f"plain-{name}",
+        {"from_pretrained": str(source)},
+        train={"steps": 50, "max_grad_norm": None},
+        optimizer=optimizer,
+        schedule={"name": "constant", "warmup": 0.0},
+    )
+    ours = _losses(headway.train(config).directory)
+
+    config, store = completed(config.resolved())
+    grid = resolve_lanes(config, 1)
+    feed = TokenFeed.of(config, grid, store)
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).train()
+    update = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0)
+    theirs = []
+    for step in range(50):
+        batches = [batch for lane in range(grid.lanes) for batch in feed.batch(step, lane)]
+        ids, targets = (torch.cat([b[key] for b in batches]) for key in ("ids", "targets"))
+        loss = F.cross_entropy(model(ids).logits.flatten(0, 1).float(), targets.flatten())
+        update.zero_grad()
+        loss.backward()
+        update.step()
+        theirs.append(loss.item())
+    assert ours == pytest.approx(theirs, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "adapter"), [("nemotron-h", None), ("qwen3", {"rank": 4, "dropout": 0.1})], ids=["nemotron-h", "lora"]
+)
+def test_an_elastic_run_ends_alike_on_one_worker_and_sharded_over_two(
+    name: str, adapter: dict[str, Any] | None, folder: Path, family: Callable[..., Path]
+) -> None:
+    model = {"from_pretrained": str(family(name)), "implementation": "transformers"}
+    hashes = set()
+    for workers, strategy in ((1, "single"), (2, "zero3"), (2, "zero2")):
+        file = write_config(
+            folder,
+            train={"steps": 2, "global_batch": 4, "micro_batch": 2, "lanes": 2},
+            parallel={"workers": workers, "strategy": strategy, "threads": 1},
+            name=f"elastic-{name}-{strategy}",
+            determinism="elastic",
+        )
+        values = yaml.safe_load(file.read_text())
+        file.write_text(yaml.safe_dump({**values, "model": {**model, **({"adapter": adapter} if adapter else {})}}))
+        done = command("train", file)
+        assert done.returncode == 0, done.stderr
+        hashes.add(state_hash(folder / "runs" / f"elastic-{name}-{strategy}"))
+    assert len(hashes) == 1
+
+
+def test_presets_to_continue_a_model_are_configs() -> None:
+    found = {name: load_config(name) for name in ("cpt-24gb", "cpt-24gb-full", "cpt-4x80gb", "cpt-4x80gb-deepspeed")}
+    assert [config.model.adapter is not None for config in found.values()] == [True, False, False, False]
+    assert [config.train.sequence_length for config in found.values()] == [4096, 4096, 8192, 8192]
+
+
+def test_a_plan_refuses_what_it_does_not_know(folder: Path, family: Callable[..., Path]) -> None:
+    from headway.plan.prepare import complete_model
+
+    with pytest.raises(ConfigError, match="transformers computes this model"):
+        complete_model(_config(folder, "x", {"from_pretrained": str(family("gemma-2"))}))
+
+
+def test_a_projection_that_is_frozen_costs_no_gradient() -> None:
+    from headway.models.loss import linear_cross_entropy
+
+    torch.manual_seed(0)
+    x, weight, targets = torch.randn(6, 8, requires_grad=True), torch.randn(20, 8), torch.randint(20, (6,))
+    loss = linear_cross_entropy(x, weight, targets, chunk_rows=4)
+    saved = [t for t in loss.grad_fn.saved_tensors if t is not None]  # type: ignore[union-attr]
+    assert [t.shape for t in saved] == [x.shape]
+    loss.backward()
+    torch.testing.assert_close(x.grad, (torch.softmax(x @ weight.T, 1) - F.one_hot(targets, 20)) @ weight)

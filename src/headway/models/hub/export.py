@@ -11,7 +11,7 @@ import torch
 
 from headway.config.pretrained import is_on_hub, split_hub_name
 from headway.core.errors import ConfigError
-from headway.models.hub.folder import open_folder
+from headway.models.hub.folder import base_folder, is_adapter, open_folder
 from headway.models.hub.transformers_model import quiet
 from headway.models.huggingface import copy_tokenizer
 from headway.models.huggingface_folder import check_not_foreign, mark, published
@@ -52,7 +52,7 @@ def export_transformers_model(
     check_not_foreign(folder)
     source = model.config.from_pretrained
     assert source is not None
-    pretrained = open_folder(source, with_code=model.config.trust_remote_code)
+    pretrained = base_folder(source, with_code=model.config.trust_remote_code)
     has_adapter = hasattr(model.network, "peft_config")
     if merge and not has_adapter:
         raise ConfigError("the model has no adapter to merge", where="headway merge", fix="headway export")
@@ -64,7 +64,7 @@ def export_transformers_model(
             network = network.merge_and_unload()
         network.to(_DTYPES[dtype])
         if has_adapter and not merge:
-            for settings in network.peft_config.values():
+            for settings in network.peft_config.values() if not is_adapter(open_folder(source)) else ():
                 settings.base_model_name_or_path = _name(source)
                 settings.revision = split_hub_name(str(source))[1] if is_on_hub(source) else None
             # "auto" would ask the Hub whether the vocabulary has grown.

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 #: Files of a repository that a model consists of; `*.py` only where its code may run.
 _WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt")
 _CODE = "*.py"
+ADAPTER = "adapter_config.json"
 
 
 def open_folder(source: Path | str, *, with_code: bool = False) -> Path:
@@ -30,6 +31,34 @@ def open_folder(source: Path | str, *, with_code: bool = False) -> Path:
     return folder
 
 
+def base_folder(source: Path | str, *, with_code: bool = False) -> Path:
+    """Return the folder of the model itself: for an adapter of peft, of the model that it adapts.
+
+    Raises:
+        ConfigError, CheckpointError: as `open_folder`; or the adapter does not name its model.
+    """
+    folder = open_folder(source, with_code=with_code)
+    if not is_adapter(folder):
+        return folder
+    settings = _read(folder / ADAPTER)
+    name, revision = settings.get("base_model_name_or_path"), settings.get("revision")
+    if not isinstance(name, str) or not name:
+        raise ConfigError(
+            "the adapter does not name the model that it adapts",
+            where=str(folder / ADAPTER),
+            fix="set base_model_name_or_path there",
+        )
+    if Path(name).is_dir():
+        return open_folder(Path(name), with_code=with_code)
+    at = f"@{revision}" if isinstance(revision, str) and revision else ""
+    return open_folder(f"{HUB}{name}{at}", with_code=with_code)
+
+
+def is_adapter(folder: Path) -> bool:
+    """Return whether a folder holds an adapter of peft instead of a model."""
+    return (folder / ADAPTER).is_file() and not (folder / "config.json").is_file()
+
+
 def pinned_source(source: Path | str) -> Path | str:
     """Return the source with the commit that its revision is now; folders stay as they are.
 
@@ -40,7 +69,7 @@ def pinned_source(source: Path | str) -> Path | str:
         return source
     name, _ = split_hub_name(str(source))
     # The cache names the folder of a snapshot after its commit.
-    return f"{HUB}{name}@{_snapshot(str(source), False, ['config.json', 'adapter_config.json']).name}"
+    return f"{HUB}{name}@{_snapshot(str(source), False, ['config.json', ADAPTER]).name}"
 
 
 def _snapshot(source: str, with_code: bool, patterns: list[str] | None = None) -> Path:
@@ -109,9 +138,13 @@ def pretrained_fingerprint(config: Config) -> dict[str, str]:
     model = config.model
     if model.from_pretrained is None:
         return {}
-    folder = open_folder(model.from_pretrained, with_code=model.trust_remote_code)
-    cache = config.run_directory / "pretrained.json"
-    return {"pretrained": weights_fingerprint(folder, with_code=model.trust_remote_code, cache=cache)}
+    with_code = model.trust_remote_code
+    folder = open_folder(model.from_pretrained, with_code=with_code)
+    found = weights_fingerprint(folder, with_code=with_code, cache=config.run_directory / "pretrained.json")
+    if is_adapter(folder):
+        base, cache = base_folder(folder, with_code=with_code), config.run_directory / "pretrained-base.json"
+        found = fingerprint([found, weights_fingerprint(base, with_code=with_code, cache=cache)])
+    return {"pretrained": found}
 
 
 def weights_fingerprint(folder: Path, *, with_code: bool, cache: Path) -> str:
@@ -128,7 +161,7 @@ def weights_fingerprint(folder: Path, *, with_code: bool, cache: Path) -> str:
     Raises:
         CheckpointError: a file cannot be read.
     """
-    names = ("*.safetensors", "config.json", "adapter_config.json", *([_CODE] if with_code else []))
+    names = ("*.safetensors", "config.json", ADAPTER, *([_CODE] if with_code else []))
     files = sorted({path for name in names for path in folder.glob(name)})
     known = _read(cache)
     found: dict[str, dict[str, Any]] = {}

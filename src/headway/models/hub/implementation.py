@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from headway.core.errors import ConfigError
-from headway.models.hub.folder import open_folder
+from headway.models.hub.folder import is_adapter, open_folder
 from headway.models.huggingface import read_model_config
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ def choose_implementation(config: ModelConfig) -> Literal["native", "transformer
     if config.implementation == "transformers":
         return "transformers"
     folder = open_folder(config.from_pretrained, with_code=config.trust_remote_code)
+    if is_adapter(folder) and config.implementation == "auto":
+        return "transformers"
     try:
         read_model_config(folder)
     except ConfigError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,16 +47,29 @@ def add_adapter(network: Any, config: AdapterConfig, seed: int) -> Any:
             ) from error
 
 
-def set_frozen_precision(network: nn.Module, dtype: torch.dtype) -> None:
-    """Keep the matrices of frozen linear layers in a type.
+def load_adapter(network: Any, folder: Path) -> Any:
+    """Freeze a model of transformers and add the adapter of a folder, which is trained further.
 
-    In the type of the matrix products this changes no bit, since autocast casts them at each use anyway. Embeddings and
-    norms stay in fp32: they would round the activations. So does an output projection that is tied to an embedding.
+    Raises:
+        ConfigError: peft is missing.
     """
-    embeddings = {id(module.weight) for module in network.modules() if isinstance(module, nn.Embedding)}
+    return _peft().PeftModel.from_pretrained(network, folder, is_trainable=True, local_files_only=True)
+
+
+def set_frozen_precision(network: nn.Module, dtype: torch.dtype) -> None:
+    """Keep the matrices of frozen linear layers in a type, and embeddings if that loses no bit of them.
+
+    In the type of the matrix products this changes no result, since autocast casts them at each use anyway. What an
+    embedding returns is cast back to fp32, in which activations are summed up. Norms stay in fp32.
+    """
     for module in network.modules():
-        if isinstance(module, nn.Linear) and not module.weight.requires_grad and id(module.weight) not in embeddings:
-            module.weight.data = module.weight.data.to(dtype)
+        if not isinstance(module, nn.Linear | nn.Embedding) or module.weight.requires_grad:
+            continue
+        whole, rounded = module.weight.data, module.weight.data.to(dtype)
+        if isinstance(module, nn.Linear) or whole.dtype == dtype or torch.equal(rounded.to(whole.dtype), whole):
+            module.weight.data = rounded
+            if isinstance(module, nn.Embedding) and dtype != torch.float32:
+                module.register_forward_hook(lambda _, inputs, output: output.float())
 
 
 def _peft() -> Any:

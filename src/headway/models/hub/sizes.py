@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from headway.models.hub.folder import open_folder
-from headway.models.hub.transformers_model import TransformersModel, explained, load_transformers, read_config
+from headway.models.hub.folder import base_folder
+from headway.models.hub.transformers_model import (
+    TransformersModel,
+    explained,
+    load_transformers,
+    read_config,
+    with_adapter,
+)
 
 if TYPE_CHECKING:
     from headway.config import ModelConfig
@@ -54,12 +60,9 @@ def model_without_weights(config: ModelConfig) -> TransformersModel:
     """
     found = read_config(config)
     assert config.from_pretrained is not None, "read_config has checked it"
-    with explained(open_folder(config.from_pretrained, with_code=config.trust_remote_code)), torch.device("meta"):
+    folder = base_folder(config.from_pretrained, with_code=config.trust_remote_code)
+    with explained(folder), torch.device("meta"):
         network = load_transformers().AutoModelForCausalLM.from_config(
-            found, trust_remote_code=config.trust_remote_code
+            found, trust_remote_code=config.trust_remote_code, dtype=torch.float32
         )
-        if config.adapter is not None:
-            from headway.models.hub.lora import add_adapter
-
-            network = add_adapter(network, config.adapter, seed=0)
-    return TransformersModel(config, network)
+        return with_adapter(config, network, seed=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 
 from headway.core.errors import CheckpointError, ConfigError, HeadwayError
 from headway.core.types import IGNORE_TARGET
-from headway.models.hub.folder import open_folder
+from headway.models.hub.folder import base_folder, is_adapter, open_folder
 from headway.models.loss import linear_cross_entropy
 from headway.models.recompute import selective_contexts
 
@@ -59,21 +60,23 @@ class TransformersModel(nn.Module):
         return {"use_cache": False, **({"output_router_logits": False} if routes else {})}
 
     def head(self) -> nn.Module | None:
-        """Return the module of the output projection, which may be wrapped by an adapter."""
+        """Return the module of the output projection; of one that is trained beside an adapter, its trained copy."""
         head: nn.Module | None = self.causal.get_output_embeddings()
-        return head
+        copies = getattr(head, "modules_to_save", None)
+        return head if copies is None else next(iter(copies.values()))
 
     def output_projection(self) -> torch.Tensor | None:
         """Return the matrix that turns the last activations into logits; None if it is not one matrix."""
         head = self.head()
-        return head.weight if isinstance(head, nn.Linear) and head.bias is None else None
+        return head.weight if isinstance(head, nn.Linear) else None
 
     def kept_elsewhere(self) -> set[str]:
         """Return the names of tensors of the state that are in the pretrained model and never change."""
         if not hasattr(self.network, "peft_config"):
             return set()
         frozen = {name for name, p in self.named_parameters(remove_duplicate=False) if not p.requires_grad}
-        buffers = {name for name, _ in self.named_buffers(remove_duplicate=False)}
+        state = self.state_dict().keys()
+        buffers = {name for name, _ in self.named_buffers(remove_duplicate=False)} & state
         return frozen | {name for name in buffers if ".lora_" not in name}
 
     def set_activation_checkpointing(self, mode: Literal["none", "selective", "full"]) -> None:
@@ -94,7 +97,8 @@ class TransformersModel(nn.Module):
         if mode == "selective":
             options["context_fn"] = selective_contexts
         enable = getattr(self.causal, "activation_checkpointing_enable", None)
-        (enable or self.causal.gradient_checkpointing_enable)(options)
+        with quiet():
+            (enable or self.causal.gradient_checkpointing_enable)(options)
 
     def forward(
         self,
@@ -143,7 +147,7 @@ class TransformersModel(nn.Module):
         nothing scales, caps or masks it, however small the logits of these weights are.
         """
         head = self.head()
-        if self.output_projection() is None or head is None:
+        if not isinstance(head, nn.Linear) or head.bias is not None:
             return False
         seen: list[torch.Tensor] = []
 
@@ -213,7 +217,7 @@ def read_config(config: ModelConfig) -> Any:
         ConfigError: transformers does not know the model, or it comes with code that may not run.
     """
     assert config.from_pretrained is not None
-    folder = open_folder(config.from_pretrained, with_code=config.trust_remote_code)
+    folder = base_folder(config.from_pretrained, with_code=config.trust_remote_code)
     with explained(folder):
         found = load_transformers().AutoConfig.from_pretrained(
             folder, trust_remote_code=config.trust_remote_code, local_files_only=True
@@ -249,7 +253,7 @@ def build_transformers_model(config: ModelConfig, *, seed: int) -> TransformersM
     """
     assert config.from_pretrained is not None
     read_config(config)
-    folder = open_folder(config.from_pretrained, with_code=config.trust_remote_code)
+    folder = base_folder(config.from_pretrained, with_code=config.trust_remote_code)
     with explained(folder):
         network, report = load_transformers().AutoModelForCausalLM.from_pretrained(
             folder,
@@ -260,10 +264,27 @@ def build_transformers_model(config: ModelConfig, *, seed: int) -> TransformersM
             output_loading_info=True,
         )
     _check_report(report, folder)
-    if config.adapter is not None:
+    return with_adapter(config, network, seed)
+
+
+def with_adapter(config: ModelConfig, network: Any, seed: int) -> TransformersModel:
+    """Wrap a network of transformers, with the adapter of the pretrained folder or of the config if there is one."""
+    assert config.from_pretrained is not None
+    folder = open_folder(config.from_pretrained, with_code=config.trust_remote_code)
+    if is_adapter(folder):
+        from headway.models.hub.lora import load_adapter
+
+        if config.adapter is not None:
+            raise ConfigError(
+                "the pretrained model is an adapter already", where="model.adapter", fix="leave model.adapter out"
+            )
+        with explained(folder):
+            network = load_adapter(network, folder)
+    elif config.adapter is not None:
         from headway.models.hub.lora import add_adapter
 
-        network = add_adapter(network, config.adapter, seed)
+        with quiet():
+            network = add_adapter(network, config.adapter, seed)
     return TransformersModel(config, network)
 
 
@@ -303,15 +324,28 @@ def load_transformers() -> Any:
 
 
 @contextmanager
+def quiet() -> Iterator[None]:
+    """Silence what libraries report while they are imported and build models: kernels for other machines, and names
+    that are about to change between them."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            logging.disable(before)
+
+
+@contextmanager
 def explained(folder: Path) -> Iterator[None]:
     """Turn what transformers raises for a folder, which can be anything, into an error in three parts.
 
     Warnings of the libraries that it loads, such as torchao's about kernels for other machines, are not shown.
     """
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
     try:
-        yield
+        with quiet():
+            yield
     except HeadwayError:
         raise
     except Exception as error:
@@ -327,5 +361,3 @@ def explained(folder: Path) -> Iterator[None]:
             where=str(folder),
             fix="check that AutoModelForCausalLM.from_pretrained loads this folder; a newer transformers may know it",
         ) from error
-    finally:
-        logging.disable(before)
