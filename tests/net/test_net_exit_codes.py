@@ -15,7 +15,7 @@ ENDS = {
     "done": (0, "", ()),
     "a usage that is wrong": (2, "", ("--no-such-option",)),
     "a config that is wrong": (2, "", ("train.no_such_key=1",)),
-    "data that is not there": (3, "", ("data.store=nowhere",)),
+    "data that is not there": (3, "", ("data.store=nowhere", "data.sources=[nowhere.jsonl]")),
     "a disk that is full at the end": (4, "enospc@checkpoint.shard", ("checkpoint.every=100 steps",)),
     "divergence": (5, "nan@gradient=1,nan@gradient=2", ("train.skip_limit=2",)),
     "a preemption": (75, "stop@step=1", ()),

@@ -274,7 +274,7 @@ def test_waiting_for_a_write_is_no_silence_as_long_as_it_gets_on(
             os.kill(_process(writer), signal.SIGCONT)
         return [said]
 
-    page.beat.side_effect = lambda phase: beats.append((phase, turns))
+    page.beat.side_effect = lambda phase, step=None: beats.append((phase, turns))
     monkeypatch.setattr("headway.core.heartbeat._heartbeat", page)
     monkeypatch.setattr("headway.checkpoint.save.writer._LOOK_SECONDS", 0.01)
     monkeypatch.setattr(writer, "_gather", gather)

@@ -167,7 +167,7 @@ def test_what_makes_a_damaged_store_whole(config_file: Path) -> None:
     """Where no preparation can, that is not what is advised."""
     run("data", "prepare", config_file)
     store = TokenStore.open(config_file.parent / "stores/small")
-    assert data._repair(store).endswith("prepare CONFIG --repair")
+    assert data._repair(store) == f"headway data prepare {config_file} --repair"
     store.manifest["imported"] = {}
     assert "headway data import" in data._repair(store)
     store.at_hand = False  # as one behind a URL

@@ -116,6 +116,6 @@ def test_compared_curves_say_where_they_end_and_how_they_were_smoothed(diverged:
     chart = overlay_chart({"diverged": open_run(diverged), "short": open_run(short)}, "step")
     assert chart is not None and ">300<" in chart.svg
     assert [entry.label for entry in chart.legend] == ["diverged, not finite since step 200", "short"]
-    write_metrics(short, [record(step, 1) for step in range(1, 401)])
+    write_metrics(short, [record(step, 2) for step in range(1, 401)])
     chart = overlay_chart({"long": open_run(short)}, "tokens")
     assert chart is not None and chart.legend[0].label == "long, mean over 5 steps"
