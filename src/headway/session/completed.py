@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.checkpoint.format.folders import checkpoint_folders
-from headway.config import Config, ModelConfig, load_resolved
+from headway.config import Config, ModelConfig, dump_config, load_resolved
 from headway.config.pretrained import is_on_hub, is_pinned, split_hub_name
 from headway.core.console import is_first_worker, notice, warning
-from headway.core.errors import ConfigError
+from headway.core.errors import ConfigError, HeadwayError, error_with
 from headway.core.foreign import LISTING_BYTES, read_bytes, read_json_object
-from headway.core.garbage import pause_collection, resume_collection
 from headway.core.launched import world_size_from_environment
+from headway.core.module_command import module_command
+from headway.core.scratch import scratch_folder
 from headway.core.user_command import suggest
 from headway.runs.run_directory import RunDirectory
 
@@ -42,14 +45,28 @@ def prepare_if_needed(config: Config, restart: bool, own_process: bool) -> None:
     why = _why_prepare(config, restart)
     if why is None:
         return
+    notice(f"preparing {config.data.store}: {why}")
+    if own_process:
+        _prepare_in_a_process(config)
+        return
     from headway.data.preparing.prepare import prepare
 
-    notice(f"preparing {config.data.store}: {why}")
-    resume_collection()
-    report = prepare(config.data, workers=None if own_process else 1)
-    if own_process:
-        pause_collection()
-    notice(report.describe())
+    notice(prepare(config.data, workers=1).describe())
+
+
+def _prepare_in_a_process(config: Config) -> None:
+    """Prepare in a process of its own: the threads of tokenizers would stay here, and attempts are copies of this
+    process."""
+    with scratch_folder("headway-prepare-") as folder:
+        (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+        command = module_command("headway", "data", "prepare", str(folder / "config.yaml"))
+        code = subprocess.run(command, stdout=sys.stderr, check=False).returncode
+    if code:
+        raise (error_with(code) or HeadwayError)(
+            "the token store could not be prepared, for the reason above",
+            where=str(config.data.store),
+            fix="correct that, and run the same command again",
+        )
 
 
 def _why_prepare(config: Config, restart: bool) -> str | None:
