@@ -11,7 +11,7 @@ from headway.checkpoint.format.folders import checkpoint_folders
 from headway.config import Config, ModelConfig, dump_config, load_resolved
 from headway.config.pretrained import is_on_hub, is_pinned, split_hub_name
 from headway.core.console import is_first_worker, notice, warning
-from headway.core.errors import ConfigError, HeadwayError, error_with
+from headway.core.errors import ConfigError
 from headway.core.foreign import LISTING_BYTES, read_bytes, read_json_object
 from headway.core.launched import world_size_from_environment
 from headway.core.module_command import module_command
@@ -55,18 +55,17 @@ def prepare_if_needed(config: Config, restart: bool, own_process: bool) -> None:
 
 
 def _prepare_in_a_process(config: Config) -> None:
-    """Prepare in a process of its own: the threads of tokenizers would stay here, and attempts are copies of this
-    process."""
+    """Prepare in a separate process: the threads of tokenizers would stay, and attempts are copies of this process.
+
+    Raises:
+        SystemExit: it failed, with its exit code.
+    """
     with scratch_folder("headway-prepare-") as folder:
         (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
         command = module_command("headway", "data", "prepare", str(folder / "config.yaml"))
         code = subprocess.run(command, stdout=sys.stderr, check=False).returncode
     if code:
-        raise (error_with(code) or HeadwayError)(
-            "the token store could not be prepared, for the reason above",
-            where=str(config.data.store),
-            fix="correct that, and run the same command again",
-        )
+        raise SystemExit(code)  # that process has reported the reason
 
 
 def _why_prepare(config: Config, restart: bool) -> str | None:
