@@ -1,0 +1,4 @@
+"""Outside the workers: start attempts, watch them, name what failed, decide what follows.
+
+Door: `supervisor.supervise`. It trains nothing itself.
+"""
