@@ -12,6 +12,7 @@ from support import headway, state_hash, torchrun
 ELASTIC = {"determinism": "elastic"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_one_two_and_four_workers_and_a_change_between_them(
     tiny: Callable[..., Path], tmp_path: Path, precision: str

@@ -169,6 +169,7 @@ def test_torchruns_workers_are_measured_and_one_that_is_killed_is_named(tmp_path
         assert json.loads(path.read_bytes()) == json.loads((tmp_path / "again/cells" / path.name).read_bytes())
 
 
+@pytest.mark.slow
 def test_a_model_that_no_memory_holds_is_out_of_memory_and_not_tried_again(tmp_path: Path) -> None:
     # With 2^40 rows the embedding has more bytes than a process has addresses, however much a machine promises.
     (tmp_path / "own.yaml").write_text(f"vocab_size: {2**40}\n{SMALLEST}config: {{{ON_ONE_CORE}}}\n")

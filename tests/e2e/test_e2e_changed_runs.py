@@ -95,6 +95,7 @@ def test_a_changed_batch_uses_every_row_once(own: Callable[..., Path], tmp_path:
     assert open_run(run_of(tmp_path)).tokens == (6 * 8 + 6 * 4 + 4 * 8) * 32
 
 
+@pytest.mark.slow
 def test_a_killed_run_with_changes_comes_out_as_one_that_was_not(own: Callable[..., Path], tmp_path: Path) -> None:
     config, changed = own(train={"steps": 4}), ("train.steps=10", "train.global_batch=4", "--accept-changes")
     assert headway("data", "prepare", config).returncode == 0

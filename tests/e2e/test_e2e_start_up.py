@@ -32,6 +32,7 @@ def test_training_loads_neither_the_compiler_nor_distributed_tensors_unless_it_n
     assert not loaded & {"torch._dynamo", "torch._inductor", "torch.distributed.tensor", "sympy"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody can tell whether a process may be copied")
 def test_several_workers_load_pytorch_once(tiny: Callable[..., Path]) -> None:
     """Also where somebody listens for notices, which takes threads."""

@@ -72,6 +72,7 @@ def test_the_command_line_makes_a_campaign_and_tells_of_it(tiny: Callable[..., P
     assert record["max_recovery_seconds"] == 6000 and record["max_overhead_seconds"] == 3000 and not record["too_slow"]
 
 
+@pytest.mark.slow
 def test_what_a_config_does_not_promise_is_not_tested(tiny: Callable[..., Path]) -> None:
     refused = headway("chaos", tiny(), "--workers", "1,2")
     assert refused.returncode == 2 and "determinism=elastic" in refused.stderr

@@ -143,6 +143,7 @@ assert KernelTemplate._template_from_string("{{ 6 * 7 }}").render() == "42"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_networkx_is_loaded_when_it_is_used() -> None:
     code = """
 import sys

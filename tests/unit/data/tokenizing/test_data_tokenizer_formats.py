@@ -249,6 +249,7 @@ def test_published_tiktoken_ids(tmp_path: Path, texts: list[str], name: str) -> 
     assert asked.tolist() == reference.encode("a<|endoftext|>b", allowed_special="all")
 
 
+@pytest.mark.slow
 def test_tekken_ids(texts: list[str]) -> None:
     tiktoken = pytest.importorskip("tiktoken")
     path = mistral("tekken_240911.json")
