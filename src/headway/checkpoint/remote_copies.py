@@ -37,7 +37,7 @@ PATIENCE_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class TierAccess:
-    """How an attempt reaches its run's remote tier."""
+    """Access of an attempt to its run's remote tier."""
 
     run: Path
     remote: Mapping[str, Any]

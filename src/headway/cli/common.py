@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -44,6 +44,8 @@ StorageOption = Annotated[
     ),
 ]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.", show_default=False)]
+StepOption = Annotated[int | None, typer.Option(help="Checkpoint to use; the newest good one when not given.")]
+DtypeOption = Annotated[Literal["fp32", "bf16"], typer.Option(help="Type of the weights.")]
 
 
 def storage_options(given: list[str] | None, *places: str | None) -> dict[str, Any]:

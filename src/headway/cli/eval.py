@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from headway.cli.common import JsonOption, print_json
+from headway.cli.common import JsonOption, StepOption, print_json
 from headway.core.console import print_line
 
 HELP = """Compute loss and perplexity of a trained model on held-out text.
@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
 def evaluate(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Run directory or Hugging Face folder.")],
     *,
-    step: Annotated[int | None, typer.Option(help="Checkpoint to use; the newest good one when not given.")] = None,
+    step: StepOption = None,
     store: Annotated[Path | None, typer.Option(help="Token store; the run's own when not given.")] = None,
     split: Annotated[Literal["train", "validation"], typer.Option(help="Split of the store.")] = "validation",
     rows: Annotated[int | None, typer.Option(min=1, help="Most rows to use; all when not given.")] = None,

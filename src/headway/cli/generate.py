@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.common import as_utf8
+from headway.cli.common import StepOption, as_utf8
 from headway.core.console import exact_results, print_line, print_text
 
 HELP = """Continue a text with a trained model, and print tokens as they are sampled.
@@ -39,7 +39,7 @@ def generate(
         float, typer.Option(min=0.0, max=1.0, help="Sample from the likeliest tokens that have this total probability.")
     ] = 0.95,
     seed: Annotated[int, typer.Option(help="Seed of sampling; equal seeds give equal texts.")] = 0,
-    step: Annotated[int | None, typer.Option(help="Checkpoint to use; the newest good one when not given.")] = None,
+    step: StepOption = None,
 ) -> None:
     """Run `headway generate`."""
     from headway.parallel.world import pick_device

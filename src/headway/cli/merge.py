@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from headway.cli.common import writing
+from headway.cli.common import DtypeOption, RunArgument, StepOption, writing
 from headway.core.console import notice
 
 HELP = """Merge a trained adapter into its pretrained model, and write the result as a Hugging Face folder.
@@ -27,12 +27,12 @@ def register(app: typer.Typer) -> None:
 
 
 def merge(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.", show_default=False)],
+    run: RunArgument,
     output: Annotated[
         Path | None, typer.Argument(metavar="FOLDER", help="Folder to write; RUN/merged when not given.")
     ] = None,
-    step: Annotated[int | None, typer.Option(help="Checkpoint to use; the newest good one when not given.")] = None,
-    dtype: Annotated[Literal["fp32", "bf16"], typer.Option(help="Type of the weights.")] = "fp32",
+    step: StepOption = None,
+    dtype: DtypeOption = "fp32",
 ) -> None:
     """Run `headway merge`."""
     from headway.training.inference import export_trained, load_trained

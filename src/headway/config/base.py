@@ -12,6 +12,9 @@ from pydantic_core import PydanticCustomError
 from headway.core.errors import ConfigError
 from headway.core.files import expanded
 
+#: `package.module:name` of a function, a class or a spec in Python.
+FUNCTION_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
+
 
 class Section(BaseModel):
     """A part of the config; unknown keys are errors, values do not change once set."""

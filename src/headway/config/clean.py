@@ -6,10 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
-from headway.config.base import LocalPath, Section, Share, conflict
-
-#: `module:function` in Python.
-FUNCTION_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
+from headway.config.base import FUNCTION_PATTERN, LocalPath, Section, Share, conflict
 
 
 class UnicodeStep(Section):

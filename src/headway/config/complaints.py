@@ -11,10 +11,10 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from headway.config.clean import FUNCTION_PATTERN
+from headway.config.base import FUNCTION_PATTERN
 from headway.config.document import Entry
 from headway.config.reference import sections_of
-from headway.config.schema import CALLBACK_PATTERN, NAME_PATTERN, Config
+from headway.config.schema import NAME_PATTERN, Config
 from headway.core.errors import ConfigError
 
 #: Names of these keys in other trainers.
@@ -39,7 +39,6 @@ OURS = {theirs: ours for ours, names in FOREIGN.items() for theirs in names}
 
 #: Descriptions of patterns.
 _PATTERNS = {
-    CALLBACK_PATTERN: "should be package.module:Class",
     NAME_PATTERN: "should be letters, digits, '.', '_' and '-', the first a letter or digit",
     FUNCTION_PATTERN: "should be package.module:function",
 }

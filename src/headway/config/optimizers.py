@@ -26,7 +26,7 @@ _LION_ELEMENTS = 2**25
 
 @dataclass(frozen=True)
 class UpdateSizes:
-    """What the temporaries of an update depend on; sizes in bytes of fp32."""
+    """Sizes that the temporaries of an update depend on, in bytes of fp32."""
 
     updated: int
     """All parameters that the worker updates."""

@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from headway.config.base import LocalPath, Section, Share, conflict
+from headway.config.base import FUNCTION_PATTERN, LocalPath, Section, Share, conflict
 from headway.config.batches import Batches, BatchStage, batch_quantity, batch_rows
 from headway.config.checkpoint import CheckpointConfig
 from headway.config.checks import combined, find_problems
@@ -41,7 +41,6 @@ from headway.core.errors import ConfigError
 
 #: Name of a run, and so of its folder.
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-CALLBACK_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 
 
 class ModelConfig(Section):
@@ -406,7 +405,7 @@ class Config(Section):
     health: HealthConfig = HealthConfig()
     preemption: PreemptionConfig = PreemptionConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
-    callbacks: list[Annotated[str, Field(pattern=CALLBACK_PATTERN)]] = []
+    callbacks: list[Annotated[str, Field(pattern=FUNCTION_PATTERN)]] = []
     """Your own callbacks, as `package.module:Class`, importable from the working directory. They are created without
     arguments and called between steps, on every worker ([extending/callback.md](extending/callback.md))."""
     segments: list[Segment] = []

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from headway.config.clean import FUNCTION_PATTERN
+from headway.config.base import FUNCTION_PATTERN
 from headway.core.errors import ConfigError
 from headway.core.functions import load_attribute
 

@@ -228,7 +228,12 @@ def effective_strategy(name: str, mesh: MeshShape) -> str:
     A worker without replicas has no other worker to share state with, so its strategy is `FOR_ONE_WORKER`, unless the
     strategy works alone.
     """
+    return strategy_of(name, alone=mesh.replicas == 1)
+
+
+def strategy_of(name: str, *, alone: bool) -> str:
+    """Return the strategy that a name stands for, given whether each worker shares its weights with no other."""
     spec = find_strategy(name)
-    if mesh.replicas == 1 and not spec.works_alone:
+    if alone and not spec.works_alone:
         return FOR_ONE_WORKER
     return spec.stands_for or name

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headway.config import override
-from headway.config.strategies import DEEPSPEED, FOR_ONE_WORKER, find_strategy, simplest_strategy
+from headway.config.strategies import DEEPSPEED, simplest_strategy, strategy_of
 from headway.core.errors import ConfigError
 from headway.models.facts import ParameterCounts, count_parameters, flops_per_token
 from headway.models.shape import embedding_rows
@@ -198,9 +198,8 @@ def make_plan(config: Config, machines: Machines, measured_tokens_per_second: fl
 
 def _as_it_is(config: Config, model: ModelConfig, machines: Machines) -> Option:
     """Plan the config with its own strategy, checkpointing and micro-batch."""
-    spec = find_strategy(config.parallel.strategy)
     alone = machines.count == config.parallel.tensor * config.parallel.pipeline and not has_copied_experts(config)
-    strategy = FOR_ONE_WORKER if alone and not spec.works_alone else spec.stands_for or spec.name
+    strategy = strategy_of(config.parallel.strategy, alone=alone)
     return option(config, model, machines, strategy, config.train.activation_checkpointing)
 
 

@@ -1,4 +1,4 @@
-"""What lies on disk for a run: its directory, owner, ledger, and the ways back to an earlier step.
+"""A run on disk: its directory, owner, ledger, and the ways back to an earlier step.
 
 Doors: `run_directory.RunDirectory` and `Attempt`, `ledger.Ledger`, `ledger_proof.prove`, `ownership.OwnerLock`.
 """

@@ -129,7 +129,7 @@ def _pinned(config: Config) -> ModelConfig:
     source = config.model.from_pretrained
     if source is None or not is_on_hub(source) or is_pinned(source):
         return config.model
-    saved = Path(config.run_directory) / "config.yaml"
+    saved = RunDirectory(config.run_directory).config_path
     before = load_resolved(saved).model.from_pretrained if saved.is_file() else None
     if before is not None and is_pinned(before) and split_hub_name(str(before))[0] == split_hub_name(str(source))[0]:
         return config.model.model_copy(update={"from_pretrained": before})

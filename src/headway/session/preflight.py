@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from headway.config import Config, LaneGrid, MeshShape, resolve_lanes, resolve_mesh
@@ -42,19 +43,13 @@ class RunPlan:
         mesh = resolve_mesh(config, world_size_from_environment() or config.parallel.workers)
         return cls(config, options, mesh, resolve_lanes(config, mesh.data), store)
 
-    @property
+    @cached_property
     def fingerprints(self) -> Mapping[str, str]:
-        """Fingerprints of the data, the tokenizer and the pretrained model."""
-        from headway.models.hub.folder import pretrained_fingerprint
+        """Fingerprints of the data, the tokenizer and the pretrained model, whose weights are read for that."""
+        from headway.training.task import language_model_fingerprints
 
         assert self.store is not None, "the examination opened it"
-        segments = self.config.segments
-        data = segments[-1].data if segments else self.store.fingerprint
-        return {
-            "data": data,
-            "tokenizer": self.store.tokenizer_fingerprint,
-            **pretrained_fingerprint(self.config),
-        }
+        return language_model_fingerprints(self.config, self.store)
 
     def facts(self) -> dict[str, int]:
         """Return the facts about the model for the run's record."""

@@ -21,8 +21,8 @@ from headway.parallel.world import World
 from headway.training.precision import autocast
 from headway.training.replay import own_gradients
 from headway.training.state import TrainState, kept_buffers
-from headway.training.step import prepare_own_losses, scaled
 from headway.training.task import Task, to_device
+from headway.training.trial import compute_gradients
 
 if TYPE_CHECKING:
     from headway.config import Config
@@ -176,24 +176,13 @@ def _checksums_of_pass(
 ) -> dict[str, int]:
     engine = state.engine
     world.seed(0)
-    strategy.begin()
-    prepare_own_losses(state.model, state.cursor.loss_scale)
     try:
-        with strategy.micro_batch(True, last=True):
-            with autocast(config.train.precision, world.device):
-                loss = task.objective.summed_loss(state.trained, batch)
-            to_differentiate = scaled(loss, state.cursor.loss_scale)
-            if engine is None:
-                to_differentiate.backward()
-            else:
-                engine.backward(to_differentiate)
-        if engine is not None:
-            norm = sum(engine.norm_parts())
-            engine.skip()
-            return {"all": hash(norm)}
-        strategy.end_lane()
-        strategy.reduce()
-        return own_gradients(state.model)
+        compute_gradients(config, task, state, strategy, world, batch=batch)
+        if engine is None:
+            return own_gradients(state.model)
+        norm = sum(engine.norm_parts())
+        engine.skip()
+        return {"all": hash(norm)}
     finally:
         strategy.begin()
 

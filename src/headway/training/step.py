@@ -197,12 +197,8 @@ class TrainStep:
             with self._around_backward(last_lane, index == len(batches) - 1):
                 with autocast(self.config.train.precision, device):
                     loss = self.task.objective.summed_loss(state.trained, to_device(batch, device))
-                to_differentiate = scaled(loss, state.cursor.loss_scale)
                 beat(Phase.BACKWARD)
-                if state.engine is None:
-                    to_differentiate.backward()
-                else:
-                    state.engine.backward(to_differentiate)
+                backward(state, loss)
             total += loss.detach()
         return total
 
@@ -317,6 +313,15 @@ def prepare_own_losses(model: nn.Module, scale: int | None) -> None:
     """Give the loss scale to a model that adds losses of its own in the backward pass (see `scaled`)."""
     if isinstance(model, ScalesLosses):
         model.scale_losses(float(scale or 1))
+
+
+def backward(state: TrainState, loss: torch.Tensor) -> None:
+    """Differentiate a loss, times the loss scale if there is one, by the engine if that manages the gradients."""
+    to_differentiate = scaled(loss, state.cursor.loss_scale)
+    if state.engine is None:
+        to_differentiate.backward()
+    else:
+        state.engine.backward(to_differentiate)
 
 
 def exact_sum(values: Sequence[float]) -> float:

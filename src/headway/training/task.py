@@ -18,6 +18,7 @@ from headway.parallel.stages import plan_stages, stages_of_worker
 
 if TYPE_CHECKING:
     from headway.config import Config, LaneGrid, MeshShape, ModelConfig
+    from headway.data.store import TokenStore
 
 
 class BatchList(Protocol):
@@ -151,7 +152,6 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
     from headway.data.feeding.rows import packing_notice
     from headway.data.pinned import open_run_store
     from headway.models.facts import flops_per_token
-    from headway.models.hub.folder import pretrained_fingerprint
 
     assert config.train.steps is not None, "the config is resolved"
     # Give up before the supervisor would take a worker that waits for data for one that hangs.
@@ -189,12 +189,16 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
     task.flops_at = lambda step: flops[plan.sequence_length(step)]
     task.evaluation, task.recut = evaluation, cut
     task.settle_data = checker.wait_verified if checker is not None else None
-    task.fingerprints = {
-        "data": store.fingerprint,
-        "tokenizer": store.tokenizer_fingerprint,
-        **pretrained_fingerprint(config),
-    }
+    task.fingerprints = language_model_fingerprints(config, store)
     return task
+
+
+def language_model_fingerprints(config: Config, store: TokenStore) -> dict[str, str]:
+    """Return the fingerprints of the data of the run's last segment, the tokenizer, and the pretrained model if any."""
+    from headway.models.hub.folder import pretrained_fingerprint
+
+    data = config.segments[-1].data if config.segments else store.fingerprint
+    return {"data": data, "tokenizer": store.tokenizer_fingerprint, **pretrained_fingerprint(config)}
 
 
 def decoder_task(

@@ -26,7 +26,7 @@ from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
 from headway.training.precision import autocast
 from headway.training.state import TrainState, kept_buffers
-from headway.training.step import prepare_own_losses, scaled
+from headway.training.step import backward, prepare_own_losses
 from headway.training.task import Task, to_device
 
 if TYPE_CHECKING:
@@ -55,32 +55,48 @@ def trial_step(
     Raises:
         ConfigError: memory ran out; the message names what takes less.
     """
-    optimizer, cursor, engine = state.optimizer, state.cursor, state.engine
+    optimizer, engine = state.optimizer, state.engine
     fresh = not optimizer.state
     cuda = [world.device] if world.device.type == "cuda" else []
     exchanges = exchanges_in_trial(config, world)
     try:
         with torch.random.fork_rng(devices=cuda), explain_out_of_memory(config, batch), kept_buffers(state.model):
             state.prepare_to_load()  # creates moments if there are none
-            strategy.begin()
-            prepare_own_losses(state.model, cursor.loss_scale)
-            with strategy.micro_batch(True, last=exchanges):
-                with autocast(config.train.precision, world.device):
-                    loss = task.objective.summed_loss(state.trained, to_device(batch, world.device))
-                to_differentiate = scaled(loss, cursor.loss_scale)
-                if engine is None:
-                    to_differentiate.backward()
-                else:
-                    engine.backward(to_differentiate)
-            if exchanges:
-                strategy.end_lane()
-                strategy.reduce()
+            compute_gradients(config, task, state, strategy, world, batch=batch, exchanges=exchanges)
             if engine is not None:
                 engine.skip()
     finally:
         strategy.begin()  # clears gradients
         if fresh:
             optimizer.state.clear()
+
+
+def compute_gradients(
+    config: Config,
+    task: Task,
+    state: TrainState,
+    strategy: Strategy,
+    world: World,
+    *,
+    batch: MicroBatch,
+    exchanges: bool = True,
+) -> None:
+    """Compute the gradients of one micro-batch, as those of a whole step, outside of steps; `strategy.begin` clears
+    them.
+
+    Args:
+        batch: The micro-batch, on any device.
+        exchanges: Whether workers sum their gradients; then all of them must call it.
+    """
+    strategy.begin()
+    prepare_own_losses(state.model, state.cursor.loss_scale)
+    with strategy.micro_batch(True, last=exchanges):
+        with autocast(config.train.precision, world.device):
+            loss = task.objective.summed_loss(state.trained, to_device(batch, world.device))
+        backward(state, loss)
+    if exchanges:
+        strategy.end_lane()
+        strategy.reduce()
 
 
 def exchanges_in_trial(config: Config, world: World) -> bool:

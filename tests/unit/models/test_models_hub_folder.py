@@ -88,3 +88,18 @@ def test_the_fingerprint_is_that_of_what_decides_the_model(tmp_path: Path) -> No
     assert now(with_code=True) != with_code != before
     (folder / "model.safetensors").write_text("weighty")  # of the same size
     assert now() != before
+
+
+def test_weights_are_hashed_once_where_the_cache_has_no_place_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run directory is made after the examination, whose process workers are copies of."""
+    folder, cache = tmp_path / "model", tmp_path / "run" / "known.json"
+    folder.mkdir()
+    for name, content in FILES.items():
+        (folder / name).write_text(content)
+    before = weights_fingerprint(folder, with_code=False, cache=cache)
+    monkeypatch.setattr("headway.models.hub.folder.sha256_file", lambda path: pytest.fail(f"{path} is read again"))
+    assert weights_fingerprint(folder, with_code=False, cache=cache) == before
+    cache.parent.mkdir()
+    assert weights_fingerprint(folder, with_code=False, cache=cache) == before and cache.is_file()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SavePlan:
-    """What one worker writes of a state, as long as no worker's pieces change."""
+    """The part of a state that one worker writes, until any worker's pieces change."""
 
     mine: Sequence[Piece] | None = None
     """The pieces that this worker has; None before the first plan."""

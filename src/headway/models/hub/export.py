@@ -53,8 +53,7 @@ def export_transformers_model(
     source = model.config.from_pretrained
     assert source is not None
     pretrained = base_folder(source, with_code=model.config.trust_remote_code)
-    has_adapter = hasattr(model.network, "peft_config")
-    if merge and not has_adapter:
+    if merge and not model.has_adapter:
         raise ConfigError("the model has no adapter to merge", where="headway merge", fix="headway export")
     network: Any = model.network
     if merge or dtype != "fp32":
@@ -63,7 +62,7 @@ def export_transformers_model(
         if merge:
             network = network.merge_and_unload()
         network.to(_DTYPES[dtype])
-        if has_adapter and not merge:
+        if model.has_adapter and not merge:
             for settings in network.peft_config.values() if not is_adapter(open_folder(source)) else ():
                 settings.base_model_name_or_path = _name(source)
                 settings.revision = split_hub_name(str(source))[1] if is_on_hub(source) else None

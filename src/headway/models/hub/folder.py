@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt")
 _CODE = "*.py"
 ADAPTER = "adapter_config.json"
+#: Hashes that this process, or the one that it is a copy of, knows of a folder; a cache may have no place yet.
+_KNOWN: dict[Path, dict[str, dict[str, Any]]] = {}
 
 
 def open_folder(source: Path | str, *, with_code: bool = False) -> Path:
@@ -163,7 +165,8 @@ def weights_fingerprint(folder: Path, *, with_code: bool, cache: Path) -> str:
     """
     names = ("*.safetensors", "config.json", ADAPTER, *([_CODE] if with_code else []))
     files = sorted({path for name in names for path in folder.glob(name)})
-    known = _read(cache)
+    kept = _read(cache)
+    known = {**_KNOWN.get(folder, {}), **kept}
     found: dict[str, dict[str, Any]] = {}
     try:
         for path in files:
@@ -175,7 +178,8 @@ def weights_fingerprint(folder: Path, *, with_code: bool, cache: Path) -> str:
     except OSError as error:
         what = f"a file of the pretrained model cannot be read: {error.strerror or error}"
         raise CheckpointError(what, where=str(error.filename or folder), fix="fetch the model again") from error
-    if found != known and cache.parent.is_dir():
+    _KNOWN[folder] = found
+    if found != kept and cache.parent.is_dir():
         write_json(cache, found)
     return fingerprint({name: entry["sha256"] for name, entry in found.items()})
 

@@ -26,7 +26,11 @@ def sizes_of(config: ModelConfig) -> tuple[int, int, int]:
     Raises:
         ConfigError: transformers cannot make the model.
     """
-    return _sizes(config.model_dump_json())
+    model = model_without_weights(config)
+    ends = [model.causal.get_input_embeddings().weight, model.output_projection()]
+    embedding = sum({id(p): p.numel() for p in ends if p is not None}.values())  # a tied matrix counts once
+    total = sum(p.numel() for p in model.parameters())
+    return total, embedding, round(sum(model.active_share(p) * p.numel() for p in model.parameters()))
 
 
 def flops_of(config: ModelConfig, sequence_length: int) -> float:
@@ -38,26 +42,20 @@ def flops_of(config: ModelConfig, sequence_length: int) -> float:
     return model_without_weights(config).flops_per_token(sequence_length)
 
 
-@lru_cache(maxsize=8)
-def _sizes(dumped: str) -> tuple[int, int, int]:
-    from headway.config import ModelConfig
-
-    model = model_without_weights(ModelConfig.model_validate_json(dumped))
-    total = sum(p.numel() for p in model.parameters())
-    ends = {
-        id(p): p.numel()
-        for p in (model.causal.get_input_embeddings().weight, model.output_projection())
-        if p is not None
-    }
-    return total, sum(ends.values()), round(sum(model.active_share(p) * p.numel() for p in model.parameters()))
-
-
 def model_without_weights(config: ModelConfig) -> TransformersModel:
-    """Make the model on the meta device, adapters included.
+    """Return the model on the meta device, adapters included; it is made once.
 
     Raises:
         ConfigError: transformers cannot make the model, or it cannot have the adapter.
     """
+    return _made(config.model_dump_json())
+
+
+@lru_cache(maxsize=2)  # large models take seconds, and several sizes are asked of one
+def _made(dumped: str) -> TransformersModel:
+    from headway.config import ModelConfig
+
+    config = ModelConfig.model_validate_json(dumped)
     found = read_config(config)
     assert config.from_pretrained is not None, "read_config has checked it"
     folder = base_folder(config.from_pretrained, with_code=config.trust_remote_code)

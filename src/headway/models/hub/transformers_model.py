@@ -43,9 +43,14 @@ class TransformersModel(nn.Module):
         micro-batch then never exist. Only a proof may set it: many models change logits after the projection."""
 
     @property
+    def has_adapter(self) -> bool:
+        """Whether the network is a model of peft around one of transformers."""
+        return hasattr(self.network, "peft_config")
+
+    @property
     def causal(self) -> Any:
         """The model of transformers itself; adapters are inside of its layers."""
-        return self.network.get_base_model() if hasattr(self.network, "peft_config") else self.network
+        return self.network.get_base_model() if self.has_adapter else self.network
 
     @property
     def backbone(self) -> nn.Module:
@@ -72,7 +77,7 @@ class TransformersModel(nn.Module):
 
     def kept_elsewhere(self) -> set[str]:
         """Return the names of tensors of the state that are in the pretrained model and never change."""
-        if not hasattr(self.network, "peft_config"):
+        if not self.has_adapter:
             return set()
         frozen = {name for name, p in self.named_parameters(remove_duplicate=False) if not p.requires_grad}
         state = self.state_dict().keys()
