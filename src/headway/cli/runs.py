@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from headway.cli.common import JsonOption, RunArgument, check_folder, print_json, print_table, writing
-from headway.core.console import print_line
+from headway.core.console import print_line, print_lines
 
 runs = typer.Typer(no_args_is_help=True, help="List, show and compare runs.")
 
@@ -54,6 +54,43 @@ def list_(
             for run in found
         ]
         print_table(headers, rows, numeric=range(2, 7))
+
+
+@runs.command()
+def metrics(
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/metrics.md.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """List all metrics that runs record: name, unit, kind, meaning, and the name in Prometheus.
+
+    [bold]Examples[/bold]
+
+    headway runs metrics
+    headway runs metrics --json
+    headway runs metrics --markdown > docs/metrics.md
+    """
+    from headway.telemetry.catalogue import CATALOGUE, reference
+
+    if markdown:
+        print_lines(reference(), end="")
+    elif json:
+        print_json(
+            [
+                {
+                    "name": metric.name,
+                    "unit": metric.unit.words,
+                    "kind": metric.kind.value,
+                    "help": metric.help,
+                    "source": metric.source,
+                    "label": metric.label,
+                    "prometheus": metric.prometheus_name,
+                }
+                for metric in CATALOGUE.values()
+            ]
+        )
+    else:
+        rows = [[metric.name, metric.unit.words, metric.kind.value, metric.help] for metric in CATALOGUE.values()]
+        print_table(["NAME", "UNIT", "KIND", "MEANING"], rows)
 
 
 @runs.command()

@@ -1,0 +1,222 @@
+"""The catalogue of metrics: every name that a run records or that a reader derives, with unit, kind, help and source.
+
+Docs, Prometheus names, dashboards and alert rules are made from it; `tests/unit/telemetry/test_telemetry_catalogue.py`
+fails for a recorded name that is not in it. To add a metric, add a line to its group below and run
+`headway runs metrics --markdown > docs/metrics.md`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+
+
+class Kind(Enum):
+    """How values of a metric relate to each other."""
+
+    GAUGE = "gauge"
+    """A level, which rises and falls."""
+    COUNTER = "counter"
+    """A total since something began, recorded as such."""
+    AMOUNT = "amount"
+    """What one record adds; readers that want a total add the amounts up."""
+
+
+class Unit(Enum):
+    """The unit of a recorded value: its words, and suffix and factor of the Prometheus base unit."""
+
+    NUMBER = ("", "", 1.0)
+    STEPS = ("steps", "", 1.0)
+    RATE = ("per second", "", 1.0)
+    SECONDS = ("seconds", "seconds", 1.0)
+    TIMESTAMP = ("Unix seconds", "seconds", 1.0)
+    RATIO = ("0 to 1", "ratio", 1.0)
+    GIB = ("GiB", "bytes", float(2**30))
+    GIB_PER_SECOND = ("GiB per second", "bytes_per_second", float(2**30))
+    USD = ("US dollars", "usd", 1.0)
+    CELSIUS = ("degrees Celsius", "celsius", 1.0)
+    WATTS = ("watts", "watts", 1.0)
+    MEGAHERTZ = ("MHz", "hertz", 1e6)
+
+    def __init__(self, words: str, suffix: str, factor: float) -> None:
+        self.words, self.suffix, self.factor = words, suffix, factor
+
+
+#: Endings of recorded names that the suffix of a base unit replaces.
+_RECORDED_ENDINGS = ("_gib_per_second", "_gib", "_share", "_ratio", "_mhz")
+_LABEL = re.compile(r"<(\w+)>$")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric, or a family that has one for each value of a label: `data/share/<source>`."""
+
+    name: str
+    unit: Unit
+    kind: Kind
+    help: str
+    """One sentence without its full stop."""
+    source: str
+    """What records it."""
+
+    @property
+    def label(self) -> str | None:
+        """The label of a family; None for a single metric."""
+        found = _LABEL.search(self.name)
+        return found[1] if found else None
+
+    @property
+    def prefix(self) -> str:
+        """The name up to the label; the whole name of a single metric."""
+        return _LABEL.sub("", self.name)
+
+    @property
+    def group(self) -> str:
+        """The part of the name before the slash; empty for what every record has."""
+        return self.name.rpartition("/")[0].partition("/")[0]
+
+    def label_value(self, name: str) -> str | None:
+        """Return the value of the label in a recorded name of this family; None for a single metric."""
+        return name.removeprefix(self.prefix) if self.label else None
+
+    @property
+    def is_total(self) -> bool:
+        """Whether Prometheus sees a counter."""
+        return self.kind is not Kind.GAUGE
+
+    @property
+    def prometheus_name(self) -> str:
+        """The name in Prometheus: `headway_` first, then the words, the base unit, and `_total` for counters."""
+        group, _, word = self.prefix.strip("/").rpartition("/")
+        suffix = self.unit.suffix
+        if suffix and not word.endswith(suffix):
+            ending = next((ending for ending in _RECORDED_ENDINGS if word.endswith(ending)), "")
+            word = f"{word.removesuffix(ending)}_{suffix}"
+        words = f"{group.replace('/', '_')}_{word}" if group else word
+        return f"headway_{words}{'_total' if self.is_total else ''}"
+
+
+_G, _C, _A = Kind.GAUGE, Kind.COUNTER, Kind.AMOUNT
+_Line = tuple[str, Unit, Kind, str]
+
+#: Lines by source.
+_LINES: dict[str, tuple[_Line, ...]] = {
+    "every record": (
+        ("step", Unit.STEPS, _G, "Finished steps"),
+        ("attempt", Unit.NUMBER, _G, "Number of the attempt, from 1"),
+        ("time", Unit.TIMESTAMP, _G, "When the record was written"),
+    ),
+    "training step": (
+        ("train/loss", Unit.NUMBER, _G, "Mean loss over the items of the global batch"),
+        ("train/grad_norm", Unit.NUMBER, _G, "Global norm of the mean gradient, before clipping"),
+        ("train/learning_rate", Unit.NUMBER, _G, "Learning rate of the step"),
+        ("train/items", Unit.NUMBER, _A, "Items that the loss is averaged over: tokens, or samples of other modules"),
+        ("train/skipped_steps", Unit.STEPS, _G, "Steps so far whose update was left out"),
+        ("train/left_out_steps", Unit.STEPS, _G, "Steps so far whose rows a rollback has left out"),
+        ("train/loss_scale", Unit.NUMBER, _G, "Loss scale of fp16"),
+        ("train/router_z_loss", Unit.NUMBER, _G, "Router z-loss, mean over tokens and layers, without its weight"),
+        (
+            "train/router_balance_loss",
+            Unit.NUMBER,
+            _G,
+            "Balance loss of routers, mean over tokens and layers, without its weight",
+        ),
+        ("train/expert_load_max", Unit.NUMBER, _G, "Largest load of an expert over the mean load; 1 is even"),
+        ("train/dropped_share", Unit.RATIO, _G, "Share of tokens that no expert computed"),
+        ("speed/step_seconds", Unit.SECONDS, _G, "Time of the step, without evaluation and checkpoints"),
+        ("speed/tokens_per_second", Unit.RATE, _G, "Items of the step over its time"),
+        ("speed/data_wait_share", Unit.RATIO, _G, "Share of the step's time that waited for data"),
+        ("speed/mfu", Unit.RATIO, _G, "Model FLOPs utilization; absent when the accelerator's peak is unknown"),
+        ("memory/peak_gib", Unit.GIB, _G, "Peak memory of the first worker: of its GPU, else resident memory"),
+    ),
+    "evaluation": (
+        ("evaluation/loss", Unit.NUMBER, _G, "Loss on the validation data"),
+        ("evaluation/perplexity", Unit.NUMBER, _G, "Exponential of the validation loss of a language model"),
+    ),
+    "checkpoints": (
+        ("checkpoint/stall_seconds", Unit.SECONDS, _A, "Time that training waited for a checkpoint's copy"),
+        ("checkpoint/hold_stall_seconds", Unit.SECONDS, _A, "Time that training waited for a memory snapshot"),
+        ("checkpoint/saved_step", Unit.STEPS, _G, "Step of the checkpoint that was saved"),
+        ("checkpoint/write_seconds", Unit.SECONDS, _G, "Time from handing a checkpoint over until it was saved"),
+        ("checkpoint/failed_step", Unit.STEPS, _G, "Step of the checkpoint that could not be saved"),
+        (
+            "checkpoint/load_seconds",
+            Unit.SECONDS,
+            _G,
+            "Time to find and load the checkpoint of an attempt's start",
+        ),
+        ("checkpoint/uploaded_step", Unit.STEPS, _G, "Step of the checkpoint that reached the remote tier"),
+        ("checkpoint/upload_seconds", Unit.SECONDS, _G, "Time of an upload to the remote tier"),
+        ("checkpoint/upload_failed_step", Unit.STEPS, _G, "Step of the checkpoint whose upload failed"),
+    ),
+    "health": (
+        ("health/loss_deviations", Unit.NUMBER, _G, "Standard deviations of the loss above the usual"),
+        ("health/grad_norm_deviations", Unit.NUMBER, _G, "Standard deviations of the gradient norm above the usual"),
+    ),
+    "conditions": (
+        ("health/disk_free_gib", Unit.GIB, _G, "Free space where checkpoints are written"),
+        ("health/checkpoints_that_fit", Unit.NUMBER, _G, "Checkpoints like the newest that would still fit there"),
+        ("health/memory_available_gib", Unit.GIB, _G, "Main memory that is left to the run"),
+        ("health/clock_jump_seconds", Unit.SECONDS, _G, "Seconds by which the wall clock was set forward"),
+        ("health/gpu_temperature_celsius", Unit.CELSIUS, _G, "Temperature of the hottest GPU of the first machine"),
+    ),
+    "data": (
+        ("data/share/<source>", Unit.RATIO, _G, "Share of the step's rows that come from a source"),
+        ("data/epochs/<source>", Unit.NUMBER, _G, "How often a source was gone through"),
+    ),
+    "cost": (("cost/spent_usd", Unit.USD, _G, "What the run has cost so far"),),
+    "goodput": (
+        ("goodput/ratio", Unit.RATIO, _G, "Share of the time before this attempt in steps that were kept"),
+        ("goodput/wall_seconds", Unit.SECONDS, _G, "Time of the run before this attempt"),
+        ("goodput/lost_seconds/<cause>", Unit.SECONDS, _G, "Time of the run before this attempt that was lost"),
+        ("goodput/lost_steps", Unit.STEPS, _G, "Steps before this attempt that were computed again or left out later"),
+    ),
+}
+
+#: Every metric by its name; families by the name with the label in angle brackets.
+CATALOGUE: dict[str, Metric] = {
+    line[0]: Metric(*line, source=source) for source, lines in _LINES.items() for line in lines
+}
+_FAMILIES = tuple(metric for metric in CATALOGUE.values() if metric.label)
+
+
+@cache
+def metric(name: str) -> Metric | None:
+    """Return the metric of a recorded name, or its family; None for one that a user's own code records."""
+    known = CATALOGUE.get(name)
+    if known is not None:
+        return known
+    return next((family for family in _FAMILIES if name.startswith(family.prefix) and name != family.prefix), None)
+
+
+def reference() -> str:
+    """Write the catalogue as a page of Markdown, one table for each group, with a final line break."""
+    return "\n".join([_HEAD, *_tables()]) + "\n"
+
+
+def _tables() -> Iterator[str]:
+    groups = dict.fromkeys(entry.group for entry in CATALOGUE.values())
+    for group in groups:
+        yield f"## {f'`{group}/`' if group else 'Every record'}\n"
+        yield "| name | unit | kind | meaning | recorded by | in Prometheus |"
+        yield "|---|---|---|---|---|---|"
+        for entry in CATALOGUE.values():
+            if entry.group == group:
+                label = f"`{entry.prometheus_name}`{f', label `{entry.label}`' if entry.label else ''}"
+                cells = [f"`{entry.name}`", entry.unit.words, entry.kind.value, entry.help, entry.source, label]
+                yield f"| {' | '.join(cells)} |"
+        yield ""
+
+
+_HEAD = """# Metrics
+
+Written by `headway runs metrics --markdown`; do not edit. One line of `metrics.jsonl` holds `step`, `attempt`, `time`
+and any of the other values; what is unknown is absent. [telemetry](rooms/telemetry.md#metrics) says how records add up.
+
+A *gauge* rises and falls, a *counter* is a total, and an *amount* is what one record adds. Prometheus sees base units
+(bytes, seconds, ratios), and a counter with `_total` for counters and amounts. A name in angle brackets stands for a
+family, with one metric for each value. Names that your own callbacks and models record are not listed.
+"""
