@@ -71,14 +71,22 @@ def resolve_lanes(config: Config, workers: int) -> LaneGrid:
     return LaneGrid(lanes, train.global_batch_rows // lanes // micro_batch, micro_batch, interleaved)
 
 
-def resolve_threads(config: Config, workers: int, lanes: int, cores: int) -> int:
+def resolve_threads(config: Config, workers: int, lanes: int, cores: int, at_most: int | None = None) -> int:
     """Return the number of CPU threads per worker, at least 1.
 
     In `elastic` runs the number must not depend on the number of workers, because some kernels' bits depend on it.
+
+    Args:
+        config: Of the run.
+        workers: Workers on this machine.
+        lanes: Lanes of a global batch.
+        cores: Processors that the workers here may use together.
+        at_most: Upper limit of what is chosen (`OMP_NUM_THREADS`); `parallel.threads` itself is taken as given.
     """
     if config.parallel.threads != "auto":
         return config.parallel.threads
-    return max(1, cores // (lanes if config.determinism == "elastic" else workers))
+    share = cores // (lanes if config.determinism == "elastic" else workers)
+    return max(1, share if at_most is None else min(share, at_most))
 
 
 def _lanes(config: Config, workers: int, rows: int) -> int:

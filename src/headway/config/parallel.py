@@ -74,7 +74,8 @@ class ParallelConfig(Section):
     which tokens are sent ([mixture-of-experts.md](mixture-of-experts.md)). They are among the workers that share data,
     rows or matrices, not additional ones."""
     threads: PositiveInt | Literal["auto"] = "auto"
-    """CPU threads per worker. `auto`: cores / workers; with `elastic`, cores / lanes, since bits can depend on it."""
+    """CPU threads per worker. `auto`: cores / workers; with `elastic`, cores / lanes, since bits can depend on it.
+    Affinity and control groups say how many cores there are, and `OMP_NUM_THREADS` is an upper limit."""
     timeout_seconds: PositiveInt = 600
     """A collective that takes longer ends the attempt."""
     nccl_profile: Literal["auto", "none", "ethernet", "infiniband", "roce", "nvlink"] = "auto"

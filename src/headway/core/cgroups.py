@@ -45,6 +45,19 @@ def memory_used_bytes(machine: Machine) -> int | None:
     return max(0, used - int(cached[1])) if cached else used
 
 
+def cpu_throttled_seconds(machine: Machine) -> float | None:
+    """Return how long the group that sets the limit on processors was kept from running by it; None without one."""
+    limit = cpu_limit(machine)
+    if limit is None:
+        return None
+    counters = machine.text(f"{limit.where.rpartition('/')[0]}/cpu.stat") or ""
+    # Version 2 counts microseconds, version 1 nanoseconds.
+    for name, unit in (("throttled_usec", 1e-6), ("throttled_time", 1e-9)):
+        if found := re.search(rf"^{name} (\d+)$", counters, re.MULTILINE):
+            return int(found[1]) * unit
+    return None
+
+
 def _cpu_limits(machine: Machine) -> Iterator[Limit]:
     for folder in _folders(machine, ""):
         quota, _, period = (machine.text(f"{folder}/cpu.max") or "").partition(" ")

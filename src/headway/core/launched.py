@@ -11,6 +11,21 @@ _FIX = "start workers with torchrun, or unset RANK WORLD_SIZE"
 #: Path of the rendezvous file of workers that Headway itself starts on one machine.
 RENDEZVOUS_VARIABLE = "HEADWAY_RENDEZVOUS_FILE"
 
+#: What the user had set as OMP_NUM_THREADS, in workers that Headway itself starts: they get a number in any case.
+THREADS_VARIABLE = "HEADWAY_OMP_NUM_THREADS"
+
+
+def most_threads() -> int | None:
+    """Return the most threads that a process may compute with, as the user has set by OMP_NUM_THREADS; None if not.
+
+    torchrun sets 1 for several workers if nothing is set; that is no wish of the user.
+    """
+    text = os.environ.get(THREADS_VARIABLE, os.environ.get("OMP_NUM_THREADS", ""))
+    first = text.split(",")[0].strip()  # a list has a number for each level of nested parallel regions
+    if not first.isdecimal() or int(first) < 1 or (first == "1" and "TORCHELASTIC_RUN_ID" in os.environ):
+        return None
+    return int(first)
+
 
 def world_size_from_environment() -> int | None:
     """Return the number of workers if a launcher (torchrun, or Ray with its variables) started this process, else None.

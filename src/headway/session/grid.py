@@ -10,7 +10,7 @@ from headway.config.lanes import divisors
 from headway.core.console import notice
 from headway.core.cores import usable_cores
 from headway.core.errors import ConfigError
-from headway.core.launched import workers_of_this_machine
+from headway.core.launched import most_threads, workers_of_this_machine
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
 from headway.training.state import TrainState
@@ -29,7 +29,8 @@ def common_threads(config: Config, world: World, grid: LaneGrid) -> int:
 
     Bits can depend on it, and a checkpoint stores one number. All workers must call it.
     """
-    threads = resolve_threads(config, workers_of_this_machine(world.size), grid.lanes, usable_cores())
+    workers = workers_of_this_machine(world.size)
+    threads = resolve_threads(config, workers, grid.lanes, usable_cores(), at_most=most_threads())
     return int(min(worker[0] for worker in world.gather([float(threads)])))
 
 

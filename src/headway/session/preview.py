@@ -7,6 +7,7 @@ from headway.config.pipeline import idle_share
 from headway.core.console import warning
 from headway.core.cores import usable_cores
 from headway.core.format import counted, format_count
+from headway.core.launched import most_threads
 from headway.data.feeding.feed import TokenFeed
 from headway.data.feeding.plan import MixedPlan, RowPlan
 from headway.data.feeding.segmented import SegmentedPlan
@@ -49,6 +50,7 @@ def preview(config: Config, options: RunOptions | None = None) -> str:
     rows, length = sum(feed.plan.epoch_rows(now)), feed.plan.sequence_length(now)  # a stage may begin with shorter rows
     epochs = _epochs(config, feed.plan)
     parameters = count_parameters(model)
+    threads = resolve_threads(config, workers, grid.lanes, usable_cores(), at_most=most_threads())
     active = f" ({format_count(parameters.active)} active)" if model.experts else ""
     return "\n".join(
         [
@@ -61,8 +63,7 @@ def preview(config: Config, options: RunOptions | None = None) -> str:
             *([f"batches    {train.batches.in_words(steps)}"] if _has_several(train) else []),
             f"grid       {counted(grid.lanes, 'lane')} of {counted(grid.micro_batches, 'micro-batch')}"
             f" of {counted(grid.micro_batch, 'row')}",
-            f"workers    {workers} on {device.type},"
-            f" {counted(resolve_threads(config, workers, grid.lanes, usable_cores()), 'thread')} each"
+            f"workers    {workers} on {device.type}, {counted(threads, 'thread')} each"
             + (f": {mesh}" if mesh.ep > 1 or not mesh.is_data_parallel else ""),
             *_pipeline(config, model, grid.micro_batches),
             f"promise    determinism {config.determinism}",

@@ -81,6 +81,7 @@ from headway.training.state import TrainState
 from headway.training.stop import NoticeReader
 from headway.training.task import Task
 from headway.training.trial import largest_micro_batch, trial_step
+from headway.training.waiting_threads import WaitingThreads
 
 
 def run_in_this_process(
@@ -372,6 +373,8 @@ def _threads(config: Config, world: World, grid: LaneGrid, start: CheckpointInfo
     if before is None or before == threads or not same_layout:
         return threads
     if config.parallel.threads == "auto":
+        if before > threads:
+            notice(f"{before} threads per worker as before, since bits depend on it; {threads} would suit this machine")
         return before
     if config.determinism == "elastic":
         raise ConfigError(
@@ -414,7 +417,9 @@ def _recorders(
             LedgerKeeper(ledger, attempt.number, run.checkpoints, attempt.assert_current),
         ]
     if config.health.watch_seconds and world.local_rank == 0:
-        recorders.insert(0, ConditionWatch(conditions(run.checkpoints), config.health.watch_seconds))
+        ours = os.getppid() if world.size > 1 else os.getpid()  # the process that has started the workers here
+        recorders.insert(0, ConditionWatch(conditions(run.checkpoints, run=ours), config.health.watch_seconds))
+    recorders.insert(0, WaitingThreads())
     if config.telemetry.state_hash_every:
         recorders.append(StateHashes(run.path / "hashes.jsonl", config.telemetry.state_hash_every))
     return recorders

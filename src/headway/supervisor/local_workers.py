@@ -24,7 +24,7 @@ from typing import Any
 from headway.core.files import file_in_memory
 from headway.core.foreign import read_json_lines
 from headway.core.garbage import pause_collection, resume_collection
-from headway.core.launched import RENDEZVOUS_VARIABLE
+from headway.core.launched import RENDEZVOUS_VARIABLE, THREADS_VARIABLE, most_threads
 from headway.core.module_command import module_command
 from headway.core.signals import STOP_SIGNALS, handled, reset
 from headway.session.attempt import with_variables
@@ -161,6 +161,7 @@ def start_workers(
         # Workers set their own number of threads; this keeps libraries from starting one per core until then.
         common = {
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            THREADS_VARIABLE: os.environ.get(THREADS_VARIABLE, os.environ.get("OMP_NUM_THREADS", "")),
             "WORLD_SIZE": str(workers),
             "LOCAL_WORLD_SIZE": str(workers),
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),  # as torchrun
@@ -217,7 +218,7 @@ def _run_copy(environment: Mapping[str, str], module: str, arguments: tuple[str,
     reset((*STOP_SIGNALS, signal.SIGQUIT))  # drop the handlers of the process that was copied
     os.environ.update(environment)
     if (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # a separate program reads this at its start
+        torch.set_num_threads(most_threads() or 1)  # a separate program reads OMP_NUM_THREADS at its start
     sys.argv = [module, *arguments]
     importlib.import_module(module).main()
 

@@ -161,6 +161,11 @@ _LINES: dict[str, tuple[_Line, ...]] = {
         ("health/checkpoints_that_fit", Unit.NUMBER, _G, "Checkpoints like the newest that would still fit there"),
         ("health/memory_available_gib", Unit.GIB, _G, "Main memory that is left to the run"),
         ("health/clock_jump_seconds", Unit.SECONDS, _G, "Seconds by which the wall clock was set forward"),
+        ("health/cpu_wait_share", Unit.RATIO, _G, "Time in which a thread with work waited for a processor"),
+        ("health/cpu_used_by_others", Unit.NUMBER, _G, "Processors that other processes of the machine used"),
+        ("health/cpu_stolen_share", Unit.RATIO, _G, "Time of its processors that a hypervisor gave to other machines"),
+        ("health/cpu_throttled_share", Unit.RATIO, _G, "Time in which the quota of its control group was used up"),
+        ("health/threads_sleep", Unit.NUMBER, _G, "1 while OpenMP's threads sleep when they wait, 0 while they spin"),
         ("health/gpu_temperature_celsius", Unit.CELSIUS, _G, "Temperature of the hottest GPU of the first machine"),
     ),
     "data": (

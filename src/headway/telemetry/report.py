@@ -29,6 +29,8 @@ from headway.telemetry.summary import (
 
 #: Sample text and diffs are truncated to this many characters; the files have the rest.
 _SHOWN_CHARACTERS = 50_000
+#: Waiting for a processor is shown if it ever took this share of a run's time.
+_SHOWN_WAIT = 0.1
 
 
 def write_report(run_dir: Path, output: Path | None = None) -> Path:
@@ -332,6 +334,7 @@ def _environment(run: Run) -> list[tuple[str, str]]:
             "Processor",
             f"{_plain(dig(hardware, 'cpu'))}, {_plain(dig(hardware, 'cores_usable'))} usable cores",
         ),
+        *_neighbours(run),
         ("Instruction sets", as_text(dig(hardware, "instruction_sets")) or UNKNOWN),
         ("Memory", _gib(memory if isinstance(memory, float) else None)),
         (
@@ -345,6 +348,17 @@ def _environment(run: Run) -> list[tuple[str, str]]:
         ("Variables", _pairs(variables, "=")),
         ("Git commit", _git_text(git)),
     ]
+
+
+def _neighbours(run: Run) -> list[tuple[str, str]]:
+    """Show how much the first worker's machine was shared; nothing if that was not seen, or hardly the case."""
+    _, waited = run.metrics.finite("health/cpu_wait_share")
+    if not len(waited) or waited.max() < _SHOWN_WAIT:
+        return []
+    _, others = run.metrics.finite("health/cpu_used_by_others")
+    used = f"; other processes used {others.mean():.1f} processors, at most {others.max():.1f}" if len(others) else ""
+    text = f"threads waited {waited.mean():.0%} of their time for a processor, at most {waited.max():.0%}{used}"
+    return [("Shared processors", text)]
 
 
 def _pairs(value: Any, sign: str) -> str:

@@ -132,5 +132,11 @@ def test_threads() -> None:
     assert resolve_threads(config(threads=3), workers=4, lanes=4, cores=2) == 3
 
 
+@pytest.mark.parametrize(("at_most", "threads"), [(None, 4), (1, 1), (3, 3), (16, 4)])
+def test_what_the_user_set_limits_threads(at_most: int | None, threads: int) -> None:
+    assert resolve_threads(config(), workers=2, lanes=2, cores=8, at_most=at_most) == threads
+    assert resolve_threads(config(threads=7), workers=2, lanes=2, cores=8, at_most=at_most) == 7
+
+
 def test_threads_of_an_elastic_run_do_not_depend_on_the_number_of_workers() -> None:
     assert len({resolve_threads(config("elastic"), workers, 8, 32) for workers in (1, 2, 4, 8)}) == 1

@@ -8,6 +8,7 @@ import torch
 
 from headway.config import Config, LaneGrid
 from headway.config.data import DataConfig
+from headway.core import launched
 from headway.core.errors import ConfigError
 from headway.data import remote_store
 from headway.parallel.world import World
@@ -20,6 +21,37 @@ class Others(World):
 
     def gather(self, values: list[float]) -> list[list[float]]:
         return [values, values, [5.0], [5.0]]
+
+
+@pytest.fixture(autouse=True)
+def no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", launched.THREADS_VARIABLE, "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("variables", "threads"),
+    [
+        ({}, 8),
+        ({"OMP_NUM_THREADS": "3"}, 3),
+        ({"OMP_NUM_THREADS": "4,2"}, 4),
+        ({"OMP_NUM_THREADS": "99"}, 8),
+        ({"OMP_NUM_THREADS": "many"}, 8),
+        ({"OMP_NUM_THREADS": "0"}, 8),
+        ({"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "none"}, 8),  # torchrun sets it where nothing is set
+        ({"OMP_NUM_THREADS": "2", "TORCHELASTIC_RUN_ID": "none"}, 2),
+        ({"OMP_NUM_THREADS": "1", launched.THREADS_VARIABLE: ""}, 8),  # as a worker sees it that Headway has started
+        ({"OMP_NUM_THREADS": "5", launched.THREADS_VARIABLE: "5"}, 5),
+    ],
+)
+def test_omp_num_threads_is_an_upper_limit(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], threads: int
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(grid, "usable_cores", lambda: 8)
+    world = World(0, 1, 0, torch.device("cpu"))
+    assert grid.common_threads(Config(), world, LaneGrid(1, 1, 1)) == threads
 
 
 @pytest.mark.parametrize(("on_this_machine", "cores", "threads"), [("2", 8, 4), ("2", 32, 5), (None, 8, 2)])

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from headway.core import files
+from headway.core.launched import THREADS_VARIABLE, most_threads
 from headway.core.waiting import wait_until
 from headway.supervisor import local_workers
 from headway.supervisor.local_workers import WorkersFailed, start_workers
@@ -60,6 +61,23 @@ def workers(
 
 def left(folder: Path, count: int) -> list[dict[str, object]]:
     return [json.loads((folder / f"worker-{rank}").read_text()) for rank in range(count)]
+
+
+@pytest.mark.parametrize(("given", "limit"), [(None, None), ("3", 3), ("4,2", 4)])
+def test_workers_know_whether_the_user_has_limited_threads(
+    workers: Callable[..., list[dict[str, object]]],
+    monkeypatch: pytest.MonkeyPatch,
+    given: str | None,
+    limit: int | None,
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    for one in workers("pass", "pass"):
+        assert one["OMP_NUM_THREADS"] == (given or "1"), "no thread per core before a worker has chosen"
+        monkeypatch.setenv("OMP_NUM_THREADS", str(one["OMP_NUM_THREADS"]))
+        monkeypatch.setenv(THREADS_VARIABLE, str(one[THREADS_VARIABLE]))
+        assert most_threads() == limit
 
 
 def test_workers_know_their_place_and_lead_sessions_of_their_own(

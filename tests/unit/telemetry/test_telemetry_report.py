@@ -137,6 +137,18 @@ def test_the_command_can_be_typed_again(make_run: MakeRun) -> None:
     assert "headway train a.yaml 'checkpoint.every=3 steps'" in Page(write_report(run).read_text()).text
 
 
+@pytest.mark.parametrize(("waited", "shown"), [((0.0, 0.4), True), ((0.0, 0.09), False), ((), False)])
+def test_neighbours_are_told_with_figures(make_run: MakeRun, waited: tuple[float, ...], shown: bool) -> None:
+    run = make_run()
+    with (run / "metrics.jsonl").open("a") as file:
+        for step, share in enumerate(waited, start=1000):
+            values = {"health/cpu_wait_share": share, "health/cpu_used_by_others": 2.5 * share}
+            file.write(json.dumps({"step": step, "attempt": 9, "time": 2e9, **values}) + "\n")
+    text = Page(write_report(run).read_text()).text
+    said = "threads waited 20% of their time for a processor, at most 40%; other processes used 0.5 processors, at most"
+    assert (f"{said} 1.0" in text) == shown and ("Shared processors" in text) == shown
+
+
 def test_changes_are_named_and_their_text_is_shown_only_where_it_was_to_travel(make_run: MakeRun) -> None:
     """Whatever an earlier version has written into the record of the run."""
     run = make_run()

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from headway.core.machine import Machine, Output, Space
+from headway.core.neighbours import Load
 from headway.training.conditions.clock import ClockJumps
 from headway.training.conditions.condition import Reading
 from headway.training.conditions.disk import Disk
 from headway.training.conditions.gpus import Gpus
 from headway.training.conditions.memory import Memory
+from headway.training.conditions.processors import Processors
 from headway.training.conditions.watch import ConditionWatch, conditions
 
 GIB = 2**30
@@ -118,6 +120,32 @@ def test_a_gpu_that_falls_off_the_bus_is_told_with_what_the_kernel_says(output: 
     assert any("Xid 79 of GPU 0000:3b:00" in text for text in warnings.values())
 
 
+@pytest.mark.parametrize(
+    ("load", "said"),
+    [
+        (Load(waited=0.0, others=0.0), ""),
+        (Load(waited=0.46, others=1.04), "other processes use 1.0 of 2 processors: this run's threads wait 46% of"),
+        (Load(waited=0.46, others=0.0), ""),  # too many threads of its own
+        (Load(waited=0.02, others=1.9), ""),  # neighbours of low priority
+        (Load(stolen=0.25), "other virtual machines took 25% of this one's processors"),
+        (Load(throttled=0.4, waited=0.4, others=1.0), "the quota of its control group kept this run"),
+    ],
+)
+def test_neighbours_that_slow_a_run_are_told_with_figures(tmp_path: Path, load: Load, said: str) -> None:
+    (tmp_path / "sys/devices/system/cpu").mkdir(parents=True)
+    (tmp_path / "sys/devices/system/cpu/online").write_text("0-1")
+    now, loads = [0.0], [Load(waited=0.9, others=2.0, seconds=0.1), load, Load(waited=0.0), Load(waited=0.0)]
+    processors = Processors(Machine(root=tmp_path), measure=lambda: loads.pop(0), clock=lambda: now[0])
+    assert processors.read() == Reading(), "how a run begins says nothing"
+    reading = processors.read()
+    assert said in reading.warnings.get("processors", "") and bool(reading.warnings) == bool(said)
+    assert reading.metrics.get("health/cpu_wait_share") == load.waited
+    now[0] = 599.0
+    assert bool(processors.read().warnings) == bool(said), "it is the same warning, which is not shown again"
+    now[0] = 601.0
+    assert not processors.read().warnings
+
+
 class Says:
     """A condition that reads what it is given."""
 
@@ -148,4 +176,4 @@ def test_what_is_not_well_is_said_once_until_it_is_well_again(
     watch.look()
     watch.look()
     assert capsys.readouterr().err.count("broken cannot be watched: ZeroDivisionError: inside") == 1
-    assert set(conditions(tmp_path)) == {"disk", "clock", "memory", "gpus"}
+    assert set(conditions(tmp_path)) == {"disk", "clock", "memory", "gpus", "processors"}

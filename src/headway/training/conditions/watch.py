@@ -14,21 +14,30 @@ from headway.training.conditions.condition import Condition
 from headway.training.conditions.disk import Disk
 from headway.training.conditions.gpus import Gpus
 from headway.training.conditions.memory import Memory
+from headway.training.conditions.processors import Processors
 from headway.training.job import Callback
 
 if TYPE_CHECKING:
-    from headway.training.job import Job
+    from headway.training.conditions.processors import Processors
+from headway.training.job import Job
 
 
-def conditions(checkpoints: Path, machine: Machine | None = None) -> dict[str, Condition]:
+def conditions(checkpoints: Path, machine: Machine | None = None, run: int | None = None) -> dict[str, Condition]:
     """Return the conditions to watch on each machine of a run.
 
     Args:
         checkpoints: The folder of checkpoints.
         machine: This machine if not given.
+        run: The process that the run's processes here descend from; this one if not given.
     """
     machine = machine or Machine()
-    return {"disk": Disk(checkpoints, machine), "clock": ClockJumps(), "memory": Memory(machine), "gpus": Gpus(machine)}
+    return {
+        "disk": Disk(checkpoints, machine),
+        "clock": ClockJumps(),
+        "memory": Memory(machine),
+        "gpus": Gpus(machine),
+        "processors": Processors(machine, run),
+    }
 
 
 class ConditionWatch(Callback):

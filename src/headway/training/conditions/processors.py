@@ -1,0 +1,75 @@
+"""The condition of the processors: whether other processes slow a run."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from headway.core.cores import read_cores
+from headway.core.machine import Machine
+from headway.core.neighbours import Load, LoadMeter
+from headway.training.conditions.condition import Reading
+
+#: The share of lost time from which a run is slowed enough for a warning, and what others must take to be the cause.
+_SLOW, _BUSY = 0.1, 0.1
+#: What is measured over less time than this says little.
+_SHORT_SECONDS = 1.0
+#: Neighbours come and go; a warning is not repeated within this time.
+_QUIET_SECONDS = 600.0
+
+
+class Processors:
+    """The processors that a run shares with other processes.
+
+    Args:
+        machine: The machine that has them.
+        own: The process that the run's processes descend from; this one if not given.
+        measure: Returns the load since the last call.
+        clock: Seconds that never decrease.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        own: int | None = None,
+        measure: Callable[[], Load] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._usable, self._clock = read_cores(machine).usable, clock
+        self._measure = measure or LoadMeter(machine, own or os.getpid()).read
+        self._warned: tuple[float, str] | None = None
+
+    def read(self) -> Reading:
+        """Report what this run's threads wait, and what others take; warn if that makes steps longer."""
+        load = self._measure()
+        if load.seconds < _SHORT_SECONDS:  # the first reading, which shows how the run has begun
+            return Reading()
+        metrics = {
+            name: value
+            for name, value in (
+                ("health/cpu_wait_share", load.waited),
+                ("health/cpu_used_by_others", load.others),
+                ("health/cpu_stolen_share", load.stolen),
+                ("health/cpu_throttled_share", load.throttled),
+            )
+            if value is not None
+        }
+        warning, now = self._explain(load), self._clock()
+        if warning is not None:
+            self._warned = (now, warning)
+        elif self._warned is not None and now - self._warned[0] >= _QUIET_SECONDS:
+            self._warned = None
+        return Reading(metrics, {} if self._warned is None else {"processors": self._warned[1]})
+
+    def _explain(self, load: Load) -> str | None:
+        if load.throttled is not None and load.throttled >= _SLOW:
+            what = f"the quota of its control group kept this run from its processors {load.throttled:.0%} of the time"
+            return f"{what}; ask for more of them, or take fewer threads (parallel.threads)"
+        if load.stolen is not None and load.stolen >= _SLOW:
+            return f"other virtual machines took {load.stolen:.0%} of this one's processors: steps take longer"
+        waited, others = load.waited or 0.0, load.others or 0.0
+        if waited >= _SLOW and others >= _BUSY:
+            what = f"other processes use {others:.1f} of {self._usable} processors"
+            return f"{what}: this run's threads wait {waited:.0%} of their time for one, and steps take longer"
+        return None
