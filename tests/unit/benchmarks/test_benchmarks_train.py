@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import signal
+import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ if not BENCHMARKS.exists():
 @pytest.fixture(scope="module")
 def modules() -> Iterator[dict[str, Any]]:
     """The scripts, which find each other in their folder, under the names that they have there."""
-    names = ("gate", "contender", "speed", "overhead")
+    names = ("gate", "contender", "speed", "overhead", "neighbours")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(BENCHMARKS)
         patch.syspath_prepend(BENCHMARKS / "train")
@@ -329,3 +330,27 @@ def test_a_round_that_was_not_measured_whole_counts_for_nobody(
     ended.clear()
     with pytest.raises(SystemExit, match="no round"):
         speed.take_turns({"headway": True, "peer": True}, work)
+
+
+def test_neighbours_are_set_against_the_plain_loop_and_a_fair_share(modules: dict[str, Any]) -> None:
+    found = {"plain": {0: 8.0, 2: 0.5}, "trainer": {0: 8.0, 2: 3.0}}
+    *_, quiet, busy = modules["neighbours"].table(found, cores=2, threads=2).splitlines()
+    assert quiet.split() == ["0", "8.00", "8.00", "1.00", "1.00"]
+    assert busy.split() == ["2", "0.50", "3.00", "6.00", "0.75"], "two of four that want two processors"
+
+
+def test_a_neighbours_contender_is_measured_between_the_ends_of_steps(modules: dict[str, Any], tmp_path: Path) -> None:
+    neighbours = modules["neighbours"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(neighbours, "SETTLE_SECONDS", 0.1)
+        patch.setattr(neighbours, "CONTENDERS", ())
+        count = tmp_path / "x.count"
+        count.write_bytes(bytes(8))
+        code = "import struct, sys, time\nn = 0\nwhile True:\n time.sleep(0.02); n += 1; "
+        code += "open(sys.argv[1], 'r+b').write(struct.pack('q', n))"
+        process = subprocess.Popen([sys.executable, "-S", "-c", code, str(count)])
+        try:
+            assert 5 < neighbours.Contender("x", process, count).measure(0.3) <= 60
+        finally:
+            process.kill()
+            process.wait()

@@ -33,6 +33,17 @@ def test_a_container_counts_what_it_was_granted(tmp_path: Path, allowed: str, qu
     assert (cores.seen, cores.usable) == (64, usable)
 
 
+@pytest.mark.parametrize(("quota", "usable"), [("-1", 4), ("150000", 1), ("300000", 3)])
+def test_a_quota_of_control_groups_1_counts_too(tmp_path: Path, quota: str, usable: int) -> None:
+    here = machine(tmp_path, 8, "0-3", "max 100000")
+    (tmp_path / "proc/self/cgroup").write_text("7:cpu,cpuacct:/jobs/a\n0::/other\n")
+    group = tmp_path / "sys/fs/cgroup/cpu,cpuacct/jobs"
+    group.mkdir(parents=True)
+    (group / "cpu.cfs_quota_us").write_text(quota)
+    (group / "cpu.cfs_period_us").write_text("100000")
+    assert read_cores(here).usable == usable, "that of a group above"
+
+
 def test_this_process_may_use_no_more_than_there_are() -> None:
     assert 1 <= usable_cores() <= (os.cpu_count() or 1)
 
