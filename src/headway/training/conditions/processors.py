@@ -45,16 +45,13 @@ class Processors:
         load = self._measure()
         if load.seconds < _SHORT_SECONDS:  # the first reading, which shows how the run has begun
             return Reading()
-        metrics = {
-            name: value
-            for name, value in (
-                ("health/cpu_wait_share", load.waited),
-                ("health/cpu_used_by_others", load.others),
-                ("health/cpu_stolen_share", load.stolen),
-                ("health/cpu_throttled_share", load.throttled),
-            )
-            if value is not None
+        known = {
+            "health/cpu_wait_share": load.waited,
+            "health/cpu_used_by_others": load.others,
+            "health/cpu_stolen_share": load.stolen,
+            "health/cpu_throttled_share": load.throttled,
         }
+        metrics = {name: value for name, value in known.items() if value is not None}
         warning, now = self._explain(load), self._clock()
         if warning is not None:
             self._warned = (now, warning)
