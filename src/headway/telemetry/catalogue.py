@@ -165,7 +165,7 @@ _LINES: dict[str, tuple[_Line, ...]] = {
         ("health/cpu_used_by_others", Unit.NUMBER, _G, "Processors that other processes of the machine used"),
         ("health/cpu_stolen_share", Unit.RATIO, _G, "Time of its processors that a hypervisor gave to other machines"),
         ("health/cpu_throttled_share", Unit.RATIO, _G, "Time in which the quota of its control group was used up"),
-        ("health/threads_sleep", Unit.NUMBER, _G, "1 while OpenMP's threads sleep when they wait, 0 while they spin"),
+        ("health/threads_sleep", Unit.NUMBER, _G, "Whether OpenMP's threads sleep when they wait (1) or spin (0)"),
         ("health/gpu_temperature_celsius", Unit.CELSIUS, _G, "Temperature of the hottest GPU of the first machine"),
     ),
     "data": (
