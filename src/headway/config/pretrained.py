@@ -70,9 +70,10 @@ class AdapterConfig(Section):
     projection."""
     also_trained: list[str] = []
     """Names of modules that are trained in full, such as `[embed_tokens, lm_head]`."""
-    frozen_precision: Literal["auto", "fp32", "bf16"] = "auto"
+    frozen_precision: Literal["auto", "fp32", "bf16", "int8", "nf4"] = "auto"
     """Type in which the matrices of frozen linear layers are kept. `auto`: the type of the matrix products, which
-    changes no bit of them."""
+    changes no bit of them. `int8`: 8 bits, with a scale for each row. `nf4`: 4 bits, with a scale for 64 values (QLoRA,
+    Dettmers et al. 2023)."""
 
 
 def pretrained_problems(config: Config) -> Iterator[ConfigError]:
@@ -100,4 +101,14 @@ def pretrained_problems(config: Config) -> Iterator[ConfigError]:
             f"frozen matrices in bf16 cannot enter products in {config.train.precision}",
             where="model.adapter.frozen_precision, train.precision",
             fix="train.precision=bf16, or model.adapter.frozen_precision=auto",
+        )
+    if (
+        model.adapter is not None
+        and model.adapter.frozen_precision in ("int8", "nf4")
+        and model.adapter.method == "dora"
+    ):
+        yield ConfigError(
+            f"dora needs the norms of the frozen matrices, which {model.adapter.frozen_precision} does not keep",
+            where="model.adapter.method, model.adapter.frozen_precision",
+            fix="model.adapter.method=lora, or model.adapter.frozen_precision=auto",
         )

@@ -232,7 +232,8 @@ class Activations:
             backward=2 * inner * element + stream * _FP32,
             rounding=_rounding([*sides, *feed_forward], tokens) if fp8 else 0,
         )
-        loss_forward, loss_backward = _loss(shape, tokens, element, device, tensor)
+        projection = (shape.vocab_size // tensor, shape.dim)
+        loss_forward, loss_backward = loss_bytes(projection, tokens, element, device)
         return cls(
             layer_input=stream * _FP32,
             dense=dense,
@@ -332,21 +333,33 @@ def _rounding(matrices: list[tuple[int, int]], tokens: int) -> int:
     return (2 * _FP32 + 1) * max(operands, default=0)
 
 
-def _loss(shape: Shape, tokens: int, element: int, device: str, tensor: int) -> tuple[int, int]:
-    """Return the memory of `models/loss.py`, forward and backward; the projection's gradient is in fp32."""
-    vocabulary = shape.vocab_size // tensor
-    rows, projection = tokens * shape.dim, vocabulary * shape.dim
+def loss_bytes(
+    sides: tuple[int, int], tokens: int, element: int, device: str, *, trained: bool = True, in_place: bool = False
+) -> tuple[int, int]:
+    """Return the memory of `models/loss.py`, forward and backward; the projection's gradient is in fp32.
+
+    Args:
+        sides: Of the projection on this worker: vocabulary, hidden size.
+        tokens: Of a micro-batch.
+        element: Bytes of an element in matrix products.
+        device: "cpu" or "cuda".
+        trained: Whether the projection has a gradient.
+        in_place: Whether the projection is in the type of matrix products already.
+    """
+    vocabulary, dim = sides
+    rows, projection = tokens * dim, vocabulary * dim
     chunk = min(tokens, default_chunk_rows(device, vocabulary))
     # Hidden states and their gradients; a chunk's logits, and two products as large as its rows.
     if element == _FP32:
         logits = vocabulary * _FP32 * chunk
-        forward = _FP32 * (2 * rows + projection) + logits + 2 * _FP32 * chunk * shape.dim
+        forward = _FP32 * (2 * rows + projection * trained) + logits + 2 * _FP32 * chunk * dim
     else:
         # bf16 logits and their fp32 copy, later the exponentials and the bf16 gradient; then the gradient and a chunk's
         # part of the projection's gradient, which a CPU computes and converts to fp32 for some rows at a time.
         part = projection * _HALF
         if device == "cpu":
-            part = shape.dim * (min(vocabulary, PRODUCT_ROWS) * _HALF + min(vocabulary, ADDED_ROWS) * _FP32)
-        logits = max(vocabulary * (_FP32 + _HALF) * chunk, vocabulary * _HALF * chunk + part)
-        forward = (_FP32 + 2 * _HALF) * rows + (_FP32 + _HALF) * projection + logits + _HALF * chunk * shape.dim
-    return forward, 2 * element * rows + projection * _FP32
+            part = dim * (min(vocabulary, PRODUCT_ROWS) * _HALF + min(vocabulary, ADDED_ROWS) * _FP32)
+        logits = max(vocabulary * (_FP32 + _HALF) * chunk, vocabulary * _HALF * chunk + part * trained)
+        copies = (_FP32 * trained + _HALF * (not in_place)) * projection
+        forward = (_FP32 + 2 * _HALF) * rows + copies + logits + _HALF * chunk * dim
+    return forward, 2 * element * rows + projection * _FP32 * trained

@@ -223,7 +223,7 @@ class EngineStep(Passes):
                 there.plus("loss, backward", activations=self.after_forward, buffers=self.loss_backward),
             ]
             for index in reversed(range(stage.layers)):
-                here = [extra for name, extra in filled.extra.items() if name.startswith(f"layers.{index}.")]
+                here = [extra for name, extra in filled.extra.items() if name.startswith(f"layers.{index}.")] or [0]
                 below = sum(self.kept[:index])
                 moments += [
                     under_way.plus("a layer, backward", activations=below + self.whole(self.sizes.dense),

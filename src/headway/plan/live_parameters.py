@@ -137,13 +137,20 @@ def _calls(elements: dict[str, int], tied: bool, recomputes: bool) -> list[_Call
                 found.append(_Call(part, () if module.isupper() else (name,)))
         return found
 
+    def own_order(index: int) -> tuple[str, ...]:
+        """Return the modules of a layer that is none of the decoder's, in the order in which they are declared."""
+        prefix = f"layers.{index}."
+        names = tuple(name.removeprefix(prefix) for name in elements if name.startswith(prefix))
+        return () if set(names) & set(_LAYER) else names
+
     calls = [_Call("forward 0", projection, stays=True), _Call("forward 0", ("embedding.weight",))]
     for index in range(layers):
-        calls += layer(index, _LAYER, f"forward {index}")
+        calls += layer(index, own_order(index) or _LAYER, f"forward {index}")
     calls += [_Call("loss", ("norm.weight",)), _Call("loss", projection, stays=True), _Call("loss", ("norm.weight",))]
     for index in reversed(range(layers)):
-        part, again = f"backward {index}", layer(index, _LAYER, f"backward {index}") if recomputes else []
-        backward = layer(index, _LAYER_BACKWARD, part)
+        part, own = f"backward {index}", own_order(index)
+        again = layer(index, own or _LAYER, part) if recomputes else []
+        backward = layer(index, ("LAYER", *reversed(own)) if own else _LAYER_BACKWARD, part)
         calls += [*backward[:_BEFORE_RECOMPUTING], *again, *backward[_BEFORE_RECOMPUTING:]]
     return [*calls, _Call("backward 0", ("embedding.weight",), stays=True)]
 

@@ -16,7 +16,8 @@ from headway.plan.activations import Activations, masked_pairs
 from headway.plan.deepspeed import EngineStep
 from headway.plan.passes import Passes
 from headway.plan.peak import MemoryPlan, Moment
-from headway.plan.stages import BUCKET_BYTES, BUCKETS_IN_FLIGHT, pipeline_stages
+from headway.plan.pretrained import pretrained_activations, pretrained_buffers, pretrained_stage
+from headway.plan.stages import BUCKET_BYTES, BUCKETS_IN_FLIGHT, Stage, pipeline_stages
 
 if TYPE_CHECKING:
     from headway.config import Config, ModelConfig
@@ -50,14 +51,23 @@ def plan_memory(
         )
     gloo = device == "cpu" if gloo is None else gloo
     length = config.train.sequence_length // layout.mesh.cp
-    pairs = masked_pairs(config, model, layout.mesh.cp, layout.micro_batch)
-    sizes = Activations.of_layout(config, model, layout, device)
+    # The passes of a model of transformers make their own masks, if any.
+    pairs = (
+        0 if model.implementation == "transformers" else masked_pairs(config, model, layout.mesh.cp, layout.micro_batch)
+    )
+    by_transformers = model.implementation == "transformers"
+    sizes = (pretrained_activations if by_transformers else Activations.of_layout)(config, model, layout, device)
     # Ids and targets in int64. On the CPU the batches of a whole step are in the same memory.
     batches = 16 * layout.micro_batch * length * (layout.micro_batches if device == "cpu" else 1)
-    rotary = 2 * model.max_sequence_length * Shape.of(model).head_dim * FP32_BYTES
+    stages: list[Stage]
+    if by_transformers:
+        tables, stages = pretrained_buffers(config, model), [pretrained_stage(config, model, layout)]
+    else:
+        tables = 2 * model.max_sequence_length * Shape.of(model).head_dim * FP32_BYTES
+        stages = pipeline_stages(config, model, layout)
     moments: list[Moment] = []
-    for stage in pipeline_stages(config, model, layout):
-        lasting = batches + rotary + pairs + stage.received * sizes.gradient
+    for stage in stages:
+        lasting = batches + tables + pairs + stage.received * sizes.gradient
         on_cpu = device == "cpu"
         if layout.strategy.is_deepspeed:
             engine = EngineStep(stage, layout, sizes, config, on_cpu=on_cpu, gloo=gloo, lasting=lasting)
@@ -78,7 +88,7 @@ class _Step(Passes):
         stage, layout, name = self.stage, self.layout, self.config.optimizer.name
         owners = layout.mesh.replicas if layout.strategy.divides_update else 1
         optimizer = self.moments_of(stage.largest_moments(owners, name))
-        state = Moment("", weights=stage.all, optimizer=optimizer, buffers=self.lasting)
+        state = Moment("", weights=stage.all + stage.frozen, optimizer=optimizer, buffers=self.lasting)
         bucket = max(stage.largest, min(BUCKET_BYTES, stage.largest_share(owners)))
         if layout.strategy.shards_gradients and not layout.elastic:
             moments = self._handed_over(state, owners)
@@ -127,7 +137,7 @@ class _Step(Passes):
             base.plus("loss, backward", activations=self.after_forward, buffers=self.loss_backward, gradients=before),
         ]
         for index in reversed(range(stage.layers)):
-            here = [count for name, count in there.items() if name.startswith(f"layers.{index}.")]
+            here = [count for name, count in there.items() if name.startswith(f"layers.{index}.")] or [0]
             below = stage.ahead * sum(self.kept) + sum(self.kept[:index])
             size = self.sizes.mixture if index >= stage.layers - stage.mixtures else self.sizes.dense
             # The layer begins with all its activations and ends with all its gradients.
@@ -174,15 +184,17 @@ class _Step(Passes):
         norms = stage.norms if self.half else 0
         root, layers, offload = stage.root + norms, stage.layers, self.config.optimizer.offload and not self.on_cpu
         leaving_unit = stage.layer - norms // layers
-        unit = leaving_unit // 2 if self.half else leaving_unit
+        trained_unit = leaving_unit // 2 if self.half else leaving_unit
+        unit, whole_root = trained_unit + stage.frozen_layer, root + stage.frozen_root
         gloo = int(self.gloo)
         leaving = 1.5 if layout.elastic else gloo
         own = 0 if offload else stage.shard(shards)
+        frozen = 0 if offload else stage.frozen // shards
         sums = layout.lanes if layout.elastic else layout.micro_batches if self.sums_each_micro_batch else 1
         is_whole = layout.micro_batches > sums
         state = Moment(
             "",
-            weights=own,
+            weights=own + frozen,
             optimizer=self.moments_of(stage.shard_of_moments(shards, name)),
             buffers=self.lasting,
             gradients=(stage.all if is_whole else 0) + (own if sums > 1 else 0),
@@ -190,7 +202,8 @@ class _Step(Passes):
         if layout.elastic and layout.lanes > 1:
             state = state.plus("", buffers=self.copies_of_lanes * stage.shard(shards))
         growing = not is_whole
-        stays = 0 if layout.reshard_after_forward else stage.in_layers * unit // stage.layer
+        whole_layers = stage.in_layers * trained_unit // max(1, stage.layer) + sum(stage.frozen_layers)
+        stays = 0 if layout.reshard_after_forward else whole_layers
         ahead = ((layout.prefetch or 1) - 1) * unit
         kept = 0 if stays else unit + ahead
         head = stage.projection if growing else 0
@@ -202,25 +215,25 @@ class _Step(Passes):
         arriving = max(self.passing, gloo * kept)
         root_shard = 0 if offload else stage.shard_of_root(shards)
         moments = [
-            state.plus("root gathered", communication=(2 + gloo) * root + unit),
+            state.plus("root gathered", communication=(2 + gloo) * whole_root + unit),
             state.plus("last layer gathered", activations=before_last,
-                       communication=root + 2 * unit + ahead + (stays or unit)),
+                       communication=whole_root + 2 * unit + ahead + (stays or unit)),
             state.plus("loss", activations=self.after_forward, buffers=self.loss,
-                       communication=root + unit + stays),
+                       communication=whole_root + unit + stays),
             state.plus("loss, backward", activations=self.after_forward, buffers=self.loss_backward,
-                       communication=root + kept + stays),
+                       communication=whole_root + kept + stays),
             state.plus("last layer, backward", activations=self.last_layer, gradients=head, buffers=arriving,
-                       communication=root + 2 * kept + stays),
+                       communication=whole_root + 2 * kept + stays),
             # From here on the buffer of the last sent gradients is still alive.
             state.plus("next layer, backward", activations=second, gradients=head + done, buffers=arriving,
-                       communication=root + 2 * kept + leaving_unit + stays),
+                       communication=whole_root + 2 * kept + leaving_unit + stays),
             state.plus("first layer, backward", gradients=head + grown + sent,
-                       communication=root + (kept or unit) + int((1 + leaving) * leaving_unit),
+                       communication=whole_root + (kept or unit) + int((1 + leaving) * leaving_unit),
                        buffers=self.sizes.gradient),
             state.plus("root's gradients", gradients=(root if growing else 0) + sent,
-                       communication=root + leaving_unit, buffers=0 if growing else stage.table),
+                       communication=whole_root + leaving_unit, buffers=0 if growing else stage.table),
             state.plus("root sent", gradients=sent + (stage.table if growing else 0),
-                       communication=int((1 + leaving) * root) + root_shard),
+                       communication=whole_root + int(leaving * root) + root_shard),
         ]  # fmt: skip
         update = Moment("update", weights=state.weights, optimizer=state.optimizer, gradients=own)
         temporaries = 0 if offload else self._update(1) // shards

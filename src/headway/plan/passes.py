@@ -32,12 +32,13 @@ class Passes:
         self.sums_each_micro_batch = config.parallel.reduces_each_micro_batch(stage.all)
         #: Weights gathered in half precision need no copies, and products save nothing that outlives them.
         #: fp8 layers cast their weights themselves, so those travel in fp32.
-        self.half = layout.strategy.cuts_parameters and config.train.precision in ("bf16", "fp16")
+        in_half = config.train.precision in ("bf16", "fp16")
+        self.half = layout.strategy.cuts_parameters and stage.gathers_half and in_half
         dense, mixture = self.kept_of(sizes.dense), self.kept_of(sizes.mixture)
         last, first = (sizes.mixture if stage.mixtures else sizes.dense), self._first
         #: Activations that each layer keeps, in the order of layers.
         self.kept = [dense] * (stage.layers - stage.mixtures) + [mixture] * stage.mixtures
-        self.last_norm = sizes.last_norm if stage.projection else 0
+        self.last_norm = sizes.last_norm if stage.has_loss else 0
         #: Activations at the end of the forward pass, and when the backward pass of the last and of the first layer
         #: begins.
         self.after_forward = (1 + stage.ahead) * sum(self.kept) + self.last_norm
@@ -50,8 +51,8 @@ class Passes:
             matrices = {name: count // 2 for name, count in matrices.items()}
         backward = max(last.backward, first.backward) + max(last.rounding, first.rounding)
         self.passing = sizes.gradient + max(backward + again * matrices["down"], again * matrices["gate_up"])
-        self.loss = sizes.loss_forward if stage.projection else 0
-        self.loss_backward = sizes.loss_backward if stage.projection else 0
+        self.loss = sizes.loss_forward if stage.has_loss else 0
+        self.loss_backward = sizes.loss_backward if stage.has_loss else 0
         self.copies_of_lanes = max(1, (layout.lanes - 1).bit_length()) if layout.elastic else 0
 
     @property

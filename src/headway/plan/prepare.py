@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from headway.config import override
 from headway.config.strategies import DEEPSPEED, simplest_strategy, strategy_of
-from headway.core.errors import ConfigError
 from headway.models.facts import ParameterCounts, count_parameters, flops_per_token
 from headway.models.shape import embedding_rows
 from headway.plan.layout import has_copied_experts
@@ -225,15 +224,10 @@ def complete_model(config: Config) -> tuple[ModelConfig, str]:
     model = config.model
     if model.from_pretrained is not None:
         from headway.models.build import complete
+        from headway.models.hub.folder import settings_folder
 
-        found = complete(model, 1)
-        if found.implementation == "transformers":
-            raise ConfigError(
-                "a plan knows the parts of the native decoder only, and transformers computes this model",
-                where="model.from_pretrained, model.adapter",
-                fix="headway plan model.adapter=null, if the model is one that the native decoder computes; or"
-                " train.trial_step=true tries the memory when training starts",
-            )
+        source = settings_folder(model.from_pretrained, with_code=model.trust_remote_code)
+        found = complete(model.model_copy(update={"from_pretrained": source}), 1)
         return found, f"config.json of {model.from_pretrained}"
     if model.vocab_size is not None:
         return model, "model.vocab_size"

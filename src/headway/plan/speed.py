@@ -120,11 +120,12 @@ class Speed:
 
 
 def plan_speed(config: Config, model: ModelConfig, layout: Layout, machines: Machines) -> Speed | None:
-    """Estimate the time of a step; None if a figure of the accelerator or its links is unknown."""
+    """Estimate the time of a step; None if a figure of the accelerator or its links is unknown, or if transformers
+    computes the model, whose kernels are not known."""
     accelerator, precision = machines.accelerator, config.train.precision
     peak, bandwidth = accelerator.peak_flops(precision), accelerator.bandwidth_gb_per_second
     others = accelerator.peak_flops("bf16") if precision == "fp8" else peak
-    if peak is None or others is None or bandwidth is None:
+    if peak is None or others is None or bandwidth is None or model.implementation == "transformers":
         return None
     if layout.mesh.size > 1 and machines.link_bytes_per_second() is None:
         return None

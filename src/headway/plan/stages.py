@@ -104,6 +104,12 @@ class Stage:
     """Whether the embedding table is also the projection."""
     sharers: tuple[int, int] = (1, 1)
     """Workers that shard experts, relative to those that shard other weights (`_sharers`)."""
+    frozen_root: int = 0
+    """Bytes of weights outside of layers that are not trained, as they are stored."""
+    frozen_layers: tuple[int, ...] = ()
+    """Bytes of each layer's weights that are not trained; empty if all are."""
+    gathers_half: bool = True
+    """Whether sharded matrices are gathered in half precision where products are (`HasProductParameters`)."""
 
     @cached_property
     def bytes(self) -> dict[str, int]:
@@ -125,6 +131,16 @@ class Stage:
         """Bytes of all parameters."""
         return sum(self.bytes.values())
 
+    @property
+    def frozen(self) -> int:
+        """Bytes of all weights that are not trained."""
+        return self.frozen_root + sum(self.frozen_layers)
+
+    @property
+    def frozen_layer(self) -> int:
+        """Bytes of weights that are not trained, in the layer with most of them."""
+        return max(self.frozen_layers, default=0)
+
     @cached_property
     def _layer_bytes(self) -> list[int]:
         sizes: dict[int, int] = {}
@@ -136,7 +152,7 @@ class Stage:
     @property
     def layer(self) -> int:
         """Bytes of the largest layer."""
-        return max(self._layer_bytes)
+        return max(self._layer_bytes, default=0)
 
     @property
     def in_layers(self) -> int:
@@ -171,6 +187,11 @@ class Stage:
     def projection(self) -> int:
         """Bytes of the vocabulary projection, 0 without one."""
         return self.table if self.tied else self.bytes.get("head.weight", 0)
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether it computes projection and loss."""
+        return self.projection > 0
 
     @property
     def down(self) -> int:

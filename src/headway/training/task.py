@@ -248,22 +248,20 @@ def _transformers_task(
     config: Config, settings: ModelConfig, feed: Feed, vocab_size: int, attention_length: int
 ) -> Task:
     """Make the task of a pretrained model that transformers computes; every worker builds all of it on the CPU."""
-    from headway.models.facts import flops_per_token
+    from headway.models.facts import count_parameters, flops_per_token
+    from headway.models.hub.frozen import freeze_as_configured
     from headway.models.hub.transformers_model import build_transformers_model
 
     model = build_transformers_model(settings, seed=config.seed)
     model.set_activation_checkpointing(config.train.activation_checkpointing)
-    chosen = settings.adapter.frozen_precision if settings.adapter is not None else "auto"
-    if model.kept_elsewhere() and (chosen == "bf16" or (chosen == "auto" and config.train.precision == "bf16")):
-        from headway.models.hub.lora import set_frozen_precision
-
-        set_frozen_precision(model, torch.bfloat16)
+    freeze_as_configured(model, config.train.precision)
     return Task(
         model=model,
         feed=feed,
         objective=Objective(language_model_loss, count_targets),
         flops_per_item=flops_per_token(settings, attention_length),
         vocab_size=vocab_size,
+        parameters=count_parameters(settings).total,
     )
 
 

@@ -33,6 +33,17 @@ def open_folder(source: Path | str, *, with_code: bool = False) -> Path:
     return folder
 
 
+def settings_folder(source: Path | str, *, with_code: bool = False) -> Path:
+    """Return a folder with the settings of a source but not always its weights, for those who ask for sizes only.
+
+    Raises:
+        ConfigError, CheckpointError: as `open_folder`.
+    """
+    if not is_on_hub(source):
+        return Path(source)
+    return _snapshot(str(source), with_code, ["*.json", *([_CODE] if with_code else [])])
+
+
 def base_folder(source: Path | str, *, with_code: bool = False) -> Path:
     """Return the folder of the model itself: for an adapter of peft, of the model that it adapts.
 

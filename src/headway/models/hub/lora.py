@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from headway.core.errors import ConfigError
 from headway.core.random import derive_seed
@@ -54,22 +53,6 @@ def load_adapter(network: Any, folder: Path) -> Any:
         ConfigError: peft is missing.
     """
     return _peft().PeftModel.from_pretrained(network, folder, is_trainable=True, local_files_only=True)
-
-
-def set_frozen_precision(network: nn.Module, dtype: torch.dtype) -> None:
-    """Keep the matrices of frozen linear layers in a type, and embeddings if that loses no bit of them.
-
-    In the type of the matrix products this changes no result, since autocast casts them at each use anyway. What an
-    embedding returns is cast back to fp32, in which activations are summed up. Norms stay in fp32.
-    """
-    for module in network.modules():
-        if not isinstance(module, nn.Linear | nn.Embedding) or module.weight.requires_grad:
-            continue
-        whole, rounded = module.weight.data, module.weight.data.to(dtype)
-        if isinstance(module, nn.Linear) or whole.dtype == dtype or torch.equal(rounded.to(whole.dtype), whole):
-            module.weight.data = rounded
-            if isinstance(module, nn.Embedding) and dtype != torch.float32:
-                module.register_forward_hook(lambda _, inputs, output: output.float())
 
 
 def _peft() -> Any:

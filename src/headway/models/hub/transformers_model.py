@@ -59,7 +59,7 @@ class TransformersModel(nn.Module):
         return backbone
 
     @property
-    def _options(self) -> dict[str, Any]:
+    def pass_options(self) -> dict[str, Any]:
         """Options of every pass: no cache, and no router losses, whose mean over a micro-batch is no part of a sum."""
         routes = hasattr(self.causal.config, "output_router_logits")
         return {"use_cache": False, **({"output_router_logits": False} if routes else {})}
@@ -127,7 +127,9 @@ class TransformersModel(nn.Module):
         """
         if probe is not None:
             return probe()
-        options = self._options if documents is None else {**self._options, "position_ids": documents.positions_BT}
+        options = (
+            self.pass_options if documents is None else {**self.pass_options, "position_ids": documents.positions_BT}
+        )
         projection = self.output_projection() if self.loss_from_hidden else None
         if targets_BT is not None and projection is not None:
             hidden_BTD = self.backbone(ids_BT, **options)[0]
@@ -142,7 +144,7 @@ class TransformersModel(nn.Module):
     def reference_loss(self, ids_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
         """Compute the loss of all targets but each row's last one by the loss function of transformers, summed."""
         labels_BT = torch.cat((ids_BT[:, :1], targets_BT[:, :-1]), dim=1)
-        loss: torch.Tensor = self.causal(ids_BT, labels=labels_BT, **self._options).loss
+        loss: torch.Tensor = self.causal(ids_BT, labels=labels_BT, **self.pass_options).loss
         return loss.float() * (labels_BT[:, 1:] != IGNORE_TARGET).sum()
 
     def logits_are_projected(self, ids_BT: torch.Tensor) -> bool:
@@ -163,17 +165,17 @@ class TransformersModel(nn.Module):
 
         handle = head.register_forward_hook(replaced)
         try:
-            logits = self.causal(ids_BT, **self._options).logits
+            logits = self.causal(ids_BT, **self.pass_options).logits
         finally:
             handle.remove()
         if not seen:
             return False
-        hidden = self.backbone(ids_BT, **self._options)[0]
+        hidden = self.backbone(ids_BT, **self.pass_options)[0]
         return torch.equal(logits, seen[1].to(logits.dtype)) and torch.equal(hidden, seen[0])
 
     def packed_logits(self, ids_BT: torch.Tensor, positions_BT: torch.Tensor) -> torch.Tensor:
         """Compute the logits of packed rows, whose documents begin where positions are 0."""
-        logits: torch.Tensor = self.causal(ids_BT, position_ids=positions_BT, **self._options).logits
+        logits: torch.Tensor = self.causal(ids_BT, position_ids=positions_BT, **self.pass_options).logits
         return logits
 
     def new_cache(self, rows: int, capacity: int) -> list[torch.Tensor]:

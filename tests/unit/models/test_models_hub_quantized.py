@@ -1,0 +1,137 @@
+"""Frozen matrices in few bits: the right levels, the right products, and runs that are kept like any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from torch import nn
+
+import headway
+from headway import Callback
+from headway.config import Config
+from headway.core.errors import ConfigError
+from headway.models.hub.quantized import NF4_LEVELS, QuantizedLinear, dequantize, quantize
+from support import config_values, state_hash, write_config, write_corpus
+from support import headway as command
+from support_families import write_family
+
+
+def test_levels_are_quantiles_of_the_normal_distribution() -> None:
+    """As appendix E of the paper has them: eight positive and seven negative ones, and zero."""
+    end, normal = 0.9677083, NormalDist()
+
+    def quantiles(count: int) -> list[float]:
+        return [normal.inv_cdf(end + (0.5 - end) * index / count) for index in range(count)]
+
+    above, below = quantiles(8), quantiles(7)
+    levels = sorted([*above, 0.0, *(-value for value in below)])
+    assert pytest.approx([value / levels[-1] for value in levels], abs=1e-6) == NF4_LEVELS
+
+
+def test_every_value_gets_its_nearest_level() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(6, 128)
+    codes, scales = quantize(weight, "nf4")
+    assert codes.shape == (6, 64) and codes.dtype == torch.uint8 and scales.shape == (6, 2)
+    blocks = weight.view(6, 2, 64)
+    largest = blocks.abs().amax(2, keepdim=True)
+    levels = torch.tensor(NF4_LEVELS)
+    nearest = levels[(blocks.unsqueeze(3) / largest.unsqueeze(3) - levels).abs().argmin(3)] * largest
+    torch.testing.assert_close(dequantize(codes, scales, "nf4", torch.float32), nearest.view(6, 128))
+    codes, scales = quantize(weight, "int8")
+    error = (dequantize(codes, scales, "int8", torch.float32) - weight).abs()
+    assert bool((error <= weight.abs().amax(1, keepdim=True) / 127 / 2 + 1e-7).all())
+
+
+@pytest.mark.parametrize("kind", ["int8", "nf4"])
+def test_a_layer_is_that_of_its_restored_matrix_and_keeps_only_codes(kind: Any) -> None:
+    torch.manual_seed(0)
+    plain = nn.Linear(128, 16)
+    layer = QuantizedLinear(plain, kind)
+    plain.weight.data = layer.weight
+    x = torch.randn(3, 128, requires_grad=True)
+    saved: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        y = layer(x)
+    assert sum(t.nbytes for t in saved) < plain.weight.nbytes / 3
+    (gradient,) = torch.autograd.grad(y.square().sum(), x)
+    expected = plain(x)
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected.square().sum(), x)[0])
+
+
+class _Crash(Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step(self, *arguments: Any) -> None:
+        self.step -= 1
+        if not self.step:
+            raise RuntimeError("as if killed")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a token store, and a model whose rows fill the blocks of nf4."""
+    folder = tmp_path_factory.mktemp("quantized")
+    write_corpus(folder)
+    assert command("data", "prepare", write_config(folder)).returncode == 0
+    write_family("qwen3", folder / "model", hidden_size=64)
+    return folder
+
+
+def _model(folder: Path, **adapter: Any) -> dict[str, Any]:
+    return {"from_pretrained": str(folder / "model"), "adapter": {"rank": 4, **adapter}}
+
+
+def _config(folder: Path, run: str, model: dict[str, Any], **sections: Any) -> Config:
+    values = config_values(folder, train={"steps": 4, "global_batch": 2, "micro_batch": 2}, **sections)
+    return Config.model_validate({**values, "name": run, "model": model})
+
+
+def test_a_run_below_which_the_model_has_4_bits_resumes_to_the_same_state(folder: Path) -> None:
+    pytest.importorskip("peft")
+    model = _model(folder, frozen_precision="nf4", dropout=0.1)
+    whole = headway.train(_config(folder, "whole", model)).directory
+    config = _config(folder, "crashed", model)
+    with pytest.raises(RuntimeError, match="as if killed"):
+        headway.train(config, callbacks=[_Crash(3)])
+    run = headway.train(config).directory
+    assert state_hash(run) == state_hash(whole)
+    newest = max((run / "checkpoints").iterdir())
+    names = {name for file in newest.glob("*.safetensors") for name in load_file(file)}
+    assert names and all("lora_" in name for name in names)
+    other = headway.train(_config(folder, "unquantized", _model(folder, dropout=0.1))).directory
+    assert state_hash(other) != state_hash(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_codes_are_sharded_without_a_change_of_bits(precision: str, folder: Path) -> None:
+    hashes = set()
+    for workers, strategy in ((1, "single"), (2, "zero3"), (2, "ddp")):
+        file = write_config(
+            folder,
+            train={"steps": 2, "global_batch": 4, "micro_batch": 2, "lanes": 2, "precision": precision},
+            parallel={"workers": workers, "strategy": strategy, "threads": 1},
+            name=f"sharded-{precision}-{strategy}",
+            determinism="elastic",
+        )
+        values = yaml.safe_load(file.read_text())
+        file.write_text(yaml.safe_dump({**values, "model": _model(folder, frozen_precision="nf4")}))
+        done = command("train", file)
+        assert done.returncode == 0, done.stderr
+        hashes.add(state_hash(folder / "runs" / f"sharded-{precision}-{strategy}"))
+    assert len(hashes) == 1
+
+
+def test_norms_of_matrices_in_few_bits_are_refused() -> None:
+    model = {"from_pretrained": "x", "adapter": {"method": "dora", "frozen_precision": "int8"}}
+    with pytest.raises(ConfigError, match="dora needs the norms"):
+        Config.model_validate({"model": model, "train": {"steps": 1}}).resolved()
