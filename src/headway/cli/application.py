@@ -31,6 +31,7 @@ VERBS = (
     "merge",
     "checkpoints",
     "runs",
+    "top",
     "ledger",
     "report",
     "verify",

@@ -418,7 +418,8 @@ def _recorders(
         ]
     if config.health.watch_seconds and world.local_rank == 0:
         ours = os.getppid() if world.size > 1 else os.getpid()  # the process that has started the workers here
-        recorders.insert(0, ConditionWatch(conditions(run.checkpoints, run=ours), config.health.watch_seconds))
+        watched = conditions(run.checkpoints, run=ours, attempt=attempt.directory)
+        recorders.insert(0, ConditionWatch(watched, config.health.watch_seconds))
     recorders.insert(0, WaitingThreads())
     if config.telemetry.state_hash_every:
         recorders.append(StateHashes(run.path / "hashes.jsonl", config.telemetry.state_hash_every))

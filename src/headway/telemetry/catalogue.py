@@ -102,6 +102,9 @@ class Metric:
 _G, _C, _A = Kind.GAUGE, Kind.COUNTER, Kind.AMOUNT
 _Line = tuple[str, Unit, Kind, str]
 
+#: The source of what is read of a machine and not of a step; it has the label `machine` in Prometheus.
+SYSTEM = "system readings"
+
 #: Lines by source.
 _LINES: dict[str, tuple[_Line, ...]] = {
     "every record": (
@@ -168,9 +171,48 @@ _LINES: dict[str, tuple[_Line, ...]] = {
         ("health/threads_sleep", Unit.NUMBER, _G, "Whether OpenMP's threads sleep when they wait (1) or spin (0)"),
         ("health/gpu_temperature_celsius", Unit.CELSIUS, _G, "Temperature of the hottest GPU of the first machine"),
     ),
+    SYSTEM: (
+        ("system/cpu_share", Unit.RATIO, _G, "Share of the machine's processor time that was used"),
+        ("system/memory_used_gib", Unit.GIB, _G, "Main memory in use, of what the run may use"),
+        ("system/memory_allowed_gib", Unit.GIB, _G, "Main memory that the run may use"),
+        ("system/disk_free_gib", Unit.GIB, _G, "Free space of the file system of the run directory"),
+        ("system/disk_total_gib", Unit.GIB, _G, "Size of the file system of the run directory"),
+        ("system/disk_read_gib", Unit.GIB, _C, "Read from the machine's disks since it started"),
+        ("system/disk_written_gib", Unit.GIB, _C, "Written to the machine's disks since it started"),
+        ("system/network_received_gib", Unit.GIB, _C, "Received by the machine's network interfaces"),
+        ("system/network_sent_gib", Unit.GIB, _C, "Sent by the machine's network interfaces"),
+        ("gpu/utilization_share/<gpu>", Unit.RATIO, _G, "Share of the sample period in which a kernel ran"),
+        ("gpu/memory_used_gib/<gpu>", Unit.GIB, _G, "GPU memory in use, by all processes"),
+        ("gpu/memory_total_gib/<gpu>", Unit.GIB, _G, "Size of the GPU's memory"),
+        ("gpu/temperature_celsius/<gpu>", Unit.CELSIUS, _G, "Temperature of the GPU"),
+        ("gpu/power_watts/<gpu>", Unit.WATTS, _G, "Power that the GPU draws"),
+        ("gpu/power_limit_watts/<gpu>", Unit.WATTS, _G, "Power limit of the GPU"),
+        ("gpu/sm_clock_mhz/<gpu>", Unit.MEGAHERTZ, _G, "Clock of the multiprocessors"),
+        ("gpu/memory_clock_mhz/<gpu>", Unit.MEGAHERTZ, _G, "Clock of the GPU's memory"),
+        ("gpu/uncorrected_errors/<gpu>", Unit.NUMBER, _C, "Uncorrected memory errors since the driver was loaded"),
+        ("gpu/corrected_errors/<gpu>", Unit.NUMBER, _C, "Corrected memory errors since the driver was loaded"),
+        ("gpu/xid_errors/<gpu>", Unit.NUMBER, _C, "Xid messages of the kernel about the GPU since the attempt began"),
+    ),
     "data": (
         ("data/share/<source>", Unit.RATIO, _G, "Share of the step's rows that come from a source"),
         ("data/epochs/<source>", Unit.NUMBER, _G, "How often a source was gone through"),
+    ),
+    "readers of the run directory": (
+        ("run/state/<state>", Unit.NUMBER, _G, "State of the run: 1 for the one that it is in, 0 for the others"),
+        ("run/total_steps", Unit.STEPS, _G, "Steps of the whole run"),
+        ("run/started_timestamp_seconds", Unit.TIMESTAMP, _G, "When the first attempt started"),
+        ("run/last_step_timestamp_seconds", Unit.TIMESTAMP, _G, "When the last step was recorded"),
+        ("run/last_saved_timestamp_seconds", Unit.TIMESTAMP, _G, "When the newest checkpoint was published"),
+        ("run/eta_seconds", Unit.SECONDS, _G, "Time that the remaining steps take at the pace of recent ones"),
+        ("run/goodput_ratio", Unit.RATIO, _G, "Share of the time so far in steps that led to the newest weights"),
+        ("run/recent_failures", Unit.NUMBER, _G, "Failures within supervise.failure_window"),
+        ("run/allowed_failures", Unit.NUMBER, _G, "Most failures within that window that lead to a new attempt"),
+        ("run/budget_usd", Unit.USD, _G, "Budget of the run"),
+        ("run/steps", Unit.STEPS, _C, "Steps that were computed, those that were repeated included"),
+        ("run/saves", Unit.NUMBER, _C, "Checkpoints that were saved"),
+        ("run/save_failures", Unit.NUMBER, _C, "Checkpoints that could not be saved"),
+        ("run/uploads", Unit.NUMBER, _C, "Checkpoints that reached the remote tier"),
+        ("run/upload_failures", Unit.NUMBER, _C, "Uploads that failed"),
     ),
     "cost": (("cost/spent_usd", Unit.USD, _G, "What the run has cost so far"),),
     "goodput": (

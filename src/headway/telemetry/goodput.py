@@ -121,7 +121,7 @@ def goodput(
         wall += went
         if index + 1 < len(known):
             gap = max(0.0, (known[index + 1].started or 0.0) - attempt.ended)
-            if not _left(attempt, endings.get(attempt.number, {})):
+            if not was_meant_to_end(attempt, endings.get(attempt.number, {})):
                 lost[DOWN] += gap
                 wall += gap
         lost[HANGING] += silent
@@ -164,7 +164,7 @@ def goodput_before(run: Run, attempt: int, step: int) -> Goodput | None:
     return goodput(attempts, run.attempt_records, records, step)
 
 
-def _left(attempt: Attempt, ending: Mapping[str, Any]) -> bool:
+def was_meant_to_end(attempt: Attempt, ending: Mapping[str, Any]) -> bool:
     """Return whether the run was not meant to continue at that time."""
     return attempt.outcome == FINISHED or attempt.exit_code == INTERRUPTED or _stopped_by(ending) == "SIGINT"
 

@@ -13,6 +13,14 @@ QUERY = "nvidia-smi -q -x"
 
 _XID = re.compile(r"NVRM: Xid \(PCI:([^)]+)\): (\d+)")
 
+#: Newest driver first; the first is the power of the last sample, not an average.
+_POWER_DRAW = (
+    "gpu_power_readings/instant_power_draw",
+    "gpu_power_readings/power_draw",
+    "power_readings/power_draw",
+)
+_POWER_LIMIT = ("gpu_power_readings/current_power_limit", "power_readings/power_limit")
+
 #: Undesirable reasons for a lower clock; a power cap under load and an idle clock are normal.
 _THROTTLES = {
     "hw_slowdown": "hardware slowdown",
@@ -28,12 +36,23 @@ class Gpu:
 
     index: int
     name: str
+    address: str
+    """PCI address as the kernel's log writes it; empty if unknown."""
     memory_bytes: int | None
+    memory_used_bytes: int | None
+    utilization_percent: int | None
+    """Share of the last sample period in which a kernel ran."""
+    power_watts: float | None
+    power_limit_watts: float | None
+    sm_clock_mhz: int | None
+    memory_clock_mhz: int | None
     persistent: bool | None
     mig: bool | None
     ecc: bool | None
     uncorrected_errors: int
     """Since the driver was loaded."""
+    corrected_errors: int | None
+    """Since the driver was loaded; None without ECC."""
     rows_pending: bool
     """Broken memory rows wait for a reset of the GPU to be replaced."""
     rows_failed: bool
@@ -102,14 +121,24 @@ def _gpu(index: int, node: ElementTree.Element) -> Gpu:
             "sram_uncorrectable", "sram_uncorrectable_parity", "sram_uncorrectable_secded", "dram_uncorrectable",
         )
     ]  # fmt: skip
+    names = ("sram_correctable", "dram_correctable")
+    corrected = [count for name in names if (count := _whole(node, f"ecc_errors/volatile/{name}")) is not None]
     return Gpu(
         index=index,
         name=_known(node, "product_name") or "unknown",
+        address=_short_address(node.get("id", "")),
         memory_bytes=_mebibytes(node, "fb_memory_usage/total"),
+        memory_used_bytes=_mebibytes(node, "fb_memory_usage/used"),
+        utilization_percent=_whole(node, "utilization/gpu_util"),
+        power_watts=_first(node, _POWER_DRAW),
+        power_limit_watts=_first(node, _POWER_LIMIT),
+        sm_clock_mhz=_whole(node, "clocks/sm_clock"),
+        memory_clock_mhz=_whole(node, "clocks/mem_clock"),
         persistent=_switch(node, "persistence_mode"),
         mig=_switch(node, "mig_mode/current_mig"),
         ecc=_switch(node, "ecc_mode/current_ecc"),
         uncorrected_errors=sum(uncorrected),
+        corrected_errors=sum(corrected) if corrected else None,
         rows_pending=_known(node, "remapped_rows/remapped_row_pending") == "Yes",
         rows_failed=_known(node, "remapped_rows/remapped_row_failure") == "Yes",
         throttles=tuple(text for key, text in _THROTTLES.items() if key in short),
@@ -147,6 +176,17 @@ def _switch(node: ElementTree.Element, path: str) -> bool | None:
 def _whole(node: ElementTree.Element, path: str) -> int | None:
     match = re.match(r"\d+", _known(node, path) or "")
     return int(match[0]) if match else None
+
+
+def _first(node: ElementTree.Element, paths: tuple[str, ...]) -> float | None:
+    """Return the number at the first of these paths that has one."""
+    found = (re.match(r"\d+(?:\.\d+)?", _known(node, path) or "") for path in paths)
+    return next((float(match[0]) for match in found if match), None)
+
+
+def _short_address(address: str) -> str:
+    """Write `00000000:65:00.0` as the kernel's log does: `0000:65:00`."""
+    return re.sub(r"^0{4}(?=[0-9A-Fa-f]{4}:)|\.\d+$", "", address).lower()
 
 
 def _mebibytes(node: ElementTree.Element, path: str) -> int | None:

@@ -45,7 +45,7 @@ _NOT_OWN = ("checkpoint/", "evaluation/")
 _NO_VALUES = frozenset(("step", "attempt", "time"))
 
 # JSON has no such numbers. The words are those of the Protocol Buffers JSON mapping, and float() reads them.
-_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 #: How long a disk may take for a record before a warning; while it writes a checkpoint, seconds are normal.
 _SILENT_SECONDS = 10.0
@@ -185,14 +185,15 @@ def _word(value: float) -> str:
     return "Infinity" if value > 0 else "-Infinity"
 
 
-def _is_own(record: Mapping[str, Any]) -> bool:
+def is_own(record: Mapping[str, Any]) -> bool:
+    """Return whether a record is of a step itself, not only of an event after it."""
     return any(name not in _NO_VALUES and not name.startswith(_NOT_OWN) for name in record)
 
 
-def _number(value: Any) -> float | None:
+def recorded_number(value: Any) -> float | None:
     """Return a recorded value as a float; None if it is not a number."""
     if isinstance(value, str):
-        return _NOT_FINITE.get(value)
+        return NOT_FINITE.get(value)
     return as_number(value)
 
 
@@ -251,11 +252,11 @@ class Metrics:
         # A rollback to just before a bad step continues with that step, which is now left out.
         goes_back = step < self._step or (step == self._step and LEFT_OUT in record)
         if attempt != self._attempt or goes_back:
-            self._restart_at(step if _is_own(record) else step + 1, attempt)
+            self._restart_at(step if is_own(record) else step + 1, attempt)
         self._step, self._attempt = step, attempt
         for name, value in record.items():
             # Nearly all values are plain floats, and histories are long.
-            number = value if type(value) is float else _number(value)
+            number = value if type(value) is float else recorded_number(value)
             if number is not None and name not in ("step", "attempt"):
                 column = self._columns.get(name)
                 if column is None:
@@ -264,10 +265,10 @@ class Metrics:
         done = self._columns["attempt"]
         if not done.steps or done.steps[-1] != step:  # otherwise the step remains that of the attempt that did it
             done.put(step, attempt)
-        span, moment = self.spans[attempt], _number(record.get("time"))
+        span, moment = self.spans[attempt], recorded_number(record.get("time"))
         span.first_time = moment if span.first_time is None else span.first_time
         span.last_step, span.last_time = step, moment
-        jump = _number(record.get(CLOCK_JUMP)) if CLOCK_JUMP in record else None
+        jump = recorded_number(record.get(CLOCK_JUMP)) if CLOCK_JUMP in record else None
         if jump is not None and math.isfinite(jump):
             span.clock_jumped += jump
 

@@ -158,7 +158,7 @@ class Run:
     def outcome(self) -> str:
         """How the newest attempt ended, or that it has not ended."""
         records = self.attempt_records
-        return _outcome(records[max(records)], newest=True) if records else NOT_STARTED
+        return attempt_outcome(records[max(records)], newest=True) if records else NOT_STARTED
 
     @property
     def state(self) -> str:
@@ -366,7 +366,7 @@ def _attempt(number: int, record: dict[str, Any], span: Span | None, newest: boo
     first, last = as_int(record.get("first_step")), as_int(record.get("last_step"))
     return Attempt(
         number=number,
-        outcome=_outcome(record, newest),
+        outcome=attempt_outcome(record, newest),
         exit_code=as_int(record.get("exit_code")),
         command=_command(as_text(record.get("command"))),
         host=as_text(record.get("host")),
@@ -385,7 +385,7 @@ def _duration(value: Any) -> float | None:
     return seconds if seconds is not None and seconds >= 0 else None
 
 
-def _outcome(record: dict[str, Any], newest: bool) -> str:
+def attempt_outcome(record: dict[str, Any], newest: bool) -> str:
     """Return the outcome that the attempt recorded at its end; otherwise whether it is still alive."""
     outcome = as_text(record.get("outcome"))
     if outcome is not None:

@@ -20,10 +20,13 @@ NAME = re.compile(r"[a-z_]+(/[a-z_]+)+/?")
 OTHER = {"n/a"}
 #: Files that only read metrics, or declare them.
 READERS = ("telemetry/catalogue.py", "tracking/", "cli/")
+#: ... but for this one, which derives those of the group `run/`.
+DERIVES = SOURCES / "tracking" / "live_run.py"
 
 
 def written(tree: ast.AST) -> Iterator[str]:
-    """Names that code gives to values: keys of dicts, items that are assigned, and constants named for such a use.
+    """Names that code gives to values: keys of dicts, items that are assigned, first parts of pairs that are yielded,
+    and constants named for such a use.
 
     Of an f-string, each part that is computed is `*`.
     """
@@ -35,6 +38,8 @@ def written(tree: ast.AST) -> Iterator[str]:
             keys = [node.key]
         elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
             keys = [node.slice]
+        elif isinstance(node, ast.Yield) and isinstance(node.value, ast.Tuple):
+            keys = [node.value.elts[0]]
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
             keys = [node.value]  # a constant, which the code uses as a key
         for key in keys:
@@ -62,12 +67,15 @@ def known(name: str) -> list[str]:
 
 def found_in_source() -> dict[str, str]:
     files = [path for path in SOURCES.rglob("*.py") if not str(path.relative_to(SOURCES)).startswith(READERS)]
-    return {
+    found = {
         name: str(path.relative_to(SOURCES))
         for path in files
         if "/" in (text := path.read_text(encoding="utf-8"))
         for name in written(ast.parse(text))
     }
+    tree = ast.parse(DERIVES.read_text(encoding="utf-8"))
+    derived = [name for node in ast.walk(tree) if isinstance(node, ast.expr) and (name := _text(node)) is not None]
+    return found | {name: "tracking/live_run.py" for name in derived if re.fullmatch(r"run/.*[^/]", name)}
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +104,7 @@ def test_the_catalogue_holds_nothing_that_is_not_recorded(source: dict[str, str]
         'metrics = {"train/loss": 1.0, "train/other": 2.0}',
         'metrics["train/other"] = 2.0',
         'OTHER = "train/other"',
+        'yield "train/other", 2.0',
         'metrics = {f"train/{name}/other": 1.0 for name in names}',
         'log.write(step, {**more, f"train/other_{name}": 1.0})',
     ],
@@ -131,11 +140,16 @@ def test_prometheus_names_have_base_units() -> None:
 
 
 def test_the_unit_of_a_name_is_its_unit() -> None:
-    endings = {"_seconds": Unit.SECONDS, "_gib": Unit.GIB, "_usd": Unit.USD, "_share": Unit.RATIO}
+    endings = {
+        "_timestamp_seconds": Unit.TIMESTAMP,
+        "_seconds": Unit.SECONDS,
+        "_gib": Unit.GIB,
+        "_usd": Unit.USD,
+        "_share": Unit.RATIO,
+    }
     for entry in CATALOGUE.values():
-        for ending, unit in endings.items():
-            if entry.prefix.rstrip("/").endswith(ending):
-                assert entry.unit is unit, entry.name
+        ending = next((ending for ending in endings if entry.prefix.rstrip("/").endswith(ending)), None)
+        assert ending is None or entry.unit is endings[ending], entry.name
 
 
 def test_help_is_one_sentence_without_a_full_stop() -> None:

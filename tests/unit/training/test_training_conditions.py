@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from headway.core.machine import Machine, Output, Space
+from headway.core.machine import Machine, Output, Space, host_name
 from headway.core.neighbours import Load
+from headway.telemetry.catalogue import metric
+from headway.telemetry.system import newest_readings
 from headway.training.conditions.clock import ClockJumps
 from headway.training.conditions.condition import Reading
 from headway.training.conditions.disk import Disk
@@ -16,6 +18,7 @@ from headway.training.conditions.gpus import Gpus
 from headway.training.conditions.memory import Memory
 from headway.training.conditions.processors import Processors
 from headway.training.conditions.watch import ConditionWatch, conditions
+from support_doctor import gpu_xml, smi_xml
 
 GIB = 2**30
 
@@ -177,3 +180,36 @@ def test_what_is_not_well_is_said_once_until_it_is_well_again(
     watch.look()
     assert capsys.readouterr().err.count("broken cannot be watched: ZeroDivisionError: inside") == 1
     assert set(conditions(tmp_path)) == {"disk", "clock", "memory", "gpus", "processors"}
+
+
+def test_each_machine_records_its_readings(tmp_path: Path) -> None:
+    """What the driver reports, by GPU; and this machine's processor, memory, disks and network."""
+    attempt = tmp_path / "attempts" / "001"
+    attempt.mkdir(parents=True)
+    report = gpu_xml("NVIDIA H100 80GB HBM3", 81559).replace("<gpu>", '<gpu id="00000000:3B:00.0">').replace(
+        "</gpu>",
+        "<utilization><gpu_util>97 %</gpu_util></utilization><temperature><gpu_temp>61 C</gpu_temp></temperature>"
+        "<gpu_power_readings><instant_power_draw>512.25 W</instant_power_draw>"
+        "<current_power_limit>700.00 W</current_power_limit></gpu_power_readings>"
+        "<clocks><sm_clock>1980 MHz</sm_clock><mem_clock>2619 MHz</mem_clock></clocks></gpu>",
+    ).replace("<total>81559 MiB</total>", "<total>81559 MiB</total><used>40960 MiB</used>")  # fmt: skip
+    kernel = ["", "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus."]
+    machine = Machine(run=lambda words: smi_xml([report]) if words[0] == "nvidia-smi" else Output("ok", kernel[0]))
+    watched = conditions(tmp_path / "checkpoints", machine, attempt=attempt)
+    for _ in range(2):
+        readings = [condition.read() for condition in watched.values()]
+        kernel.reverse()
+    assert list(watched)[-1] == "system" and not readings[-1].metrics, "they are no step's"
+    [path] = attempt.iterdir()
+    [found] = newest_readings(attempt).values()
+    assert path.name == f"system-{host_name()}.jsonl" and len(path.read_text().splitlines()) == 2
+    gpu = {name.removesuffix("/0"): value for name, value in found.items() if name.startswith("gpu/")}
+    assert gpu == {
+        "gpu/utilization_share": 0.97, "gpu/memory_used_gib": 40.0, "gpu/memory_total_gib": 81559 / 1024,
+        "gpu/temperature_celsius": 61.0, "gpu/power_watts": 512.25, "gpu/power_limit_watts": 700.0,
+        "gpu/sm_clock_mhz": 1980.0, "gpu/memory_clock_mhz": 2619.0, "gpu/uncorrected_errors": 0.0,
+        "gpu/xid_errors": 1.0,
+    }  # fmt: skip
+    assert found["system/disk_total_gib"] > found["system/disk_free_gib"] > 0
+    assert 0 < found["system/memory_used_gib"] < found["system/memory_allowed_gib"]
+    assert all(metric(name) is not None for name in found)

@@ -21,10 +21,14 @@ class Gpus:
         self._machine = machine
         self._errors: dict[int, int] | None = None
         self._xids: Counter[tuple[str, int]] | None = None
+        self.driver: Driver | None = None
+        """The last report of the driver."""
+        self.new_xids: Counter[tuple[str, int]] = Counter()
+        """Xid messages since the run began, by PCI address and number."""
 
     def read(self) -> Reading:
         """Report what the driver and the kernel say; nothing where there is no GPU."""
-        driver = read_driver(self._machine)
+        self.driver = driver = read_driver(self._machine)
         if not driver.gpus:
             if self._errors is None:  # it has never listed one
                 return Reading()
@@ -53,7 +57,8 @@ class Gpus:
         xids = Counter(read_xids(self._machine))
         if self._xids is None:
             self._xids = xids
-        for (device, number), count in (xids - self._xids).items():
+        self.new_xids = xids - self._xids
+        for (device, number), count in self.new_xids.items():
             yield f"xid {device} {number} {count}", f"the kernel reports Xid {number} of GPU {device} (headway doctor)"
 
 

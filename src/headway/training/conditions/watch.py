@@ -15,6 +15,7 @@ from headway.training.conditions.disk import Disk
 from headway.training.conditions.gpus import Gpus
 from headway.training.conditions.memory import Memory
 from headway.training.conditions.processors import Processors
+from headway.training.conditions.system import SystemRecord
 from headway.training.job import Callback
 
 if TYPE_CHECKING:
@@ -22,22 +23,28 @@ if TYPE_CHECKING:
 from headway.training.job import Job
 
 
-def conditions(checkpoints: Path, machine: Machine | None = None, run: int | None = None) -> dict[str, Condition]:
+def conditions(
+    checkpoints: Path, machine: Machine | None = None, run: int | None = None, attempt: Path | None = None
+) -> dict[str, Condition]:
     """Return the conditions to watch on each machine of a run.
 
     Args:
         checkpoints: The folder of checkpoints.
         machine: This machine if not given.
         run: The process that the run's processes here descend from; this one if not given.
+        attempt: The folder of the attempt, in which each machine records its readings; none are recorded without it.
     """
     machine = machine or Machine()
-    return {
+    gpus = Gpus(machine)
+    watched: dict[str, Condition] = {
         "disk": Disk(checkpoints, machine),
         "clock": ClockJumps(),
         "memory": Memory(machine),
-        "gpus": Gpus(machine),
+        "gpus": gpus,
         "processors": Processors(machine, run),
     }
+    # After the GPUs, whose report it records.
+    return watched if attempt is None else {**watched, "system": SystemRecord(attempt, checkpoints, machine, gpus)}
 
 
 class ConditionWatch(Callback):

@@ -1,0 +1,65 @@
+"""`headway top`: all runs of a folder, live in the terminal, or for Prometheus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headway.cli.common import JsonOption, print_json
+
+
+def top(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder that holds run directories.")] = Path("runs"),
+    once: Annotated[bool, typer.Option("--once", help="Print the table once.")] = False,
+    json: JsonOption = False,
+    every: Annotated[
+        float | None, typer.Option(help="Seconds between readings: 3 for the table, 15 for --textfile.", min=0.1)
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Show runs that ended more than a day ago too.")] = False,
+    serve: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Serve metrics for Prometheus: :9400 is for this machine alone."),
+    ] = None,
+    textfile: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write metrics for the textfile collector of the node exporter.")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate of the server (PEM).")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Key of the certificate (PEM).")] = None,
+) -> None:
+    """Show all runs of a folder: state, step, loss, speed, cost, last save and alerts.
+
+    With --serve or --textfile it exports their metrics to Prometheus instead. Beyond this machine, --serve takes a
+    certificate, and a token in HEADWAY_METRICS_TOKEN.
+
+    [bold]Examples[/bold]
+
+    headway top
+    headway top runs --once
+    headway top runs --json
+    headway top runs --serve :9400
+    headway top runs --textfile /var/lib/node_exporter/textfile
+    """
+    if serve is not None or textfile is not None:
+        from headway.tracking.exporting import export
+
+        export(folder, serve=serve, textfile=textfile, every_seconds=every or 15.0, certificate=tls_cert, key=tls_key)
+        return
+    import sys
+
+    from headway.tracking.live_table import as_json, print_once, show_live
+    from headway.tracking.runs_folder import RunsFolder
+
+    runs = RunsFolder(folder, newest=True, ended_seconds=float("inf") if all_ else 86400.0)
+    if json:
+        print_json(as_json(runs.refresh()))
+    elif once or not sys.stdout.isatty():
+        print_once(runs)
+    else:
+        show_live(runs, every or 3.0)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("top")(top)

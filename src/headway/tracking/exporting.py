@@ -1,0 +1,95 @@
+"""The exporter as a command: it serves or writes until it is stopped."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from headway.core.console import notice, warning
+from headway.core.errors import ConfigError, fix_for
+from headway.core.format import counted, format_seconds
+from headway.tracking.exporter import check_library, registry_of, write_textfile
+from headway.tracking.metrics_server import MetricsServer, check_exposure, parse_address
+from headway.tracking.runs_folder import RunsFolder
+
+
+def export(
+    folder: Path,
+    *,
+    serve: str | None,
+    textfile: Path | None,
+    every_seconds: float,
+    certificate: Path | None = None,
+    key: Path | None = None,
+) -> None:
+    """Export the runs of a folder until Ctrl-C.
+
+    Args:
+        folder: The folder of runs.
+        serve: Address to serve at.
+        textfile: Folder to write to.
+        every_seconds: Time between two writes.
+        certificate: Of the server; None serves without TLS, on the loopback only.
+        key: Of the certificate.
+
+    Raises:
+        ConfigError: a library, a folder, the token or the certificate is missing, or the port is in use.
+        CheckpointError: there is no such folder of runs.
+    """
+    check_library()
+    address = None if serve is None else parse_address(serve)
+    token = None if address is None else check_exposure(address, certificate, key)
+    if textfile is not None and not textfile.is_dir():
+        raise ConfigError(
+            f"there is no folder '{textfile}'",
+            where=f"--textfile {textfile}",
+            fix="name the folder of the node exporter's --collector.textfile.directory",
+        )
+    runs = RunsFolder(folder)
+    with ExitStack() as stack:
+        if address is not None:
+            tls = None if certificate is None or key is None else (certificate, key)
+            server = stack.enter_context(MetricsServer(address, registry_of(runs), token=token, tls=tls))
+        # Now, not in the first scrape, which would take longer than scrapers wait: the histories may be long.
+        started = time.monotonic()
+        found = runs.refresh()
+        took = format_seconds(time.monotonic() - started)
+        if address is not None:
+            threading.Thread(target=server.serve_forever, name="headway-metrics", daemon=True).start()
+            stack.callback(server.shutdown)
+            notice(f"{counted(len(found), 'run')} of {folder} read in {took}; metrics are at {server.url}")
+        # As Ctrl-C: service managers and containers stop it so.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        with suppress(KeyboardInterrupt):
+            if textfile is None:
+                threading.Event().wait()
+            else:
+                _write_forever(runs, textfile, every_seconds)
+
+
+def _write_forever(runs: RunsFolder, directory: Path, every_seconds: float) -> None:
+    """Write again and again. The first write must succeed; later trouble, as a full disk, is reported once."""
+    try:
+        path = write_textfile(runs, directory)
+    except OSError as error:
+        raise ConfigError(
+            f"metrics cannot be written: {error.strerror or error}",
+            where=str(directory),
+            fix=fix_for(error, "name a folder that may be written to"),
+        ) from None
+    notice(f"metrics are written to {path} every {every_seconds:g} s")
+    failed = False
+    while True:
+        time.sleep(every_seconds)
+        try:
+            write_textfile(runs, directory)
+            if failed:
+                notice(f"metrics are written again: {path}")
+            failed = False
+        except OSError as error:
+            if not failed:
+                warning(f"metrics cannot be written ({error.strerror or error}); tried again: {path}")
+            failed = True

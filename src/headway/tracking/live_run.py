@@ -1,0 +1,376 @@
+"""One run as it stands, from its directory: read again and again, each time only what is new.
+
+A `Snapshot` holds values by the names of the catalogue, so that the exporter, `headway top` and alert rules need no
+names of their own. What a restart or a rollback supersedes is forgotten; totals of work that was done stay.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from array import array
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from headway.config.units import Interval
+from headway.core.foreign import as_number
+from headway.telemetry.catalogue import CATALOGUE, Kind, metric
+from headway.telemetry.goodput import was_meant_to_end
+from headway.telemetry.metrics import FILE_NAME, LEFT_OUT, is_own, recorded_number
+from headway.telemetry.record import (
+    DIED,
+    FAILED,
+    FINISHED,
+    NOT_ENDED,
+    NOT_STARTED,
+    PREEMPTED,
+    RESTORED,
+    RUNNING,
+    Attempt,
+    Run,
+    as_int,
+    as_text,
+    as_time,
+    attempt_outcome,
+    read_json,
+)
+from headway.telemetry.system import newest_readings
+from headway.tracking.tail import JsonLinesTail
+
+STATES = (RUNNING, FINISHED, PREEMPTED, FAILED, DIED, RESTORED, NOT_ENDED, NOT_STARTED)
+#: Size of about a thousand records, for readers that show the newest values only.
+NEWEST_BYTES = 512 * 1024
+
+#: Number of recent steps over which speed and ETA are averaged, as in the line.
+_WINDOW = 100
+#: Most points of a short history.
+_POINTS = 120
+#: Most names that a user's own code records that are kept.
+_OWN_NAMES = 200
+
+_AMOUNTS = frozenset(name for name, entry in CATALOGUE.items() if entry.kind is Kind.AMOUNT)
+#: Events that are counted, by the metric that tells of one.
+_COUNTED = {
+    "speed/step_seconds": "run/steps",
+    "checkpoint/saved_step": "run/saves",
+    "checkpoint/failed_step": "run/save_failures",
+    "checkpoint/uploaded_step": "run/uploads",
+    "checkpoint/upload_failed_step": "run/upload_failures",
+}
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run at one moment."""
+
+    name: str
+    path: Path
+    state: str
+    outcome: str
+    """How the newest attempt ended, in its own words."""
+    values: Mapping[str, float]
+    """By name, as in `metrics.jsonl`, with what is derived from the directory."""
+    machines: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """What was read of each machine last, by the machine's name."""
+    machine: str | None = None
+    """The machine of the newest attempt's first process."""
+    job: str | None = None
+    """Number of the scheduler's job."""
+    losses: tuple[float, ...] = ()
+    """Recent training losses, thinned out."""
+    items_per_second: float | None = None
+    mfu: float | None = None
+    is_language_model: bool = True
+    updated: float | None = None
+    """Last sign of life, Unix seconds."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the run is training, as far as can be seen from this machine."""
+        return self.state in (RUNNING, NOT_ENDED)
+
+
+class LiveRun:
+    """Follows one run directory.
+
+    Args:
+        path: The run directory.
+        newest: Read the newest records only; totals then count from there.
+    """
+
+    def __init__(self, path: Path, *, newest: bool = False) -> None:
+        self.path = path
+        self._tail = JsonLinesTail(path / FILE_NAME, NEWEST_BYTES if newest else None)
+        self._history = _History()
+        self._records: dict[int, dict[str, Any]] = {}
+        self._config = _Cached(path / "config.yaml")
+        self._facts = _Cached(path / "run.json")
+        self._settings: dict[str, Any] = {}
+        self._job: str | None = None
+        self._is_language_model = True
+
+    def refresh(self, now: float | None = None) -> Snapshot:
+        """Read what is new; what cannot be read is as before."""
+        now = time.time() if now is None else now
+        with suppress(OSError):
+            for begins_anew, records in self._tail.read():
+                if begins_anew:
+                    self._history = _History()
+                for record in records:
+                    self._history.add(record)
+        self._read_settings()
+        self._read_attempts()
+        number, record, outcome, state = self._newest()
+        history = self._history
+        values = {**history.latest, **history.totals, **dict(self._derived(state, now))}
+        for one in STATES:
+            values[f"run/state/{one}"] = float(one == state)
+        known = (as_time(record.get("ended")), as_time(record.get("started")), history.time)
+        folder = self.path / "attempts" / f"{number:03d}"
+        return Snapshot(
+            name=self.path.resolve().name,
+            path=self.path,
+            state=state,
+            outcome=outcome,
+            values=values,
+            machines=newest_readings(folder) if state in (RUNNING, NOT_ENDED) else {},
+            machine=as_text(record.get("host")),
+            job=self._job,
+            losses=tuple(history.losses),
+            items_per_second=history.rate(0),
+            mfu=history.rate(1),
+            is_language_model=self._is_language_model,
+            updated=max((moment for moment in known if moment is not None), default=None),
+        )
+
+    def last_sign_of_life(self) -> tuple[str, float]:
+        """Return the state, and when the run was last seen alive, without reading its history."""
+        self._read_attempts()
+        _, record, _, state = self._newest()
+        if (ended := as_time(record.get("ended"))) is not None:
+            return state, ended
+        for path in (self.path / FILE_NAME, self.path / "attempts", self.path):
+            with suppress(OSError):
+                return state, path.stat().st_mtime
+        return state, 0.0
+
+    def _newest(self) -> tuple[int, dict[str, Any], str, str]:
+        """Return number, record, outcome and state of the newest attempt."""
+        number = max(self._records, default=0)
+        record = self._records.get(number, {})
+        outcome = attempt_outcome(record, newest=True) if number else NOT_STARTED
+        return number, record, outcome, outcome if outcome in STATES else FAILED
+
+    def _read_settings(self) -> None:
+        if self._config.has_changed():
+            run = Run(self.path)
+            self._settings = {
+                "steps": run.total_steps,
+                "batches": run.batches,
+                "failures": as_int(run.get("supervise.max_failures")),
+                "window": _seconds(run.get("supervise.failure_window")),
+                "budget": as_number(run.get("budget.usd")),
+            }
+        if self._facts.has_changed():
+            run = Run(self.path)
+            variables = run.facts.get("variables")
+            self._job = as_text(variables.get("SLURM_JOB_ID")) if isinstance(variables, Mapping) else None
+            self._is_language_model = run.is_language_model
+
+    def _read_attempts(self) -> None:
+        """Read the records of attempts; one that has ended does not change any more."""
+        try:
+            numbers = {int(entry.name) for entry in os.scandir(self.path / "attempts") if entry.name.isdecimal()}
+        except OSError:
+            numbers = set()
+        self._records = {
+            number: known
+            if "outcome" in (known := self._records.get(number, {}))
+            else read_json(self.path / "attempts" / f"{number:03d}" / "attempt.json")
+            for number in sorted(numbers)
+        }
+
+    def _derived(self, state: str, now: float) -> Iterator[tuple[str, float]]:
+        history, steps = self._history, self._settings.get("steps")
+        started = next((m for one in self._records.values() if (m := as_time(one.get("started"))) is not None), None)
+        if steps:
+            yield "run/total_steps", float(steps)
+        if (budget := self._settings.get("budget")) is not None:
+            yield "run/budget_usd", budget
+        if started is not None:
+            yield "run/started_timestamp_seconds", started
+            wall = self._wall_seconds(state, now)
+            if wall and history.effective_seconds is not None:
+                yield "run/goodput_ratio", min(1.0, history.effective_seconds / wall)
+        if history.step_time is not None:
+            yield "run/last_step_timestamp_seconds", history.step_time
+        saved = _last_saved(self.path / "checkpoints")
+        if saved is not None:
+            yield "run/last_saved_timestamp_seconds", saved
+        if steps and state in (RUNNING, NOT_ENDED) and (eta := history.eta(steps, self._settings.get("batches"))):
+            yield "run/eta_seconds", eta
+        if (allowed := self._settings.get("failures")) is not None:
+            since = now - (self._settings.get("window") or math.inf)
+            ends = [as_time(one.get("ended")) or 0.0 for one in self._records.values() if _is_failure(one)]
+            yield "run/recent_failures", float(sum(end >= since for end in ends))
+            yield "run/allowed_failures", float(allowed)
+
+    def _wall_seconds(self, state: str, now: float) -> float | None:
+        """Return the time since the run began, without that in which it was not meant to continue."""
+        known = [
+            (start, as_time(one.get("ended")), was_meant_to_end(_ended(number, one), one))
+            for number, one in self._records.items()
+            if (start := as_time(one.get("started"))) is not None
+        ]
+        if not known:
+            return None
+        last = now if state == RUNNING else known[-1][1] or self._history.time or known[-1][0]
+        pairs = pairwise(known)
+        away = sum(max(0.0, begins - (end or begins)) for (_, end, meant), (begins, *_) in pairs if meant)
+        return last - known[0][0] - away
+
+
+class _History:
+    """What the records of a run come to."""
+
+    def __init__(self) -> None:
+        self.latest: dict[str, float] = {}
+        # From zero, or the first event would be no increase.
+        self.totals: dict[str, float] = dict.fromkeys(_COUNTED.values(), 0.0)
+        self.losses: deque[float] = deque(maxlen=_POINTS)
+        self.time: float | None = None
+        self.step_time: float | None = None
+        self._at: dict[str, int] = {}
+        self._step, self._attempt = -1, -1
+        self._own_names = 0
+        self._recent: deque[tuple[float, int, float, float, float]] = deque(maxlen=_WINDOW)
+        # Steps that count, and the effective seconds up to each: after a rollback some no longer count.
+        self._steps, self._seconds = array("q"), array("d")
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Add the next record of the file; skip it if it is not a record of a step."""
+        step, attempt = record.get("step"), record.get("attempt", 0)
+        if not isinstance(step, int) or not isinstance(attempt, int) or not 0 <= step < 2**63:
+            return
+        if attempt < self._attempt:
+            return
+        goes_back = step < self._step or (step == self._step and LEFT_OUT in record)
+        if attempt != self._attempt or goes_back:
+            self._restart_at(step if is_own(record) else step + 1)
+        self._step, self._attempt = step, attempt
+        latest, at = self.latest, self._at
+        for name, value in record.items():
+            number = value if type(value) is float else recorded_number(value)
+            if number is None:
+                continue
+            if name not in latest and metric(name) is None:
+                if self._own_names >= _OWN_NAMES:
+                    continue
+                self._own_names += 1
+            if name in _AMOUNTS:
+                self.totals[name] = self.totals.get(name, 0.0) + number
+            else:
+                latest[name], at[name] = number, step
+            if name in _COUNTED:
+                counted = _COUNTED[name]
+                self.totals[counted] = self.totals.get(counted, 0.0) + 1.0
+        self.time = as_time(record.get("time")) or self.time
+        seconds = record.get("speed/step_seconds")
+        if type(seconds) is float:
+            self._add_step(step, seconds, record)
+
+    def _add_step(self, step: int, seconds: float, record: Mapping[str, Any]) -> None:
+        self.step_time = self.time
+        waited = as_number(record.get("speed/data_wait_share")) or 0.0
+        self._steps.append(step)
+        self._seconds.append((self._seconds[-1] if self._seconds else 0.0) + seconds * (1.0 - waited))
+        items, mfu = as_number(record.get("train/items")), as_number(record.get("speed/mfu"))
+        self._recent.append(
+            (self.time or 0.0, step, seconds, math.nan if items is None else items, math.nan if mfu is None else mfu)
+        )
+        loss = recorded_number(record.get("train/loss"))
+        if loss is not None:
+            self.losses.append(loss)
+
+    def _restart_at(self, step: int) -> None:
+        """Forget what this step and later ones recorded: they are computed again."""
+        for name in [name for name, at in self._at.items() if at >= step]:
+            del self._at[name], self.latest[name]
+        kept = bisect_left(self._steps, step)
+        for _ in range(len(self._steps) - kept):
+            if self.losses:
+                self.losses.pop()
+        del self._steps[kept:], self._seconds[kept:]
+        self._recent.clear()
+
+    @property
+    def effective_seconds(self) -> float | None:
+        """Time of the steps that count, without waiting for data; None before the first one."""
+        return self._seconds[-1] if self._seconds else None
+
+    def rate(self, which: int) -> float | None:
+        """Return items per second (0) or MFU (1) over recent steps, weighted by their time; None if unknown."""
+        pairs = [(one[3 + which], one[2]) for one in self._recent if math.isfinite(one[3 + which])]
+        seconds = sum(weight for _, weight in pairs)
+        if seconds <= 0:
+            return None
+        return sum(value if which == 0 else value * weight for value, weight in pairs) / seconds
+
+    def eta(self, steps: int, batches: Any) -> float | None:
+        """Return the time that the remaining steps take at the pace of recent ones; None if unknown."""
+        if len(self._recent) < 2:
+            return None
+        (first_time, first, *_), (last_time, last, *_) = self._recent[0], self._recent[-1]
+        work = (lambda step: step) if batches is None else batches.tokens_before
+        done = work(last) - work(first)
+        return (last_time - first_time) / done * (work(steps) - work(last)) if done > 0 and steps > last else None
+
+
+class _Cached:
+    """Whether a file is another than at the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._seen = path, (-1, -1, -1)
+
+    def has_changed(self) -> bool:
+        """Look at the file."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return False
+        before, self._seen = self._seen, (found.st_ino, found.st_size, found.st_mtime_ns)
+        return before != self._seen
+
+
+def _ended(number: int, record: Mapping[str, Any]) -> Attempt:
+    return Attempt(number, str(record.get("outcome")), as_int(record.get("exit_code")))
+
+
+def _is_failure(record: Mapping[str, Any]) -> bool:
+    outcome = as_text(record.get("outcome"))
+    return outcome is not None and outcome not in (FINISHED, PREEMPTED, RESTORED, RUNNING)
+
+
+def _seconds(value: Any) -> float | None:
+    """Return a duration of the config in seconds."""
+    try:
+        found = Interval.parse(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+    return float(found.amount) if found is not None and found.unit == "seconds" else as_number(value)
+
+
+def _last_saved(checkpoints: Path) -> float | None:
+    """Return when the newest checkpoint was published; None if there is none."""
+    try:
+        names = [entry.name for entry in os.scandir(checkpoints) if entry.name.startswith("step-")]
+        return (checkpoints / max(names) / "manifest.json").stat().st_mtime if names else None
+    except OSError:
+        return None

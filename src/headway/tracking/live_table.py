@@ -1,0 +1,182 @@
+"""The table of `headway top`."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from headway.core.console import notice
+from headway.core.format import counted, format_count, format_seconds, printable
+from headway.telemetry.record import DIED, FAILED, FINISHED, PREEMPTED, RUNNING
+from headway.tracking.alert_rules import firing
+from headway.tracking.live_run import Snapshot
+from headway.tracking.runs_folder import RunsFolder
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_BARS = "▁▂▃▄▅▆▇█"
+_SPARK_WIDTH = 16
+_COLOURS = {RUNNING: "green", FINISHED: "blue", PREEMPTED: "yellow", FAILED: "red", DIED: "red"}
+#: Least width of the terminal at which a column is shown, for those that a narrow one leaves out.
+_COLUMNS: Sequence[tuple[str, bool, int]] = (
+    ("RUN", False, 0),
+    ("STATE", False, 0),
+    ("STEP", True, 0),
+    ("LOSS", True, 0),
+    ("RECENT LOSS", False, 110),
+    ("SPEED", True, 70),
+    ("MFU", True, 100),
+    ("ETA", True, 60),
+    ("SPENT", True, 120),
+    ("SAVED", True, 85),
+    ("ALERTS", False, 50),
+)
+_ALERTS = len(_COLUMNS) - 1
+#: Lines of the table that are no runs: title, headers, a rule and the space around them.
+_FRAME_LINES = 5
+#: Live runs come first.
+_ORDER = {RUNNING: 0}
+
+
+def sparkline(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
+    """Draw values as a line of bars from their least to their greatest; one that is not finite is an `x`."""
+    size = max(1, math.ceil(len(values) / width))
+    means = [_mean(values[start : start + size]) for start in range(0, len(values), size)]
+    finite = [value for value in means if math.isfinite(value)]
+    if not finite:
+        return "x" * len(means)
+    low, span = min(finite), max(finite) - min(finite)
+    top = len(_BARS) - 1
+    return "".join(
+        _BARS[round((value - low) / span * top) if span else 0] if math.isfinite(value) else "x" for value in means
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def row(snapshot: Snapshot, now: float) -> list[str]:
+    """Return the cells of one run as plain text, in the order of the columns."""
+    values = snapshot.values
+    unit = "tok/s" if snapshot.is_language_model else "samples/s"
+    live = snapshot.is_live
+    speed = f"{format_count(snapshot.items_per_second)} {unit}" if live and snapshot.items_per_second else ""
+    saved = values.get("run/last_saved_timestamp_seconds")
+    spent, budget = values.get("cost/spent_usd"), values.get("run/budget_usd")
+    cost = "" if spent is None else f"${spent:,.2f}" + ("" if budget is None else f" of ${budget:,.2f}")
+    eta = values.get("run/eta_seconds")
+    return [
+        printable(snapshot.name),
+        snapshot.state,
+        _step_text(values.get("step"), values.get("run/total_steps")),
+        f"{values['train/loss']:.4f}" if "train/loss" in values else "",
+        sparkline(snapshot.losses) if snapshot.losses else "",
+        speed,
+        f"{snapshot.mfu:.1%}".replace("%", " %") if live and snapshot.mfu is not None else "",
+        "" if eta is None else format_seconds(eta),
+        cost,
+        "" if saved is None else f"{_age(now - saved)} ago",
+        ", ".join(rule.short for rule in firing(snapshot, now)),
+    ]
+
+
+def _age(seconds: float) -> str:
+    """Return an age in its largest unit: a table has no room for two."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def _step_text(step: float | None, total: float | None) -> str:
+    done = 0 if step is None else int(step)
+    return f"{done:,}" if total is None else f"{done:,}/{int(total):,}"
+
+
+def _sorted(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+    """Order runs: live ones first, then the most recently updated."""
+    return sorted(snapshots, key=lambda item: (_ORDER.get(item.state, 1), -(item.updated or 0.0), item.name))
+
+
+def table(snapshots: Sequence[Snapshot], now: float, width: int, height: int | None = None) -> Table:
+    """Build the table for a terminal of a size; columns and runs that do not fit are left out."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    columns = [index for index, (_, _, least) in enumerate(_COLUMNS) if width >= least]
+    ordered = _sorted(snapshots)
+    shown = ordered if height is None else ordered[: max(1, height - _FRAME_LINES)]
+    states = Counter(one.state for one in ordered)
+    title = f"{counted(len(ordered), 'run')}: " + ", ".join(f"{count} {state}" for state, count in states.items())
+    if len(shown) < len(ordered):
+        title += f" ({len(ordered) - len(shown)} below)"
+    made = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1, 0, 0), title_style="bold")
+    for index in columns:
+        name, right, _ = _COLUMNS[index]
+        most = None if index else max(12, width // 3)  # long names leave room for the numbers
+        made.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis", max_width=most)
+    for snapshot in shown:
+        cells = row(snapshot, now)
+        styles = {1: _COLOURS.get(snapshot.state, ""), _ALERTS: "bold red"}
+        made.add_row(*(Text(cells[index], style=styles.get(index, "")) for index in columns))
+    return made
+
+
+def print_once(runs: RunsFolder) -> None:
+    """Print the table once: as wide as the terminal, or as wide as it must be where there is none."""
+    snapshots = runs.refresh()
+    if not snapshots:
+        notice(f"no runs in {runs.path} in the last day (--all shows older ones)")
+        return
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 220
+    _console(width).print(table(snapshots, time.time(), width))
+
+
+def show_live(runs: RunsFolder, every_seconds: float) -> None:
+    """Show the table until Ctrl-C, and read the runs again every so many seconds."""
+    from rich.live import Live
+
+    console = _console(None)
+    with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            size = console.size
+            live.update(table(runs.refresh(), time.time(), size.width, size.height), refresh=True)
+            time.sleep(every_seconds)
+
+
+def _console(width: int | None) -> Console:
+    from rich.console import Console
+
+    return Console(file=sys.stdout, width=width, highlight=False, soft_wrap=False)
+
+
+def as_json(snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
+    """Return the runs for programs: the cells as numbers, and all values by the names of the catalogue."""
+    now = time.time()
+    return [
+        {
+            "run": one.name,
+            "path": str(one.path),
+            "state": one.state,
+            "outcome": one.outcome,
+            "machine": one.machine,
+            "job": one.job,
+            "updated": one.updated,
+            "items_per_second": one.items_per_second,
+            "mfu": one.mfu,
+            "alerts": [rule.name for rule in firing(one, now)],
+            "values": dict(one.values),
+            "machines": {name: dict(values) for name, values in one.machines.items()},
+        }
+        for one in _sorted(snapshots)
+    ]

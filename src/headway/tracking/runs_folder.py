@@ -1,0 +1,78 @@
+"""All runs of a folder as they stand, read again and again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from headway.core.errors import CheckpointError
+from headway.telemetry.record import NOT_ENDED, RUNNING, is_run
+from headway.tracking.live_run import LiveRun, Snapshot
+
+#: How long a run is shown after its last sign of life, once it has ended ...
+ENDED_SECONDS = 3600.0
+#: ... and when its end cannot be seen from this machine: an alert must have time to fire.
+_SILENT_SECONDS = 86400.0
+
+
+class RunsFolder:
+    """Follows the run directories directly in a folder; those that appear later too.
+
+    Args:
+        path: The folder.
+        newest: Read the newest records of each run only.
+        ended_seconds: How long a run that has ended stays.
+
+    Raises:
+        CheckpointError: there is no such folder.
+    """
+
+    def __init__(self, path: Path, *, newest: bool = False, ended_seconds: float = ENDED_SECONDS) -> None:
+        if not path.is_dir():
+            raise CheckpointError(
+                f"there is no folder '{path}'",
+                where=str(path.absolute()),
+                fix="name the folder that holds the run directories (`runs` in the config)",
+            )
+        self.path, self._newest, self._ended_seconds = path, newest, ended_seconds
+        self._runs: dict[str, LiveRun] = {}
+        self._gone: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def refresh(self, now: float | None = None) -> list[Snapshot]:
+        """Read what is new, and return the runs by name."""
+        now = time.time() if now is None else now
+        with self._lock:
+            return [snapshot for name in self._names() if (snapshot := self._look(name, now)) is not None]
+
+    def _names(self) -> list[str]:
+        try:
+            names = sorted(path.name for path in self.path.iterdir() if path.name in self._runs or is_run(path))
+        except OSError:
+            names = []
+        for name in self._runs.keys() - set(names):
+            del self._runs[name]
+        return names
+
+    def _look(self, name: str, now: float) -> Snapshot | None:
+        """Return a run; None if it ended too long ago. Such a run is read again when a new attempt begins."""
+        path = self.path / name
+        changed = _changed(path / "attempts")
+        if self._gone.get(name) == changed:
+            return None
+        run = self._runs.get(name) or self._runs.setdefault(name, LiveRun(path, newest=self._newest))
+        state, seen = run.last_sign_of_life()
+        if state != RUNNING and seen < now - (_SILENT_SECONDS if state == NOT_ENDED else self._ended_seconds):
+            self._gone[name] = changed
+            self._runs.pop(name)
+            return None
+        self._gone.pop(name, None)
+        return run.refresh(now)
+
+
+def _changed(folder: Path) -> int:
+    try:
+        return folder.stat().st_mtime_ns
+    except OSError:
+        return 0

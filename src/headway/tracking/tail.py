@@ -1,0 +1,77 @@
+"""Reading what has been appended to a file of JSON lines since the last time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from headway.core.foreign import LINE_BYTES, open_regular, parse_json_lines
+
+_BLOCK_BYTES = 256 * 1024
+
+
+class JsonLinesTail:
+    """A cursor in a file of JSON lines: which file, and up to which byte it was read.
+
+    A last line without its end is read when it is complete. A file that was replaced, or that no longer has a line end
+    where the cursor is, is read again from its beginning.
+
+    Args:
+        path: The file, which need not exist yet.
+        newest_bytes: Begin this far before the end; None begins at the beginning.
+    """
+
+    def __init__(self, path: Path, newest_bytes: int | None = None) -> None:
+        self.path = path
+        self._newest_bytes = newest_bytes
+        self._file: tuple[int, int] | None = None
+        self._offset = 0
+
+    def read(self) -> Iterator[tuple[bool, list[dict[str, Any]]]]:
+        """Yield the new records in blocks, each with whether the file has begun anew, so that earlier ones are void.
+
+        Raises:
+            OSError: as `open_regular`; a missing file has no records.
+        """
+        try:
+            file = open_regular(self.path)
+        except FileNotFoundError:
+            return
+        with file:
+            begins = self._find_place(file)
+            while lines := self._read_block(file):
+                yield begins, list(parse_json_lines(lines))
+                begins = False
+            if begins and self._offset == 0:
+                yield True, []  # it is there, and empty
+
+    def _find_place(self, file: BinaryIO) -> bool:
+        """Go to where reading continues; returns whether that is the beginning of another file."""
+        found = os.fstat(file.fileno())
+        identity = (found.st_dev, found.st_ino)
+        if identity == self._file and self._offset <= found.st_size:
+            file.seek(max(0, self._offset - 1))
+            if self._offset == 0 or file.read(1) == b"\n":
+                return False
+        is_first = self._file is None
+        self._file, self._offset = identity, 0
+        if self._newest_bytes is not None and found.st_size > self._newest_bytes:
+            file.seek(found.st_size - self._newest_bytes)
+            self._offset = file.tell() + len(file.readline())
+        file.seek(self._offset)
+        return not is_first
+
+    def _read_block(self, file: BinaryIO) -> list[bytes]:
+        """Return the next complete lines; none at the end, and none from a line on that is longer than any record."""
+        block = b""
+        while len(block) < LINE_BYTES and (more := file.read(_BLOCK_BYTES)):
+            complete, end, _ = more.rpartition(b"\n")
+            if end:
+                lines = (block + complete).split(b"\n")
+                self._offset += len(block) + len(complete) + 1
+                file.seek(self._offset)
+                return lines
+            block += more
+        return []

@@ -1,0 +1,202 @@
+"""A run as it stands: what was superseded is forgotten, totals of what was done stay, and only what is new is read."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+
+from headway.core.errors import CheckpointError
+from headway.telemetry.goodput import goodput_of
+from headway.telemetry.record import open_run
+from headway.tracking import tail as tail_module
+from headway.tracking.live_run import LiveRun
+from headway.tracking.runs_folder import RunsFolder
+from support_tracking import WrittenRun
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> WrittenRun:
+    return WrittenRun(tmp_path / "runs" / "one", budget={"usd": 12.5})
+
+
+def test_a_run_that_trains(run: WrittenRun) -> None:
+    run.begin(alive=True)
+    for step in range(1, 41):
+        run.step(step, **{"speed/mfu": 0.4, "mine/own": 1.5})
+    run.save(20, run.started + 45)
+    run.save(40, run.started + 80)
+    run.append(40, run.started + 81, **{"checkpoint/saved_step": 40.0, "evaluation/loss": 3.0})
+    snapshot = LiveRun(run.path).refresh()
+    values = snapshot.values
+    assert (snapshot.state, snapshot.name, snapshot.job, snapshot.is_live) == ("running", "one", "4711", True)
+    assert values["step"] == 40 and values["train/loss"] == pytest.approx(4.6)
+    assert values["train/items"] == 40 * 512 and values["run/steps"] == 40 and values["run/saves"] == 1
+    assert values["run/save_failures"] == values["run/upload_failures"] == 0
+    assert values["run/last_saved_timestamp_seconds"] == run.started + 80
+    assert values["run/last_step_timestamp_seconds"] == run.started + 80
+    # 2 s a step by the times of their records, 60 to go.
+    assert values["run/eta_seconds"] == pytest.approx(120.0)
+    assert snapshot.items_per_second == pytest.approx(256.0) and snapshot.mfu == pytest.approx(0.4)
+    assert values["run/budget_usd"] == 12.5 and values["run/total_steps"] == 100 and values["mine/own"] == 1.5
+    assert values["run/state/running"] == 1 and values["run/state/failed"] == 0
+
+
+def test_what_a_restart_supersedes_is_forgotten_and_totals_stay(run: WrittenRun) -> None:
+    run.begin()
+    live = LiveRun(run.path)
+    for step in range(1, 31):
+        run.step(step)
+    run.append(30, run.started + 60, **{"evaluation/loss": 2.5})
+    assert live.refresh().values["evaluation/loss"] == 2.5
+    run.end(run.started + 61, "died", 1)
+    run.begin(run.started + 100)
+    for step in range(21, 26):
+        run.step(step, run.started + 100 + 2 * step)
+    values = live.refresh().values
+    assert "evaluation/loss" not in values, "it was of a state that is gone"
+    assert values["step"] == 25 and values["attempt"] == 2
+    assert values["train/items"] == 35 * 512 and values["run/steps"] == 35, "work that was done stays"
+    assert live.refresh().values == LiveRun(run.path).refresh().values, "step by step as at once"
+
+
+def test_a_worker_of_an_abandoned_attempt_changes_nothing(run: WrittenRun) -> None:
+    run.begin()
+    run.step(1)
+    run.attempt = 2
+    run.step(1)
+    run.attempt = 1
+    run.step(9)
+    assert LiveRun(run.path).refresh().values["step"] == 1
+
+
+def test_goodput_is_that_of_the_report(run: WrittenRun) -> None:
+    """Of a run that died, repeated steps, was stopped by Ctrl-C and went on a day later."""
+    start = run.started
+    run.begin(start)
+    for step in range(1, 31):
+        run.step(step, start + 10 + 2 * step)
+    run.end(start + 80, "failed: a reason", 1)
+    run.begin(start + 90)
+    for step in range(21, 41):
+        run.step(step, start + 60 + 2 * step)
+    run.end(start + 150, "preempted", 130)
+    run.begin(start + 86400)
+    for step in range(41, 101):
+        run.step(step, start + 86400 + 2 * (step - 40))
+    run.end(start + 86400 + 130, "finished")
+    found = LiveRun(run.path).refresh().values["run/goodput_ratio"]
+    expected = goodput_of(open_run(run.path))
+    assert expected is not None and found == pytest.approx(expected.ratio, rel=0.01)
+    assert found == pytest.approx(100 * 2.0 * 0.75 / (150 + 130), rel=0.01), "computed by hand"
+
+
+def test_a_loss_that_is_not_finite_is_shown_as_such(run: WrittenRun) -> None:
+    run.begin()
+    run.step(1, **{"train/loss": "NaN"})
+    snapshot = LiveRun(run.path).refresh()
+    assert math.isnan(snapshot.values["train/loss"]) and len(snapshot.losses) == 1
+
+
+def test_failures_within_the_window_count(run: WrittenRun) -> None:
+    for number, outcome in enumerate(("died", "preempted", "failed: why", "finished")):
+        run.begin(run.started + 3000 * number)
+        run.end(run.started + 3000 * number + 10, outcome)
+    values = LiveRun(run.path).refresh(run.started + 7000).values
+    assert (values["run/recent_failures"], values["run/allowed_failures"]) == (1, 3)
+    assert LiveRun(run.path).refresh(run.started + 3000).values["run/recent_failures"] == 2
+
+
+def test_only_what_is_new_is_read(run: WrittenRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[int] = []
+    original = tail_module.parse_json_lines
+
+    def counting(lines: list[bytes]) -> object:
+        parsed.append(len(lines))
+        return original(lines)
+
+    monkeypatch.setattr(tail_module, "parse_json_lines", counting)
+    run.begin()
+    for step in range(1, 501):
+        run.step(step)
+    live = LiveRun(run.path)
+    live.refresh()
+    assert sum(parsed) == 500
+    parsed.clear()
+    live.refresh()
+    assert parsed == []
+    run.step(501)
+    assert live.refresh().values["step"] == 501 and parsed == [1]
+
+
+def test_names_of_a_users_own_are_limited(run: WrittenRun) -> None:
+    run.begin()
+    for step in range(1, 400):
+        run.step(step, **{f"mine/{step}": 1.0})
+    assert sum(name.startswith("mine/") for name in LiveRun(run.path).refresh().values) == 200
+
+
+def test_readings_of_machines(run: WrittenRun) -> None:
+    run.begin(alive=True)
+    run.step(1)
+    for machine, temperature in (("m1", 60.0), ("m2", 91.0)):
+        lines = [json.dumps({"time": 1.0, "gpu/temperature_celsius/0": t}) for t in (20.0, temperature)]
+        (run.folder / f"system-{machine}.jsonl").write_text("\n".join(lines) + '\n{"time": 2.0, "gpu/temp')
+    machines = LiveRun(run.path).refresh().machines
+    assert {name: one["gpu/temperature_celsius/0"] for name, one in machines.items()} == {"m1": 60.0, "m2": 91.0}
+
+
+def test_damaged_files_hurt_nothing(run: WrittenRun) -> None:
+    run.begin()
+    run.step(1)
+    (run.path / "config.yaml").write_text("{")
+    (run.folder / "attempt.json").write_bytes(b"\xff{")
+    with run.metrics.open("a") as file:
+        file.write('nonsense\n{"step": "x"}\n{"step": true, "attempt": []}\n[]\n')
+    run.step(2)
+    assert LiveRun(run.path).refresh().values["step"] == 2
+
+
+def test_a_folder_follows_runs_that_come_and_go(tmp_path: Path, run: WrittenRun) -> None:
+    folder = RunsFolder(run.path.parent)
+    run.begin()
+    run.step(1)
+    now = run.metrics.stat().st_mtime
+    assert [one.name for one in folder.refresh(now)] == ["one"]
+    other = WrittenRun(run.path.parent / "other")
+    (run.path.parent / "no-run").mkdir()
+    other.begin()
+    assert [one.name for one in folder.refresh(now)] == ["one", "other"]
+    shutil.rmtree(other.path)
+    assert [one.name for one in folder.refresh(now)] == ["one"]
+
+
+def test_a_run_that_ended_leaves_after_an_hour_and_comes_back(run: WrittenRun) -> None:
+    folder = RunsFolder(run.path.parent)
+    run.begin()
+    run.step(1)
+    run.end(run.started + 10, "finished")
+    assert folder.refresh(run.started + 3600)
+    assert not folder.refresh(run.started + 3700) and not folder.refresh(run.started + 3800)
+    run.begin(alive=True)
+    run.step(2)
+    found = folder.refresh()
+    assert found[0].values["run/steps"] == 2, "its whole history counts again"
+
+
+def test_a_run_of_another_machine_stays_for_a_day(run: WrittenRun) -> None:
+    run.begin()
+    run.write_attempt(started=run.started, host="elsewhere", pid=1)
+    run.step(1)
+    seen = run.metrics.stat().st_mtime
+    folder = RunsFolder(run.path.parent)
+    assert folder.refresh(seen + 7200)[0].state == "not ended"
+    assert not folder.refresh(seen + 90_000)
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="there is no folder"):
+        RunsFolder(tmp_path / "none")
