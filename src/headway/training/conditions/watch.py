@@ -19,8 +19,7 @@ from headway.training.conditions.system import SystemRecord
 from headway.training.job import Callback
 
 if TYPE_CHECKING:
-    from headway.training.conditions.processors import Processors
-from headway.training.job import Job
+    from headway.training.job import Job
 
 
 def conditions(
