@@ -12,6 +12,7 @@ from headway.cli.common import JsonOption, print_json
 
 def top(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder that holds run directories.")] = Path("runs"),
+    *,
     once: Annotated[bool, typer.Option("--once", help="Print the table once.")] = False,
     json: JsonOption = False,
     every: Annotated[
