@@ -209,6 +209,7 @@ class Trainer:
         from headway.session.preflight import RunPlan
         from headway.session.process_state import restore_process_state
         from headway.session.session import run_in_this_process
+        from headway.session.spending import check_cost
 
         if world_size_from_environment() is None and self.config.parallel.workers > 1:
             raise ConfigError(
@@ -222,6 +223,7 @@ class Trainer:
         data = DatasetData(len(self.dataset), _rows_fingerprint(len(self.dataset)), _rows_fingerprint, ledger)
         with preemptible():
             config = settle_segments(self.config, data, options)
+            check_cost(config, options)
             with restore_process_state():
                 plan = RunPlan.of(config, options)
                 run_in_this_process(plan, lambda config, grid, *_: self._task(config, grid), self.callbacks)

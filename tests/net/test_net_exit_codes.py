@@ -18,6 +18,7 @@ ENDS = {
     "data that is not there": (3, "", ("data.store=nowhere", "data.sources=[nowhere.jsonl]")),
     "a disk that is full at the end": (4, "enospc@checkpoint.shard", ("checkpoint.every=100 steps",)),
     "divergence": (5, "nan@gradient=1,nan@gradient=2", ("train.skip_limit=2",)),
+    "a budget that is spent": (6, "", ("cost.usd_per_hour=3600", "budget.usd=0.01")),
     "a preemption": (75, "stop@step=1", ()),
     "a worker that dies too often": (1, "kill@step=1", ("supervise.max_failures=0",)),
 }

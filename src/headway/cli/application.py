@@ -21,6 +21,7 @@ VERBS = (
     "data",
     "tokenizer",
     "models",
+    "prices",
     "plan",
     "profile",
     "bench",

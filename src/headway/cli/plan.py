@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 HELP = """Estimate the memory, speed, time and cost of a run on given machines, before paying for them.
 
 Shows memory per worker by part, for every strategy and kind of activation checkpointing, and what fits; tokens per \
-second, MFU and time from a roofline; energy, and cost if telemetry.usd_per_hour is given; and the command to run. No \
-data is read.
+second, MFU and time from a roofline; energy, and cost if cost.usd_per_hour or cost.offer is given; and the command to \
+run. No data is read.
 
 [bold]Examples[/bold]
 
@@ -214,7 +214,7 @@ def _print_recommendation(made: Plan, config_name: str, overrides: Sequence[str]
         return
     hours, energy, cost = made.hours(chosen), made.energy_kwh(chosen), made.cost_usd(chosen)
     assert chosen.memory is not None and chosen.layout is not None
-    free = "telemetry.usd_per_hour is not set" if made.usd_per_hour is None else "the speed is unknown"
+    free = "neither cost.usd_per_hour nor cost.offer is set" if made.usd_per_hour is None else "the speed is unknown"
     print_line(f"recommended: {' '.join(chosen.overrides)}")
     print_line(f"  because  {reason}")
     left = made.headroom_bytes(chosen)

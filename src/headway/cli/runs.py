@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -29,7 +29,7 @@ def list_(
     from headway.core.console import notice
     from headway.core.format import format_count
     from headway.telemetry.runs import list_runs
-    from headway.telemetry.summary import ago_text, loss_text
+    from headway.telemetry.summary import ago_text, loss_text, usd_text
 
     found = list_runs(folder)
     if json:
@@ -37,7 +37,7 @@ def list_(
     elif not found:
         notice(f"no runs in {folder}")
     else:
-        headers = ["RUN", "STATE", "STEP", "LOSS", "VALIDATION", "TOKENS/S", "ATTEMPTS", "LAST RECORD"]
+        headers = ["RUN", "STATE", "STEP", "LOSS", "VALIDATION", "TOKENS/S", "COST", "ATTEMPTS", "LAST RECORD"]
         rows = [
             [
                 run.name,
@@ -48,12 +48,13 @@ def list_(
                 format_count(run.tokens_per_second)
                 if run.samples_per_second is None
                 else f"{format_count(run.samples_per_second)} samples",
+                usd_text(run.spent_usd),
                 str(run.attempts),
                 ago_text(run.updated),
             ]
             for run in found
         ]
-        print_table(headers, rows, numeric=range(2, 7))
+        print_table(headers, rows, numeric=range(2, 8))
 
 
 @runs.command()
@@ -102,30 +103,39 @@ def show(run: RunArgument, json: JsonOption = False) -> None:
     headway runs show runs/quickstart
     """
     from headway.core.format import UNKNOWN, format_bytes, format_seconds
+    from headway.cost.spending import format_usd
+    from headway.runs.account import account_of
     from headway.telemetry.goodput import goodput_of
     from headway.telemetry.record import open_run
     from headway.telemetry.runs import result_rows
     from headway.telemetry.summary import summarize, time_text
 
     record = open_run(run)
-    summary, good = summarize(record), goodput_of(record)
+    summary, good, cost = summarize(record), goodput_of(record), account_of(record)
+    if cost.is_known:
+        summary = replace(summary, spent_usd=cost.total_usd)
     if json:
         attempts = [{**asdict(attempt), "seconds": attempt.seconds} for attempt in record.attempts]
         checkpoints = [asdict(checkpoint) for checkpoint in record.checkpoints]
         time_spent = None if good is None else {**asdict(good), "ratio": good.ratio}
         segments = [segment.model_dump(mode="json") for segment in record.segments]
         lists = {"attempt_list": attempts, "checkpoint_list": checkpoints, "segment_list": segments}
-        print_json({**asdict(summary), "goodput": time_spent, **lists})
+        money = {**asdict(cost), "total_usd": cost.total_usd} if cost.is_known else None
+        print_json({**asdict(summary), "goodput": time_spent, "cost": money, **lists})
         return
     print_table(["run", summary.name], result_rows([summary]))
     print_line()
     if good is not None:
         print_line(str(good))
+    if cost.is_known:
+        print_line(str(cost))
     for segment in record.segments[1:]:
         print_line(f"changed at step {segment.first_step:,}: {'; '.join(segment.changes)}")
     for attempt in record.attempts:
         steps = f"steps {_known(attempt.first_step)} to {_known(attempt.last_step)}"
-        print_line(f"attempt {attempt.number}: {attempt.outcome}, {steps}, {format_seconds(attempt.seconds)}")
+        usd = cost.attempts_usd.get(attempt.number)
+        paid = "" if usd is None else f", {format_usd(usd)}"
+        print_line(f"attempt {attempt.number}: {attempt.outcome}, {steps}, {format_seconds(attempt.seconds)}{paid}")
     for checkpoint in record.checkpoints:
         state = checkpoint.state_sha256 or UNKNOWN
         size = format_bytes(checkpoint.bytes)

@@ -23,7 +23,8 @@ torchrun --nproc-per-node 2 -m headway train configs/quickstart.yaml
 
 A worker that dies or hangs is replaced, and the run continues from the newest checkpoint (config section supervise).
 After an interruption, the same command continues from the newest checkpoint that verifies.
-Exit codes: 0 done, 2 usage or config, 3 data, 4 checkpoint or run directory, 5 diverged, 75 preempted (run again).
+Exit codes: 0 done, 2 usage or config, 3 data, 4 checkpoint or run directory, 5 diverged, 6 budget \
+reached, 75 preempted (run again).
 """
 
 

@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from headway.config.checkpoint import checkpoint_problems
+from headway.config.cost import cost_problems
 from headway.config.credentials import credential_problems
 from headway.config.data import named_sources
 from headway.config.deepspeed import deepspeed_problems
@@ -53,6 +54,7 @@ def find_problems(config: Config, trains: bool = True) -> list[ConfigError]:
         *_health(config),
         *checkpoint_problems(config),
         *credential_problems(config),
+        *cost_problems(config),
     ]
 
 

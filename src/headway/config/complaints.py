@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from headway.config.base import FUNCTION_PATTERN
+from headway.config.cost import OFFER_PATTERN
 from headway.config.document import Entry
 from headway.config.reference import sections_of
 from headway.config.schema import NAME_PATTERN, Config
@@ -41,6 +42,7 @@ OURS = {theirs: ours for ours, names in FOREIGN.items() for theirs in names}
 _PATTERNS = {
     NAME_PATTERN: "should be letters, digits, '.', '_' and '-', the first a letter or digit",
     FUNCTION_PATTERN: "should be package.module:function",
+    OFFER_PATTERN: "should be cloud/region/instance/spot, or .../on-demand, as `headway prices` lists them",
 }
 
 

@@ -37,6 +37,8 @@ _INCIDENTAL = (
     "health.watch_seconds",
     "preemption",
     "telemetry",
+    "cost",
+    "budget",
     "callbacks",
     "segments",
 )

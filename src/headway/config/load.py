@@ -27,6 +27,9 @@ _SHAPE_KEYS = sorted({"head_dim", *(key for shape in SHAPES.values() for key in 
 
 #: Alternative keys: a key that is given later, in an upper file or an override, replaces these if given earlier.
 _REPLACES = {
+    "cost.usd_per_hour": ["cost.offer", "telemetry.usd_per_hour"],
+    "cost.offer": ["cost.usd_per_hour", "telemetry.usd_per_hour"],
+    "telemetry.usd_per_hour": ["cost.usd_per_hour", "cost.offer"],
     "train.steps": ["train.tokens"],
     "train.tokens": ["train.steps"],
     "model.preset": ["model.from_pretrained", *(f"model.{key}" for key in _SHAPE_KEYS)],

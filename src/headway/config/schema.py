@@ -26,6 +26,7 @@ from headway.config.base import FUNCTION_PATTERN, LocalPath, Section, Share, con
 from headway.config.batches import Batches, BatchStage, batch_quantity, batch_rows
 from headway.config.checkpoint import CheckpointConfig
 from headway.config.checks import combined, find_problems
+from headway.config.cost import BudgetConfig, CostConfig
 from headway.config.data import DataConfig, SourceConfig, named_sources
 from headway.config.experts import resolved_balance, shape_problem
 from headway.config.health import HealthConfig
@@ -371,7 +372,7 @@ class TelemetryConfig(Section):
     report: bool = True
     """Write `report.html` to the run directory when training has finished."""
     usd_per_hour: Annotated[float, Field(ge=0.0)] | None = None
-    """Price of all machines together; cost is shown only if this is given."""
+    """Older name of `cost.usd_per_hour`."""
     alert: Annotated[str, Field(min_length=1)] | None = None
     """Shell command that is run for every warning during training and for every failed attempt. It gets a line of JSON
     on standard input (`run`, `what`, `host`, `time`), for example for `curl -s -d @- https://...`. A token comes from
@@ -405,6 +406,8 @@ class Config(Section):
     health: HealthConfig = HealthConfig()
     preemption: PreemptionConfig = PreemptionConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
+    cost: CostConfig = CostConfig()
+    budget: BudgetConfig = BudgetConfig()
     callbacks: list[Annotated[str, Field(pattern=FUNCTION_PATTERN)]] = []
     """Your own callbacks, as `package.module:Class`, importable from the working directory. They are created without
     arguments and called between steps, on every worker ([extending/callback.md](extending/callback.md))."""

@@ -242,6 +242,26 @@ class Amount:
         return {**written("documents", "bytes", number=False), "examples": ["10k documents", "2 GB"]}
 
 
+#: JSON Schema of a share from 0 to 1, or a percentage.
+PERCENT_OR_SHARE = {
+    "anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, {"type": "string", "pattern": rf"^{_PERCENT}\s*$"}]
+}
+
+
+def parse_share(value: Any) -> Any:
+    """Parse a share such as 0.8 or "80 %".
+
+    Raises:
+        ValueError: it is a text, but not a percentage.
+    """
+    if not isinstance(value, str):
+        return value
+    percent, *words = _split(value.strip().removesuffix("%"))
+    if not value.strip().endswith("%") or any(words) or percent > 100:
+        raise ValueError(f"'{value}' is not a share; write for example '80 %'")
+    return float(percent / 100)
+
+
 def share_or_interval(value: Any) -> float | Interval:
     """Parse a share or an interval: a number up to 1 with a point is a share, a whole number is steps.
 
@@ -251,10 +271,7 @@ def share_or_interval(value: Any) -> float | Interval:
         ValueError: not an amount of steps or tokens, or more than all of them.
     """
     if isinstance(value, str) and value.strip().endswith("%"):
-        percent, *words = _split(value.strip()[:-1])
-        if any(words) or percent > 100:
-            raise ValueError(f"'{value}' is not a share; write for example '2 %'")
-        return float(percent / 100)
+        return float(parse_share(value))
     if isinstance(value, float) or value == 0:
         return float(value)
     return _check_is_not_time(Interval.parse(value))

@@ -94,6 +94,12 @@ class Preempted(HeadwayError):
     exit_code = 75
 
 
+class BudgetReached(Preempted):
+    """The run has spent its budget; the state is saved, and a larger budget lets it continue."""
+
+    exit_code = 6
+
+
 #: Errors of the system that mean "this disk takes no more", each with its description and its fix.
 _REFUSALS = {
     errno.ENOSPC: ("there is no room left", "free space there"),
@@ -201,5 +207,5 @@ def missing_extra(package: str, extra: str, purpose: str) -> ConfigError:
 
 def error_with(exit_code: int) -> type[HeadwayError] | None:
     """Return the type of error that ends a process with this exit code, if exactly one type does."""
-    kinds = {kind.exit_code: kind for kind in (ConfigError, DataError, CheckpointError, DivergedError, Preempted)}
-    return kinds.get(exit_code)
+    kinds = (ConfigError, DataError, CheckpointError, DivergedError, Preempted, BudgetReached)
+    return {kind.exit_code: kind for kind in kinds}.get(exit_code)

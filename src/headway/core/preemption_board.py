@@ -20,6 +20,8 @@ from headway.core.foreign import parse_json_lines
 from headway.core.machine import host_name
 
 BOARD_FILE = "notices.jsonl"
+BUDGET_SOURCE = "budget"
+"""`Notice.source` of a budget that is reached."""
 SIGNAL_KEY = "signal"
 """`Notice.key` of a signal that a worker received; its name is in `what`."""
 
@@ -29,7 +31,7 @@ class Notice:
     """A notice about the time that is left until a machine is taken away."""
 
     source: str
-    """Where it comes from: aws, gcp, azure, slurm, kubernetes, signal."""
+    """Where it comes from: aws, gcp, azure, slurm, kubernetes, budget, spot, signal."""
     what: str
     """Description of the event."""
     wish: Literal["stop", "save"] = "stop"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.config import override
 from headway.config.strategies import DEEPSPEED, simplest_strategy, strategy_of
+from headway.cost.pricing import price_of
 from headway.models.facts import ParameterCounts, count_parameters, flops_per_token
 from headway.models.shape import embedding_rows
 from headway.plan.layout import has_copied_experts
@@ -93,7 +94,7 @@ class Plan:
         return None if hours is None or watts is None else hours * watts * self.machines.count / 1000
 
     def cost_usd(self, option: Option) -> float | None:
-        """Estimate the cost at `telemetry.usd_per_hour`, the price of all machines together."""
+        """Estimate the cost at the price of the config (`headway.cost`)."""
         hours = self.hours(option)
         return None if hours is None or self.usd_per_hour is None else hours * self.usd_per_hour
 
@@ -174,6 +175,7 @@ def make_plan(config: Config, machines: Machines, measured_tokens_per_second: fl
     if len(refusals) == len(table) and recommendation.option is None:
         raise refusals[0]
     assert config.train.steps is not None and model.vocab_size is not None
+    price = price_of(config, machines.count)
     has_deepspeed = any(option.strategy in DEEPSPEED for option in table)
     return Plan(
         machines=machines,
@@ -187,7 +189,7 @@ def make_plan(config: Config, machines: Machines, measured_tokens_per_second: fl
         own=_as_it_is(config, model, machines),
         recommendation=recommendation,
         usable_bytes=usable_bytes(machines),
-        usd_per_hour=config.telemetry.usd_per_hour,
+        usd_per_hour=None if price is None else price.usd_per_hour,
         measured_tokens_per_second=measured_tokens_per_second,
         deepspeed=deepspeed_listed(config) if has_deepspeed else None,
         no_deepspeed=None if has_deepspeed else why_no_deepspeed(config, model, machines),

@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.core import console
 from headway.core.errors import CheckpointError, fix_for
 from headway.core.files import is_there, remove_unfinished, sync_folder, write_json
-from headway.core.foreign import read_json_object
+from headway.core.foreign import as_number, read_json_object
 from headway.core.preemption_board import posted
 from headway.core.secrets import redact_arguments
 from headway.core.waiting import wait_until
@@ -28,6 +29,12 @@ from headway.runs.ledger import Ledger
 from headway.runs.ownership import OwnerLock
 
 _ATTEMPT_FILE = "attempt.json"
+#: Keys of an attempt's record: the price of its machines, and how many attempts of the same command came before it.
+PRICE_KEY, RESTARTS_KEY = "usd_per_hour", "restarts"
+#: A key of the record of an attempt that was killed: its last write, in Unix seconds, noted by the next attempt.
+LAST_SIGN_KEY = "last_sign"
+#: A run directory was copied if its files are newer than its attempt by this much; then their times mean nothing.
+_COPIED_SECONDS = 300.0
 #: How long to wait for writer processes of an earlier attempt to finish their checkpoints.
 _WRITERS_SECONDS = 5.0
 
@@ -201,7 +208,9 @@ class RunDirectory:
         record = _read_record(folder)
         if "outcome" not in record:
             console.notice(f"attempt {numbers[-1]} died (process {record.get('pid', 'unknown')})")
-            write_json(folder / _ATTEMPT_FILE, {**record, "number": numbers[-1], "outcome": "died"})
+            sign = last_sign_of_life(folder, as_number(record.get("started")))
+            noted = {} if sign is None else {LAST_SIGN_KEY: sign}
+            write_json(folder / _ATTEMPT_FILE, {**record, "number": numbers[-1], "outcome": "died", **noted})
         for place in (self.path, folder):
             remove_unfinished(place)
         for page in folder.glob("heartbeat-*"):  # their links are dangling now, or lead to another process
@@ -222,6 +231,19 @@ class RunDirectory:
             where=str(error.filename or self.path),
             fix=fix_for(error, "make room there, or choose a place that you may write to with runs=... or name=..."),
         )
+
+
+def last_sign_of_life(folder: Path, started: float | None) -> float | None:
+    """Return when an attempt that has not ended last wrote to its folder; None if the files do not show that."""
+    times = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        with suppress(OSError):
+            times.append(path.stat().st_mtime)
+    with suppress(OSError):
+        began = (folder / _ATTEMPT_FILE).stat().st_mtime
+        if started is not None and abs(began - started) < _COPIED_SECONDS:
+            return max(times, default=began)
+    return None
 
 
 def attempt_folder(run: Path, number: int) -> Path:

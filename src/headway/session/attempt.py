@@ -38,13 +38,15 @@ from headway.core.errors import (
 )
 from headway.core.files import atomic_write, fingerprint, write_json
 from headway.core.launched import world_size_from_environment
+from headway.core.outcomes import outcome_of
 from headway.core.secrets import redact
 from headway.core.signals import TERMINATION_SIGNALS, defer_signals, handled, pending_signals
+from headway.cost.pricing import price_of
 from headway.preemption import watching_for
 from headway.preemption.listening import deferring_stop_signals
 from headway.runs.ledger import Ledger
 from headway.runs.ownership import OwnerLock, wait_for_dead_machine, wait_for_orphaned_writers
-from headway.runs.run_directory import Attempt, RunDirectory, command_line
+from headway.runs.run_directory import PRICE_KEY, Attempt, RunDirectory, command_line
 from headway.telemetry.provenance import provenance
 from headway.training.schedule import learning_rate
 
@@ -52,8 +54,6 @@ from headway.training.schedule import learning_rate
 ATTEMPT_VARIABLE = "HEADWAY_ATTEMPT"
 #: The flag that lets a run continue with a changed config or changed data.
 ACCEPT = "--accept-changes"
-#: A key of an attempt's record: the price of its machines. A later attempt may have other machines.
-PRICE_KEY = "usd_per_hour"
 
 
 class WorkerDied(HeadwayError):
@@ -255,8 +255,7 @@ def write_config(config: Config, *folders: Path) -> None:
 
 def _begin(config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], options: RunOptions) -> Attempt:
     """Take ownership of the run directory and record what is about to run."""
-    price = {PRICE_KEY: config.telemetry.usd_per_hour}
-    attempt = prepare_run_directory(config, options).begin_attempt(command_line(), None, None, **price)
+    attempt = prepare_run_directory(config, options).begin_attempt(command_line(), None, None, **price_facts(config))
     try:
         note_restart(attempt.run, config, options)
         describe(attempt, config, fingerprints, facts)
@@ -264,6 +263,18 @@ def _begin(config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, 
         attempt.finish(f"failed to start: {error}", getattr(error, "exit_code", 1))
         raise
     return attempt
+
+
+def price_facts(config: Config) -> dict[str, Any]:
+    """Return the price of the machines for an attempt's record. A later attempt may have other machines.
+
+    Raises:
+        ConfigError: the offer that the config names is not known.
+    """
+    price = price_of(config, world_size_from_environment() or config.parallel.workers)
+    if price is None:
+        return {PRICE_KEY: None}
+    return {PRICE_KEY: price.usd_per_hour, **({} if price.offer is None else {"offer": price.offer.key})}
 
 
 class _Stop(BaseException):
@@ -335,7 +346,7 @@ def _record_outcome(attempt: Attempt) -> Iterator[None]:
     try:
         yield
     except HeadwayError as error:
-        attempt.finish("preempted" if error.exit_code == 75 else error.what, error.exit_code)
+        attempt.finish(outcome_of(error.exit_code, error.what), error.exit_code)
         raise
     except KeyboardInterrupt:
         attempt.finish("interrupted", INTERRUPTED)

@@ -73,8 +73,10 @@ def examine(config: Config, options: RunOptions | None = None) -> RunPlan:
     if options is not None:
         # Loads NumPy, which the supervisor's process must not.
         from headway.session.changes import StoreData, settle_segments
+        from headway.session.spending import check_cost
 
         config = settle_segments(config, StoreData(config, store), options, store.tokenizer_fingerprint)
+        check_cost(config, options)
     plan = RunPlan.of(config, options or RunOptions(), store)
     from headway.parallel.world import pick_device
     from headway.training.available import check_available

@@ -44,8 +44,10 @@ from headway.core.format import counted, format_count
 from headway.core.garbage import pause_collection, resume_collection
 from headway.core.version import __version__
 from headway.core.waiting import VISIBILITY_TIMEOUT
+from headway.cost.pricing import budget_of
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
+from headway.preemption.budget import BudgetGuard
 from headway.preemption.listening import listening
 from headway.runs.goodput_callback import GoodputKeeper
 from headway.runs.ledger import Ledger
@@ -55,7 +57,6 @@ from headway.runs.run_directory import Attempt, RunDirectory, what_to_do
 from headway.session.assemble import assemble
 from headway.session.attempt import (
     ATTEMPT_VARIABLE,
-    PRICE_KEY,
     RunOptions,
     attempt_scope,
     check_data,
@@ -67,7 +68,8 @@ from headway.session.compiled import decide_compile
 from headway.session.grid import choose_micro_batch, common_threads
 from headway.session.join import join_workers
 from headway.session.preflight import RunPlan
-from headway.telemetry.record import open_run
+from headway.session.spending import meter_of, old_price_key
+from headway.telemetry.metrics import read_metrics
 from headway.training.available import shortfalls
 from headway.training.compiling import compile_model
 from headway.training.conditions.watch import ConditionWatch, conditions
@@ -405,12 +407,15 @@ def _recorders(
     recorders: list[Callback] = []
     ledger = Ledger(run.ledger_path)
     if world.is_first:
+        meter = meter_of(config, run.path, attempt.number)
+        if meter is not None and (budget := budget_of(config)) is not None:
+            recorders.append(BudgetGuard(attempt.directory, budget, meter, read_metrics(run.path)))
         recorders += [
             GoodputKeeper(run.path, ledger, attempt.number, attempt.assert_current),
             Recorder(
                 run.metrics_path,
                 attempt.number,
-                _spent_usd(run, attempt, config.telemetry.usd_per_hour),
+                meter,
                 load_seconds if start is not None else None,
                 partial(attempt.fence.assert_held, patience_seconds=0.0),  # every step's record asks
             ),
@@ -424,20 +429,6 @@ def _recorders(
     if config.telemetry.state_hash_every:
         recorders.append(StateHashes(run.path / "hashes.jsonl", config.telemetry.state_hash_every))
     return recorders
-
-
-def _spent_usd(run: RunDirectory, attempt: Attempt, usd_per_hour: float | None) -> float:
-    """Return the cost of the run until now: each attempt at its own price, this one since its first process began."""
-    found = open_run(run.path)
-    spent = 0.0
-    for one in found.attempts:
-        since = None if one.started is None else max(0.0, time.time() - one.started)
-        seconds = since if one.number == attempt.number else one.seconds
-        price = found.attempt_records[one.number].get(PRICE_KEY)
-        price = price if isinstance(price, (int, float)) else usd_per_hour
-        if seconds is not None and price is not None:
-            spent += price * seconds / 3600
-    return spent
 
 
 def _batch(job: Job) -> str:
@@ -458,7 +449,11 @@ def _report_start(job: Job, start: CheckpointInfo | None, parameters: int) -> No
     )
     if world.is_first:
         evaluates = job.task.evaluation is not None
-        for line in (*shortfalls(config, world.device), *ineffective_settings(config, evaluates)):
+        for line in (
+            *shortfalls(config, world.device),
+            *old_price_key(config),
+            *ineffective_settings(config, evaluates),
+        ):
             warning(line)
     if start is None:
         return

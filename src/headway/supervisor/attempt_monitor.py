@@ -18,16 +18,17 @@ from headway.checkpoint.save.writer_locks import wait_for_writers
 from headway.config import Config
 from headway.config.segments import Segment
 from headway.core.console import alert, clear_line, notice, warning
-from headway.core.errors import INTERRUPTED, CheckpointError, fix_for
+from headway.core.errors import INTERRUPTED, BudgetReached, CheckpointError, Preempted, fix_for
 from headway.core.faults import RESTARTS_VARIABLE
 from headway.core.format import format_seconds
 from headway.core.heartbeat import Phase
+from headway.core.outcomes import BUDGET_REACHED, FINISHED, PREEMPTED
 from headway.core.preemption_board import SIGNAL_KEY, posted
 from headway.core.process_table import STOPPED
 from headway.core.secrets import redact
 from headway.runs.ownership import OwnerLock
-from headway.runs.run_directory import Attempt, RunDirectory, command_line
-from headway.session.attempt import PRICE_KEY, RunOptions, note_restart, prepare_run_directory, write_config
+from headway.runs.run_directory import RESTARTS_KEY, Attempt, RunDirectory, command_line
+from headway.session.attempt import RunOptions, note_restart, prepare_run_directory, price_facts, write_config
 from headway.supervisor.attempt_client import AttemptProcess
 from headway.supervisor.diagnose import diagnose, exchanges, last_exchange
 from headway.supervisor.log import SupervisorLog
@@ -46,6 +47,10 @@ _GROW_SIGNAL = signal.SIGUSR1
 _REPORT_SECONDS, _STACK_SECONDS, _GIVE_UP_SECONDS = 4.0, 2.0, 5.0
 #: How long the agent may take to notice a worker's death before the others are killed: their own errors are noise.
 _HURRY_SECONDS = 0.4
+#: Kinds of outcomes whose record is a word that `telemetry.record` knows; others are recorded by what happened.
+_OUTCOMES = {"finished": FINISHED, "preempted": PREEMPTED, "budget": BUDGET_REACHED}
+#: Kinds of outcomes by the exit code of workers that have saved their state.
+_SAVED_KINDS = {Preempted.exit_code: "preempted", BudgetReached.exit_code: "budget"}
 
 
 @dataclass
@@ -103,8 +108,11 @@ class AttemptMonitor:
         """Take the run directory: from here on, processes of earlier attempts cannot publish anything."""
         run = prepare_run_directory(self.config, self._options) if not lock else RunDirectory(self.config.run_directory)
         self.lock = lock or run.claim()
-        price = {PRICE_KEY: self.config.telemetry.usd_per_hour}
-        facts = {"workers": self.config.parallel.workers, "restarts": restarts, **price}
+        facts = {
+            "workers": self.config.parallel.workers,
+            RESTARTS_KEY: restarts,
+            **price_facts(self.config),
+        }
         self.record = run.begin_attempt(command_line(), self.lock, started, **facts)
         self._log = SupervisorLog(self.record.directory / "supervisor.log")
         self._has_begun()
@@ -178,7 +186,7 @@ class AttemptMonitor:
         """Record why the attempt ended, and report it when the run continues."""
         if self.record is None:
             return
-        text = outcome.kind if outcome.kind in ("finished", "preempted") else outcome.what
+        text = _OUTCOMES.get(outcome.kind, outcome.what)
         facts = {**outcome.record(), **self._facts, "decision": decision.why}
         if self._signals:
             facts["stopped_by"] = signal.Signals(self._signals[0]).name
@@ -366,7 +374,7 @@ class AttemptMonitor:
             return AttemptOutcome("error", "interrupted", INTERRUPTED)
         stopping = signal.Signals(self._signals[0]).name if self._signals else None
         if reported is not None and reported["exit_code"] != 1:
-            return _error("preempted" if reported["exit_code"] == 75 else "error", reported)
+            return _error(_SAVED_KINDS.get(reported["exit_code"], "error"), reported)
         if stopping is not None and newest_checkpoint(self.config.run_directory) == self.config.train.steps:
             return AttemptOutcome("finished", "finished", 0)  # the signal came after the last save
         if stopping is not None and (reported is None or reported.get("signal")):

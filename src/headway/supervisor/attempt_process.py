@@ -99,6 +99,10 @@ def run_attempt(channel: Channel, config: Config, options: RunOptions, number: i
 
 def _run_again(config: Config, options: RunOptions, attempt: Attempt) -> None:
     """Run a further attempt without repeating the checks of the one before: the time to the next step counts."""
+    if config.budget.usd is not None:
+        from headway.session.spending import check_cost  # loads NumPy
+
+        check_cost(config, options)
     if config.parallel.workers == 1:
         from headway.session.session import run_in_this_process
         from headway.training.task import language_model_task

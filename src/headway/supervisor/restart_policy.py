@@ -24,8 +24,9 @@ from headway.core.format import format_seconds
 #: Signals that only a scheduler, a person or the operating system sends: SIGHUP, SIGINT, SIGUSR1, SIGTERM, SIGPWR.
 _FROM_OUTSIDE = (1, 2, 10, 15, 30) if sys.platform == "linux" else (1, 2, 15, 30)
 
-#: Exit codes of deliberate errors that the next attempt would meet again: usage and config, data, checkpoint, diverged.
-_FINAL = (2, 3, 4, 5)
+#: Exit codes of deliberate errors that the next attempt would meet again: usage and config, data, checkpoint, diverged,
+#: budget reached.
+_FINAL = (2, 3, 4, 5, 6)
 _PREEMPTED = 75
 
 #: Modules of `headway.supervisor` between a command and a worker.
@@ -40,7 +41,7 @@ _FIRST_DELAY_SECONDS = 1.0
 class AttemptOutcome:
     """Why and how an attempt ended."""
 
-    kind: Literal["finished", "preempted", "error", "died", "hung", "slow"]
+    kind: Literal["finished", "preempted", "budget", "error", "died", "hung", "slow"]
     what: str
     exit_code: int
     where: str | None = None
@@ -120,6 +121,8 @@ class Budget:
         """
         if outcome.kind == "finished":
             return Decision(False, "finished")
+        if outcome.kind == "budget":
+            return Decision(False, "the budget is reached")
         if outcome.is_final:
             return Decision(False, "another attempt would meet the same error")
         delay = self._delay(newest_step)

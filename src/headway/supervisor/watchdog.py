@@ -18,6 +18,7 @@ from typing import Literal
 from headway.config.supervise import SuperviseConfig
 from headway.core.format import format_seconds
 from headway.core.heartbeat import Phase, Reading
+from headway.core.outcomes import SAVED_CODES
 from headway.core.process_table import DEAD, STOPPED, TRACED, UNINTERRUPTIBLE, ProcessState
 
 #: A stopped process cannot continue by itself; short stops (a snapshot, a shell) are tolerated.
@@ -313,7 +314,7 @@ def _dead(readings: Mapping[int, Reading], states: Mapping[int, ProcessState | N
     reaped = [rank for rank, r in readings.items() if rank in states and states[rank] is None and r.phase != Phase.END]
     if reaped:
         return Finding("died", reaped[0], "died", suspects=(reaped[0],))
-    dead = {rank: code for rank, code in codes.items() if code not in (0, 75)}
+    dead = {rank: code for rank, code in codes.items() if code not in SAVED_CODES}
     if not dead:
         return None
     rank = min(dead, key=lambda rank: (dead[rank] == -signal.SIGTERM, dead[rank] > 0, rank))

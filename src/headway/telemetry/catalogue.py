@@ -37,6 +37,7 @@ class Unit(Enum):
     GIB = ("GiB", "bytes", float(2**30))
     GIB_PER_SECOND = ("GiB per second", "bytes_per_second", float(2**30))
     USD = ("US dollars", "usd", 1.0)
+    USD_PER_HOUR = ("US dollars per hour", "", 1.0)
     CELSIUS = ("degrees Celsius", "celsius", 1.0)
     WATTS = ("watts", "watts", 1.0)
     MEGAHERTZ = ("MHz", "hertz", 1e6)
@@ -214,7 +215,12 @@ _LINES: dict[str, tuple[_Line, ...]] = {
         ("run/uploads", Unit.NUMBER, _C, "Checkpoints that reached the remote tier"),
         ("run/upload_failures", Unit.NUMBER, _C, "Uploads that failed"),
     ),
-    "cost": (("cost/spent_usd", Unit.USD, _G, "What the run has cost so far"),),
+    "cost": (
+        ("cost/spent_usd", Unit.USD, _G, "What the run has cost so far, over all attempts"),
+        ("cost/usd_per_hour", Unit.USD_PER_HOUR, _G, "Price of all machines of the attempt for an hour"),
+        ("cost/idle_usd", Unit.USD, _G, "Part of the cost between attempts, while the machines were held"),
+        ("cost/storage_usd", Unit.USD, _G, "Part of the cost of keeping checkpoints"),
+    ),
     "goodput": (
         ("goodput/ratio", Unit.RATIO, _G, "Share of the time before this attempt in steps that were kept"),
         ("goodput/wall_seconds", Unit.SECONDS, _G, "Time of the run before this attempt"),

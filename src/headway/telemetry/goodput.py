@@ -16,8 +16,9 @@ from typing import Any
 from headway.core.errors import INTERRUPTED
 from headway.core.foreign import as_number
 from headway.core.format import counted, format_seconds
+from headway.core.outcomes import BUDGET_REACHED, FINISHED, PREEMPTED
 from headway.telemetry.metrics import LEFT_OUT, read_records
-from headway.telemetry.record import FINISHED, PREEMPTED, RUNNING, Attempt, Run, as_int, as_text
+from headway.telemetry.record import RUNNING, Attempt, Run, as_int, as_text
 
 #: Causes, in the order in which they are shown.
 START, AGAIN, SAVING, DATA, HANGING, DOWN, OTHER = (
@@ -42,7 +43,7 @@ class Goodput:
 
     wall_seconds: float
     """From the start of the first attempt to the end of the last, without the time in which the run was not meant
-    to continue: after it was finished, or stopped by Ctrl-C."""
+    to continue: after it was finished, had spent its budget, or was stopped by Ctrl-C."""
     effective_seconds: float
     lost_seconds: dict[str, float]
     """By cause; with `effective_seconds` these add up to `wall_seconds`."""
@@ -140,7 +141,7 @@ def goodput(
                 lost[AGAIN] += seconds
                 lost_steps[attempt.number] = lost_steps.get(attempt.number, 0) + (seconds > 0)
         lost[SAVING] += work.stalls
-        if work.began is not None and attempt.outcome not in (FINISHED, PREEMPTED, RUNNING):
+        if work.began is not None and attempt.outcome not in (FINISHED, PREEMPTED, BUDGET_REACHED, RUNNING):
             down = max(0.0, attempt.ended - work.last_time - silent)
             lost[DOWN] += min(down, went - measured - start)  # it was down from there on
     lost[OTHER] = max(0.0, wall - effective - sum(lost.values()))
@@ -166,7 +167,11 @@ def goodput_before(run: Run, attempt: int, step: int) -> Goodput | None:
 
 def was_meant_to_end(attempt: Attempt, ending: Mapping[str, Any]) -> bool:
     """Return whether the run was not meant to continue at that time."""
-    return attempt.outcome == FINISHED or attempt.exit_code == INTERRUPTED or _stopped_by(ending) == "SIGINT"
+    return (
+        attempt.outcome in (FINISHED, BUDGET_REACHED)
+        or attempt.exit_code == INTERRUPTED
+        or _stopped_by(ending) == "SIGINT"
+    )
 
 
 def _stopped_by(ending: Mapping[str, Any]) -> str | None:

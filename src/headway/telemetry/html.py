@@ -7,9 +7,10 @@ from html import escape
 from typing import NamedTuple
 
 from headway.core.format import UNKNOWN
+from headway.core.outcomes import BUDGET_REACHED, FINISHED, PREEMPTED
 from headway.core.secrets import redact
 from headway.telemetry.charts import Chart
-from headway.telemetry.record import FINISHED, NOT_ENDED, NOT_STARTED, PREEMPTED, RUNNING
+from headway.telemetry.record import NOT_ENDED, NOT_STARTED, RUNNING
 
 #: Colours are the Okabe-Ito palette, which colour-blind readers can tell apart, darkened or lightened for the ground.
 STYLE = """
@@ -89,7 +90,14 @@ _MANY_COLUMNS = 7
 _TEXT_CHARACTERS = 24
 
 #: Colours of a run's states.
-_TONES = {FINISHED: "good", RUNNING: "busy", PREEMPTED: "warn", NOT_ENDED: "warn", NOT_STARTED: "warn"}
+_TONES = {
+    FINISHED: "good",
+    RUNNING: "busy",
+    PREEMPTED: "warn",
+    BUDGET_REACHED: "warn",
+    NOT_ENDED: "warn",
+    NOT_STARTED: "warn",
+}
 
 
 def page(title: str, body: Iterable[str]) -> str:

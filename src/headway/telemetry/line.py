@@ -38,6 +38,7 @@ class Status:
     spent_usd: float | None = None
     total_usd: float | None = None
     """Estimate for the whole run."""
+    budget_usd: float | None = None
     saved_seconds_ago: float | None = None
     item: str = "tok"
     """Unit of the speed."""
@@ -55,11 +56,19 @@ def render(status: Status) -> str:
     if status.eta_seconds is not None and status.step < status.total_steps:
         parts.append(f"eta {format_seconds(status.eta_seconds)}")
     if status.spent_usd is not None:
-        total = f" of ${status.total_usd:,.2f}" if status.total_usd is not None else ""
-        parts.append(f"${status.spent_usd:,.2f}{total}")
+        parts.append(_cost(status.spent_usd, status.total_usd, status.budget_usd))
     if status.saved_seconds_ago is not None:
         parts.append(f"saved {_age(status.saved_seconds_ago)} ago")
     return " · ".join(parts)
+
+
+def _cost(spent: float, total: float | None, budget: float | None) -> str:
+    text = f"${spent:,.2f}"
+    if total is not None:
+        text += f" of ${total:,.2f}"
+    if budget is not None and (spent if total is None else total) > budget:
+        text += f", over the budget of ${budget:,.2f}"
+    return text
 
 
 def _age(seconds: float) -> str:
@@ -81,23 +90,26 @@ class StatusLine:
     Args:
         total_steps: Number of steps of the run.
         log_every: Steps between plain lines; the first and the last step of an attempt always have one.
-        usd_per_hour: Price of all machines, for the estimate of the whole run's cost.
         work: Work done after so many steps, in a unit that takes constant time; steps if not given.
         clock: Returns seconds that never decrease.
         language_model: Whether items are tokens; otherwise they are samples, whose loss has no perplexity.
+        total_usd: Returns what the run will have spent in so many seconds; not given if its price is unknown.
+        budget_usd: The most that the run may spend.
     """
 
     def __init__(
         self,
         total_steps: int,
         log_every: int = 10,
-        usd_per_hour: float | None = None,
         work: Callable[[int], int] | None = None,
         clock: Callable[[], float] = time.monotonic,
         *,
         language_model: bool = True,
+        total_usd: Callable[[float], float] | None = None,
+        budget_usd: float | None = None,
     ) -> None:
-        self._total_steps, self._log_every, self._usd_per_hour = total_steps, log_every, usd_per_hour
+        self._total_steps, self._log_every = total_steps, log_every
+        self._total_usd, self._budget_usd = total_usd, budget_usd
         self._language_model = language_model
         self._work, self._clock = work or (lambda step: step), clock
         self._ends: deque[tuple[float, int]] = deque(maxlen=_WINDOW + 1)
@@ -151,8 +163,8 @@ class StatusLine:
     def _status(self, step: int, metrics: Mapping[str, float]) -> Status:
         eta = self._eta(step)
         spent, total = metrics.get("cost/spent_usd"), None
-        if spent is not None and eta is not None and self._usd_per_hour is not None:
-            total = spent + eta / 3600 * self._usd_per_hour
+        if spent is not None and eta is not None and self._total_usd is not None:
+            total = self._total_usd(eta)
         return Status(
             step=step,
             total_steps=self._total_steps,
@@ -163,6 +175,7 @@ class StatusLine:
             eta_seconds=eta,
             spent_usd=spent,
             total_usd=total,
+            budget_usd=self._budget_usd,
             saved_seconds_ago=None if self._saved_at is None else self._clock() - self._saved_at,
         )
 

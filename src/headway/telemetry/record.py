@@ -22,10 +22,10 @@ from headway.config.segments import Segment, batches_before, begin, up_to
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.foreign import LISTING_BYTES, as_number, read_json_lines, read_json_object, read_text
 from headway.core.machine import host_name
+from headway.core.outcomes import BUDGET_REACHED, FAILED, FINISHED, PREEMPTED
 from headway.core.secrets import redact_arguments, redact_values
 from headway.telemetry.metrics import FILE_NAME, Metrics, Span, read_metrics
 
-FINISHED, PREEMPTED, FAILED = "finished", "preempted", "failed"
 RUNNING, DIED = "running", "died"
 #: The newest attempt restored an earlier checkpoint (`headway checkpoints restore`), and trained nothing.
 RESTORED = "restored"
@@ -163,7 +163,7 @@ class Run:
     @property
     def state(self) -> str:
         """The outcome in one or two words: `failed` for an outcome that is an error message."""
-        states = (FINISHED, PREEMPTED, RESTORED, RUNNING, DIED, NOT_ENDED, NOT_STARTED)
+        states = (FINISHED, PREEMPTED, BUDGET_REACHED, RESTORED, RUNNING, DIED, NOT_ENDED, NOT_STARTED)
         return self.outcome if self.outcome in states else FAILED
 
     @cached_property
@@ -301,6 +301,15 @@ def is_run(path: Path) -> bool:
         return (path / "config.yaml").is_file() or (path / FILE_NAME).is_file()
     except OSError:  # a folder without permission
         return False
+
+
+def stored_bytes(run: Path) -> int:
+    """Return the size of the checkpoints that a run directory holds."""
+    found = 0
+    for file in (run / "checkpoints").glob("step-*/*"):
+        with suppress(OSError):  # it may be deleted meanwhile
+            found += file.stat().st_size
+    return found
 
 
 def read_json(path: Path) -> dict[str, Any]:

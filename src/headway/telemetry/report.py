@@ -20,6 +20,7 @@ from headway.telemetry.record import DIED, NOT_ENDED, NOT_STARTED, RUNNING, Run,
 from headway.telemetry.summary import (
     Summary,
     ago_text,
+    cost_note,
     loss_text,
     share_text,
     summarize,
@@ -129,7 +130,7 @@ def _tiles(summary: Summary) -> list[tuple[str, str, str]]:
         _validation_tile(summary),
         *of_items,
         ("Wall time", format_seconds(summary.seconds), "while an attempt was going"),
-        ("Cost", usd_text(summary.spent_usd), "" if summary.spent_usd is not None else "no price was given"),
+        ("Cost", usd_text(summary.spent_usd), cost_note(summary)),
         ("Peak memory", _gib(summary.peak_memory_gib), "of one worker"),
         ("Attempts", f"{summary.attempts:,}", repeated),
     ]

@@ -35,6 +35,8 @@ class Listing:
     """Last record, Unix seconds."""
     samples_per_second: float | None = None
     """As for tokens, in a run of a module of the user's own."""
+    spent_usd: float | None = None
+    """Newest, as recorded with a step."""
 
 
 def list_runs(folder: Path) -> list[Listing]:
@@ -67,6 +69,7 @@ def _listing(run: Run) -> Listing:
         attempts=len(run.attempt_records),
         updated=metrics.last("time"),
         samples_per_second=None if language_model else speed,
+        spent_usd=metrics.last("cost/spent_usd"),
     )
 
 

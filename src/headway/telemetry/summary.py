@@ -69,6 +69,10 @@ class Summary:
     """False for a module of the user's own."""
     samples_per_second: float | None = None
     """Median over steps, if the items are samples."""
+    idle_usd: float | None = None
+    """The part of the cost between attempts, while the machines were held."""
+    storage_usd: float | None = None
+    """The part of the cost of keeping checkpoints."""
 
 
 def summarize(run: Run) -> Summary:
@@ -110,6 +114,8 @@ def summarize(run: Run) -> Summary:
         state_sha256=run.checkpoints[-1].state_sha256 if run.checkpoints else None,
         language_model=language_model,
         samples_per_second=None if language_model else speed,
+        idle_usd=_max(metrics, "cost/idle_usd"),
+        storage_usd=_max(metrics, "cost/storage_usd"),
     )
 
 
@@ -149,6 +155,14 @@ def result_text(loss: float | None, not_finite_since: int | None) -> str:
 def usd_text(amount: float | None) -> str:
     """Format an amount of money."""
     return UNKNOWN if amount is None else f"${amount:,.2f}"
+
+
+def cost_note(summary: Summary) -> str:
+    """Describe what the cost of a run consists of besides the attempts themselves."""
+    if summary.spent_usd is None:
+        return "no price was given"
+    parts = {"between attempts": summary.idle_usd, "storage": summary.storage_usd}
+    return ", ".join(f"{name} {usd_text(usd)}" for name, usd in parts.items() if usd)
 
 
 def share_text(share: float | None) -> str:

@@ -17,6 +17,7 @@ from headway.core.errors import CheckpointError, CorruptionError, DivergedError,
 from headway.core.faults import fault_point
 from headway.core.heartbeat import Phase, beat
 from headway.core.types import MicroBatch
+from headway.cost.pricing import budget_reached
 from headway.data.feeding.prefetch import Prefetcher
 from headway.data.first_use import WrongShardError
 from headway.telemetry.metrics import read_metrics
@@ -45,7 +46,7 @@ def train_loop(job: Job) -> None:
     Raises:
         DivergedError: too many steps in a row had a non-finite loss or gradient. The last state is not saved, so the
             same command meets the same steps again.
-        Preempted: a signal asked to stop; the state is saved.
+        Preempted: a signal asked to stop; the state is saved. `BudgetReached` if the run has spent its budget.
         CheckpointError: all steps are done and saved here, but another attempt, or another run, has the remote tier.
     """
     config, state = job.config, job.state
@@ -296,8 +297,11 @@ def _diverged(job: Job, resumed: bool = False) -> DivergedError:
 
 def _stopped(job: Job, signals: StopSignals) -> Preempted:
     step = job.state.cursor.step
+    what = f"stopped by {signals.reason()}" + (f"; step {step} is saved" if step else " before the first step")
+    if signals.budget_reached:
+        return budget_reached(job.config, what)
     return Preempted(
-        f"stopped by {signals.reason()}" + (f"; step {step} is saved" if step else " before the first step"),
+        what,
         where=str(job.config.run_directory),
         fix="run the same command again to continue from here",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from difflib import get_close_matches
@@ -15,9 +14,11 @@ from headway.checkpoint.save.outcomes import Outcome, Upload
 from headway.config.checkpoint import EVALUATED
 from headway.core.console import warning
 from headway.core.files import append_json_line
+from headway.cost.spending import SpendMeter
 from headway.parallel.blocks import gather_whole
 from headway.telemetry.line import StatusLine
 from headway.telemetry.metrics import MetricsLog
+from headway.telemetry.record import stored_bytes
 from headway.training.evaluate import Evaluation
 from headway.training.job import Callback
 
@@ -30,7 +31,7 @@ class Recorder(Callback):
     """Writes `metrics.jsonl` and the line on the screen; for the first worker only.
 
     Args:
-        spent_usd: Cost of the run until now; 0 if unknown.
+        meter: What the run has spent; None if it has no price.
         load_seconds: Time to find the newest good checkpoint and to load it, if there was one; recorded with the
             attempt's first step.
         may_write: Called before each record, on a separate thread; raises an error when another attempt has taken the
@@ -41,12 +42,12 @@ class Recorder(Callback):
         self,
         metrics_path: Path,
         attempt: int,
-        spent_usd: float = 0.0,
+        meter: SpendMeter | None = None,
         load_seconds: float | None = None,
         may_write: Callable[[], None] = lambda: None,
     ) -> None:
         self._path, self._attempt, self._may_write, self._open = metrics_path, attempt, may_write, ExitStack()
-        self._spent_usd, self._load_seconds, self._made = spent_usd, load_seconds, time.monotonic()
+        self._meter, self._load_seconds = meter, load_seconds
 
     def on_start(self, job: Job) -> None:
         """Open the files."""
@@ -56,8 +57,9 @@ class Recorder(Callback):
         self._line = StatusLine(
             job.total_steps,
             telemetry.log_every,
-            telemetry.usd_per_hour,
             work,
+            total_usd=None if self._meter is None else self._meter.in_seconds,
+            budget_usd=job.config.budget.usd,
             language_model=job.task.is_language_model,
         )
         self._open.callback(self._line.close)
@@ -69,9 +71,8 @@ class Recorder(Callback):
             metrics["checkpoint/load_seconds"] = self._load_seconds
         self._has_steps = True
         metrics.update(job.task.feed.metrics(step - 1))
-        price = job.config.telemetry.usd_per_hour
-        if price is not None:
-            metrics["cost/spent_usd"] = self._spent_usd + price * (time.monotonic() - self._made) / 3600
+        if self._meter is not None:
+            metrics.update(self._meter.metrics())
         if not self._has_trained and "train/loss" in metrics:  # a skipped step has no other metrics
             self._has_trained = True
             evaluated = EVALUATED if job.task.is_language_model else EVALUATED[:1]
@@ -106,6 +107,8 @@ class Recorder(Callback):
         if outcome.error is None:
             self._log.write(step, {"checkpoint/saved_step": of, "checkpoint/write_seconds": outcome.seconds})
             self._line.saved()
+            if self._meter is not None and job.config.cost.storage_usd_per_gib_month:
+                self._meter.stored(stored_bytes(job.config.run_directory))
         else:
             self._log.write(step, {"checkpoint/failed_step": of})
             warning(f"training continues without a checkpoint of step {outcome.step}: {outcome.error.what}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from headway.core.console import is_first_worker, notice, warning
 from headway.core.errors import Preempted
 from headway.core.format import format_seconds
-from headway.core.preemption_board import SIGNAL_KEY, Board, Notice, post
+from headway.core.preemption_board import BUDGET_SOURCE, SIGNAL_KEY, Board, Notice, post
 from headway.core.signals import STOP_SIGNALS, handled, pending_signals
 from headway.training.job import Callback
 
@@ -56,6 +56,12 @@ class StopSignals:
     def save(self) -> bool:
         """Whether a notice asks to save and continue."""
         return self._notices is not None and self._notices.save()
+
+    @property
+    def budget_reached(self) -> bool:
+        """Whether the run stops because its budget is spent, once all workers have agreed to stop."""
+        found = self._notices.stop(now=True) if self._notices is not None else None
+        return found is not None and found.source == BUDGET_SOURCE
 
     def reason(self) -> str:
         """Return why the run stops, once all workers have agreed to stop."""

@@ -22,11 +22,11 @@ from headway.core.files import fingerprint
 from headway.core.signals import handled
 from headway.data.in_use import check_not_in_use
 from headway.parallel.world import World
-from headway.runs.run_directory import RunDirectory
 from headway.session import attempt as attempts
 from headway.session.assemble import _updates
 from headway.session.attempt import RunOptions, attempt_scope, preemptible
-from headway.session.session import _check_same_run, _spent_usd
+from headway.session.session import _check_same_run
+from headway.session.spending import meter_of
 from headway.supervisor import supervisor
 from headway.telemetry.record import open_run
 from headway.training.stop import StopSignals
@@ -172,8 +172,8 @@ def test_each_attempt_costs_what_its_machines_did(tiny: Callable[..., Path]) -> 
     with attempt_scope(override(config, ["telemetry.usd_per_hour=10"]), {}, {}, RunOptions()) as second:
         record = json.loads((second.directory / "attempt.json").read_bytes())
         (second.directory / "attempt.json").write_text(json.dumps({**record, "started": time.time() - 1800}))
-        run = RunDirectory(config.run_directory)
-        assert _spent_usd(run, second, 10.0) == pytest.approx(2.0 + 5.0, abs=0.1)
+        meter = meter_of(config, config.run_directory, second.number)
+        assert meter is not None and meter.now().total_usd == pytest.approx(2.0 + 5.0, abs=0.1)
 
 
 class _Ignores:

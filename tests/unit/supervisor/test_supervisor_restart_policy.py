@@ -42,7 +42,15 @@ def test_preemptions_are_not_limited_and_signals_from_outside_are_no_failures() 
     assert budget.decide(KILLED, 11).continues, "nothing of that has been counted"
 
 
-@pytest.mark.parametrize("code", [2, 3, 4, 5])
+def test_a_budget_that_is_reached_ends_the_run() -> None:
+    """Even where preemptions do not: what is saved would only be paid for again."""
+    reached = AttemptOutcome("budget", "stopped by budget; step 4 is saved", 6)
+    decision = Budget(SuperviseConfig(restart_preempted=True)).decide(reached, 1)
+    assert (decision.continues, decision.why) == (False, "the budget is reached")
+    assert reached.is_final, "a run with fewer workers would spend, too"
+
+
+@pytest.mark.parametrize("code", [2, 3, 4, 5, 6])
 def test_what_would_happen_again_is_not_tried_again(code: int) -> None:
     assert not Budget(SuperviseConfig()).decide(AttemptOutcome("error", "no", code), 1).continues
 

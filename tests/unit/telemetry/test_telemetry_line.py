@@ -126,11 +126,21 @@ def test_the_eta_counts_the_rows_of_steps(capsys: pytest.CaptureFixture[str]) ->
 
 def test_cost_is_estimated_for_the_whole_run(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
-    line = StatusLine(7201, log_every=1, usd_per_hour=2.0, clock=clock)
+    line = StatusLine(7201, log_every=1, clock=clock, total_usd=lambda eta: 1.0 + 2.0 * eta / 3600)
     line.step(1, metrics(1.0, cost_spent_usd=0.0))
     clock.now += 1.0
     line.step(2, metrics(1.0, cost_spent_usd=1.0))
     assert "$1.00 of $5.00" in capsys.readouterr().err
+
+
+def test_a_budget_shows_in_the_line_only_where_it_will_not_do() -> None:
+    def cost(spent: float, total: float | None, budget: float | None) -> str:
+        status = Status(step=1, total_steps=10, spent_usd=spent, total_usd=total, budget_usd=budget)
+        return render(status).removeprefix("step 1/10 · ")
+
+    assert cost(3.1, 18.4, 20.0) == "$3.10 of $18.40"
+    assert cost(3.1, 18.4, 10.0) == "$3.10 of $18.40, over the budget of $10.00"
+    assert cost(11.0, None, 10.0) == "$11.00, over the budget of $10.00"
 
 
 def test_the_age_of_the_newest_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:

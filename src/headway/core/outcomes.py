@@ -1,0 +1,19 @@
+"""Words for how an attempt ended, as its record holds them and readers of run directories know them."""
+
+from __future__ import annotations
+
+from headway.core.errors import BudgetReached, Preempted
+
+FINISHED, PREEMPTED, FAILED = "finished", "preempted", "failed"
+#: The run was saved and stopped to stay within its budget.
+BUDGET_REACHED = "budget reached"
+
+#: Exit codes of a process that has saved its state: done, preempted, budget reached.
+SAVED_CODES = (0, Preempted.exit_code, BudgetReached.exit_code)
+
+_BY_CODE = {0: FINISHED, Preempted.exit_code: PREEMPTED, BudgetReached.exit_code: BUDGET_REACHED}
+
+
+def outcome_of(exit_code: int, what: str) -> str:
+    """Return the outcome to record for an exit code; for an error that is its description."""
+    return _BY_CODE.get(exit_code, what)

@@ -1,0 +1,43 @@
+"""Public price lists over HTTPS: JSON, with limits of time and size."""
+
+from __future__ import annotations
+
+import http.client
+import urllib.error
+import urllib.request
+from typing import Any
+from urllib.parse import urlsplit
+
+from headway.core.errors import ConfigError
+from headway.core.foreign import parse_json
+
+_TIMEOUT_SECONDS = 30.0
+_MOST_BYTES = 64 * 2**20
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def get_json(url: str) -> Any:
+    """Return the JSON value at a URL.
+
+    Raises:
+        ConfigError: it is not HTTPS, there is no answer, or the answer is not JSON.
+    """
+    place = urlsplit(url)
+    if place.scheme != "https" and not (place.scheme == "http" and place.hostname in _LOOPBACK):
+        raise ConfigError("prices are read over HTTPS only", where=url[:200], fix="https://...")
+    fix = "check the network and its proxy (HTTPS_PROXY); known prices stay as they are"
+    try:
+        request = urllib.request.Request(url, headers={"Accept": "application/json"})
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as response:
+            content = response.read(_MOST_BYTES + 1)
+    except urllib.error.HTTPError as error:
+        raise ConfigError(f"the price list answers with status {error.code}", where=url[:200], fix=fix) from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        why = getattr(error, "reason", None) or error
+        raise ConfigError(f"the price list does not answer: {why}", where=url[:200], fix=fix) from None
+    if len(content) > _MOST_BYTES:
+        raise ConfigError("the price list is too long", where=url[:200], fix="fewer regions or machines at a time")
+    try:
+        return parse_json(content)
+    except ValueError as error:
+        raise ConfigError(f"the answer of the price list {error}", where=url[:200], fix=fix) from None

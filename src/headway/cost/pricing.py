@@ -1,0 +1,67 @@
+"""The price of the machines that a config names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.config import Config
+from headway.config.cost import OLD_PRICE_KEY, given_price
+from headway.core.errors import BudgetReached
+from headway.core.user_command import suggest
+from headway.cost.offers import Offer
+from headway.cost.price_book import price_of_offer
+from headway.cost.spending import CostBudget
+
+
+@dataclass(frozen=True)
+class Price:
+    """The price of all machines of an attempt."""
+
+    usd_per_hour: float
+    key: str
+    """The key of the config that gives it."""
+    offer: Offer | None = None
+    machines: int | None = None
+    """Number of machines of the offer."""
+
+    def __str__(self) -> str:
+        if self.offer is None:
+            return f"${self.usd_per_hour:,.2f} an hour ({self.key})"
+        many = "" if self.machines == 1 else f"{self.machines} x "
+        return f"${self.usd_per_hour:,.2f} an hour ({many}{self.offer.key}, {self.offer.age_text()})"
+
+
+def price_of(config: Config, workers: int) -> Price | None:
+    """Return the price of as many machines as some workers need; None if the config gives none.
+
+    Raises:
+        ConfigError: the offer that it names is not known.
+    """
+    if config.cost.offer is not None:
+        offer, total = price_of_offer(config.cost.offer, workers)
+        return Price(total, "cost.offer", offer, offer.machines(workers))
+    price = given_price(config)
+    key = "cost.usd_per_hour" if config.cost.usd_per_hour is not None else OLD_PRICE_KEY
+    return None if price is None else Price(price, key)
+
+
+def budget_of(config: Config) -> CostBudget | None:
+    """Return the budget of a run; None if it has none."""
+    return None if config.budget.usd is None else CostBudget(config.budget.usd, config.budget.warn)
+
+
+def budget_reached(config: Config, what: str, spent_usd: float = 0.0) -> BudgetReached:
+    """Return the error of a run whose budget is spent, with the key to raise.
+
+    Args:
+        config: Its config, which has a budget.
+        what: What has happened.
+        spent_usd: What it has spent, if that may be more than the budget.
+    """
+    budget = budget_of(config)
+    assert budget is not None, "there is one"
+    return BudgetReached(
+        what,
+        where=f"budget.usd of {config.run_directory}",
+        fix=f"a larger budget continues it: {suggest('train', f'budget.usd={budget.enough_usd(spent_usd):g}')}",
+    )

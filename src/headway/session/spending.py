@@ -1,0 +1,76 @@
+"""What an attempt does about money before its first step: the price, the budget, and the meter of its first worker."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from headway.config import Config
+from headway.config.cost import OLD_PRICE_KEY, given_price
+from headway.core.foreign import as_number
+from headway.core.format import format_seconds
+from headway.core.launched import world_size_from_environment
+from headway.core.outcomes import FINISHED
+from headway.cost.pricing import budget_reached, price_of
+from headway.cost.spending import SpendMeter, format_usd
+from headway.runs.account import account_of, measured_saves, save_seconds, start_seconds
+from headway.runs.ledger import Ledger
+from headway.runs.run_directory import PRICE_KEY, RunDirectory
+from headway.session.attempt import RunOptions
+from headway.telemetry.record import Run, is_run, stored_bytes
+
+
+def check_cost(config: Config, options: RunOptions) -> None:
+    """Check that the price is known, and that the run may still spend something.
+
+    Raises:
+        ConfigError: the offer is not known.
+        BudgetReached: the budget is spent.
+    """
+    price = price_of(config, world_size_from_environment() or config.parallel.workers)
+    path = config.run_directory
+    if config.budget.usd is None or options.restart or not is_run(path) or _is_done(config):
+        return
+    run, budget = Run(path), config.budget.usd
+    spent = account_of(run, given_price(config)).total_usd
+    if spent >= budget:
+        what = f"the run has spent {format_usd(spent)} of its budget of {format_usd(budget)}"
+        raise budget_reached(config, what, spent)
+    # Otherwise every start would spend a little more than is left.
+    seconds = start_seconds(run) + save_seconds(measured_saves(run.metrics))
+    needed = 0.0 if price is None else price.usd_per_hour * seconds / 3600
+    if spent + needed >= budget:
+        what = f"{format_usd(budget - spent)} of the budget of {format_usd(budget)} is left, and a start and a save"
+        raise budget_reached(
+            config, f"{what} take {format_seconds(seconds)}, which cost {format_usd(needed)}", spent + needed
+        )
+
+
+def meter_of(config: Config, run: Path, attempt: int) -> SpendMeter | None:
+    """Return the meter of an attempt that has begun; None if it has no price."""
+    record = Run(run)
+    own = record.attempt_records[attempt]
+    price, started = as_number(own.get(PRICE_KEY)), as_number(own.get("started"))
+    if price is None:
+        return None
+    return SpendMeter(
+        account_of(record, given_price(config), before=attempt),
+        price,
+        0.0 if started is None else max(0.0, time.time() - started),
+        storage_usd_per_gib_month=config.cost.storage_usd_per_gib_month,
+        stored_bytes=stored_bytes(run),
+    )
+
+
+def old_price_key(config: Config) -> list[str]:
+    """Describe a price that is given by its old key."""
+    if config.telemetry.usd_per_hour is None:
+        return []
+    return [f"{OLD_PRICE_KEY} is now called cost.usd_per_hour; the old name still works"]
+
+
+def _is_done(config: Config) -> bool:
+    run = RunDirectory(config.run_directory)
+    records = run.attempt_records()
+    finished = bool(records) and records[-1].get("outcome") == FINISHED
+    return finished and Ledger(run.ledger_path).committed_step == config.train.steps
