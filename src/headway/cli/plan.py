@@ -15,8 +15,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headway.config import Config
+    from headway.cost.forecast import Forecast
     from headway.plan.prepare import Plan
     from headway.plan.recommend import Option
+
+#: Number of offers that are listed, the cheapest first.
+_MOST_OFFERS = 12
 
 HELP = """Estimate the memory, speed, time and cost of a run on given machines, before paying for them.
 
@@ -30,6 +34,8 @@ headway plan configs/gpu-1b.yaml --gpus 8xH100
 headway plan configs/gpu-1b.yaml --gpus 64xA100 --interconnect hdr model.preset=8b
 headway plan gpu --gpus 4xL4 --json
 headway plan configs/quickstart.yaml --gpus cpu --tokens-per-second 5000
+headway plan configs/gpu-1b.yaml --gpus 8xH100,16xH100,8xA100 --deadline 12h
+headway plan configs/gpu-1b.yaml --gpus 8xH100 --budget 200
 
 Without --gpus the plan is for this machine. Exit codes: 0 planned, 2 usage or config.
 """
@@ -77,9 +83,25 @@ def plan(
             show_default=False,
         ),
     ] = None,
+    deadline: Annotated[
+        str | None,
+        typer.Option(
+            "--deadline", help="Name the cheapest known offer that is done in time, e.g. 12h.", show_default=False
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            "--budget", help="Name the fastest known offer that stays within dollars, e.g. 200.", show_default=False
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run `headway plan`."""
+    limits = _limits(deadline, budget)
+    gpus, *others = (gpus or "").split(",") if limits is not None else [gpus]
+    if limits is not None and not gpus:
+        raise _no_machines()
     from headway.plan.accelerators import parse_machines, this_machine
     from headway.plan.prepare import make_plan
 
@@ -93,10 +115,115 @@ def plan(
         machines = parse_machines(gpus, per_node, interconnect, memory_gib)
         loaded, given = _load_any_micro_batch(config, [*given, f"parallel.workers={machines.count}"])
     made = make_plan(loaded, machines, tokens_per_second)
+    found = [] if limits is None else _forecasts(made, loaded, others, config, overrides or [])
     if as_json:
-        print_json(made.as_json())
-    else:
-        _print_plan(made, str(config), given)
+        from headway.plan.offers import as_json as forecasts_as_json
+
+        print_json({**made.as_json(), **({} if limits is None else {"offers": forecasts_as_json(found)})})
+        return
+    _print_plan(made, str(config), given)
+    if limits is not None:
+        _print_offers(found, *limits)
+
+
+def _limits(deadline: str | None, budget: str | None) -> tuple[float | None, float | None] | None:
+    """Parse the deadline in hours and the budget in dollars; None without both."""
+    from headway.config.cost import parse_budget
+    from headway.config.units import parse_seconds
+    from headway.core.errors import ConfigError
+
+    if deadline is None and budget is None:
+        return None
+    try:
+        hours = None if deadline is None else parse_seconds(deadline) / 3600
+    except ValueError as error:
+        raise ConfigError(str(error), where="--deadline", fix="--deadline 12h") from None
+    try:
+        return hours, None if budget is None else parse_budget(budget)
+    except ValueError as error:
+        raise ConfigError(str(error), where="--budget", fix="--budget 200") from None
+
+
+def _no_machines() -> Exception:
+    from headway.core.errors import ConfigError
+
+    return ConfigError(
+        "offers are compared for named machines",
+        where="--deadline, --budget",
+        fix="name them, several with commas: --gpus 8xH100,16xH100,8xA100",
+    )
+
+
+def _forecasts(
+    made: Plan, loaded: Config, others: Sequence[str], config: Path, overrides: Sequence[str]
+) -> list[Forecast]:
+    """Forecast a plan, and those of the same config on other machines."""
+    from headway.core.errors import ConfigError
+    from headway.cost.pricing import price_of
+    from headway.plan.accelerators import parse_machines
+    from headway.plan.offers import forecasts, measured_goodput
+    from headway.plan.prepare import make_plan
+
+    goodput = measured_goodput(loaded.runs)
+    found = forecasts(made, goodput, price_of(loaded, made.machines.count))
+    for name in others:
+        machines = parse_machines(name)
+        try:
+            other, _ = _load_any_micro_batch(config, [*overrides, f"parallel.workers={machines.count}"])
+            found += forecasts(make_plan(other, machines), goodput)
+        except ConfigError as error:
+            print_line(f"{name} is left out: {error.what}")
+    return found
+
+
+def _print_offers(found: Sequence[Forecast], deadline: float | None, budget: float | None) -> None:
+    from headway.cost.forecast import cheapest_within, fastest_within
+
+    print_line()
+    if not found:
+        print_line("offers: none is known with these accelerators (headway prices), or the speed is unknown")
+        return
+    headers = ["", "OFFER", "MACHINES", "GPUS", "TIME", "COST", "PRICE"]
+    cheapest = None if deadline is None else cheapest_within(found, deadline)
+    fastest = None if budget is None else fastest_within(found, budget)
+    shown = sorted(found, key=lambda one: (one.usd.high, one.offer.key))[:_MOST_OFFERS]
+    shown += [one for one in (cheapest, fastest) if one is not None and one not in shown]
+    rows = [
+        [
+            "*" if one in (cheapest, fastest) else "",
+            one.offer.key,
+            str(one.machines),
+            f"{one.gpus} {one.offer.gpu}",
+            _hours(one),
+            f"${one.usd.low:,.2f} to ${one.usd.high:,.2f}",
+            one.offer.age_text(),
+        ]
+        for one in shown
+    ]
+    print_table(headers, rows, numeric=[2])
+    if deadline is not None:
+        within = f"a deadline of {format_seconds(deadline * 3600)}"
+        print_line(f"cheapest for {within}: {_choice(cheapest)}")
+    if budget is not None:
+        print_line(f"fastest for ${budget:,.2f}: {_choice(fastest)}")
+    goodput = {one.offer.spot: one.goodput for one in found}
+    for spot, share in sorted(goodput.items()):
+        kind = "spot" if spot else "on-demand"
+        known = (
+            "n/a, so no time is lost" if share is None else f"{share.low:.0%} to {share.high:.0%}, as of earlier runs"
+        )
+        print_line(f"goodput on {kind} machines: {known}")
+
+
+def _hours(one: Forecast) -> str:
+    return " to ".join(format_seconds(hours * 3600) for hours in (one.hours.low, one.hours.high))
+
+
+def _choice(one: Forecast | None) -> str:
+    if one is None:
+        return "none of these offers"
+    many = f"{one.machines} x " if one.machines > 1 else ""
+    return f"{many}{one.offer.key}, {_hours(one)}, ${one.usd.low:,.2f} to ${one.usd.high:,.2f}"
 
 
 def _check_options_of_machines(per_node: int | None, interconnect: str | None) -> None:
@@ -214,6 +341,12 @@ def _print_recommendation(made: Plan, config_name: str, overrides: Sequence[str]
         return
     hours, energy, cost = made.hours(chosen), made.energy_kwh(chosen), made.cost_usd(chosen)
     assert chosen.memory is not None and chosen.layout is not None
+    if cost is not None and made.measured_tokens_per_second is None and hours is not None:
+        from headway.plan.speed import RANGE
+
+        price = f"${cost / RANGE[1]:,.2f} to ${cost / RANGE[0]:,.2f}"
+    else:
+        price = "" if cost is None else f"${cost:,.2f}"
     free = "neither cost.usd_per_hour nor cost.offer is set" if made.usd_per_hour is None else "the speed is unknown"
     print_line(f"recommended: {' '.join(chosen.overrides)}")
     print_line(f"  because  {reason}")
@@ -223,7 +356,7 @@ def _print_recommendation(made: Plan, config_name: str, overrides: Sequence[str]
     print_line(f"  speed    {_speed(made, chosen)} tokens/s, MFU about {_percent(made.mfu(chosen))}")
     print_line(f"  time     {_time(made, hours)}")
     print_line(f"  energy   {'n/a' if energy is None else f'{energy:,.1f} kWh (boards at their power limit)'}")
-    print_line(f"  cost     {f'n/a ({free})' if cost is None else f'${cost:,.2f}'}")
+    print_line(f"  cost     {price or f'n/a ({free})'}")
     second = made.recommendation.runner_up
     if second is not None:
         assert second.memory is not None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+import typer.core
 
 from headway.cli.common import JsonOption, print_json, print_table
 from headway.core.console import print_line
@@ -14,28 +15,39 @@ from headway.core.console import print_line
 if TYPE_CHECKING:
     from headway.cost.offers import Offer
 
-prices = typer.Typer(
-    invoke_without_command=True,
-    help="""Compare the prices of machines with accelerators between clouds and regions.
-
-Known are a dated snapshot, and what was imported or refreshed since. A price that is old says so. A run takes the \
-price of an offer by its name: cost.offer=aws/us-east-1/p5.48xlarge/spot.
-
-[bold]Examples[/bold]
+_EXAMPLES = """[bold]Examples[/bold]
 
 headway prices --gpu H100 --spot
 headway prices --gpu A100 --cloud gcp --json
 headway prices import ~/.sky/catalogs/v8/aws/vms.csv
 headway prices refresh azure --region eastus
+"""
+HELP = f"""Compare the prices of machines with accelerators between clouds and regions.
 
+Known are a dated snapshot, and what was imported or refreshed since. A price that is old says so. A run takes the \
+price of an offer by its name: cost.offer=aws/us-east-1/p5.48xlarge/spot.
+
+{_EXAMPLES}
 Exit codes: 0 listed, 2 usage, or no such accelerator, cloud or region.
-""",
-)
+"""
 
 
-@prices.callback()
+class ListOrVerb(typer.core.TyperGroup):
+    """Makes `headway prices --gpu H100` mean `headway prices list --gpu H100`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Insert the omitted verb `list`."""
+        if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
+            args = ["list", *args]
+        parsed: list[str] = super().parse_args(ctx, args)
+        return parsed
+
+
+prices = typer.Typer(cls=ListOrVerb, help=HELP, subcommand_metavar="[OPTIONS]|COMMAND [ARGS]...")
+
+
+@prices.command("list")
 def list_(
-    context: typer.Context,
     gpu: Annotated[str | None, typer.Option("--gpu", help="Accelerator, e.g. H100.", show_default=False)] = None,
     spot: Annotated[
         bool | None, typer.Option("--spot/--on-demand", help="Only spot, or only on-demand prices.", show_default=False)
@@ -44,9 +56,12 @@ def list_(
     region: Annotated[str | None, typer.Option("--region", help="Region of a cloud.", show_default=False)] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List known prices."""
-    if context.invoked_subcommand is not None:
-        return
+    """List the known prices of machines, the cheapest accelerator first; the verb may be left out.
+
+    [bold]Examples[/bold]
+
+    headway prices list --gpu H100 --spot
+    """
     from headway.core.console import notice
     from headway.cost.price_book import select
 
