@@ -43,7 +43,7 @@ class ListOrVerb(typer.core.TyperGroup):
         return parsed
 
 
-prices = typer.Typer(cls=ListOrVerb, help=HELP, subcommand_metavar="[OPTIONS]|COMMAND [ARGS]...")
+prices = typer.Typer(cls=ListOrVerb, help=HELP, subcommand_metavar="[COMMAND] [ARGS]...")
 
 
 @prices.command("list")
