@@ -99,9 +99,11 @@ def plan(
 ) -> None:
     """Run `headway plan`."""
     limits = _limits(deadline, budget)
-    gpus, *others = (gpus or "").split(",") if limits is not None else [gpus]
-    if limits is not None and not gpus:
-        raise _no_machines()
+    others: list[str] = []
+    if limits is not None:
+        if not gpus:
+            raise _no_machines()
+        gpus, *others = gpus.split(",")
     from headway.plan.accelerators import parse_machines, this_machine
     from headway.plan.prepare import make_plan
 

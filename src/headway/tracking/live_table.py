@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from headway.core.console import notice
 from headway.core.format import counted, format_count, format_seconds, printable
-from headway.telemetry.record import DIED, FAILED, FINISHED, PREEMPTED, RUNNING
+from headway.core.outcomes import BUDGET_REACHED, FAILED, FINISHED, PREEMPTED
+from headway.telemetry.record import DIED, RUNNING
 from headway.tracking.alert_rules import firing
 from headway.tracking.live_run import Snapshot
 from headway.tracking.runs_folder import RunsFolder
@@ -24,7 +25,14 @@ if TYPE_CHECKING:
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 16
-_COLOURS = {RUNNING: "green", FINISHED: "blue", PREEMPTED: "yellow", FAILED: "red", DIED: "red"}
+_COLOURS = {
+    RUNNING: "green",
+    FINISHED: "blue",
+    PREEMPTED: "yellow",
+    BUDGET_REACHED: "yellow",
+    FAILED: "red",
+    DIED: "red",
+}
 #: Least width of the terminal at which a column is shown, for those that a narrow one leaves out.
 _COLUMNS: Sequence[tuple[str, bool, int]] = (
     ("RUN", False, 0),
