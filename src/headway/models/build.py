@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from headway.config.experts import resolved_balance
 from headway.core.errors import ConfigError
@@ -14,6 +13,7 @@ from headway.models.decoder import Decoder
 from headway.models.hub.folder import open_folder
 from headway.models.hub.implementation import choose_implementation
 from headway.models.huggingface import import_model, open_model, read_model_config
+from headway.models.no_values import NoFirstValues
 from headway.models.shape import embedding_rows
 
 if TYPE_CHECKING:
@@ -192,21 +192,8 @@ def build_without_memory(
     return model, lambda name, size: read(name)
 
 
-class _NoFirstValues(TorchFunctionMode):
-    """Leaves the weights of new modules uninitialised.
-
-    Their values would be overwritten anyway, and drawing them on the meta device imports PyTorch's compiler, which
-    takes a second.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__module__", None) == "torch.nn.init":
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **(kwargs or {}))
-
-
 def _without_values(config: ModelConfig, stages: Sequence[range] | None, device: str) -> Decoder:
-    with torch.device(device), _NoFirstValues():
+    with torch.device(device), NoFirstValues():
         model = Decoder(config)
     if stages is not None:
         model.keep_stages(stages)

@@ -84,18 +84,18 @@ def open_model(folder: Path) -> tuple[ModelConfig, Callable[[str], torch.Tensor]
         ConfigError, CheckpointError: as `import_model`.
     """
     config = read_model_config(folder)
-    files = _weight_files(folder)
+    files = weight_files(folder)
     _check_tensors(config, folder, files)
     shape, names = Shape.of(config), weight_names(config)
 
     def read(name: str) -> torch.Tensor:
-        parts = [_read_tensor(files[part], part).float() for part in names[name]]
+        parts = [read_tensor(files[part], part).float() for part in names[name]]
         return fuse_weights(name, parts, shape)
 
     return config, read
 
 
-def _weight_files(folder: Path) -> dict[str, Path]:
+def weight_files(folder: Path) -> dict[str, Path]:
     """Map each tensor name to the file that holds it."""
     # This file comes before an index, which may be left over from earlier content. transformers uses this order too.
     if (folder / _WEIGHTS).is_file():
@@ -136,8 +136,8 @@ def _check_tensors(config: ModelConfig, folder: Path, files: dict[str, Path]) ->
     extra = {name for name in files.keys() - expected.keys() if not name.endswith("rotary_emb.inv_freq")}
     if config.tie_embeddings and "lm_head.weight" in extra:
         extra.remove("lm_head.weight")
-        head = _read_tensor(files["lm_head.weight"], "lm_head.weight")
-        if not torch.equal(head, _read_tensor(files["model.embed_tokens.weight"], "model.embed_tokens.weight")):
+        head = read_tensor(files["lm_head.weight"], "lm_head.weight")
+        if not torch.equal(head, read_tensor(files["model.embed_tokens.weight"], "model.embed_tokens.weight")):
             raise CheckpointError(
                 "config.json ties lm_head to the embedding, but the two are different",
                 where=str(folder),
@@ -180,7 +180,7 @@ def _names_in(path: Path) -> list[str]:
         return list(file.keys())
 
 
-def _read_tensor(path: Path, name: str) -> torch.Tensor:
+def read_tensor(path: Path, name: str) -> torch.Tensor:
     with _opened(path) as file:
         tensor: torch.Tensor = file.get_tensor(name)
         return tensor

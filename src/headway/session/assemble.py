@@ -7,6 +7,7 @@ from functools import partial
 import torch
 
 from headway.config import Config, OptimizerConfig, effective_strategy, find_strategy
+from headway.core.model_protocol import KeptElsewhere
 from headway.parallel.materialize import materialize
 from headway.parallel.strategy import Engine, Strategy, make_strategy
 from headway.parallel.world import World
@@ -51,7 +52,9 @@ def _cut(config: Config, task: Task, world: World, fresh: bool) -> Strategy:
             world.broadcast_(task.model.parameters())
         return make_strategy(config, task.model, world)
     strategy = make_strategy(config, task.model, world)
-    first_value = task.first_value if fresh else None
+    # A checkpoint does not hold the weights below an adapter.
+    needs_values = fresh or (isinstance(task.model, KeptElsewhere) and bool(task.model.kept_elsewhere()))
+    first_value = task.first_value if needs_values else None
     materialize(task.model, world, first_value, in_host_memory=config.optimizer.offload)
     return strategy
 

@@ -221,7 +221,8 @@ def decoder_task(
 
     settings = complete(config.model, vocab_size)
     if settings.implementation == "transformers":
-        return _transformers_task(config, settings, feed, vocab_size, attention_length)
+        cut = mesh is not None and find_strategy(effective_strategy(config.parallel.strategy, mesh)).cuts_parameters
+        return _transformers_task(config, settings, feed, vocab_size, attention_length, without_memory=cut)
     stages = _pipeline_stages(config, vocab_size) if mesh is not None and mesh.pp > 1 else None
     mine = None
     if mesh is not None and stages is not None:
@@ -245,16 +246,25 @@ def decoder_task(
 
 
 def _transformers_task(
-    config: Config, settings: ModelConfig, feed: Feed, vocab_size: int, attention_length: int
+    config: Config, settings: ModelConfig, feed: Feed, vocab_size: int, attention_length: int, *, without_memory: bool
 ) -> Task:
-    """Make the task of a pretrained model that transformers computes; every worker builds all of it on the CPU."""
+    """Make the task of a pretrained model that transformers computes.
+
+    Args:
+        without_memory: The model is to be cut, so no worker builds all of it.
+    """
     from headway.models.facts import count_parameters, flops_per_token
     from headway.models.hub.frozen import freeze_as_configured
+    from headway.models.hub.streaming import build_for_shards
     from headway.models.hub.transformers_model import build_transformers_model
 
-    model = build_transformers_model(settings, seed=config.seed)
+    first_value = None
+    if without_memory:
+        model, first_value = build_for_shards(settings, seed=config.seed, precision=config.train.precision)
+    else:
+        model = build_transformers_model(settings, seed=config.seed)
+        freeze_as_configured(model, config.train.precision)
     model.set_activation_checkpointing(config.train.activation_checkpointing)
-    freeze_as_configured(model, config.train.precision)
     return Task(
         model=model,
         feed=feed,
@@ -262,6 +272,7 @@ def _transformers_task(
         flops_per_item=flops_per_token(settings, attention_length),
         vocab_size=vocab_size,
         parameters=count_parameters(settings).total,
+        first_value=first_value,
     )
 
 

@@ -344,29 +344,58 @@ def test_losses_of_50_steps_are_those_of_a_plain_loop_of_transformers(
     assert ours == pytest.approx(theirs, abs=1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "adapter"), [("nemotron-h", None), ("qwen3", {"rank": 4, "dropout": 0.1})], ids=["nemotron-h", "lora"]
+KINDS = pytest.mark.parametrize(
+    ("name", "adapter"),
+    [("nemotron-h", None), ("qwen3", {"rank": 4, "dropout": 0.1}), ("qwen3", None)],
+    ids=["nemotron-h", "lora", "tied"],
 )
-def test_an_elastic_run_ends_alike_on_one_worker_and_sharded_over_two(
+
+
+def _written(folder: Path, run: str, model: dict[str, Any], **sections: Any) -> Path:
+    file = write_config(folder, name=run, **sections)
+    values = yaml.safe_load(file.read_text())
+    file = file.with_name(f"{run}.yaml")
+    file.write_text(yaml.safe_dump({**values, "model": {"implementation": "transformers", **model}}))
+    return file
+
+
+@pytest.mark.slow
+@KINDS
+def test_an_elastic_run_ends_alike_under_every_strategy(
     name: str, adapter: dict[str, Any] | None, folder: Path, family: Callable[..., Path]
 ) -> None:
-    model = {"from_pretrained": str(family(name)), "implementation": "transformers"}
-    hashes = set()
-    for workers, strategy in ((1, "single"), (2, "zero3"), (2, "zero2")):
-        file = write_config(
+    hashes = {}
+    for workers, strategy in ((1, "single"), (2, "ddp"), (2, "zero1"), (2, "zero2"), (2, "zero3")):
+        run = f"elastic-{name}-{'full' if adapter is None else 'adapter'}-{strategy}"
+        file = _written(
             folder,
+            run,
+            {"from_pretrained": str(family(name)), **({"adapter": adapter} if adapter else {})},
             train={"steps": 2, "global_batch": 4, "micro_batch": 2, "lanes": 2},
             parallel={"workers": workers, "strategy": strategy, "threads": 1},
-            name=f"elastic-{name}-{strategy}",
             determinism="elastic",
         )
-        values = yaml.safe_load(file.read_text())
-        file.write_text(yaml.safe_dump({**values, "model": {**model, **({"adapter": adapter} if adapter else {})}}))
         done = command("train", file)
         assert done.returncode == 0, done.stderr
-        hashes.add(state_hash(folder / "runs" / f"elastic-{name}-{strategy}"))
-    assert len(hashes) == 1
+        hashes[strategy] = state_hash(folder / "runs" / run)
+    assert len(set(hashes.values())) == 1, hashes
+
+
+@pytest.mark.slow
+@KINDS
+def test_verify_proves_kills_and_other_workers(
+    name: str, adapter: dict[str, Any] | None, folder: Path, family: Callable[..., Path]
+) -> None:
+    file = _written(
+        folder,
+        f"verify-{name}-{'full' if adapter is None else 'adapter'}",
+        {"from_pretrained": str(family(name)), **({"adapter": adapter} if adapter else {})},
+        train={"steps": 4, "global_batch": 4, "micro_batch": 2, "lanes": 2},
+        parallel={"workers": 1, "threads": 1, "strategy": "zero3"},
+        determinism="elastic",
+    )
+    done = command("verify", file, "--steps", "4", "--other-workers", "2", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_presets_to_continue_a_model_are_configs() -> None:

@@ -38,6 +38,12 @@ class TransformersModel(nn.Module):
     def __init__(self, config: ModelConfig, network: Any) -> None:
         super().__init__()
         self.config, self.network = config, network
+        #: Values of buffers that are no part of the state, by name: on the meta device they would be lost.
+        self.buffers_at_first: dict[str, torch.Tensor] = {
+            name: buffer.detach().clone()
+            for name, buffer in network.named_buffers(prefix="network")
+            if not buffer.is_meta
+        }
         self.loss_from_hidden = False
         """Whether the loss is computed from the last hidden states, a chunk of rows at a time. The logits of a whole
         micro-batch then never exist. Only a proof may set it: many models change logits after the projection."""
@@ -74,6 +80,13 @@ class TransformersModel(nn.Module):
         """Return the matrix that turns the last activations into logits; None if it is not one matrix."""
         head = self.head()
         return head.weight if isinstance(head, nn.Linear) else None
+
+    def make_buffers(self) -> None:
+        """Restore the buffers that are not part of the state, on the device of the weights."""
+        state = self.state_dict().keys()
+        for name, value in self.buffers_at_first.items():
+            if name not in state:
+                self.get_buffer(name).copy_(value)
 
     def kept_elsewhere(self) -> set[str]:
         """Return the names of tensors of the state that are in the pretrained model and never change."""

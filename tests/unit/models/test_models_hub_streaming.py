@@ -1,0 +1,112 @@
+"""Models that are made without memory and read tensor by tensor: the same values, and never a whole model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.profiler import ProfilerActivity, profile
+
+from headway.bench.allocations import live_bytes
+from headway.config import Config
+from headway.models.build import complete
+from headway.models.hub.frozen import freeze_as_configured
+from headway.models.hub.streaming import FirstValue, build_for_shards
+from headway.models.hub.transformers_model import TransformersModel, build_transformers_model
+from headway.parallel.world import World
+from headway.training.precision import autocast
+from support_families import VOCAB, write_family
+
+pytest.importorskip("transformers")
+SLOW = ("llama-3", "gemma-2", "gpt-2", "falcon-h1", "deepseek-v3", "qwen3-next")
+
+
+def _config(source: Path, adapter: dict[str, Any] | None = None) -> Any:
+    model = {"from_pretrained": str(source), "implementation": "transformers", "adapter": adapter}
+    return complete(Config.model_validate({"model": model}).model, 1)
+
+
+def _filled(model: TransformersModel, first_value: FirstValue) -> None:
+    """Do what `materialize` does, without shards of which whole tensors could be hidden."""
+    from headway.parallel.materialize import materialize
+
+    materialize(model, World(0, 1, 0, torch.device("cpu")), first_value)
+    if not model.has_adapter:
+        model.causal.tie_weights()  # sharded parameters stay tied, others do not when memory is allocated
+
+
+@pytest.mark.parametrize(
+    ("family", "adapter", "precision"),
+    [
+        ("qwen3", None, "fp32"),
+        ("nemotron-h", None, "fp32"),
+        ("mixtral", None, "fp32"),
+        ("qwen2", {"rank": 4, "also_trained": ["embed_tokens"]}, "fp32"),
+        ("qwen3", {"rank": 4, "frozen_precision": "nf4"}, "bf16"),
+        ("qwen2", {"rank": 4, "method": "dora"}, "fp32"),
+        *[pytest.param(family, None, "fp32", marks=pytest.mark.slow) for family in SLOW],
+    ],
+)
+def test_the_values_are_those_of_a_model_that_is_loaded_as_a_whole(
+    family: str, adapter: dict[str, Any] | None, precision: str, tmp_path: Path
+) -> None:
+    config = _config(
+        write_family(
+            family, tmp_path / "model", hidden_size=64, **({} if family == "deepseek-v3" else {"head_dim": 16})
+        ),
+        adapter,
+    )
+    whole = build_transformers_model(config, seed=3)
+    freeze_as_configured(whole, precision)
+    model, first_value = build_for_shards(config, seed=3, precision=precision)
+    assert all(p.is_meta for p in model.parameters())
+    _filled(model, first_value)
+    expected = whole.state_dict()
+    assert model.state_dict().keys() == expected.keys()
+    for name, value in model.state_dict().items():
+        assert value.dtype == expected[name].dtype and torch.equal(value, expected[name]), name
+    trained = {name: p.requires_grad for name, p in model.named_parameters()}
+    assert all(trained[name] == p.requires_grad for name, p in whole.named_parameters())
+    for name, buffer in whole.named_buffers():
+        assert torch.equal(model.get_buffer(name), buffer), name
+    ids = torch.randint(VOCAB, (1, 8))
+    with autocast(precision, torch.device("cpu")):
+        assert torch.equal(model.eval()(ids), whole.eval()(ids))
+
+
+def _most_bytes(build: Any, file: Path) -> int:
+    """Return the most bytes that were allocated at a time, without the file, which is mapped and not read."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        kept = build()
+    del kept
+    inner: Any = profiler.profiler
+    total = most = 0
+    events = [event for event in inner.kineto_results.events() if event.name() == "[memory]"]
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        total += event.nbytes() if abs(event.nbytes()) < file.stat().st_size else 0
+        most = max(most, total)
+    return most
+
+
+def test_a_model_is_never_whole(tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 8, "hidden_size": 64, "intermediate_size": 512, "head_dim": 16}
+    folder = write_family("qwen3", tmp_path / "model", **sizes)
+    file = folder / "model.safetensors"
+    save_file({name: t.bfloat16() for name, t in load_file(file).items()}, file, metadata={"format": "pt"})
+    config = _config(folder)
+
+    def streamed() -> Any:
+        model, first_value = build_for_shards(config, seed=0, precision="fp32")
+        for name, tensor in model.state_dict().items():
+            assert first_value(name, tensor.shape).shape == tensor.shape
+        return model
+
+    before = live_bytes()
+    whole = build_transformers_model(config, seed=0)  # is read in threads, which the profiler does not see
+    at_once = live_bytes() - before
+    del whole
+    assert at_once >= 1.8 * file.stat().st_size, "the control: all weights in fp32, from a file in bf16"
+    assert _most_bytes(streamed, file) < at_once / 10
