@@ -404,6 +404,36 @@ def test_presets_to_continue_a_model_are_configs() -> None:
     assert [config.train.sequence_length for config in found.values()] == [4096, 4096, 4096, 8192, 8192]
 
 
+@pytest.mark.parametrize("mode", ["full", "selective"])
+@pytest.mark.parametrize("name", ["llama-3", "gpt-2"])
+def test_layers_are_recomputed_to_the_same_bits_and_one_graph_serves_all_of_them(
+    name: str, mode: Any, folder: Path, family: Callable[..., Path]
+) -> None:
+    config = _config(folder, "layers", {"from_pretrained": str(family(name))})
+    ids, targets = _first_rows(config)
+
+    def gradients(mode: Any, compiled: bool) -> dict[str, torch.Tensor]:
+        model = build_any_model(config.model, vocab_size=VOCAB, seed=1)
+        model.set_activation_checkpointing(mode)
+        if compiled:
+            model.compile(backend=counted)
+        model(ids, targets).backward()
+        return {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
+
+    graphs: list[torch.fx.GraphModule] = []
+
+    def counted(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    plain, recomputed, compiled = gradients("none", False), gradients(mode, False), gradients(mode, True)
+    for key, gradient in plain.items():
+        assert torch.equal(recomputed[key], gradient), key
+        torch.testing.assert_close(compiled[key], gradient)
+    products = sum(node.op == "call_function" for graph in graphs for node in graph.graph.nodes)
+    assert len(graphs) == 1 and products > 0
+
+
 def test_a_projection_that_is_frozen_costs_no_gradient() -> None:
     from headway.models.loss import linear_cross_entropy
 

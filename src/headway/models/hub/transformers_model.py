@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from headway.core.errors import CheckpointError, ConfigError, HeadwayError
 from headway.core.types import IGNORE_TARGET
@@ -105,18 +106,27 @@ class TransformersModel(nn.Module):
         """
         if mode == "none":
             return
-        if not self.causal.supports_gradient_checkpointing:
+        if not self.causal.supports_gradient_checkpointing or not self._layers():
             raise ConfigError(
                 f"{type(self.causal).__name__} cannot recompute its layers",
                 where="train.activation_checkpointing",
                 fix="train.activation_checkpointing=none",
             )
-        options: dict[str, Any] = {"use_reentrant": False}
-        if mode == "selective":
-            options["context_fn"] = selective_contexts
-        enable = getattr(self.causal, "activation_checkpointing_enable", None)
-        with quiet():
-            (enable or self.causal.gradient_checkpointing_enable)(options)
+        # torch.compile does not look into what transformers does for this, and does not accept a `context_fn` that does
+        # nothing.
+        options: dict[str, Any] = {"context_fn": selective_contexts} if mode == "selective" else {}
+        for layer in self._layers():
+            layer.forward = _recomputed(layer.forward, options)  # type: ignore[method-assign]
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile every layer separately, as `Decoder.compile` does; the arguments are those of `torch.compile`."""
+        options = {"dynamic": False, **kwargs}
+        for layer in self._layers() or [self.backbone]:
+            layer.forward = torch.compile(layer.forward, *args, **options)  # type: ignore[method-assign]
+
+    def _layers(self) -> list[nn.Module]:
+        """Return the modules that follow each other: the longest of the lists that are in no other list."""
+        return max(_outermost_lists(self.backbone), key=len, default=[])
 
     def forward(
         self,
@@ -228,6 +238,24 @@ class TransformersModel(nn.Module):
         layers, heads = (getattr(config, key, 0) or 0 for key in ("num_hidden_layers", "num_attention_heads"))
         width = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
         return float(total + 12 * layers * heads * width * length)
+
+
+def _outermost_lists(module: nn.Module) -> list[list[nn.Module]]:
+    lists: list[list[nn.Module]] = []
+    for child in module.children():
+        lists += [list(child)] if isinstance(child, nn.ModuleList) else _outermost_lists(child)
+    return lists
+
+
+def _recomputed(forward: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+    """Wrap a layer's `forward` so that the backward pass computes it again instead of keeping what it computed."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
+
+    return run
 
 
 def read_config(config: ModelConfig) -> Any:
