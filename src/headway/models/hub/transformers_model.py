@@ -116,13 +116,13 @@ class TransformersModel(nn.Module):
         # nothing.
         options: dict[str, Any] = {"context_fn": selective_contexts} if mode == "selective" else {}
         for layer in self._layers():
-            layer.forward = _recomputed(layer.forward, options)  # type: ignore[method-assign]
+            layer.forward = _recomputed(layer.forward, options)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile every layer separately, as `Decoder.compile` does; the arguments are those of `torch.compile`."""
         options = {"dynamic": False, **kwargs}
         for layer in self._layers() or [self.backbone]:
-            layer.forward = torch.compile(layer.forward, *args, **options)  # type: ignore[method-assign]
+            layer.forward = torch.compile(layer.forward, *args, **options)
 
     def _layers(self) -> list[nn.Module]:
         """Return the modules that follow each other: the longest of the lists that are in no other list."""
