@@ -16,9 +16,16 @@ from typing import Any
 from waits import LONG
 
 SEAWEEDFS, AZURITE, GCSFS, SLURM = "S3: SeaweedFS", "Azure: Azurite", "GCS: gcsfs", "Slurm"
+MLFLOW, TENSORBOARD, WANDB = "MLflow's server", "TensorBoard", "W&B, offline"
 
 #: Where `tests/parts/install.sh` puts what npm has.
 NODE_PROGRAMS = Path(__file__).parents[1] / "build" / "parts" / "node_modules" / ".bin"
+
+
+def mlflow_server() -> Path | None:
+    """The program of MLflow's server, which has an environment of its own: it wants another pyarrow."""
+    places = (Path(__file__).parents[1] / "build" / "parts" / "mlflow", Path("/opt/mlflow"))
+    return next((place / "bin" / "mlflow" for place in places if (place / "bin" / "mlflow").is_file()), None)
 
 
 def program(name: str) -> str | None:
@@ -36,6 +43,15 @@ def _said(name: str, *arguments: str) -> str:
     return number[0] if number else "n/a"
 
 
+def _mlflow_version() -> str:
+    found = mlflow_server()
+    if found is None:
+        return "n/a"
+    code = "from importlib.metadata import version; print(version('mlflow'))"
+    done = subprocess.run([found.parent / "python", "-c", code], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "n/a"
+
+
 def _installed(package: str) -> str:
     try:
         return importlib.metadata.version(package)
@@ -48,6 +64,9 @@ VERSIONS: Mapping[str, Callable[[], str]] = {
     AZURITE: lambda: _said("azurite-blob", "--version"),
     GCSFS: lambda: _installed("gcsfs"),
     SLURM: lambda: _said("slurmctld", "-V"),
+    MLFLOW: _mlflow_version,
+    TENSORBOARD: lambda: _installed("tensorboard"),
+    WANDB: lambda: _installed("wandb"),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -116,6 +117,15 @@ def train(
         raise ConfigError(
             "several workers need a supervisor", where="supervise.enabled, parallel.workers", fix="parallel.workers=1"
         )
+    if config.track:
+        from headway.tracking.sinks import check_trackers
+
+        check_trackers(config.track, config.run_directory)
+        if not (alone and config.supervise.enabled and (several or own_process)):
+            notice(
+                "no supervisor sends this run to its trackers:"
+                f" `headway track {config.run_directory}` follows it from another process"
+            )
     if alone:
         from headway.session.completed import prepare_if_needed
 
@@ -131,10 +141,12 @@ def train(
         from headway.supervisor.supervisor import supervise
 
         with in_use(config.data.store):  # between attempts too
-            supervise(config, options, own_process=own_process)
+            # Trackers get the report too, so it is written before the last of what they get is sent.
+            report = partial(_finished, config) if config.track else None
+            supervise(config, options, own_process=own_process, finished=report)
         with preemptible():
             _tell_goodput(config)
-            return _finished(config)
+            return Run(config.run_directory) if report is not None else _finished(config)
     with preemptible():
         with in_use(config.data.store):
             _train(config, options, callbacks, own_process)

@@ -109,6 +109,36 @@ def repository(tmp_path: Path) -> Path:
     return folder
 
 
+#: A tracker that keeps everything that it gets.
+TRACKER = """
+class Keeps:
+    def __init__(self, path):
+        self._path = path
+
+    def open(self, run, state):
+        return self._keep(run)
+
+    def describe(self, description):
+        return self._keep(description)
+
+    def send(self, batch):
+        return self._keep(batch)
+
+    def flush(self):
+        return {}
+
+    def set_status(self, status, ended):
+        self._keep(status)
+
+    def close(self):
+        pass
+
+    def _keep(self, given):
+        with open(self._path, "a") as file:
+            file.write(f"{given!r}\\n")
+        return {}
+"""
+
 IN_THE_DIFF = ("diff", "diff password", "diff url")
 
 
@@ -150,11 +180,14 @@ def test_nothing_secret_is_kept_printed_or_sent(
     ]
     remote = tmp_path / "remote"
     remote.mkdir()
-    told = tmp_path / "told"
+    told, tracked, modules = tmp_path / "told", tmp_path / "tracked", tmp_path / "modules"
+    modules.mkdir()
+    (modules / "keeps.py").write_text(TRACKER)
     config = write_config(
         tmp_path,
         data={"sources": sources},
         train={"steps": 4},
+        track=["tensorboard", {"keeps:Keeps": {"path": str(tracked)}}],
         checkpoint={"encrypt": encrypt, "remote": {"url": f"file://{remote}", "encrypt": False}},
         telemetry={
             "report": True,
@@ -167,7 +200,8 @@ def test_nothing_secret_is_kept_printed_or_sent(
         **planted("recorded value", "header variable", "query variable", "alert variable"),
         "encryption key": KEY,
     }
-    environment = {**os.environ, **variables}
+    path = os.pathsep.join(filter(None, (str(modules), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, **variables, "PYTHONPATH": path}
     run = tmp_path / "runs" / "tiny"
 
     def command(*words: str | Path, faults: str = "", code: int = 0) -> list[tuple[str, bytes]]:
@@ -203,10 +237,13 @@ def test_nothing_secret_is_kept_printed_or_sent(
 
     assert leaks(canaries, said) == []
     assert leaks(canaries, files_below(run, remote, tmp_path / "store", but="uncommitted.diff")) == []
-    assert leaks(canaries, [("alert", told.read_bytes())]) == []
+    assert leaks(canaries, [("alert", told.read_bytes()), ("tracker", tracked.read_bytes())]) == []
     # What was looked at has what it is to have: the search would have found it.
     assert wait_until(lambda: "exit code 3" in (run / "alerts.log").read_text(), 60)
     assert "paged *** by ***" in (run / "alerts.log").read_text() and "no space" in told.read_text().lower()
+    # The tracker has the command line, the config, the report, the losses and the end.
+    for word in (b"headway.command", b"CORPUS_QUERY", b"report.html", b"train/loss", b"'finished'"):
+        assert word in tracked.read_bytes(), word
     record = json.loads((run / "run.json").read_text())
     assert record["environment"]["variables"]["CUDA_VERSION"] == "https://***@example.org/12"
     assert record["git"]["changed"] == ["settings.py"] and len(record["git"]["diff_sha256"]) == 64

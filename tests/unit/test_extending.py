@@ -21,6 +21,7 @@ from headway.config import Config, find_optimizer
 from headway.config.clean import PythonStep
 from headway.config.data import DataConfig
 from headway.config.schema import OptimizerConfig
+from headway.config.track import TrackConfig
 from headway.core.machine import Machine
 from headway.data.clean.cleaner import Cleaner
 from headway.data.reading.sources import find_sources
@@ -28,9 +29,12 @@ from headway.data.reading.streams import read_stream
 from headway.models.conformance import check_model
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
+from headway.tracking.follow import follow
+from headway.tracking.follower import Waiting
 from headway.training.conditions.watch import ConditionWatch, conditions
 from headway.training.optimizer import build_optimizer, optimizer_tensors, set_learning_rate
 from support import manifest, state_hash
+from support_followers import steps, write_run
 
 PAGES = Path(__file__).parents[2] / "docs" / "extending"
 CPU = torch.device("cpu")
@@ -172,6 +176,17 @@ def test_a_module_is_trained_with_a_callback(tmp_path: Path, monkeypatch: pytest
     )
     assert run.step == 3
     assert run.metrics.last("mine/tokens") is not None
+
+
+def test_a_tracker_gets_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    example("tracker", monkeypatch)
+    run, values = write_run(tmp_path, steps(1, 3)), tmp_path / "values.jsonl"
+    tracker = TrackConfig.model_validate({"own_tracker:JsonLines": {"path": str(values)}})
+    follow(run, tracker, "track.0", report=lambda text: None, waiting=Waiting(lambda: True))
+    lines = list(map(json.loads, values.read_text().splitlines()))
+    losses = [line["value"] for line in lines if line.get("name") == "train/loss"]
+    assert losses == [1.0, 1 / 2, 1 / 3]
+    assert lines[0]["parameters"]["train.steps"] == "10" and lines[-1] == {"status": "finished"}
 
 
 class Stop(headway.Callback):

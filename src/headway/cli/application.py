@@ -33,6 +33,7 @@ VERBS = (
     "checkpoints",
     "runs",
     "top",
+    "track",
     "ledger",
     "report",
     "verify",

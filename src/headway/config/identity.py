@@ -39,6 +39,7 @@ _INCIDENTAL = (
     "telemetry",
     "cost",
     "budget",
+    "track",
     "callbacks",
     "segments",
 )

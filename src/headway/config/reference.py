@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 
-from headway.config.base import Section
+from headway.config.base import FUNCTION_PATTERN, Section
 from headway.config.schema import Config
 from headway.config.specs import Choices
 from headway.config.units import BYTES, TOKENS, Interval
@@ -58,6 +58,9 @@ def json_schema() -> dict[str, Any]:
     _accept_names(data["clean"], {"enum": whole})
     _accept_names(data["sources"], {"type": "string"})
     _accept_names(steps["sets"], {"type": "string"})
+    _accept_names(schema["properties"]["track"], {"type": "string"})
+    # `module:Class` with its arguments.
+    schema["$defs"]["TrackConfig"]["patternProperties"] = {FUNCTION_PATTERN: {"type": ["object", "null"]}}
     for model in _models(Config):
         described = schema if model is Config else schema["$defs"][model.__name__]
         for name in model.may_be_empty() if issubclass(model, Section) else ():

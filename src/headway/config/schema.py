@@ -37,6 +37,7 @@ from headway.config.pretrained import AdapterConfig, PretrainedSource
 from headway.config.segments import Segment, batches_before
 from headway.config.shapes import SHAPES
 from headway.config.supervise import SuperviseConfig
+from headway.config.track import TrackConfig
 from headway.config.units import SHARE_OR_INTERVAL, Interval, StepInterval, Tokens, share_or_interval, written
 from headway.core.errors import ConfigError
 
@@ -408,12 +409,19 @@ class Config(Section):
     telemetry: TelemetryConfig = TelemetryConfig()
     cost: CostConfig = CostConfig()
     budget: BudgetConfig = BudgetConfig()
+    track: list[TrackConfig] = []
+    """Trackers that the run's metrics are sent to, by a process of its own."""
     callbacks: list[Annotated[str, Field(pattern=FUNCTION_PATTERN)]] = []
     """Your own callbacks, as `package.module:Class`, importable from the working directory. They are created without
     arguments and called between steps, on every worker ([extending/callback.md](extending/callback.md))."""
     segments: list[Segment] = []
     """The parts of a run that was changed (`--accept-changes`), each with what determines its rows; the last one is
     current. Written by Headway, never by hand ([changing-a-run.md](changing-a-run.md))."""
+
+    @field_validator("track", mode="before")
+    @classmethod
+    def _accept_one_tracker(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str | dict) else value
 
     @model_validator(mode="after")
     def _pass_segments_to_batches(self) -> Self:

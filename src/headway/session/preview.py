@@ -18,6 +18,7 @@ from headway.parallel.world import pick_device
 from headway.session.attempt import RunOptions, check_remote_usable, check_run
 from headway.session.preflight import examine
 from headway.telemetry.record import is_run, open_run
+from headway.tracking.sinks import check_trackers
 from headway.training.available import shortfalls
 from headway.training.job import load_callbacks
 from headway.training.precision import with_precision
@@ -44,6 +45,7 @@ def preview(config: Config, options: RunOptions | None = None) -> str:
     for line in (*shortfalls(config, device), *ineffective_settings(config, "validation" in store.splits)):
         warning(line)
     load_callbacks(config.callbacks)
+    check_trackers(config.track, config.run_directory)
     feed = TokenFeed.of(config, grid, store)
     tokens = train.batches.tokens_before(steps)
     now = train.batches.begins

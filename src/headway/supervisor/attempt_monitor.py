@@ -31,6 +31,7 @@ from headway.runs.run_directory import RESTARTS_KEY, Attempt, RunDirectory, comm
 from headway.session.attempt import RunOptions, note_restart, prepare_run_directory, price_facts, write_config
 from headway.supervisor.attempt_client import AttemptProcess
 from headway.supervisor.diagnose import diagnose, exchanges, last_exchange
+from headway.supervisor.follower_process import FollowerProcess
 from headway.supervisor.log import SupervisorLog
 from headway.supervisor.processes import GRACE_SECONDS, ask_for_stacks, end_all, reap_orphans
 from headway.supervisor.restart_policy import AttemptOutcome, Decision
@@ -78,6 +79,7 @@ class AttemptMonitor:
 
     Args:
         has_begun: Called when the attempt's folder exists.
+        follower: What sends the run to trackers; it is tended here, and is no part of the attempt.
     """
 
     def __init__(
@@ -89,9 +91,11 @@ class AttemptMonitor:
         own_process: bool,
         *,
         has_begun: Callable[[], None] = lambda: None,
+        follower: FollowerProcess | None = None,
     ) -> None:
         self.config, self._options, self._own_process = config, options, own_process
         self._signals, self._passed_on, self._has_begun = signals, 0, has_begun
+        self._follower = follower
         self._pool, compiles = pool, config.train.compile is not False
         self._watchdog = Watchdog(config.supervise, compiles, config.parallel.timeout_seconds)
         self.grows = False
@@ -157,7 +161,9 @@ class AttemptMonitor:
         finally:
             self._look()
             sessions = {process.pid, *(reading.pid for reading in self._workers.readings.values())}
-            left = end_all(sessions, os.getpid() if self._own_process else None, partial(self._still_saving, wait))
+            spared = self._follower.pids if self._follower is not None else ()
+            children_of = os.getpid() if self._own_process else None
+            left = end_all(sessions, children_of, partial(self._still_saving, wait), spared)
             process.wait(_GIVE_UP_SECONDS)
             process.channel.end.close()
             self._workers.close()
@@ -231,6 +237,8 @@ class AttemptMonitor:
                 continue
             look_at = now + _LOOK_SECONDS
             self._look()
+            if self._follower is not None:
+                self._follower.tend()
             if self._own_process:
                 reap_orphans(process.pid)
             self._ask_to_grow()

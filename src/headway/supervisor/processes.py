@@ -69,10 +69,19 @@ def adopt_orphans() -> None:
 
 
 def members(
-    processes: Iterable[ProcessState], leaders: Collection[int], descendants_of: int | None = None
+    processes: Iterable[ProcessState],
+    leaders: Collection[int],
+    descendants_of: int | None = None,
+    spared: Collection[int] = (),
 ) -> list[ProcessState]:
-    """Return the processes of some sessions with all their descendants, and the descendants of one process if given."""
+    """Return the processes of some sessions with all their descendants, and the descendants of one process if given.
+
+    Sessions that are spared are left out, with their descendants.
+    """
     processes = [p for p in processes if p.state != DEAD]
+    if spared:
+        families = {p.pid for p in members(processes, spared)} | set(spared)
+        processes = [p for p in processes if p.pid not in families]
     found = {p.pid for p in processes if p.session in leaders or p.pid in leaders}
     parents = {*found, *([descendants_of] if descendants_of is not None else [])}
     while True:
@@ -86,7 +95,10 @@ def members(
 
 
 def end_all(
-    leaders: Collection[int], descendants_of: int | None = None, unfinished: Callable[[], bool] = lambda: False
+    leaders: Collection[int],
+    descendants_of: int | None = None,
+    unfinished: Callable[[], bool] = lambda: False,
+    spared: Collection[int] = (),
 ) -> list[int]:
     """Kill every process of an attempt, and wait until all are gone.
 
@@ -99,6 +111,7 @@ def end_all(
         leaders: Workers and the processes that have started them; each leads a session.
         descendants_of: A process all of whose descendants belong to the attempt.
         unfinished: Whether a write that the next attempt begins from is still incomplete.
+        spared: Sessions that do not belong to the attempt, such as the process that sends metrics to trackers.
 
     Returns:
         The processes that do not end, because they are in an uninterruptible call to a driver or a file system.
@@ -109,23 +122,25 @@ def end_all(
                 os.killpg(leader, signal.SIGKILL)
         return []
     start, killed = time.monotonic(), set[int]()
-    spared, seen = start, dict[int, Seen]()
+    spared_at, seen = start, dict[int, Seen]()
     while True:
         processes = all_processes()
         # A dead parent leads to no child, so a killed process is looked up by its own number, with its session. Once
         # neither exists, the number may be reused by an unrelated process.
         killed.intersection_update(number for p in processes for number in (p.pid, p.session))
-        left = [p for p in members(processes, {*leaders, *killed}, descendants_of) if not _is_alerting(p.session)]
+        left = [
+            p for p in members(processes, {*leaders, *killed}, descendants_of, spared) if not _is_alerting(p.session)
+        ]
         _reap(p for p in processes if p.pid in killed and p.pid not in leaders)
         now = time.monotonic()
-        if not left or now - spared > GONE_SECONDS:
+        if not left or now - spared_at > GONE_SECONDS:
             return [p.pid for p in left]
         writers = {p.pid for p in left if p.pid not in killed and _finishes_its_work(p.pid, now - start)}
         if writers and not unfinished():
             writers = set()
         elif now - start >= GRACE_SECONDS:
             writers = {pid for pid in writers if gets_on(pid, now, seen)}
-        spared = now if writers else spared
+        spared_at = now if writers else spared_at
         for process in left:
             if process.pid not in writers:
                 killed.add(process.pid)

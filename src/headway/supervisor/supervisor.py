@@ -11,7 +11,7 @@ import faulthandler
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
@@ -27,6 +27,7 @@ from headway.runs.ownership import OwnerLock, wait_for_dead_machine, wait_for_or
 from headway.session.attempt import RunOptions, WorkerDied
 from headway.supervisor.attempt_client import has_data, load_ahead
 from headway.supervisor.attempt_monitor import AttemptMonitor, newest_checkpoint
+from headway.supervisor.follower_process import FollowerProcess
 from headway.supervisor.processes import adopt_orphans
 from headway.supervisor.restart_policy import AttemptOutcome, Budget, Decision
 from headway.supervisor.worker_pool import WorkerPool
@@ -39,17 +40,22 @@ _LONG_SECONDS = 55.0
 _THREAD_SECONDS = 1.0
 
 
-def supervise(config: Config, options: RunOptions, *, own_process: bool) -> None:
+def supervise(
+    config: Config, options: RunOptions, *, own_process: bool, finished: Callable[[], object] | None = None
+) -> None:
     """Train, and continue after failures and preemptions.
 
     Args:
+        config: Resolved.
+        options: What to do about a run directory that exists.
         own_process: This process does nothing else: all its children belong to the run.
+        finished: Called when the run has finished, before trackers get the last of it.
 
     Raises:
         HeadwayError: the error that ended the run, or the budget of failures is used up.
         KeyboardInterrupt: a second Ctrl-C, when no worker is left.
     """
-    _Supervisor(config, options, own_process).run()
+    _Supervisor(config, options, own_process).run(finished)
 
 
 @contextmanager
@@ -97,9 +103,10 @@ class _Supervisor:
         self._signals: list[int] = []
         self._lock: OwnerLock | None = None
         self._alerts: Alerts | None = None
+        self._follower = FollowerProcess(config)
         self._restarts = 0
 
-    def run(self) -> None:
+    def run(self, finished: Callable[[], object] | None) -> None:
         if self._own_process:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it were ignored, the ends of children would be lost
             adopt_orphans()
@@ -112,9 +119,22 @@ class _Supervisor:
                     self._restarts += 1
                     self._options = RunOptions(accept_changes=True)
                     self._pause(decision.delay_seconds)
+                if finished is not None:
+                    finished()
             finally:
                 if self._lock is not None:
                     self._lock.release()
+                self._finish_following()
+
+    def _has_begun(self) -> None:
+        if self._alerts is not None:
+            self._alerts.open_file()
+        self._follower.begin()
+
+    def _finish_following(self) -> None:
+        """Give trackers some time for the last steps; a further signal ends that."""
+        came = len(self._signals)
+        self._follower.finish(came > 0, lambda: len(self._signals) > came)
 
     def _record_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
@@ -142,7 +162,12 @@ class _Supervisor:
 
     def _pause(self, seconds: float) -> None:
         """Wait between attempts. A signal ends the wait, and the run."""
-        wait_until(lambda: self._signals, seconds, _POLL_SECONDS)
+
+        def is_over() -> bool:
+            self._follower.tend()
+            return bool(self._signals)
+
+        wait_until(is_over, seconds, _POLL_SECONDS)
         self._check_signals("between two attempts")
 
     def _check_signals(self, when: str) -> None:
@@ -153,9 +178,14 @@ class _Supervisor:
         """Make one attempt and decide what follows; raise the error that ends the run."""
         parallel = self._config.parallel.model_copy(update={"workers": self._pool.size})
         config = self._config.model_copy(update={"parallel": parallel})
-        has_begun = self._alerts.open_file if self._alerts is not None else lambda: None
         attempt = AttemptMonitor(
-            config, self._options, self._pool, self._signals, self._own_process, has_begun=has_begun
+            config,
+            self._options,
+            self._pool,
+            self._signals,
+            self._own_process,
+            has_begun=self._has_begun,
+            follower=self._follower,
         )
         if self._restarts:
             attempt.begin_again(self._lock, self._restarts)

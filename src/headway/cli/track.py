@@ -1,0 +1,55 @@
+"""`headway track`: send runs to trackers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+HELP = """Send runs to trackers: MLflow, TensorBoard, Weights & Biases, or your own. What was sent is not sent again.
+
+Without --to, each run is sent to the trackers of its config (track). An active run is followed until it ends; a run
+with `track` in its config needs no such command.
+
+[bold]Examples[/bold]
+
+headway track runs/quickstart --to tensorboard
+headway track runs/* --to mlflow --once
+headway track runs/tiny --to "{mlflow: {uri: 'http://127.0.0.1:5000', experiment: tiny}}"
+headway track runs/tiny --to "{wandb: {mode: offline}}"
+headway track runs/tiny --to mlflow --model runs/tiny/export
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("track", help=HELP)(track)
+
+
+def track(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories.", show_default=False)],
+    to: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--to",
+            metavar="TRACKER",
+            help="mlflow, tensorboard, wandb or module:Class, or with keys as in `track` of a config; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Send what is there now, and do not follow.")] = False,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--model",
+            metavar="DIR",
+            help="Also log the model that `headway export` wrote there, to MLflow.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Run `headway track`."""
+    from headway.tracking.by_hand import track_by_hand
+
+    track_by_hand(runs, to or [], once=once, model=model)

@@ -1,0 +1,153 @@
+"""The list `track`: the trackers that a run's metrics are sent to."""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_serializer, model_validator
+from pydantic_core import PydanticCustomError
+
+from headway.config.base import FUNCTION_PATTERN, LocalPath, Section, conflict
+
+#: Trackers by their name in the config.
+TRACKERS = ("mlflow", "tensorboard", "wandb")
+#: Where MLflow can be: a server, or a store that the full package opens itself.
+_MLFLOW_SCHEMES = (
+    "http", "https", "databricks", "databricks-uc", "uc", "sqlite", "postgresql", "mysql", "mssql", "file",
+)  # fmt: skip
+
+
+class MlflowConfig(Section):
+    """An MLflow server. Credentials come from `MLFLOW_TRACKING_USERNAME`, `MLFLOW_TRACKING_PASSWORD` or
+    `MLFLOW_TRACKING_TOKEN`."""
+
+    uri: str | None = None
+    """For example `https://mlflow.example.org`; `MLFLOW_TRACKING_URI` when not given."""
+    experiment: Annotated[str, Field(min_length=1)] | None = None
+    """Made if it does not exist; `MLFLOW_EXPERIMENT_NAME` when not given, else `headway`."""
+
+    @field_validator("uri")
+    @classmethod
+    def _check_uri(cls, uri: str | None) -> str | None:
+        problem = None if uri is None else mlflow_uri_problem(uri)
+        if problem is not None:
+            raise ValueError(problem)
+        return uri
+
+
+class TensorboardConfig(Section):
+    """Event files for TensorBoard."""
+
+    folder: LocalPath | None = None
+    """Folder of the run's event files; `tensorboard` in the run directory when not given."""
+
+
+class WandbConfig(Section):
+    """Weights & Biases. The key comes from `WANDB_API_KEY`, or from `wandb login`."""
+
+    project: Annotated[str, Field(min_length=1)] | None = None
+    """`WANDB_PROJECT` when not given, else `headway`."""
+    entity: Annotated[str, Field(min_length=1)] | None = None
+    """`WANDB_ENTITY` when not given, else that of the key's owner."""
+    mode: Literal["online", "offline"] | None = None
+    """`offline` writes to `tracking/wandb` in the run directory, for `wandb sync`. `WANDB_MODE` when not given, else
+    `online`."""
+
+
+class OwnTrackerConfig(Section):
+    """A tracker of your own ([extending/tracker.md](extending/tracker.md))."""
+
+    sink: Annotated[str, Field(pattern=FUNCTION_PATTERN)]
+    """`package.module:Class`, importable from the working directory."""
+    options: dict[str, Any] = {}
+    """Arguments of the class."""
+
+
+class TrackConfig(Section):
+    """One tracker ([tracking.md](tracking.md)): `mlflow`, `tensorboard`, `wandb` or `package.module:Class`, alone or
+    with its keys, as in `{mlflow: {experiment: tiny}}`."""
+
+    mlflow: MlflowConfig | None = None
+    """Sends to an MLflow server."""
+    tensorboard: TensorboardConfig | None = None
+    """Writes event files."""
+    wandb: WandbConfig | None = None
+    """Sends to Weights & Biases."""
+    own: OwnTrackerConfig | None = None
+    """Sends through a class of yours; `package.module:Class` is short for it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand(cls, value: Any) -> Any:
+        """Expand the short forms: a name, and a section that is empty or has a class as its key."""
+        if isinstance(value, str):
+            if re.match(FUNCTION_PATTERN, value):
+                return {"own": {"sink": value}}
+            if value not in TRACKERS:
+                raise _unknown(value)
+            return {value: {}}
+        if not isinstance(value, dict):
+            return value
+        if len(value) == 1:
+            ((name, keys),) = value.items()
+            if isinstance(name, str) and re.match(FUNCTION_PATTERN, name):
+                return {"own": {"sink": name, "options": keys or {}}}
+            return {name: {} if keys is None and name in TRACKERS else keys}
+        return value
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise conflict("an item of the list is one tracker" + (f", not {' and '.join(given)}" if given else ""))
+        return self
+
+    @model_serializer(mode="plain")
+    def _only_given(self) -> dict[str, Any]:
+        return {name: section.model_dump(mode="json") for name, section in self if section is not None}
+
+    @property
+    def name(self) -> str:
+        """`mlflow`, `tensorboard`, `wandb`, or the class of a tracker of the user's own."""
+        return self.own.sink if self.own is not None else next(name for name, section in self if section is not None)
+
+    @property
+    def settings(self) -> MlflowConfig | TensorboardConfig | WandbConfig | OwnTrackerConfig:
+        """The section that is given."""
+        found = self.mlflow or self.tensorboard or self.wandb or self.own
+        assert found is not None, "checked"
+        return found
+
+
+def _unknown(name: str) -> PydanticCustomError:
+    known = (*TRACKERS, "package.module:Class")
+    wanted = f"Input should be {', '.join(known[:-1])} or {known[-1]}"
+    return PydanticCustomError("choice", "{wanted}", {"wanted": wanted, "names": TRACKERS})
+
+
+def mlflow_uri_problem(uri: str) -> str | None:
+    """Describe what is wrong with the address of an MLflow server; None if nothing is."""
+    scheme, colon, rest = uri.partition(":")
+    scheme = scheme.partition("+")[0]
+    if not colon:
+        return None if uri in ("databricks", "databricks-uc") else "this is no address: http://HOST:PORT is one"
+    if scheme not in _MLFLOW_SCHEMES:
+        near = get_close_matches(scheme, _MLFLOW_SCHEMES, n=1)
+        return f"an address does not begin with '{scheme}:'" + (f"; did you mean {near[0]}:?" if near else "")
+    if scheme not in ("http", "https"):
+        return None
+    host = rest.removeprefix("//").partition("/")[0].rpartition("@")[2]  # credentials are found elsewhere
+    if not rest.startswith("//") or not host or " " in uri:
+        return "this address names no host: http://HOST:PORT does"
+    port = host.rpartition(":")[2]
+    if ":" in host and not host.endswith("]") and not (port.isdecimal() and int(port) < 65536):
+        return "the port of this address is no number below 65536"
+    return None
+
+
+def tensorboard_folder(settings: TensorboardConfig, run: Path) -> Path:
+    """Return the folder of a run's event files."""
+    return settings.folder or run / "tensorboard"

@@ -1,0 +1,118 @@
+"""The cursor of a sink: up to which place of `metrics.jsonl` a tracker has a run, in `tracking/` of the run directory.
+
+A cursor belongs to a run, a sink and its target: what was sent to one server does not count for another. Before a batch
+is sent, its end is written (`pending`); so after a kill at any moment the next follower knows the very batch whose
+fate is uncertain. The lock beside it ends with its holder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headway.core.errors import CheckpointError, fix_for
+from headway.core.files import fingerprint, is_at, remove_unfinished, write_json
+from headway.core.foreign import open_regular, read_json_object
+
+FOLDER = "tracking"
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """What a sink has sent. Places are bytes of `metrics.jsonl`."""
+
+    run: str
+    """Id of the run."""
+    place: int = 0
+    """All before it has arrived."""
+    pending: int | None = None
+    """End of the batch that was being sent."""
+    generation: int = 0
+    state: dict[str, Any] = field(default_factory=dict)
+    """What the sink keeps."""
+    status: str | None = None
+    """The status that was sent last."""
+    sink: str = ""
+    """Name and target of the sink, for people."""
+
+
+def cursor_name(sink: str, target: str) -> str:
+    """Return the name of a sink's files: its own, and a few digits of its target's fingerprint."""
+    return f"{re.sub(r'[^A-Za-z0-9]+', '-', sink)}-{fingerprint(target)[:8]}"
+
+
+class CursorFile:
+    """The cursor of one sink on disk, held by this process until `close`.
+
+    Args:
+        run: The run directory.
+        name: From `cursor_name`.
+
+    Raises:
+        CheckpointError: another follower holds it, or the file cannot be written.
+    """
+
+    def __init__(self, run: Path, name: str) -> None:
+        self.path = run / FOLDER / f"{name}.json"
+        lock = self.path.with_suffix(".lock")
+        try:
+            self.path.parent.mkdir(exist_ok=True)
+            while True:
+                lock.touch()
+                self._lock = open_regular(lock, "r+b")
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if is_at(lock, self._lock.fileno()):
+                    break
+                self._lock.close()
+            os.register_at_fork(after_in_child=self._lock.close)
+            self._lock.truncate(0)
+            self._lock.write(str(os.getpid()).encode())
+            remove_unfinished(self.path.parent)
+        except BlockingIOError:
+            pid = self._lock.read(20).decode(errors="replace")
+            self._lock.close()
+            raise InUse(
+                f"another process follows this run into the same tracker: {pid or 'unknown'}",
+                where=str(lock),
+                fix="let it go on, or stop it first",
+            ) from None
+        except OSError as error:
+            raise CheckpointError(
+                f"the cursor of a tracker cannot be written: {error.strerror or error}",
+                where=str(error.filename or self.path),
+                fix=fix_for(error, "make room there, or allow this user to write to the run directory"),
+            ) from error
+
+    def read(self, run: str) -> Cursor:
+        """Return the cursor; a new one if there is none, or if it belongs to another run."""
+        with suppress(OSError, ValueError, TypeError):
+            found = Cursor(**read_json_object(self.path))
+            if found.run == run and _is_sound(found):
+                return found
+        return Cursor(run)
+
+    def write(self, cursor: Cursor) -> None:
+        """Replace the cursor atomically.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        write_json(self.path, asdict(cursor))
+
+    def close(self) -> None:
+        """Release the lock."""
+        self._lock.close()
+
+
+class InUse(CheckpointError):
+    """Another follower holds the cursor."""
+
+
+def _is_sound(cursor: Cursor) -> bool:
+    places = (cursor.place, cursor.generation, *(() if cursor.pending is None else (cursor.pending,)))
+    return all(isinstance(place, int) and place >= 0 for place in places) and isinstance(cursor.state, dict)

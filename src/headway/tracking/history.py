@@ -1,0 +1,176 @@
+"""Which values of `metrics.jsonl` are sent: each (metric, step) of a generation once.
+
+A restart repeats steps. They have the same bits, or, with `determinism: off`, others of the same kind; in both cases
+the first value stays. Steps that are trained again on purpose begin a new generation: after
+`headway checkpoints restore`, and after a change that begins before the last step that was sent. The same prefix of the
+file always gives the same points in the same order, so a follower that starts again knows from it what it has sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from headway.core.foreign import LINE_BYTES, as_number, open_regular, parse_json_lines
+from headway.telemetry.metrics import FILE_NAME, NOT_FINITE
+from headway.tracking.sink import Point
+
+#: Most bytes of the file in a batch: a few hundred steps.
+BATCH_BYTES = 128 * 1024
+#: Steps in one block of a set of steps.
+_BLOCK = 8192
+_NO_VALUES = ("step", "attempt", "time")
+#: Names of records that are no step's own: they may belong to a step of an earlier attempt.
+_EVENTS = ("checkpoint/", "evaluation/")
+
+
+class StepSet:
+    """A set of steps, in blocks of bits: a million steps of fifty metrics take 6 MB."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, bytearray] = {}
+        self.highest = -1
+
+    def add(self, step: int) -> bool:
+        """Add a step, and return whether it is new."""
+        number, place = divmod(step, _BLOCK)
+        block = self._blocks.setdefault(number, bytearray(_BLOCK // 8))
+        byte, bit = divmod(place, 8)
+        if block[byte] & (1 << bit):
+            return False
+        block[byte] |= 1 << bit
+        self.highest = max(self.highest, step)
+        return True
+
+
+class History:
+    """The points to send of records that come in the order of the file.
+
+    Args:
+        is_changed: Whether what an attempt trains from a step on differs from what earlier ones did. It gets the number
+            of the attempt, that of the attempt recorded before it, and the step.
+    """
+
+    def __init__(self, is_changed: Callable[[int, int, int], bool]) -> None:
+        self._is_changed = is_changed
+        self._sent: dict[str, StepSet] = {}
+        self._attempt = -1
+        self._last_step = -1
+        self.generation, self.first_step = 0, 0
+
+    @property
+    def highest(self) -> dict[str, int]:
+        """The highest step of each metric so far in this generation."""
+        return {name: steps.highest for name, steps in self._sent.items()}
+
+    def begins_generation(self, record: dict[str, Any]) -> bool:
+        """Return whether this record, the next of the file, begins a generation."""
+        found = _place_of(record)
+        if found is None or self._attempt < 0 or found[1] <= self._attempt:
+            return False
+        step, attempt = found
+        return step <= self._last_step and self._is_changed(attempt, self._attempt, step)
+
+    def begin_generation(self, step: int) -> None:
+        """Forget what was sent: a generation begins with this step."""
+        self.generation, self.first_step = self.generation + 1, step
+        self._sent, self._last_step = {}, step - 1
+
+    def points(self, record: dict[str, Any]) -> list[Point]:
+        """Return the points of the next record that are to be sent; none if it is no record of a step."""
+        place = _place_of(record)
+        if place is None or place[1] < self._attempt:  # a worker of an abandoned attempt may write after a later one
+            return []
+        step, self._attempt = place
+        moment = as_number(record.get("time")) or 0.0
+        found = []
+        for name, value in record.items():
+            if name in _NO_VALUES:
+                continue
+            number = NOT_FINITE.get(value) if isinstance(value, str) else as_number(value)
+            if number is not None and self._sent.setdefault(name, StepSet()).add(step):
+                found.append(Point(name, step, number, moment))
+        if any(not name.startswith(_EVENTS) for name in record if name not in _NO_VALUES):
+            self._last_step = max(self._last_step, step)
+        return found
+
+
+def _place_of(record: dict[str, Any]) -> tuple[int, int] | None:
+    """Return step and attempt of a record; None if it is no record of a step."""
+    step, attempt = record.get("step"), record.get("attempt", 0)
+    if not isinstance(step, int) or not isinstance(attempt, int) or not (0 <= step < 2**63 and 0 <= attempt < 2**63):
+        return None
+    return step, attempt
+
+
+@dataclass(frozen=True)
+class Block:
+    """Whole lines of the file, from one place to another."""
+
+    start: int
+    end: int
+    records: tuple[dict[str, Any], ...]
+    places: tuple[int, ...]
+    """Where each record's line begins."""
+
+
+class Tail:
+    """Reads the whole lines of a growing file from any place."""
+
+    def __init__(self, run: Path) -> None:
+        self._path = run / FILE_NAME
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file; 0 if there is none."""
+        try:
+            return self._path.stat().st_size
+        except OSError:
+            return 0
+
+    def blocks(self, start: int, end: int | None = None, most: int = BATCH_BYTES) -> Iterator[Block]:
+        """Yield blocks from a place to another, or to the end of the last whole line.
+
+        Raises:
+            OSError: the file cannot be read; a missing one has no blocks.
+        """
+        try:
+            file = open_regular(self._path)
+        except FileNotFoundError:
+            return
+        with file:
+            while end is None or start < end:
+                data = _whole_lines(file, start, most, None if end is None else end - start)
+                if not data:
+                    return
+                yield _block(start, data)
+                start += len(data)
+
+
+def _whole_lines(file: BinaryIO, start: int, size: int, most: int | None) -> bytes:
+    """Return whole lines from a place on, about `size` bytes of them and at most `most`; empty if there is none yet."""
+    most = LINE_BYTES if most is None else min(most, LINE_BYTES)
+    while True:
+        size = min(size, most)
+        file.seek(start)
+        data = file.read(size)
+        cut = data.rfind(b"\n") + 1
+        if cut:
+            return data[:cut]
+        if len(data) < size:
+            return b""
+        if size == most:
+            return data  # no record is that long
+        size *= 2  # a line that is longer than a block
+
+
+def _block(start: int, data: bytes) -> Block:
+    records, places, place = [], [], start
+    for line in data.split(b"\n"):
+        for record in parse_json_lines([line]):
+            records.append(record)
+            places.append(place)
+        place += len(line) + 1
+    return Block(start, start + len(data), tuple(records), tuple(places))

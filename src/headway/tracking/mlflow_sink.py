@@ -1,0 +1,325 @@
+"""The sink for MLflow. Only a follower's process imports the client: it takes seconds, 200 MB and threads.
+
+The server's run is found by a tag that holds the run's id, so a kill between its making and the cursor makes no second
+one. A batch that may have arrived in part is compared with the last step that the server has of each metric.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from headway.core.errors import ConfigError, missing_extra
+from headway.core.files import fingerprint
+from headway.core.secrets import redact
+from headway.tracking.sink import Batch, Description, LostRun, Point, Refused, Status, TrackedRun, Unreachable
+
+RUN_TAG, GENERATION_TAG = "headway.run_id", "headway.generation"
+#: Limits of the API (`mlflow.utils.validation`): metrics, parameters and tags in a request, and characters in a value.
+_METRICS, _PARAMETERS, _TAGS, _CHARACTERS = 1000, 100, 100, 6000
+_NAME_CHARACTERS = 250
+_STATUS: dict[Status, str] = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
+#: Groups of metrics that MLflow shows as metrics of the system.
+_SYSTEM = ("memory/", "gpu/", "machine/", "network/", "disk/", "cpu/", "health/gpu_", "health/memory_", "health/disk_")
+_NOT_ALLOWED = re.compile(r"[^\w.\- :/]")
+#: Set for the client, if the user has not: one request takes at most this long, and this follower tries again itself.
+_VARIABLES = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
+
+
+class MlflowSink:
+    """Sends a run to an MLflow server.
+
+    Args:
+        uri: Address of the server.
+        experiment: Its experiment, made if it does not exist.
+    """
+
+    def __init__(self, uri: str, experiment: str) -> None:
+        self._uri, self._experiment = uri, experiment
+        self._client: Any = None
+        self._run: str = ""
+        self._latest: dict[str, int] = {}
+        self._is_recovering = False
+        self._kept: dict[str, Any] = {}
+
+    def open(self, run: TrackedRun, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Find the server's run by its tag, or make it."""
+        self._client = _client(self._uri)
+        with self._answering():
+            self._kept = dict(state)
+            known = state.get("run")
+            found = self._run_of(str(known)) if known else self._find(run)
+            # Nothing is known of what was sent: the cursor is new, or gone.
+            self._is_recovering = not known and found is not None
+            if found is None:
+                found = self._make(run)
+            self._run = found.info.run_id
+            self._latest = self._latest_steps()
+            self._kept = {**self._kept, "run": self._run}
+        return self._kept
+
+    def describe(self, description: Description) -> Mapping[str, Any]:
+        """Send parameters, tags, data and files that the server has not yet."""
+        with self._answering():
+            run = self._client.get_run(self._run)
+            self._send_parameters(description, run.data.params)
+            tags = {_name(name): text[:_CHARACTERS] for name, text in _tags(description).items()}
+            self._send_tags({name: text for name, text in tags.items() if run.data.tags.get(name) != text})
+            self._send_datasets(description, run.inputs)
+            self._send_files(description)
+        return self._kept
+
+    def send(self, batch: Batch) -> Mapping[str, Any]:
+        """Send the points that the server has not yet."""
+        with self._answering():
+            points = self._missing(batch) if batch.uncertain or self._is_recovering else list(batch.points)
+            for start in range(0, len(points), _METRICS):
+                metrics = [_metric(point) for point in points[start : start + _METRICS]]
+                self._client.log_batch(self._run, metrics=metrics, synchronous=True)
+        return self._kept
+
+    def flush(self) -> Mapping[str, Any]:
+        """Return the state: every request has been answered."""
+        return self._kept
+
+    def set_status(self, status: Status, ended: float | None) -> None:
+        """Set the status of the server's run; one that runs again has no end."""
+        with self._answering():
+            if status == "running":
+                self._client.update_run(self._run, status="RUNNING")
+            else:
+                moment = None if ended is None else int(1000 * ended)
+                self._client.set_terminated(self._run, _STATUS[status], moment)
+
+    def close(self) -> None:
+        """Forget the client; requests leave no connection that must be closed."""
+        self._client = None
+
+    def log_model(self, folder: Path) -> str:
+        """Log a model from an export, for `mlflow.transformers.load_model`, and return its address."""
+        with self._answering():
+            return _log_model(self._client, self._run, folder)
+
+    # The run -------------------------------------------------------------------------------------------------------
+
+    def _run_of(self, run: str) -> Any:
+        found = self._client.get_run(run)
+        if found.info.lifecycle_stage != "active":
+            raise Refused(
+                "the run was deleted in MLflow",
+                where=f"{redact(self._uri)}, run {run}",
+                fix=f"mlflow runs restore --run-id {run}, or remove the run's folder `tracking` to send it anew",
+            )
+        return found
+
+    def _find(self, run: TrackedRun) -> Any:
+        """Return the oldest run with this id; remove others, which a request that timed out has made too."""
+        text = f"tags.`{RUN_TAG}` = '{run.id}' and tags.`{GENERATION_TAG}` = '{run.generation}'"
+        found = self._client.search_runs([self._experiment_id()], text, max_results=100)
+        found = sorted(found, key=lambda one: (one.info.start_time or 0, one.info.run_id))
+        for other in found[1:]:
+            if not other.data.metrics:
+                self._client.delete_run(other.info.run_id)
+        return found[0] if found else None
+
+    def _make(self, run: TrackedRun) -> Any:
+        tags = {RUN_TAG: run.id, GENERATION_TAG: str(run.generation), "mlflow.source.name": "headway train"}
+        name = run.name
+        if run.generation:
+            name = f"{run.name} from step {run.first_step}"
+            tags["headway.first_step"] = str(run.first_step)
+            first = self._find(TrackedRun(run.id, run.name, run.path))
+            if first is not None:
+                tags["mlflow.parentRunId"] = first.info.run_id
+        return self._client.create_run(self._experiment_id(), tags=tags, run_name=name)
+
+    def _experiment_id(self) -> str:
+        found = self._client.get_experiment_by_name(self._experiment)
+        if found is None:
+            try:
+                return str(self._client.create_experiment(self._experiment))
+            except Exception:
+                found = self._client.get_experiment_by_name(self._experiment)  # another run may have made it since
+                if found is None:
+                    raise
+        if found.lifecycle_stage != "active":
+            raise Refused(
+                f"the experiment '{self._experiment}' was deleted in MLflow",
+                where=redact(self._uri),
+                fix=f"mlflow experiments restore --experiment-id {found.experiment_id}, or name another one",
+            )
+        return str(found.experiment_id)
+
+    # What it has -----------------------------------------------------------------------------------------------------
+
+    def _latest_steps(self) -> dict[str, int]:
+        """Return the highest step that the server has of each metric."""
+        found = self._client.get_run(self._run).data
+        # `metrics` of the data has values only; the steps are in the message behind it.
+        return {metric.key: int(metric.step) for metric in found._metric_objs}
+
+    def _missing(self, batch: Batch) -> list[Point]:
+        """Return the points of a batch that the server has not.
+
+        Steps of a metric mostly rise, and arrive in their order: then the last one shows how far it came. Where they do
+        not rise, as for events of repeated steps, the metric's history shows it.
+        """
+        running = dict(batch.highest)
+        histories: dict[str, set[int]] = {}
+        found = []
+        for point in batch.points:
+            key = metric_name(point.name)
+            rises = point.step > running.get(point.name, -1)
+            running[point.name] = max(point.step, running.get(point.name, -1))
+            if point.step > self._latest.get(key, -1):
+                found.append(point)
+            elif not rises:
+                if key not in histories:
+                    history = self._client.get_metric_history(self._run, key)
+                    histories[key] = {int(metric.step) for metric in history}
+                if point.step not in histories[key]:
+                    found.append(point)
+        return found
+
+    # The description -------------------------------------------------------------------------------------------------
+
+    def _send_parameters(self, description: Description, there: Mapping[str, str]) -> None:
+        """Send parameters. They never change at the server: a value that has changed since becomes a tag."""
+        from mlflow.entities import Param
+
+        wanted = {_name(name): text[:_CHARACTERS] for name, text in description.parameters.items()}
+        missing = [Param(name, text) for name, text in wanted.items() if name not in there]
+        for start in range(0, len(missing), _PARAMETERS):
+            self._client.log_batch(self._run, params=missing[start : start + _PARAMETERS], synchronous=True)
+        changed = {name: text for name, text in wanted.items() if name in there and there[name] != text}
+        self._send_tags({f"headway.now.{name}"[:_NAME_CHARACTERS]: text for name, text in changed.items()})
+
+    def _send_tags(self, tags: Mapping[str, str]) -> None:
+        from mlflow.entities import RunTag
+
+        found = [RunTag(_name(name), text[:_CHARACTERS]) for name, text in tags.items()]
+        for start in range(0, len(found), _TAGS):
+            self._client.log_batch(self._run, tags=found[start : start + _TAGS], synchronous=True)
+
+    def _send_datasets(self, description: Description, there: Any) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        inputs = there.dataset_inputs if there is not None else ()
+        known = {(one.dataset.name, one.dataset.digest) for one in inputs}
+        # The digest has at most 36 characters (`mlflow.utils.validation`).
+        wanted = [
+            DatasetInput(
+                Dataset(one.name[:500], one.digest[:36], source_type="headway", source=one.source),
+                [InputTag("mlflow.data.context", "training")],
+            )
+            for one in description.datasets
+        ]
+        new = [one for one in wanted if (one.dataset.name, one.dataset.digest) not in known]
+        if new:
+            self._client.log_inputs(self._run, datasets=new)
+
+    def _send_files(self, description: Description) -> None:
+        sent = dict(self._kept.get("files") or {})
+        for name, text in description.files.items():
+            if sent.get(name) != (known := fingerprint(text)[:16]):
+                self._client.log_text(self._run, text, name)
+                sent[name] = known
+                self._kept = {**self._kept, "files": sent}
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Turn errors of the client into those of the contract."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            yield
+        except MlflowException as error:
+            raise _explained(error, self._uri) from error
+        except (OSError, TimeoutError) as error:  # errors of `requests` are such
+            raise Unreachable(_first_line(error)) from error
+
+
+def _explained(error: Any, uri: str) -> Exception:
+    code, text = error.get_http_status_code(), _first_line(error)
+    if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+        return LostRun("the run is gone at the server")
+    if code in (401, 403):
+        return Refused(
+            f"MLflow refuses access ({code}): {text}",
+            where=redact(uri),
+            fix="export MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
+        )
+    if 400 <= code < 500 and code not in (404, 408, 409, 425, 429):
+        return Refused(f"MLflow refuses this run ({code}): {text}", where=redact(uri))
+    return Unreachable(text)
+
+
+def _first_line(error: BaseException) -> str:
+    text = redact(str(error)).partition("\n")[0]
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def _tags(description: Description) -> dict[str, str]:
+    tags = dict(description.tags)
+    if "headway.git.commit" in tags:
+        tags["mlflow.source.git.commit"] = tags["headway.git.commit"]
+    return tags
+
+
+def metric_name(name: str) -> str:
+    """Return the name of a metric at the server: memory and machines in MLflow's group of system metrics."""
+    return _name(f"system/{name}" if name.startswith(_SYSTEM) else name)
+
+
+def _name(name: str) -> str:
+    return _NOT_ALLOWED.sub("_", name)[:_NAME_CHARACTERS]
+
+
+def _metric(point: Point) -> Any:
+    from mlflow.entities import Metric
+
+    return Metric(metric_name(point.name), point.value, int(1000 * point.time), point.step)
+
+
+def _client(uri: str) -> Any:
+    for name, value in _VARIABLES.items():
+        os.environ.setdefault(name, value)
+    os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"  # a request that is repeated unseen could arrive twice
+    try:
+        from mlflow import MlflowClient
+    except ImportError:
+        raise missing_extra("mlflow-skinny", "mlflow", "the tracker mlflow") from None
+    return MlflowClient(tracking_uri=uri)
+
+
+def _log_model(client: Any, run: str, folder: Path) -> str:
+    """Log the model in a folder that `headway export` wrote, as an artifact of a run."""
+    try:
+        import mlflow.transformers
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ImportError:
+        raise missing_extra("transformers", "mlflow,hf", "a model in MLflow") from None
+    if not (folder / "config.json").is_file():
+        raise ConfigError(
+            "this is no exported model: it has no config.json",
+            where=str(folder),
+            fix="headway export RUN DIR writes one",
+        )
+    parts = {
+        "model": AutoModelForCausalLM.from_pretrained(folder),
+        "tokenizer": AutoTokenizer.from_pretrained(folder),
+    }
+    # Named here: MLflow would look for packages for images and sound, too.
+    needs = [f"{package}=={version(package)}" for package in ("torch", "transformers", "safetensors")]
+    with tempfile.TemporaryDirectory(prefix="headway-model-") as scratch:
+        saved = Path(scratch) / "model"
+        mlflow.transformers.save_model(parts, saved, task="text-generation", pip_requirements=needs)
+        # Not by `log_model`, which would set the status of the run.
+        client.log_artifacts(run, str(saved), "model")
+    return f"runs:/{run}/model"

@@ -1,0 +1,137 @@
+"""The sink for Weights & Biases: at least once, with the same step and value.
+
+Its client hands lines to a process of its own, which buffers them. So points count as arrived when the client has
+finished a session; the follower has it finish one every few minutes, and after a kill sends the last ones again. The
+server ignores a step that it has.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from headway.core.errors import missing_extra
+from headway.core.secrets import redact
+from headway.tracking.sink import Batch, Description, Refused, Status, TrackedRun, Unreachable
+
+#: Set for the client if the user has not.
+_VARIABLES = {"WANDB_SILENT": "true", "WANDB_CONSOLE": "off", "WANDB_ERROR_REPORTING": "false"}
+_CODES: dict[Status, int] = {"running": 0, "finished": 0, "failed": 1, "killed": 1}
+
+
+class WandbSink:
+    """Sends a run to Weights & Biases, or writes it for `wandb sync`.
+
+    Args:
+        project: The project.
+        entity: Its owner; None is the key's.
+        mode: Whether to send, or only to write.
+    """
+
+    def __init__(self, project: str, entity: str | None, mode: Literal["online", "offline"]) -> None:
+        self._project, self._entity, self._mode = project, entity, mode
+        self._run: TrackedRun | None = None
+        self._session: Any = None
+        self._state: dict[str, Any] = {}
+
+    def open(self, run: TrackedRun, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Remember the run; a session begins when there is something to send."""
+        _client()
+        self._run, self._state = run, dict(state)
+        return self._state
+
+    def describe(self, description: Description) -> Mapping[str, Any]:
+        """Send the config, facts about the run, and files."""
+        session = self._begin()
+        session.config.update(dict(description.parameters), allow_val_change=True)
+        session.config.update({"headway": dict(description.tags)}, allow_val_change=True)
+        session.config.update(
+            {"datasets": {one.name: {"digest": one.digest, "source": one.source} for one in description.datasets}},
+            allow_val_change=True,
+        )
+        for name, text in description.files.items():
+            path = Path(session.dir) / "headway" / name  # the client uploads what is there when it finishes
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        return self._state
+
+    def send(self, batch: Batch) -> None:
+        """Hand the points over; `flush` makes sure that they have arrived."""
+        session = self._begin()
+        for point in batch.points:
+            session.log({point.name: point.value}, step=point.step)
+
+    def flush(self) -> Mapping[str, Any]:
+        """Finish the session."""
+        self._finish(0)
+        return self._state
+
+    def set_status(self, status: Status, ended: float | None) -> None:
+        """Finish the session of a run that has ended, with an exit code; W&B has no other words for how it stands."""
+        if status == "running":
+            return
+        session = self._begin()
+        session.summary["headway/status"] = status
+        if status == "killed":
+            session.mark_preempting()
+        self._finish(_CODES[status])
+
+    def close(self) -> None:
+        """Finish the session."""
+        with suppress(Unreachable):
+            self._finish(0)
+
+    def _begin(self) -> Any:
+        if self._session is not None:
+            return self._session
+        run = self._run
+        assert run is not None, "open"
+        wandb = _client()
+        suffix = f"-{run.generation}" if run.generation else ""
+        name = run.name + (f" from step {run.first_step}" if run.generation else "")
+        folder = run.path / "tracking"
+        settings = wandb.Settings(
+            silent=True, console="off", disable_git=True, disable_code=True, x_disable_stats=True, x_disable_meta=True
+        )
+        try:
+            self._session = wandb.init(
+                project=self._project,
+                entity=self._entity,
+                id=f"{run.id[:16]}{suffix}",
+                name=name,
+                group=run.name,
+                dir=str(folder),
+                mode=self._mode,
+                resume="allow",
+                reinit="create_new",
+                settings=settings,
+            )
+        except wandb.errors.AuthenticationError as error:
+            raise Refused(
+                f"Weights & Biases refuses the key: {redact(str(error))}", where="WANDB_API_KEY", fix="wandb login"
+            ) from error
+        except (wandb.errors.Error, OSError) as error:
+            raise Unreachable(redact(str(error)).partition("\n")[0]) from error
+        return self._session
+
+    def _finish(self, code: int) -> None:
+        session, self._session = self._session, None
+        if session is None:
+            return
+        try:
+            session.finish(exit_code=code)
+        except Exception as error:  # the client's process may be gone, with what was not finished
+            raise Unreachable(redact(str(error)).partition("\n")[0]) from error
+
+
+def _client() -> Any:
+    for name, value in _VARIABLES.items():
+        os.environ.setdefault(name, value)
+    try:
+        import wandb
+    except ImportError:
+        raise missing_extra("wandb", "wandb", "the tracker wandb") from None
+    return wandb

@@ -1,0 +1,352 @@
+"""Runs at real trackers: an MLflow server on SQLite, TensorBoard's reader, the client of Weights & Biases offline.
+
+Followers and runs are killed at random moments, and the server too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import struct
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.core.process_table import all_processes, arguments_of
+from headway.core.waiting import wait_until
+from headway.telemetry.metrics import read_metrics
+from parts_table import MLFLOW, TENSORBOARD, WANDB, mlflow_server
+from ports import free_ports
+from support import headway, write_config, write_corpus
+from support_followers import append, record, steps, write_run
+from waits import LONG
+
+pytestmark = pytest.mark.timeout(1800)
+
+
+class Server:
+    """An MLflow server, which may be killed and started again."""
+
+    def __init__(self, folder: Path, program: Path) -> None:
+        self._folder, self._program, (self._port,) = folder, program, free_ports(1)
+        self.uri, self.database = f"http://127.0.0.1:{self._port}", folder / "mlflow.db"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        words = ["--backend-store-uri", f"sqlite:///{self.database}", "--artifacts-destination", self._folder / "files"]
+        words += ["--host", "127.0.0.1", "--port", str(self._port), "--workers", "1"]
+        environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        environment.pop("PYTHONPATH", None)
+        with (self._folder / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [self._program, "server", *words], stdout=log, stderr=log, env=environment, start_new_session=True
+            )
+        assert wait_until(self._answers, LONG, 0.2), (self._folder / "server.log").read_text()[-3000:]
+
+    def _answers(self) -> bool:
+        with suppress(OSError), urllib.request.urlopen(f"{self.uri}/health", timeout=2):
+            return True
+        return False
+
+    def kill(self) -> None:
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def runs(self) -> list[Any]:
+        from mlflow import MlflowClient
+
+        client = MlflowClient(self.uri)
+        return list(client.search_runs([one.experiment_id for one in client.search_experiments()]))
+
+    def values(self, run: str) -> dict[str, list[tuple[int, float]]]:
+        """Every row that the server's database has: more than its API would tell of a value that came twice."""
+        with sqlite3.connect(f"file:{self.database}?mode=ro", uri=True) as database:
+            rows = database.execute("select key, step, value from metrics where run_uuid = ? order by step", (run,))
+            found: dict[str, list[tuple[int, float]]] = {}
+            for key, step, value in rows:
+                found.setdefault(key, []).append((step, value))
+        return found
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    program = mlflow_server()
+    if program is None:
+        pytest.skip("there is no MLflow server: tests/parts/install.sh")
+    pytest.importorskip("mlflow")
+    found = Server(tmp_path_factory.mktemp("mlflow"), program)
+    found.start()
+    yield found
+    found.kill()
+
+
+def tensorboard_steps(folder: Path, tag: str) -> list[int]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    found.Reload()
+    return [one.step for one in found.Scalars(tag)]
+
+
+def check(server: Server, run: Path, total: int, names: Sequence[str] = ("train/loss",)) -> Any:
+    """One run at the server, finished, with each step once; the same in the event file. Returns the server's run."""
+    (found,) = [one for one in server.runs() if one.data.tags["headway.run_id"] == run_id(run)]
+    assert found.info.status == "FINISHED"
+    values = server.values(found.info.run_id)
+    twice = {key: [step for step, n in Counter(s for s, _ in rows).items() if n > 1] for key, rows in values.items()}
+    assert not any(twice.values()), twice
+    metrics = read_metrics(run)
+    for name in names:
+        expected, losses = metrics.series(name)
+        assert values[name] == list(zip(expected.tolist(), losses.tolist(), strict=True)), name
+        assert tensorboard_steps(run / "tensorboard", name) == expected.tolist()
+    assert [step for step, _ in values["train/loss"]] == list(range(1, total + 1))
+    return found
+
+
+def run_id(run: Path) -> str:
+    return str(json.loads((run / "run.json").read_text())["id"])
+
+
+def recorded(run: Path) -> int:
+    with suppress(OSError):
+        return (run / "metrics.jsonl").read_bytes().count(b'"train/loss"')
+    return 0
+
+
+def followers(run: Path) -> list[int]:
+    """The processes that follow a run."""
+    return [
+        found.pid
+        for found in all_processes()
+        if (words := arguments_of(found.pid)) and "headway.tracking.process" in words and str(run) in words
+    ]
+
+
+def kill(pids: Sequence[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def wait_for_steps(run: Path, number: int, process: subprocess.Popen[bytes]) -> None:
+    assert wait_until(lambda: recorded(run) >= number or process.poll() is not None, LONG, 0.05)
+
+
+def train(folder: Path, *overrides: str) -> subprocess.Popen[bytes]:
+    with (folder / "train.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "headway", "train", "config.yaml", *overrides], cwd=folder, stdout=log, stderr=log
+        )
+
+
+@pytest.mark.parts(MLFLOW)
+def test_a_run_and_its_followers_are_killed_five_times(server: Server, tmp_path: Path) -> None:
+    draws, total, run = random.Random(5), 60, tmp_path / "runs" / "tiny"
+    write_corpus(tmp_path)
+    write_config(tmp_path, train={"steps": total}, track=["tensorboard", {"mlflow": {"uri": server.uri}}])
+    assert headway("data", "prepare", "config.yaml", cwd=tmp_path).returncode == 0
+    for number in range(5):
+        process = train(tmp_path)
+        try:
+            wait_for_steps(run, 8 * (number + 1), process)
+            kill(followers(run))
+            time.sleep(draws.uniform(0.0, 3.0))
+            kill(followers(run))  # perhaps the one that was started in its place
+            time.sleep(draws.uniform(0.0, 1.0))
+        finally:
+            process.kill()
+            process.wait()
+    assert train(tmp_path).wait(LONG) == 0, (tmp_path / "train.log").read_text()[-3000:]
+    assert len(list((run / "attempts").iterdir())) >= 5
+    found = check(server, run, total, ("train/loss", "train/grad_norm", "evaluation/loss"))
+    assert found.data.params["train.steps"] == str(total)
+    assert found.data.tags["headway.outcome"] == "finished" and int(found.data.tags["headway.attempts"]) >= 5
+    assert "system/memory/peak_gib" in found.data.metrics and found.inputs.dataset_inputs[0].dataset.name == "corpus"
+    from mlflow import MlflowClient
+
+    files = {one.path for one in MlflowClient(server.uri).list_artifacts(found.info.run_id)}
+    assert "config.yaml" in files
+
+
+@pytest.mark.parts(MLFLOW)
+def test_a_server_that_is_down_costs_no_step_and_loses_none(server: Server, tmp_path: Path) -> None:
+    """It is killed in the middle, and comes back after the run has ended; the rest is sent by hand."""
+    total = 60
+    write_corpus(tmp_path)
+    write_config(tmp_path, train={"steps": total})
+    assert headway("data", "prepare", "config.yaml", cwd=tmp_path).returncode == 0
+    assert train(tmp_path, "name=without").wait(LONG) == 0
+    track = f"track=[tensorboard, {{mlflow: {{uri: '{server.uri}'}}}}]"
+    process = train(tmp_path, "name=with", track)
+    run = tmp_path / "runs" / "with"
+    try:
+        wait_for_steps(run, 10, process)
+        server.kill()
+        assert process.wait(LONG) == 0, (tmp_path / "train.log").read_text()[-3000:]
+        said = (tmp_path / "train.log").read_text()
+        assert "headway track" in said and "sends the rest" in said
+    finally:
+        process.kill()
+        server.start()
+    medians = [
+        sorted(read_metrics(tmp_path / "runs" / name).series("speed/step_seconds")[1])[total // 2]
+        for name in ("without", "with")
+    ]
+    assert medians[1] < 1.5 * medians[0], medians  # the machine is shared, with the follower too
+    done = headway("track", run, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    check(server, run, total)
+
+
+@pytest.mark.parts(MLFLOW)
+def test_followers_by_hand_are_killed_at_random_moments(server: Server, tmp_path: Path) -> None:
+    """A long run of last year, in many batches."""
+    draws, total = random.Random(7), 4000
+    run = write_run(tmp_path, steps(1, total), name="old")
+    command = [sys.executable, "-m", "headway", "track", run, "--to", f"{{mlflow: {{uri: '{server.uri}'}}}}"]
+    command += ["--to", "tensorboard"]
+    for _ in range(5):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(6.0 + draws.uniform(0.0, 4.0))
+        process.kill()
+        process.wait()
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONG)
+    assert done.returncode == 0, done.stderr
+    check(server, run, total, ("train/loss", "speed/step_seconds"))
+
+
+@pytest.mark.parts(MLFLOW)
+def test_a_changed_run_gets_a_child(server: Server, tmp_path: Path) -> None:
+    records = [*steps(1, 6), *steps(4, 8, 2, factor=3.0)]
+    run = write_run(tmp_path, records, outcomes=("preempted", "finished"), configs=("one", "two"), name="changed")
+    done = headway("track", run, "--once", "--to", f"{{mlflow: {{uri: '{server.uri}', experiment: changes}}}}")
+    assert done.returncode == 0, done.stderr
+    found = {one.data.tags["headway.generation"]: one for one in server.runs() if "changed" in one.info.run_name}
+    assert found["1"].info.run_name == "changed from step 3" and found["0"].info.status == "KILLED"
+    assert found["1"].data.tags["mlflow.parentRunId"] == found["0"].info.run_id
+    assert [step for step, _ in server.values(found["1"].info.run_id)["train/loss"]] == [4, 5, 6, 7, 8]
+    assert [step for step, _ in server.values(found["0"].info.run_id)["train/loss"]] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parts(MLFLOW)
+def test_values_that_are_no_numbers_arrive(server: Server, tmp_path: Path) -> None:
+    values = [record(1, train__loss="NaN"), record(2, train__loss="Infinity"), record(3, train__loss=0.5)]
+    run = write_run(tmp_path, values, name="odd")
+    done = headway("track", run, "--once", "--to", f"{{mlflow: {{uri: '{server.uri}', experiment: odd}}}}")
+    assert done.returncode == 0, done.stderr
+    (found,) = [one for one in server.runs() if one.info.run_name == "odd"]
+    assert [step for step, _ in server.values(found.info.run_id)["train/loss"]] == [1, 2, 3]
+
+
+@pytest.mark.parts(MLFLOW)
+def test_a_model_is_logged_and_loaded(server: Server, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    write_corpus(tmp_path)
+    write_config(tmp_path, train={"steps": 4})
+    assert headway("data", "prepare", "config.yaml", cwd=tmp_path).returncode == 0
+    assert headway("train", "config.yaml", cwd=tmp_path).returncode == 0
+    assert headway("export", "runs/tiny", cwd=tmp_path).returncode == 0
+    tracker = f"{{mlflow: {{uri: '{server.uri}', experiment: models}}}}"
+    command = [sys.executable, "-m", "headway", "track", "runs/tiny", "--to", tracker, "--model", "runs/tiny/export"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=LONG)
+    assert done.returncode == 0, done.stderr
+    address = done.stderr.rpartition("logged the model as ")[2].split()[0]
+    code = (
+        "import mlflow.transformers, sys; mlflow.set_tracking_uri(sys.argv[1]);"
+        " model = mlflow.transformers.load_model(sys.argv[2]).model; print(sum(p.numel() for p in model.parameters()))"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code, server.uri, address], capture_output=True, text=True, check=False, timeout=LONG
+    )
+    assert loaded.returncode == 0, loaded.stderr
+    facts = json.loads((tmp_path / "runs/tiny/run.json").read_text())
+    assert int(loaded.stdout.split()[-1]) == facts["model"]["parameters"]
+    (found,) = [one for one in server.runs() if one.info.run_id in address]
+    assert found.info.status == "FINISHED"
+
+
+@pytest.mark.parts(TENSORBOARD)
+def test_tensorboard_reads_a_run_that_is_written_meanwhile(tmp_path: Path) -> None:
+    """The reader is open while the follower is killed and the file is cut; it has each step once in the end."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = write_run(tmp_path, steps(1, 50))
+    send = ("track", run, "--once", "--to", "tensorboard")
+    assert headway(*send).returncode == 0
+    cursor = next((run / "tracking").glob("tensorboard-*.json"))
+    before = cursor.read_bytes()
+    append(run, steps(51, 90))
+    assert headway(*send).returncode == 0
+    reader = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0})
+    reader.Reload()
+    cursor.write_bytes(before)  # as a kill would have left it
+    append(run, steps(91, 120))
+    assert headway(*send).returncode == 0
+    reader.Reload()
+    assert [one.step for one in reader.Scalars("train/loss")] == list(range(1, 121))
+
+
+def offline_history(folder: Path) -> list[dict[str, Any]]:
+    """The lines of history in the files of W&B's client: LevelDB's log format, with its own messages."""
+    from wandb.proto import wandb_internal_pb2
+
+    found = []
+    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        data, place, whole = path.read_bytes(), 7, b""
+        while place + 7 <= len(data):
+            if 32768 - place % 32768 < 7:
+                place += 32768 - place % 32768
+                continue
+            _, length, kind = struct.unpack("<IHB", data[place : place + 7])
+            if kind == 0:
+                break
+            whole += data[place + 7 : place + 7 + length]
+            place += 7 + length
+            if kind in (1, 4):  # a whole record, or its last part
+                message = wandb_internal_pb2.Record.FromString(whole)
+                whole = b""
+                if message.WhichOneof("record_type") == "history":
+                    items = message.history.item
+                    found.append({one.key or "/".join(one.nested_key): json.loads(one.value_json) for one in items})
+    return found
+
+
+@pytest.mark.parts(WANDB)
+def test_wandb_gets_each_step_at_least_once_with_the_same_value(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    run = write_run(tmp_path, steps(1, 300))
+    command = [sys.executable, "-m", "headway", "track", run, "--once", "--to", "{wandb: {mode: offline}}"]
+    process = subprocess.Popen(command, start_new_session=True)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(8.0)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    append(run, steps(301, 320))
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONG)
+    assert done.returncode == 0, done.stderr
+    found: dict[int, set[float]] = {}
+    for line in offline_history(run / "tracking"):
+        if "train/loss" in line:
+            found.setdefault(int(line["_step"]), set()).add(float(line["train/loss"]))
+    assert found == {step: {1 / step} for step in range(1, 321)}
+    shutil.rmtree(run / "tracking" / "wandb")
+    again = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONG)
+    assert again.returncode == 0 and not offline_history(run / "tracking")  # nothing is new
