@@ -11,19 +11,9 @@ from typing import Any
 from headway.core.errors import INTERRUPTED
 from headway.core.files import fingerprint
 from headway.core.foreign import read_text
+from headway.core.outcomes import BUDGET_REACHED, FINISHED, PREEMPTED
 from headway.core.secrets import redact, redact_values
-from headway.telemetry.record import (
-    DIED,
-    FINISHED,
-    NOT_ENDED,
-    PREEMPTED,
-    RESTORED,
-    RUNNING,
-    Run,
-    as_text,
-    dig,
-    read_json,
-)
+from headway.telemetry.record import DIED, NOT_ENDED, RESTORED, RUNNING, Run, as_text, dig, read_json
 from headway.tracking.sink import Dataset, Description, Status
 
 #: Files that are sent as artifacts, and the most bytes of one.
@@ -80,7 +70,8 @@ def status(run: Run) -> tuple[Status, float | None]:
     if state == FINISHED:
         return "finished", moment
     was_stopped = "stopped_by" in newest or newest.get("exit_code") == INTERRUPTED
-    return ("killed" if state in (PREEMPTED, DIED, RESTORED) or was_stopped else "failed"), moment
+    may_continue = state in (PREEMPTED, BUDGET_REACHED, DIED, RESTORED)
+    return ("killed" if may_continue or was_stopped else "failed"), moment
 
 
 def is_changed(run: Run, attempt: int, before: int) -> bool:

@@ -26,7 +26,7 @@ _METRICS, _PARAMETERS, _TAGS, _CHARACTERS = 1000, 100, 100, 6000
 _NAME_CHARACTERS = 250
 _STATUS: dict[Status, str] = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 #: Groups of metrics that MLflow shows as metrics of the system.
-_SYSTEM = ("memory/", "gpu/", "machine/", "network/", "disk/", "cpu/", "health/gpu_", "health/memory_", "health/disk_")
+_SYSTEM = ("memory/", "gpu/", "health/gpu_", "health/memory_", "health/disk_", "health/cpu_")
 _NOT_ALLOWED = re.compile(r"[^\w.\- :/]")
 #: Set for the client, if the user has not: one request takes at most this long, and this follower tries again itself.
 _VARIABLES = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}

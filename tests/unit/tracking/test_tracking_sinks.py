@@ -12,10 +12,11 @@ import yaml
 from headway.config import Config, dump_config, identity
 from headway.config.track import TrackConfig, mlflow_uri_problem
 from headway.core.errors import ConfigError, HeadwayError
+from headway.core.outcomes import BUDGET_REACHED
 from headway.telemetry.record import Run
 from headway.tracking import sinks
 from headway.tracking.by_hand import track_by_hand
-from headway.tracking.describe import describe
+from headway.tracking.describe import describe, status
 from headway.tracking.follow import follow
 from headway.tracking.follower import Waiting
 from headway.tracking.sinks import check_trackers, parse_trackers, resolve
@@ -200,6 +201,18 @@ def test_rollbacks_segments_and_attempts_are_told(tmp_path: Path) -> None:
     assert tags["headway.attempts"] == "2" and tags["headway.outcome"] == "finished"
     assert tags["headway.rollbacks"] == "1; steps left out: 5 to 6"
     assert tags["headway.git.commit"] == "0123abc" and tags["headway.package.torch"] == "2.11.0"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        ("finished", "finished"), ("preempted", "killed"), (BUDGET_REACHED, "killed"), ("restored", "killed"),
+        (None, "killed"), ("worker 0 crashed: no", "failed"),
+    ],
+)  # fmt: skip
+def test_how_a_run_stands_that_has_ended(tmp_path: Path, outcome: str | None, expected: str) -> None:
+    """One without an end was killed by force: its process is gone."""
+    assert status(Run(write_run(tmp_path, [], outcomes=("finished", outcome))))[0] == expected
 
 
 # TensorBoard ----------------------------------------------------------------------------------------------------------
