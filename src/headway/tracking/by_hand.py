@@ -42,7 +42,9 @@ def track_by_hand(runs: Sequence[Path], to: Sequence[str], *, once: bool, model:
         )
 
     def waiting(path: Path) -> Waiting:
-        return Waiting((lambda: True) if once else (lambda: not is_live(path)), patience_seconds=_PATIENCE_SECONDS)
+        if once:
+            return Waiting(lambda: True, goes_on=lambda: is_live(path), patience_seconds=_PATIENCE_SECONDS)
+        return Waiting(lambda: not is_live(path), patience_seconds=_PATIENCE_SECONDS)
 
     errors = follow_all([(run.path, waiting(run.path)) for run in opened], trackers.__getitem__, warning)
     if errors:

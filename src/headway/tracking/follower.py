@@ -41,6 +41,8 @@ class Waiting:
 
     is_over: Callable[[], bool]
     """Whether the run has ended: what is there now is all."""
+    goes_on: Callable[[], bool] = lambda: False
+    """Whether the run continues although this follower ends."""
     must_stop: Callable[[], bool] = lambda: False
     """Whether to end now, whatever has not arrived."""
     sleep: Callable[[float], None] = time.sleep
@@ -244,8 +246,9 @@ class Follower:
         self._described, self._looked = known, looked
 
     def _set_status(self, is_over: bool) -> None:
-        now, ended = status(Run(self._path)) if is_over else ("running", None)
-        if now == "running" and is_over:
+        has_ended = is_over and not self._waiting.goes_on()
+        now, ended = status(Run(self._path)) if has_ended else ("running", None)
+        if now == "running" and has_ended:
             now = "killed"  # its command is gone
         if now != self._cursor.status:
             self._sink.set_status(now, ended)

@@ -46,7 +46,7 @@ def main() -> int:
         while (left := until - time.monotonic()) > 0 and not stop.is_set() and over.is_set() == was_over:
             stop.wait(min(left, 0.2))
 
-    waiting = Waiting(over.is_set, stop.is_set, sleep, _PATIENCE_SECONDS)
+    waiting = Waiting(over.is_set, must_stop=stop.is_set, sleep=sleep, patience_seconds=_PATIENCE_SECONDS)
     errors = follow_all([(path, waiting)], lambda _: trackers, report, waits_for_others=True)
     for error in errors:
         report(f"{error.what}" + (f" ({error.fix})" if error.fix else ""))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from headway.core.errors import CheckpointError, HeadwayError
+from headway.core.machine import host_name
 from headway.telemetry.record import Run
 from headway.tracking import cursor as cursor_module
 from headway.tracking import follower as follower_module
@@ -241,6 +244,22 @@ def test_a_run_that_continues_is_running_again(tmp_path: Path) -> None:
     follow(run, sink, is_over=lambda: next(looks), sleep=slept)
     assert sink.statuses == ["killed", "running", "failed"]
     assert sorted(step for name, step, _ in sink.points[0] if name == "train/loss") == [1, 2, 3, 4, 5]
+
+
+def test_once_leaves_a_run_running_that_is_active(tmp_path: Path) -> None:
+    run, sink = write_run(tmp_path, steps(1, 3), outcomes=("worker 0 died", None)), MemorySink()
+    record = {"number": 2, "pid": os.getpid(), "host": host_name(), "started": time.time()}
+    (run / "attempts/002/attempt.json").write_text(json.dumps(record))
+    owner = {"attempt": 2, "token": "x", "host": host_name(), "pid": os.getpid(), "since": time.time()}
+    (run / ".owner").write_text(json.dumps(owner))
+    assert follower_module.is_live(run)
+    follow(run, sink, goes_on=lambda: follower_module.is_live(run))
+    assert sink.statuses == ["running"]
+    (run / ".owner").write_text(json.dumps({**owner, "since": 0.0}))  # another process has its number now
+    assert not follower_module.is_live(run)
+    (run / "attempts/002/attempt.json").write_text(json.dumps({**record, "started": 0.0}))
+    follow(run, sink, goes_on=lambda: follower_module.is_live(run))
+    assert sink.statuses == ["running", "killed"]
 
 
 def test_steps_that_are_trained_again_on_purpose_begin_a_generation(
