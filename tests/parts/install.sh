@@ -26,3 +26,7 @@ if [ ! -x build/parts/mlflow/bin/mlflow ] && [ ! -x /opt/mlflow/bin/mlflow ]; th
     python3 -m venv build/parts/mlflow && build/parts/mlflow/bin/pip install -q "mlflow==3.17.2" ||
         echo "the server of MLflow cannot be installed"
 fi
+if [ ! -x build/parts/kmock/bin/python ]; then
+    python3 -m venv build/parts/kmock && build/parts/kmock/bin/pip install --quiet kmock==0.8 ||
+        { rm -rf build/parts/kmock; echo "the stand-in for an API server of Kubernetes cannot be installed"; }
+fi

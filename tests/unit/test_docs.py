@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 CONFIG_FILES = sorted((ROOT / "configs").glob("*.yaml"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
 #: Verbs in whose place a word that names none stands for a subcommand: `headway bench SUITE`.
-GROUPS_WITH_A_DEFAULT = {"bench": "run", "prices": "list"}
+GROUPS_WITH_A_DEFAULT = {"bench": "run", "prices": "list", "launch": "run"}
 
 
 def blocks(page: Path) -> Iterator[tuple[int, str]]:
@@ -47,7 +47,7 @@ def blocks(page: Path) -> Iterator[tuple[int, str]]:
 
 
 #: Names of tensors and files that look like keys.
-NO_KEY = ("model.embedding", "telemetry.metrics.")
+NO_KEY = ("model.embedding", "launch.json", "telemetry.metrics.")
 
 #: Words under which a key is derived, no command.
 NO_COMMAND = ("headway checkpoint file",)

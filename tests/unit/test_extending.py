@@ -26,6 +26,7 @@ from headway.core.machine import Machine
 from headway.data.clean.cleaner import Cleaner
 from headway.data.reading.sources import find_sources
 from headway.data.reading.streams import read_stream
+from headway.launchers.launcher import find_launcher
 from headway.models.conformance import check_model
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
@@ -35,6 +36,7 @@ from headway.training.conditions.watch import ConditionWatch, conditions
 from headway.training.optimizer import build_optimizer, optimizer_tensors, set_learning_rate
 from support import manifest, state_hash
 from support_followers import steps, write_run
+from support_launchers import Programs, job
 
 PAGES = Path(__file__).parents[2] / "docs" / "extending"
 CPU = torch.device("cpu")
@@ -119,6 +121,21 @@ def test_a_condition_is_measured_and_warns_once(
     assert capsys.readouterr().err.count("other programs slow this run down") == 1
     load[0] = 0.5
     assert not found.read().warnings
+
+
+def test_a_launcher_of_ones_own_starts_and_stops_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = example("launcher", monkeypatch)
+    programs, given = Programs(tmp_path, monkeypatch, "ssh"), job(machines=1)
+    launcher = find_launcher("own_launcher:SSH")
+    assert not list(launcher.problems(given)) and isinstance(launcher, own.Ssh)
+    launcher.check(given)
+    (tmp_path / "config.yaml").write_text(launcher.files(given)["config.yaml"])
+    programs.answer("gpu-1.example.org", stdout="123\n")
+    handle = launcher.submit(given, tmp_path)
+    assert handle.id == "123" and "tiny-run" in programs.given
+    assert launcher.status(handle).state == "running"
+    launcher.cancel(handle)
+    assert programs.calls[-1] == ["ssh", "gpu-1.example.org", "kill -TERM 123"]
 
 
 def test_a_verb_is_one_file_and_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ VERBS = (
     "profile",
     "bench",
     "train",
+    "launch",
     "eval",
     "generate",
     "export",

@@ -36,6 +36,7 @@ _INCIDENTAL = (
     "health.replay_every",
     "health.watch_seconds",
     "preemption",
+    "launch",
     "telemetry",
     "cost",
     "budget",

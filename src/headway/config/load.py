@@ -52,6 +52,18 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, trains: bool
     return _validated(tree, trains)
 
 
+def given_value(path: str | Path, overrides: Sequence[str], key: str) -> Any:
+    """Return the value of a dotted key as the files and overrides give it, unchecked; None if they do not.
+
+    Raises:
+        ConfigError: a file cannot be read, or an override has another form.
+    """
+    entry: Entry | None = _with_overrides(_read(_find(str(path), None), ()), overrides)
+    for part in key.split("."):
+        entry = None if entry is None else entry.child(part)
+    return None if entry is None else entry.plain()
+
+
 def load_resolved(path: Path) -> Config:
     """Load the config in a run directory as it is, without checks that depend on this machine and its workers.
 

@@ -30,6 +30,7 @@ from headway.config.cost import BudgetConfig, CostConfig
 from headway.config.data import DataConfig, SourceConfig, named_sources
 from headway.config.experts import resolved_balance, shape_problem
 from headway.config.health import HealthConfig
+from headway.config.launch import LaunchConfig
 from headway.config.optimizers import DEFAULT_OPTIMIZER, OptimizerName, find_optimizer
 from headway.config.parallel import ParallelConfig
 from headway.config.preemption import PreemptionConfig
@@ -406,6 +407,7 @@ class Config(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     health: HealthConfig = HealthConfig()
     preemption: PreemptionConfig = PreemptionConfig()
+    launch: LaunchConfig = LaunchConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     cost: CostConfig = CostConfig()
     budget: BudgetConfig = BudgetConfig()

@@ -42,8 +42,8 @@ _PAIRS = {
 }  # fmt: skip
 #: ... unless its last word says that the value is a fact about the credential.
 _ABOUT = {
-    "file", "files", "path", "dir", "directory", "folder", "uri", "url", "endpoint", "name", "type", "count", "length",
-    "policy", "provider", "seconds", "expiry", "expires", "algorithm", "sock", "host", "helper",
+    "file", "files", "path", "dir", "directory", "folder", "uri", "url", "endpoint", "name", "names", "ref", "type",
+    "count", "length", "policy", "provider", "seconds", "expiry", "expires", "algorithm", "sock", "host", "helper",
 }  # fmt: skip
 #: In options, queries and environment variables, a name that ends with one of these words names a credential too.
 _LAST_WORDS = {"key", "token", "auth", "sig", "signature", "pass", "pw", "pat", "sas", "psk", "dsn"}

@@ -35,6 +35,8 @@ PRICE_KEY, RESTARTS_KEY = "usd_per_hour", "restarts"
 LAST_SIGN_KEY = "last_sign"
 #: A run directory was copied if its files are newer than its attempt by this much; then their times mean nothing.
 _COPIED_SECONDS = 300.0
+#: What a launch leaves in a run directory before the run begins: its handle, its files, and who has done what.
+LAUNCH_FILE, LAUNCH_FOLDER, AUDIT_FILE = "launch.json", "launch", "audit.jsonl"
 #: How long to wait for writer processes of an earlier attempt to finish their checkpoints.
 _WRITERS_SECONDS = 5.0
 
@@ -218,7 +220,8 @@ class RunDirectory:
 
     def _check_own_folder(self) -> None:
         known = (self.path / OWNER_FILE).exists() or self.attempts.is_dir()
-        if not known and any(self.path.iterdir()):
+        of_a_launch = {LAUNCH_FILE, LAUNCH_FOLDER, AUDIT_FILE}
+        if not known and any(path.name not in of_a_launch for path in self.path.iterdir()):
             raise CheckpointError(
                 "this folder is not empty and is not a run directory; nothing in it was touched",
                 where=str(self.path),

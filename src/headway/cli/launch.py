@@ -1,0 +1,385 @@
+"""`headway launch`: start a run on a cluster, and look after it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import typer.core
+
+from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, RunArgument, load, print_json, print_table
+from headway.core.console import print_line
+from headway.core.user_command import remember_config
+
+if TYPE_CHECKING:
+    from headway.config import Config
+    from headway.launchers.job import Job
+    from headway.launchers.launcher import Launcher
+
+HELP = """Start a run on a cluster: Slurm, Kubernetes, Ray or SkyPilot place the machines, and every machine runs the \
+same command.
+
+headway launch CONFIG --on TARGET [KEY=VALUE ...]: shows what it will take, asks, writes the files and submits them.
+
+[bold]Targets[/bold]
+
+slurm: a batch script. kubernetes: an indexed Job; jobset, trainjob, pytorchjob, rayjob: the same pods in the job of a \
+controller. ray: a job of a Ray cluster. sky: machines of any cloud. Or package.module:NAME, a launcher of your own.
+
+[bold]Examples[/bold]
+
+headway launch configs/gpu-1b.yaml --on slurm --machines 2 launch.slurm.partition=gpu
+headway launch configs/gpu-1b.yaml --on kubernetes --machines 2 --dry-run --out deploy launch.image=registry/headway
+headway launch configs/gpu-1b.yaml --on kubernetes --smoke -y launch.image=registry/headway
+headway launch status runs/gpu-1b
+headway launch logs runs/gpu-1b --follow
+headway launch cancel runs/gpu-1b
+
+The config section launch says the rest: account, image, volumes, secrets by name, queues.
+"""
+
+_RUN_HELP = """Launch a config; `run` may be left out.
+
+[bold]Examples[/bold]
+
+headway launch run configs/gpu-1b.yaml --on slurm --machines 2:4 --dry-run
+
+Exit codes: 0 launched or written, 1 declined, 2 usage or config; nothing was started then.
+"""
+
+
+class ConfigOrVerb(typer.core.TyperGroup):
+    """A group that takes a first word that is not one of its verbs as a config."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Insert the omitted verb `run`."""
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            args = ["run", *args]
+        parsed: list[str] = super().parse_args(ctx, args)
+        return parsed
+
+
+launch = typer.Typer(cls=ConfigOrVerb, no_args_is_help=True, help=HELP, subcommand_metavar="CONFIG|COMMAND [ARGS]...")
+
+
+@launch.command("run", help=_RUN_HELP)
+def run(
+    config: ConfigArgument,
+    overrides: OverridesArgument = None,
+    *,
+    on: Annotated[
+        str,
+        typer.Option(
+            "--on",
+            metavar="TARGET",
+            help="slurm, kubernetes, jobset, trainjob, pytorchjob, rayjob, ray, sky, or package.module:NAME.",
+            show_default=False,
+        ),
+    ],
+    machines: Annotated[
+        str,
+        typer.Option(
+            "--machines",
+            metavar="N or MIN:MAX",
+            help="Machines, each with parallel.workers workers; with MIN, the fewest that suffice when some are lost.",
+        ),
+    ] = "1",
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Launch a run of ten steps on one GPU instead, to try image and volumes.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the files, or write them with --out; ask no cluster.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="DIR", help="Folder for the files; in the run directory otherwise.", show_default=False
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Run `headway launch`."""
+    from headway.config.checks import combined
+    from headway.launchers.launcher import find_launcher
+
+    launcher = find_launcher(on)
+    job = _job(config, list(overrides or []), machines, smoke, out)
+    problems = list(launcher.problems(job))
+    if problems:
+        raise combined(problems)
+    files = launcher.files(job)
+    if dry_run:
+        _show_or_write(files, out)
+        return
+    _print_table(job, on)
+    _check_not_launched(job)
+    launcher.check(job)
+    if not yes and not _agrees():
+        raise typer.Exit(1)
+    _submit(launcher, job, files)
+
+
+def _job(config: Path, overrides: list[str], machines: str, smoke: bool, out: Path | None) -> Job:
+    """Load the config for all machines together, as the mesh spans them, and make the job of it."""
+    from headway.config import ParallelConfig
+    from headway.config.load import given_value
+    from headway.launchers.job import Job, parse_machines, smoke_job
+    from headway.launchers.record import save_seconds_of
+
+    remember_config(str(config), overrides)
+    fewest, most = parse_machines(machines)
+    if smoke:
+        return smoke_job(load(config, overrides), out)
+    given = given_value(config, overrides, "parallel.workers")
+    each = ParallelConfig.model_validate({} if given is None else {"workers": given})
+    if most == 1:
+        loaded = load(config, overrides)
+    else:
+        whole = load(config, [*overrides, f"parallel.workers={each.workers * most}"])
+        parallel = whole.parallel.model_copy(update={"workers": each.workers, "min_workers": each.min_workers})
+        loaded = whole.model_copy(update={"parallel": parallel})
+    return Job(loaded, most, fewest, save_seconds_of(loaded.run_directory), out)
+
+
+def _show_or_write(files: dict[str, str], out: Path | None) -> None:
+    from headway.core.console import exact_results, notice, print_text
+
+    if out is not None:
+        _write(files, out)
+        notice(f"wrote {', '.join(str(out / name) for name in files)}")
+        return
+    with exact_results():
+        for name, text in files.items():
+            print_text(f"# {name}\n{text}\n")
+
+
+def _write(files: dict[str, str], folder: Path) -> None:
+    from headway.cli.common import writing
+    from headway.core.files import atomic_write
+
+    for name, text in files.items():
+        with writing(folder / name), atomic_write(folder / name, "w") as file:
+            file.write(text)
+
+
+def _print_table(job: Job, on: str) -> None:
+    """Print what the launch will take, as far as it is known."""
+    from headway.core.format import UNKNOWN, counted
+
+    launch = job.config.launch
+    accelerator = launch.accelerator or ("GPU" if job.gpus else "CPU")
+    gpus = f"{job.gpus} x {accelerator} each, {job.gpus * job.machines} in all" if job.gpus else "none"
+    memory, hours, price, note = _planned(job)
+    rows = [
+        ["run", str(job.config.run_directory)],
+        ["target", on],
+        ["machines", job.machine_range],
+        ["GPUs", gpus],
+        ["workers", f"{counted(job.config.parallel.workers, 'worker')} a machine"],
+        ["memory", memory],
+        ["time", hours],
+        ["price", price],
+        ["steps", f"{job.config.train.steps:,}" if job.config.train.steps else UNKNOWN],
+        ["time to save", f"{job.grace_seconds} s at a stop"],
+    ]
+    print_table(["LAUNCH", job.name], rows)
+    if note:
+        print_line(f"n/a: {note}")
+
+
+def _planned(job: Job) -> tuple[str, str, str, str]:
+    """Return memory, time and price by `headway plan`, and why something of it is unknown."""
+    from headway.core.errors import HeadwayError
+    from headway.core.format import UNKNOWN, format_bytes, format_seconds
+    from headway.plan.accelerators import parse_machines, this_machine
+    from headway.plan.prepare import make_plan
+
+    launch, total = job.config.launch, job.config.parallel.workers * job.machines
+    if job.gpus and launch.accelerator is None:
+        return UNKNOWN, UNKNOWN, UNKNOWN, "launch.accelerator does not say which GPUs they are"
+    try:
+        machines = (
+            parse_machines(f"{total}x{launch.accelerator}", job.config.parallel.workers)
+            if job.gpus
+            else this_machine(total, accelerators=False)
+        )
+        plan = make_plan(_for_all_machines(job), machines)
+    except HeadwayError as error:
+        return UNKNOWN, UNKNOWN, UNKNOWN, error.what
+    own = plan.own
+    memory = UNKNOWN
+    if own.memory is not None:
+        usable = "" if plan.usable_bytes is None or not job.gpus else f" of {format_bytes(plan.usable_bytes)} usable"
+        fits = ", which does not fit" if own.fits is False and job.gpus else ""
+        memory = f"{format_bytes(own.memory.peak_bytes)} per worker{usable}{fits}"
+    hours, cost = plan.hours(own), plan.cost_usd(own)
+    unknown = [] if hours is not None else ["the speed of these machines is unknown"]
+    if cost is None and plan.usd_per_hour is None:
+        unknown.append("neither cost.usd_per_hour nor cost.offer is set")
+    time = format_seconds(None if hours is None else hours * 3600)
+    return memory, time, UNKNOWN if cost is None else f"${cost:,.2f}", "; ".join(unknown)
+
+
+def _for_all_machines(job: Job) -> Config:
+    parallel = job.config.parallel
+    update = {"workers": parallel.workers * job.machines, "min_workers": None}
+    return job.config.model_copy(update={"parallel": parallel.model_copy(update=update)})
+
+
+def _agrees() -> bool:
+    from headway.core.errors import ConfigError
+
+    if not sys.stdin.isatty():
+        raise ConfigError("nobody is there to agree to the launch", where="standard input", fix="add -y")
+    return typer.confirm("Launch?", default=True)
+
+
+def _check_not_launched(job: Job) -> None:
+    """Check that an earlier launch of the run is over.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    from headway.core.errors import ConfigError
+    from headway.launchers.launcher import ALIVE, find_launcher
+    from headway.launchers.record import read_handle
+
+    directory = job.directory
+    handle = read_handle(directory)
+    if handle is None:
+        return
+    state = find_launcher(handle.target).status(handle)
+    if state.state in ALIVE:
+        raise ConfigError(
+            f"the run is launched already, as {handle.id} on {handle.target}: {state.engine}",
+            where=str(directory),
+            fix=f"headway launch cancel {directory}, or choose another name=...",
+        )
+
+
+def _submit(launcher: Launcher, job: Job, files: dict[str, str]) -> None:
+    from headway.core.console import notice
+    from headway.core.user_command import suggest
+    from headway.launchers.record import audit, write_handle
+
+    directory = job.directory
+    _write(files, job.folder)
+    handle = launcher.submit(job, job.folder)
+    directory.mkdir(parents=True, exist_ok=True)
+    write_handle(directory, handle)
+    audit(directory, "launch", target=handle.target, id=handle.id, machines=handle.machines, command=suggest("launch"))
+    notice(f"launched {handle.id} on {handle.target}; headway launch status {directory} shows how it is")
+
+
+@launch.command()
+def status(run: RunArgument, json: JsonOption = False) -> None:
+    """Show how a launched run is: what its engine says, and how far it is.
+
+    [bold]Examples[/bold]
+
+    headway launch status runs/gpu-1b
+    headway launch status runs/gpu-1b --json
+    """
+    from dataclasses import asdict
+
+    from headway.core.format import UNKNOWN, format_seconds
+    from headway.launchers.record import progress_of
+    from headway.telemetry.summary import loss_text
+
+    launcher, handle = _launched(run)
+    state, progress = launcher.status(handle), progress_of(run)
+    if json:
+        print_json({"job": handle.as_json(), "engine": asdict(state), "run": asdict(progress)})
+        return
+    step = "n/a" if progress.step is None else f"{progress.step:,}"
+    total = f"/{progress.total_steps:,}" if progress.total_steps else ""
+    spent, saved = progress.spent_usd, progress.saved_seconds_ago
+    rows = [
+        ["job", f"{handle.id} on {handle.target}"],
+        ["state", f"{state.state} ({state.engine})"],
+        ["machines", f"{UNKNOWN if state.machines is None else state.machines} of {handle.machines}"],
+        ["attempt", UNKNOWN if progress.attempt is None else f"{progress.attempt}, {progress.state}"],
+        ["step", f"{step}{total}"],
+        ["loss", loss_text(progress.loss)],
+        ["eta", format_seconds(progress.eta_seconds)],
+        ["spent", UNKNOWN if spent is None else f"${spent:,.2f}"],
+        ["last save", UNKNOWN if saved is None else f"{format_seconds(saved)} ago"],
+    ]
+    print_table(["LAUNCH", run.name], rows)
+
+
+@launch.command()
+def logs(
+    run: RunArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C.")] = False,
+) -> None:
+    """Print what a launched run has printed.
+
+    [bold]Examples[/bold]
+
+    headway launch logs runs/gpu-1b --follow
+    """
+    launcher, handle = _launched(run)
+    if code := launcher.logs(handle, follow):
+        raise typer.Exit(code)
+
+
+@launch.command()
+def cancel(
+    run: RunArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Save a launched run, and remove its job. The same launch continues it later.
+
+    [bold]Examples[/bold]
+
+    headway launch cancel runs/gpu-1b
+    headway launch cancel runs/gpu-1b -y
+    """
+    from headway.core.console import notice
+    from headway.launchers.record import audit, request_save_and_stop, user_name
+
+    launcher, handle = _launched(run)
+    if not yes and not _agrees_to_cancel(run):
+        raise typer.Exit(1)
+    # Written first: also a cancel that fails half-way was somebody's.
+    audit(run, "cancel", target=handle.target, id=handle.id)
+    if request_save_and_stop(run, f"cancelled by {user_name()}", handle.grace_seconds):
+        notice("the run has saved and stopped")
+    launcher.cancel(handle)
+    notice(f"{handle.id} is removed from {handle.target}")
+
+
+def _agrees_to_cancel(run: Path) -> bool:
+    from headway.core.errors import ConfigError
+
+    if not sys.stdin.isatty():
+        raise ConfigError("nobody is there to agree to the cancel", where="standard input", fix="add -y")
+    return typer.confirm(f"Cancel {run}?", default=True)
+
+
+def _launched(run: Path) -> tuple[Launcher, Any]:
+    """Return the launcher and the handle of a run.
+
+    Raises:
+        ConfigError: it was not launched from here.
+    """
+    from headway.core.errors import ConfigError
+    from headway.launchers.launcher import find_launcher
+    from headway.launchers.record import read_handle
+
+    handle = read_handle(run)
+    if handle is None:
+        raise ConfigError(
+            "the run was not launched from here: it has no launch.json",
+            where=str(run),
+            fix="name the run directory of a launch; headway runs list shows the runs",
+        )
+    return find_launcher(handle.target), handle
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.add_typer(launch, name="launch")

@@ -1,0 +1,157 @@
+"""A run as launchers see it: the config that travels, the machines, and the command that each of them runs."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.config import Config, dump_config
+from headway.config.load import override
+from headway.core.errors import ConfigError
+from headway.core.format import counted, format_seconds
+from headway.core.storage import scheme_of
+from headway.runs.run_directory import LAUNCH_FOLDER
+
+#: Names in clusters (RFC 1123); the rest of the 63 characters is for what engines append.
+_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+DNS_LABEL_LENGTH = 48
+_LEAST_GRACE_SECONDS = 120
+#: A stop waits for the step under way, perhaps for an earlier save, and then for its own.
+_SAVES_IN_A_STOP = 3.0
+
+#: What a smoke job changes: one GPU and a small model suffice to try the image, the driver, mounts and secrets.
+SMOKE = (
+    "model.preset=4m", "train.steps=10", "train.global_batch=8", "train.micro_batch=1", "train.batch_ramp=[]",
+    "train.lanes=auto", "parallel.workers=1", "parallel.strategy=auto", "parallel.tensor=1", "parallel.context=1",
+    "parallel.pipeline=1", "parallel.expert=1",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that a cluster is to start."""
+
+    config: Config
+    """The resolved config; `parallel.workers` counts those of one machine."""
+    machines: int = 1
+    min_machines: int | None = None
+    """Fewest machines with which the run continues."""
+    save_seconds: float | None = None
+    """How long the last save of the run took, if it has been saved before."""
+
+    out: Path | None = None
+    """Folder that gets the files; one in the run directory when not given."""
+
+    @property
+    def folder(self) -> Path:
+        """Folder that holds the files of the launch."""
+        return self.out or self.directory / LAUNCH_FOLDER
+
+    @property
+    def directory(self) -> Path:
+        """The run directory as this machine has it, for the handle; in `runs` where that of the run is elsewhere."""
+        own = self.config.run_directory
+        there = next(place for place in (own, *own.absolute().parents) if place.exists())
+        return own if os.access(there, os.W_OK) else Path("runs") / self.name
+
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+        return self.config.name
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of each machine."""
+        if self.config.launch.gpus is not None:
+            return self.config.launch.gpus
+        return 0 if self.config.train.device == "cpu" else self.config.parallel.workers
+
+    @property
+    def machine_range(self) -> str:
+        """Machines as the node process takes them: `2`, or `2:4`."""
+        return str(self.machines) if self.min_machines is None else f"{self.min_machines}:{self.machines}"
+
+    @property
+    def grace_seconds(self) -> int:
+        """Time between the signal to stop and the kill."""
+        if self.config.launch.grace_seconds is not None:
+            return self.config.launch.grace_seconds
+        return max(_LEAST_GRACE_SECONDS, round(_SAVES_IN_A_STOP * (self.save_seconds or 0)))
+
+    def config_text(self) -> str:
+        """Return the config in YAML, as the machines read it."""
+        return dump_config(self.config)
+
+    def in_container(self, path: Path | str) -> str:
+        """Return a path of the config in a container, where relative ones begin in `launch.workdir`."""
+        return posixpath.normpath(posixpath.join(self.config.launch.workdir, str(path)))
+
+    def problems(self) -> Iterator[ConfigError]:
+        """Yield what no engine can mend."""
+        if self.save_seconds is not None and self.grace_seconds < self.save_seconds:
+            yield ConfigError(
+                f"launch.grace_seconds is {self.grace_seconds}, but the last save took"
+                f" {format_seconds(self.save_seconds)}: a stop would lose it",
+                where="launch.grace_seconds",
+                fix=f"launch.grace_seconds={round(_SAVES_IN_A_STOP * self.save_seconds)}, or leave it out",
+            )
+        if self.gpus and self.gpus < self.config.parallel.workers:
+            yield ConfigError(
+                f"a machine has {counted(self.gpus, 'GPU')} and {self.config.parallel.workers} workers",
+                where="launch.gpus, parallel.workers",
+                fix=f"launch.gpus={self.config.parallel.workers}, or fewer workers",
+            )
+
+
+def smoke_job(config: Config, out: Path | None = None) -> Job:
+    """Return the job of one GPU that tries what a run needs."""
+    changed = override(config, [*SMOKE, f"name={config.name}-smoke"])
+    gpus = 0 if config.train.device == "cpu" or config.launch.gpus == 0 else 1
+    return Job(changed.model_copy(update={"launch": config.launch.model_copy(update={"gpus": gpus})}), out=out)
+
+
+def parse_machines(text: str) -> tuple[int | None, int]:
+    """Parse a number of machines, or a range of them: the fewest (None without a range) and the most.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    found = re.fullmatch(r"(?:([1-9][0-9]{0,5}):)?([1-9][0-9]{0,5})", text.strip())
+    fewest, most = (int(found[1]) if found[1] else None, int(found[2])) if found else (None, 0)
+    if found is None or (fewest or 1) > most:
+        raise ConfigError(f"'{text}' is no number of machines", where="--machines", fix="--machines 2, or 2:4")
+    return fewest, most
+
+
+def name_problems(name: str) -> Iterator[ConfigError]:
+    """Yield why a name cannot name objects of a cluster."""
+    if len(name) > DNS_LABEL_LENGTH or not _DNS_LABEL.fullmatch(name):
+        plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:DNS_LABEL_LENGTH].strip("-")
+        yield ConfigError(
+            f"the name '{name}' is no DNS label: at most {DNS_LABEL_LENGTH} lower-case letters, digits and dashes",
+            where="name",
+            fix=f"name={plain or 'run'}",
+        )
+
+
+def survival_problems(job: Job, shared: bool, fix: str) -> Iterator[ConfigError]:
+    """Yield a problem if what a run saves is lost with its machine.
+
+    Args:
+        job: The run.
+        shared: The run directory lies where other machines find it.
+        fix: How to have it so with this engine.
+    """
+    remote = job.config.checkpoint.remote
+    is_remote = remote is not None and scheme_of(remote.url) not in (None, "file", "local")
+    if not shared and not is_remote:
+        yield ConfigError(
+            f"{job.config.run_directory} is on no shared volume and there is no remote tier, so a machine that is lost"
+            " takes the checkpoints with it",
+            where="runs, checkpoint.remote",
+            fix=f"{fix}, or give checkpoint.remote.url",
+        )

@@ -1,0 +1,94 @@
+"""Programs of clusters (`kubectl`, `sbatch`, `sky`), driven as a person would, so that contexts and plug-ins work."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from headway.core.errors import ConfigError
+
+_SECONDS = 120.0
+
+
+def ask_program(words: Sequence[str], *, stdin: str | None = None, seconds: float = _SECONDS) -> str:
+    """Run a program to its end and return what it prints.
+
+    Args:
+        words: The command.
+        stdin: What it reads; a secret goes here, never onto a command line.
+        seconds: Longest time that it may take.
+
+    Raises:
+        ConfigError: it is not installed, takes too long, or fails.
+    """
+    done = try_program(words, stdin=stdin, seconds=seconds)
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise ConfigError(
+            f"{words[0]} refused: {said[-1] if said else f'exit code {done.returncode}'}",
+            where=shlex.join(words),
+            fix="correct what it names; the command can be tried by hand",
+        )
+    return done.stdout
+
+
+def try_program(
+    words: Sequence[str], *, stdin: str | None = None, seconds: float = _SECONDS
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, whatever its exit code.
+
+    Raises:
+        ConfigError: it is not installed, or takes too long.
+    """
+    try:
+        # Without a terminal: a program that asks a question would wait for an answer forever.
+        source: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
+        return subprocess.run(words, capture_output=True, text=True, timeout=seconds, check=False, **source)
+    except FileNotFoundError:
+        raise _missing(words[0]) from None
+    except subprocess.TimeoutExpired:
+        raise ConfigError(
+            f"{words[0]} has not answered for {seconds:.0f} seconds",
+            where=shlex.join(words),
+            fix="check that the cluster can be reached, and run the same command again",
+        ) from None
+
+
+def ask_json(words: Sequence[str]) -> Any:
+    """Run a program and return the JSON value that it prints.
+
+    Raises:
+        ConfigError: as `ask_program`; it prints something else.
+    """
+    text = ask_program(words)
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise ConfigError(
+            f"{words[0]} did not answer in JSON", where=shlex.join(words), fix="check its version"
+        ) from None
+
+
+def show_program(words: Sequence[str]) -> int:
+    """Run a program whose output is for the user, as logs are, and return its exit code.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    sys.stdout.flush()
+    try:
+        return subprocess.run(words, check=False).returncode
+    except FileNotFoundError:
+        raise _missing(words[0]) from None
+
+
+def _missing(program: str) -> ConfigError:
+    return ConfigError(
+        f"there is no program '{program}'",
+        where="PATH",
+        fix=f"install {program} where you launch from; --dry-run writes the files without it",
+    )

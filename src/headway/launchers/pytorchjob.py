@@ -1,0 +1,83 @@
+"""PyTorchJob of Kubeflow's Training Operator (kubeflow.org/v1): a master and workers, machines 0 and 1, 2, ...
+
+The operator restarts a pod by its exit code: from 128 on it comes back, below that it is final. So the code 75 leaves
+the pod as 143, which a shell does. The shell also passes SIGTERM on, and takes away the variables by which the operator
+describes each pod as one worker of torchrun.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headway.launchers.job import Job
+from headway.launchers.kubernetes import Envelope, KubernetesLauncher, with_queue
+from headway.launchers.launcher import State
+from headway.launchers.pods import AGAIN, CONFIG_FOLDER, metadata, pod_template
+
+#: The operator looks for a container of this name.
+_CONTAINER = "pytorch"
+_ANNOUNCE = "export HEADWAY_NODE=$RANK\n"
+_SCRIPT = """\
+{node}unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT
+headway train {config} &
+child=$!
+trap 'kill -TERM $child' TERM
+# A signal ends `wait` early, so it is called until the process is gone; the last call gives its exit code.
+while kill -0 $child 2>/dev/null; do wait $child; code=$?; done
+[ $code -ne {again} ] || exit 143
+exit $code
+"""
+
+
+def _replica(job: Job, count: int) -> dict[str, Any]:
+    node = _ANNOUNCE if job.machines > 1 else ""
+    script = _SCRIPT.format(node=node, config=f"{CONFIG_FOLDER}/config.yaml", again=AGAIN)
+    template = pod_template(job, f"{job.name}-master-0", ["/bin/sh", "-c", script])
+    template["spec"]["containers"][0]["name"] = _CONTAINER
+    # The operator has its own names for pods, and a Service for each.
+    template["spec"].pop("subdomain", None)
+    del template["spec"]["restartPolicy"]
+    return {"replicas": count, "restartPolicy": "ExitCode", "template": template}
+
+
+def _documents(job: Job) -> list[dict[str, Any]]:
+    kubernetes = job.config.launch.kubernetes
+    replicas = {"Master": _replica(job, 1)}
+    if job.machines > 1:
+        replicas["Worker"] = _replica(job, job.machines - 1)
+    spec = {
+        "runPolicy": {
+            "cleanPodPolicy": "None",
+            "backoffLimit": kubernetes.max_failures,
+            "ttlSecondsAfterFinished": kubernetes.keep_seconds,
+        },
+        "pytorchReplicaSpecs": replicas,
+    }
+    about = metadata(job)
+    return [with_queue(job, {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": about, "spec": spec})]
+
+
+def _state(document: dict[str, Any]) -> tuple[State, str]:
+    if document["metadata"].get("deletionTimestamp"):
+        return "stopping", "is being removed"
+    states: dict[str, State] = {"Succeeded": "finished", "Failed": "failed", "Running": "running"}
+    true = [one for one in (document.get("status") or {}).get("conditions") or [] if one.get("status") == "True"]
+    for name, state in states.items():
+        for condition in true:
+            if condition["type"] == name:
+                return state, f"{name} {condition.get('message') or ''}".strip()
+    return "waiting", ", ".join(condition["type"] for condition in true) or "no state yet"
+
+
+LAUNCHER = KubernetesLauncher(
+    Envelope(
+        target="pytorchjob",
+        kind="PyTorchJob",
+        resource="pytorchjobs.kubeflow.org",
+        documents=_documents,
+        state_of=_state,
+        container=_CONTAINER,
+        install="kubectl apply --server-side -k"
+        " 'github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.9.3'",
+    )
+)

@@ -1,0 +1,115 @@
+"""RayJob of KubeRay (ray.io/v1): a Ray cluster for one run, whose workers are the machines (`launchers.ray`)."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from headway.core.errors import ConfigError
+from headway.launchers.job import Job
+from headway.launchers.kubernetes import Envelope, KubernetesLauncher, with_queue
+from headway.launchers.launcher import State
+from headway.launchers.pods import CONFIG_FOLDER, metadata, pod_template
+
+_TLS_FOLDER = "/etc/ray-tls"
+_GROUP = "machines"
+
+
+def _pod(job: Job, component: str) -> dict[str, Any]:
+    """Return the pod of a Ray node: KubeRay starts Ray in it, and Ray the node process."""
+    template = pod_template(job, "", ["unused"], component)
+    pod, container = template["spec"], template["spec"]["containers"][0]
+    del container["command"]
+    pod.pop("subdomain", None)
+    secret = job.config.launch.rayjob.tls_secret_name
+    # The lead's address is found by Ray; only machines that hold the token of the cluster may join it.
+    hidden = ("HEADWAY_MACHINES", "HEADWAY_LEAD")
+    container["env"] = [one for one in container["env"] if one["name"] not in hidden]
+    if secret is not None:
+        files = {"RAY_TLS_SERVER_CERT": "tls.crt", "RAY_TLS_SERVER_KEY": "tls.key", "RAY_TLS_CA_CERT": "ca.crt"}
+        container["env"] += [{"name": "RAY_USE_TLS", "value": "1"}]
+        container["env"] += [{"name": name, "value": f"{_TLS_FOLDER}/{file}"} for name, file in files.items()]
+        container["volumeMounts"].append({"name": "ray-tls", "mountPath": _TLS_FOLDER, "readOnly": True})
+        pod["volumes"].append({"name": "ray-tls", "secret": {"secretName": secret}})
+    return template
+
+
+def _documents(job: Job) -> list[dict[str, Any]]:
+    settings, kubernetes = job.config.launch.rayjob, job.config.launch.kubernetes
+    most = settings.max_machines or job.machines
+    least = job.machines if settings.min_machines is None else settings.min_machines
+    head = _pod(job, "head")
+    ports = [{"name": "gcs", "containerPort": 6379}, {"name": "dashboard", "containerPort": settings.dashboard_port}]
+    head["spec"]["containers"][0]["ports"] = [*ports, {"name": "client", "containerPort": 10001}]
+    words = ["python", "-m", "headway.launchers.ray", f"{CONFIG_FOLDER}/config.yaml", "--machines", job.machine_range]
+    cluster = {
+        "rayVersion": settings.ray_version,
+        "enableInTreeAutoscaling": settings.min_machines is not None,
+        # KubeRay makes a token, and every node and client must show it.
+        "authOptions": {"mode": "token"},
+        "headGroupSpec": {
+            # No worker of the run on the head: it has no GPU.
+            "rayStartParams": {"num-cpus": "0", "dashboard-port": str(settings.dashboard_port)},
+            "template": head,
+        },
+        "workerGroupSpecs": [
+            {
+                "groupName": _GROUP,
+                "replicas": job.machines,
+                "minReplicas": least,
+                "maxReplicas": most,
+                "rayStartParams": {},
+                "template": _pod(job, "train"),
+            }
+        ],
+    }
+    spec = {
+        "entrypoint": shlex.join(words),
+        "shutdownAfterJobFinishes": True,
+        "ttlSecondsAfterFinished": min(kubernetes.keep_seconds, 86400),
+        # Ray Train restarts machines itself; a new cluster comes when this one is lost.
+        "backoffLimit": kubernetes.max_failures,
+        "submissionMode": "K8sJobMode",
+        "rayClusterSpec": cluster,
+    }
+    return [with_queue(job, {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": metadata(job), "spec": spec})]
+
+
+def _state(document: dict[str, Any]) -> tuple[State, str]:
+    status = document.get("status") or {}
+    if document["metadata"].get("deletionTimestamp"):
+        return "stopping", "is being removed"
+    deployment, said = str(status.get("jobDeploymentStatus") or ""), str(status.get("jobStatus") or "")
+    words = " ".join(filter(None, (deployment, said, str(status.get("message") or "")))) or "no state yet"
+    if deployment in ("Complete", "Failed") or said in ("SUCCEEDED", "FAILED", "STOPPED"):
+        ends: dict[str, State] = {"SUCCEEDED": "finished", "STOPPED": "cancelled"}
+        return ends.get(said, "failed"), words
+    return ("running" if said == "RUNNING" else "waiting"), words
+
+
+class _RayJobLauncher(KubernetesLauncher):
+    """The launcher of RayJobs, with what Ray alone asks for."""
+
+    def problems(self, job: Job) -> Iterator[ConfigError]:
+        """Yield what the config alone shows to be wrong."""
+        yield from super().problems(job)
+        most = job.config.launch.rayjob.max_machines
+        if most is not None and most < job.machines:
+            yield ConfigError(
+                f"the run has {job.machines} machines, and its Ray cluster at most {most}",
+                where="launch.rayjob.max_machines, --machines",
+                fix=f"launch.rayjob.max_machines={job.machines}",
+            )
+
+
+LAUNCHER = _RayJobLauncher(
+    Envelope(
+        target="rayjob",
+        kind="RayJob",
+        resource="rayjobs.ray.io",
+        documents=_documents,
+        state_of=_state,
+        install="helm install kuberay-operator kuberay-operator --repo https://ray-project.github.io/kuberay-helm/",
+    )
+)

@@ -1,0 +1,144 @@
+"""SkyPilot: a task for machines of any cloud, or for pools of your own, as a managed job of `sky jobs`."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from headway.core.errors import ConfigError
+from headway.core.files import atomic_write
+from headway.core.storage import scheme_of
+from headway.launchers.job import Job, name_problems, survival_problems
+from headway.launchers.launcher import Handle, JobState, State
+from headway.launchers.patches import merge
+from headway.launchers.pods import AGAIN, SECRET_KEY
+from headway.launchers.programs import ask_json, ask_program, show_program
+
+CONFIG, TASK = "config.yaml", "task.yaml"
+_REMOTE_CONFIG = "~/headway/config.yaml"
+_STATES: dict[str, State] = {
+    "PENDING": "waiting", "SUBMITTED": "waiting", "DEPRECATED_SUBMITTED": "waiting", "STARTING": "waiting",
+    "RUNNING": "running", "RECOVERING": "waiting", "CANCELLING": "stopping",
+    "SUCCEEDED": "finished", "CANCELLED": "cancelled",
+}  # fmt: skip
+
+_MACHINES = """\
+export HEADWAY_MACHINES={machines}
+export HEADWAY_NODE=$SKYPILOT_NODE_RANK
+export HEADWAY_LEAD=$(echo "$SKYPILOT_NODE_IPS" | head -n 1):{port}
+"""
+
+
+class SkyLauncher:
+    """A launcher for SkyPilot."""
+
+    def problems(self, job: Job) -> Iterator[ConfigError]:
+        """Yield what the config alone shows to be wrong."""
+        yield from job.problems()
+        yield from name_problems(job.name)
+        # Machines of clouds share no disk, and a spot machine takes its own with it.
+        yield from survival_problems(job, shared=False, fix="SkyPilot's machines share none")
+        if job.machines > 1 and job.config.data.remote is None:
+            local = [source.path for source in job.config.data.sources if scheme_of(source.path) is None]
+            if local:
+                yield ConfigError(
+                    f"the machines cannot see {local[0]}",
+                    where="data.remote",
+                    fix="copy the token store to object storage and name it: data.remote=s3://bucket/store",
+                )
+
+    def files(self, job: Job) -> dict[str, str]:
+        """Return the task and the config."""
+        import yaml
+
+        return {TASK: str(yaml.safe_dump(_task(job), sort_keys=False, width=120)), CONFIG: job.config_text()}
+
+    def check(self, job: Job) -> None:
+        """Ask SkyPilot whether it has access to a cloud.
+
+        Raises:
+            ConfigError: it has none.
+        """
+        ask_program(["sky", "check"], seconds=300)
+
+    def submit(self, job: Job, folder: Path) -> Handle:
+        """Hand the task to SkyPilot's jobs controller.
+
+        Raises:
+            ConfigError: SkyPilot refuses it.
+        """
+        words = ["sky", "jobs", "launch", "--yes", "--detach-run", "--name", job.name]
+        with tempfile.TemporaryDirectory() as private:
+            if job.machines > 1:  # the secret travels in a file that only this user may read
+                file = Path(private) / "secret.env"
+                with atomic_write(file, "w", private=True) as content:
+                    content.write(f"{SECRET_KEY}={secrets.token_hex(32)}\n")
+                words += ["--secret-file", str(file)]
+            said = ask_program([*words, str(folder / TASK)], seconds=1800)
+        number = re.search(r"[Jj]ob(?: submitted, ID:| ID:?) *(\d+)", said)
+        if number is None:
+            raise ConfigError(
+                "SkyPilot did not say the number of the job", where="sky jobs launch", fix="sky jobs queue shows it"
+            )
+        details = {"name": job.name}
+        return Handle("sky", number[1], job.machine_range, job.grace_seconds, details, time.time())
+
+    def status(self, handle: Handle) -> JobState:
+        """Ask the jobs controller."""
+        rows = ask_json(["sky", "jobs", "queue", "--output", "json"])
+        rows = rows if isinstance(rows, list) else rows.get("jobs", [])
+        row = next((row for row in rows if str(row.get("job_id")) == handle.id), None)
+        if row is None:
+            return JobState("gone", "SkyPilot has no such job")
+        word = str(row.get("status", "")).rpartition(".")[2]
+        state = _STATES.get(word, "failed" if word.startswith("FAILED") else "unknown")
+        return JobState(state, word or "no state yet")
+
+    def logs(self, handle: Handle, follow: bool) -> int:
+        """Print the job's output."""
+        return show_program(["sky", "jobs", "logs", *([] if follow else ["--no-follow"]), handle.id])
+
+    def cancel(self, handle: Handle) -> None:
+        """Cancel the job, which signals the machines and removes them.
+
+        Raises:
+            ConfigError: SkyPilot refuses it.
+        """
+        ask_program(["sky", "jobs", "cancel", "--yes", handle.id], seconds=handle.grace_seconds + 600)
+
+
+def _task(job: Job) -> dict[str, Any]:
+    launch, sky = job.config.launch, job.config.launch.sky
+    resources = {
+        "infra": sky.infra,
+        "accelerators": sky.accelerators
+        or (f"{launch.accelerator}:{job.gpus}" if launch.accelerator and job.gpus and not sky.instance_type else None),
+        "instance_type": sky.instance_type,
+        "image_id": None if launch.image is None else f"docker:{launch.image}",
+        "use_spot": sky.spot,
+        # 75 asks to be started again; other codes are errors, of which so many are forgiven.
+        "job_recovery": {"max_restarts_on_errors": sky.max_restarts, "recover_on_exit_codes": [AGAIN]},
+    }
+    machines = _MACHINES.format(machines=job.machine_range, port=launch.port) if job.machines > 1 else ""
+    task: dict[str, Any] = {
+        "name": job.name,
+        "num_nodes": job.machines,
+        "resources": {name: value for name, value in resources.items() if value is not None},
+        "envs": dict(launch.environment),
+        "secrets": {SECRET_KEY: None} if job.machines > 1 else {},
+        "file_mounts": {_REMOTE_CONFIG: str((job.folder / CONFIG).absolute())},
+        "workdir": sky.workdir,
+        "setup": "\n".join(sky.setup),
+        # `exec`: the node process itself gets the signals.
+        "run": f"{machines}exec headway train {_REMOTE_CONFIG}\n",
+    }
+    merged: dict[str, Any] = merge({name: value for name, value in task.items() if value}, dict(sky.patch))
+    return merged
+
+
+LAUNCHER = SkyLauncher()

@@ -1,0 +1,257 @@
+"""Slurm: a batch script whose step starts the node process on every machine, driven by `sbatch` and `squeue`.
+
+The script queues itself again when the run says so (exit code 75), or when Slurm has preempted it before Python could
+answer (143), but never after `scancel`.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from headway.core.errors import ConfigError
+from headway.core.waiting import wait_until
+from headway.launchers.job import Job
+from headway.launchers.launcher import Handle, JobState, State
+from headway.launchers.patches import merge
+from headway.launchers.programs import ask_program, show_program, try_program
+
+CONFIG, SCRIPT, PREPARE = "config.yaml", "job.sh", "prepare.sh"
+#: The file that says that a person has ended the job, so that the script does not queue it again.
+CANCELLED = "cancelled"
+_LOG = "slurm-%j.log"
+#: Slurm's own margin when it enforces a limit.
+_KILL_SECONDS = 30
+
+_STATES: dict[str, State] = {
+    "PENDING": "waiting", "CONFIGURING": "waiting", "REQUEUED": "waiting", "REQUEUE_HOLD": "waiting",
+    "REQUEUE_FED": "waiting", "RESV_DEL_HOLD": "waiting", "SPECIAL_EXIT": "waiting",
+    "RUNNING": "running", "SUSPENDED": "waiting", "RESIZING": "running", "SIGNALING": "running",
+    "STAGE_OUT": "stopping", "STOPPED": "waiting", "COMPLETING": "stopping",
+    "COMPLETED": "finished", "CANCELLED": "cancelled", "REVOKED": "cancelled",
+    "FAILED": "failed", "TIMEOUT": "failed", "NODE_FAIL": "failed", "OUT_OF_MEMORY": "failed", "BOOT_FAIL": "failed",
+    "DEADLINE": "failed", "PREEMPTED": "waiting",
+}  # fmt: skip
+
+_HEAD = """\
+#!/bin/bash
+{options}
+cd {folder} || exit 2
+{setup}"""
+
+_SCRIPT = """\
+{head}
+{machines}
+# Bash must outlive the signal that stops the run: it decides what follows.
+trap : TERM USR1
+# The step gets Slurm's signals; `wait` returns early when bash gets one too.
+srun {srun}headway train {config} &
+step=$!
+while kill -0 $step 2>/dev/null; do wait $step; code=$?; done
+
+# While bash runs, a job that nobody has ended is RUNNING. After `scancel` it is COMPLETING, in which `scontrol requeue`
+# would bring it back; so would it be after a preemption, of which there is a time, or of its limit.
+about=$(scontrol show job "$SLURM_JOB_ID" 2>/dev/null; squeue --noheader --jobs "$SLURM_JOB_ID" --format=%T 2>/dev/null
+    sacct --noheader --allocations --jobs "$SLURM_JOB_ID" --format=State%40 2>/dev/null)
+says() {{ grep --quiet --extended-regexp "$1" <<< "$about"; }}
+preempted=no
+says 'PreemptTime=[0-9]|PREEMPTED' && preempted=yes
+over=no
+[ "$(date +%s)" -lt "${{SLURM_JOB_END_TIME:-9999999999}}" ] || over=yes
+again=no
+case $code in
+    75) if says 'JobState=RUNNING' || [ $preempted$over != nono ]; then again=yes; fi ;;
+    143) again=$preempted ;;
+esac
+# `headway launch cancel` leaves this file; 7 is the code of a run that was cancelled.
+[ ! -e {cancelled} ] || {{ again=no; code=7; }}
+[ $again = no ] || scontrol requeue "$SLURM_JOB_ID" || true
+exit $code
+"""
+
+#: Variables of a run on several machines. A step tells each node process its number; the first machine leads.
+_MACHINES = """\
+export HEADWAY_MACHINES={machines}
+export HEADWAY_LEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head --lines=1):{port}
+export HEADWAY_SECRET_FILE={secret}
+[ -e {secret} ] || (umask 077 && head --bytes=32 /dev/urandom | base64 > {secret})
+"""
+
+
+class SlurmLauncher:
+    """A launcher for Slurm."""
+
+    def problems(self, job: Job) -> Iterator[ConfigError]:
+        """Yield what the config alone shows to be wrong."""
+        yield from job.problems()
+        limit = job.config.launch.slurm.time
+        if limit is not None and _seconds(limit) <= job.grace_seconds:
+            yield ConfigError(
+                f"the time limit {limit} is no longer than the {job.grace_seconds} s that a stop has",
+                where="launch.slurm.time, launch.grace_seconds",
+                fix="launch.slurm.time=24:00:00",
+            )
+
+    def files(self, job: Job) -> dict[str, str]:
+        """Return the script, the config, and the script that prepares the data where there is no store yet."""
+        files = {CONFIG: job.config_text(), SCRIPT: _script(job)}
+        if not (job.config.data.store / "manifest.json").exists() and job.config.data.remote is None:
+            files[PREPARE] = _prepare_script(job)
+        return files
+
+    def check(self, job: Job) -> None:
+        """Ask Slurm for the partition, and whether the job would be taken.
+
+        Raises:
+            ConfigError: there is no such partition, or Slurm refuses the options.
+        """
+        partition = job.config.launch.slurm.partition
+        known = sorted({name.rstrip("*") for name in ask_program(["sinfo", "--noheader", "--format=%P"]).split()})
+        unknown = [name for name in (partition or "").split(",") if name and name not in known]
+        if unknown:
+            raise ConfigError(
+                f"Slurm has no partition '{unknown[0]}'",
+                where="launch.slurm.partition",
+                fix=f"one of: {', '.join(known)}",
+            )
+        tried = try_program(["sbatch", "--test-only", *_words(_options(job, Path())), "--wrap=true"])
+        if tried.returncode:
+            said = tried.stderr.strip().splitlines()
+            raise ConfigError(
+                f"Slurm would refuse the job: {said[-1] if said else 'without a reason'}",
+                where="launch.slurm, --machines",
+                fix="fewer machines or GPUs, or other options in launch.slurm",
+            )
+
+    def submit(self, job: Job, folder: Path) -> Handle:
+        """Queue the job, behind the one that prepares the data if there is one.
+
+        Raises:
+            ConfigError: Slurm refuses it.
+        """
+        folder = folder.absolute()
+        (folder / CANCELLED).unlink(missing_ok=True)
+        after: list[str] = []
+        details: dict[str, Any] = {"folder": str(folder)}
+        if (folder / PREPARE).exists():
+            details["prepare"] = ask_program(["sbatch", "--parsable", str(folder / PREPARE)]).strip().partition(";")[0]
+            after = [f"--dependency=afterok:{details['prepare']}", "--kill-on-invalid-dep=yes"]
+        number = ask_program(["sbatch", "--parsable", *after, str(folder / SCRIPT)]).strip().partition(";")[0]
+        return Handle("slurm", number, job.machine_range, job.grace_seconds, details, time.time())
+
+    def status(self, handle: Handle) -> JobState:
+        """Ask `squeue`, and `sacct` once the job has left the queue."""
+        asked = ["squeue", "--noheader", "--jobs", handle.id, "--states=all", "--format=%T|%D|%r"]
+        line = try_program(asked).stdout.strip().splitlines()
+        if line:
+            word, machines, reason = line[0].split("|", 2)
+            state = _STATES.get(word, "unknown")
+            words = word if reason in ("None", "") else f"{word} ({reason})"
+            return JobState(state, words, int(machines) if state == "running" and machines.isdecimal() else None)
+        known = try_program(["sacct", "--noheader", "--allocations", "--jobs", handle.id, "--format=State%40"])
+        words = known.stdout.strip().splitlines()[0].strip() if known.stdout.strip() else ""
+        return JobState(_STATES.get(words.split(" ")[0], "gone"), words or "Slurm has forgotten it")
+
+    def logs(self, handle: Handle, follow: bool) -> int:
+        """Print the job's log."""
+        log = str(Path(handle.details["folder"]) / _LOG.replace("%j", handle.id))
+        return show_program(["tail", "--lines=+1", *(["--follow=name", "--retry"] * follow), log])
+
+    def cancel(self, handle: Handle) -> None:
+        """Signal the machines, wait for their saves, then remove the job.
+
+        Raises:
+            ConfigError: Slurm refuses it.
+        """
+        folder = Path(handle.details["folder"])
+        if folder.is_dir():
+            (folder / CANCELLED).touch()
+        if "prepare" in handle.details:
+            try_program(["scancel", "--quiet", str(handle.details["prepare"])])
+        if self.status(handle).state == "running":
+            # To the step, not to the script: that one waits for the step.
+            try_program(["scancel", "--quiet", "--signal=TERM", handle.id])
+            wait_until(lambda: self.status(handle).state != "running", handle.grace_seconds, 1.0)
+        ask_program(["scancel", "--quiet", handle.id])
+
+
+def _options(job: Job, folder: Path) -> dict[str, Any]:
+    """Return the options of sbatch."""
+    slurm = job.config.launch.slurm
+    options: dict[str, Any] = {
+        "job-name": job.name,
+        "nodes": job.machines if job.min_machines is None else f"{job.min_machines}-{job.machines}",
+        "ntasks-per-node": 1,
+        "account": slurm.account,
+        "partition": slurm.partition,
+        "qos": slurm.qos,
+        "time": slurm.time,
+        "gres": slurm.gres or (f"gpu:{job.gpus}" if job.gpus else None),
+        "requeue": True,
+        # To the step of the run, so long before the time limit or a preemption.
+        "signal": f"USR1@{job.grace_seconds + _KILL_SECONDS}",
+        "output": str(folder / _LOG),
+        "open-mode": "append",
+    }
+    merged: dict[str, Any] = merge(options, dict(slurm.patch))
+    return {name: value for name, value in merged.items() if value is not None and value is not False}
+
+
+def _words(options: dict[str, Any]) -> list[str]:
+    return [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()]
+
+
+def _lines(options: dict[str, Any]) -> str:
+    return "\n".join(f"#SBATCH {shlex.quote(word)}" for word in _words(options))
+
+
+def _head(job: Job, options: dict[str, Any]) -> str:
+    launch = job.config.launch
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in launch.environment.items()]
+    setup = "\n".join([*exports, *launch.slurm.setup])
+    return _HEAD.format(options=_lines(options), folder=shlex.quote(str(Path.cwd())), setup=setup).rstrip()
+
+
+def _script(job: Job) -> str:
+    folder = job.folder.absolute()
+    slurm = job.config.launch.slurm
+    # A machine that dies must not end the others: they save, and say what is to follow.
+    srun = ["--kill-on-bad-exit=0", "--wait=0"]
+    if slurm.container is not None:
+        mounts = ",".join([f"{Path.cwd()}:{Path.cwd()}", *slurm.container_mounts])
+        srun += [f"--container-image={slurm.container}", f"--container-mounts={mounts}"]
+    machines = ""
+    if job.machines > 1:
+        secret = shlex.quote(str(folder / "secret"))
+        machines = _MACHINES.format(machines=job.machine_range, port=job.config.launch.port, secret=secret)
+    return _SCRIPT.format(
+        head=_head(job, _options(job, folder)),
+        machines=machines.rstrip(),
+        srun=f"{shlex.join(srun)} ",
+        config=shlex.quote(str(folder / CONFIG)),
+        cancelled=shlex.quote(str(folder / CANCELLED)),
+    )
+
+
+def _prepare_script(job: Job) -> str:
+    """Return the script that prepares the token store, on one machine and without GPUs."""
+    folder = job.folder.absolute()
+    left_out = ("gres", "signal", "requeue")
+    options = {name: value for name, value in _options(job, folder).items() if name not in left_out}
+    options |= {"job-name": f"{job.name}-prepare", "nodes": 1, "ntasks-per-node": 1}
+    words = ["exec", "srun", "headway", "data", "prepare", str(folder / CONFIG)]
+    return f"{_head(job, options)}\n{shlex.join(words)}\n"
+
+
+def _seconds(limit: str) -> int:
+    """Return a time limit of Slurm in seconds: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:...]."""
+    days, dash, rest = limit.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
+    return int(days or 0) * 86400 + sum(part * unit for part, unit in zip(parts, units, strict=False))
+
+
+LAUNCHER = SlurmLauncher()

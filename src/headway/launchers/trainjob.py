@@ -1,0 +1,59 @@
+"""Kubeflow Trainer (trainer.kubeflow.org): a TrainJob, with a TrainingRuntime of its own that holds the pod.
+
+The runtime has the plain policy, not the one for PyTorch: that one starts workers through torchrun, and here the node
+process starts and supervises them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headway.launchers.job import Job
+from headway.launchers.jobset import jobset_spec, jobset_state
+from headway.launchers.kubernetes import Envelope, KubernetesLauncher, with_queue
+from headway.launchers.pods import metadata
+
+_API = "trainer.kubeflow.org/v1alpha1"
+#: The name that the controller expects of the Job that trains, and the label by which it finds it.
+_NODE, _STEP = "node", {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+
+
+def _documents(job: Job) -> list[dict[str, Any]]:
+    # The controller names the JobSet like the TrainJob.
+    spec = jobset_spec(job, job.name, _NODE)
+    spec["replicatedJobs"][0]["template"]["metadata"] = {"labels": _STEP}
+    # The controller finds the container that trains by this name.
+    container = spec["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]
+    container["name"] = _NODE
+    for rule in spec["replicatedJobs"][0]["template"]["spec"]["podFailurePolicy"]["rules"]:
+        if "onExitCodes" in rule:
+            rule["onExitCodes"]["containerName"] = _NODE
+    runtime = {
+        "apiVersion": _API,
+        "kind": "TrainingRuntime",
+        "metadata": metadata(job),
+        "spec": {"mlPolicy": {"numNodes": job.machines}, "template": {"spec": spec}},
+    }
+    run = {
+        "apiVersion": _API,
+        "kind": "TrainJob",
+        "metadata": metadata(job),
+        "spec": {
+            "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": job.name},
+            "trainer": {"numNodes": job.machines},
+        },
+    }
+    return [runtime, with_queue(job, run)]
+
+
+LAUNCHER = KubernetesLauncher(
+    Envelope(
+        target="trainjob",
+        kind="TrainJob",
+        resource="trainjobs.trainer.kubeflow.org",
+        documents=_documents,
+        state_of=jobset_state,
+        container=_NODE,
+        install="kubectl apply --server-side -k 'https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref=v2.1.0'",
+    )
+)

@@ -1,0 +1,131 @@
+"""`kubectl` against an API server that is a stand-in, and a whole training whose pod is deleted on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubelet import Api, Kubelet
+
+from headway.core.waiting import wait_until
+from headway.launchers.launcher import find_launcher
+from headway.launchers.record import read_handle
+from parts_table import KUBECTL, program
+from ports import free_ports
+from support import headway, state_hash
+from support_launchers import documents, job
+from waits import LONG
+
+pytestmark = [pytest.mark.parts(KUBECTL), pytest.mark.timeout(1800)]
+
+HERE = Path(__file__).parent
+#: `tests/parts/install.sh` makes this environment: `kmock` brings a plug-in for pytest, which would stay out of others.
+KMOCK = HERE.parents[1] / "build" / "parts" / "kmock" / "bin" / "python"
+#: The stand-in has no schemas by which `kubectl` could validate.
+_KUBECTL = """#!/bin/sh
+case " $* " in *" apply "*|*" create "*) set -- "$@" --validate=false;; esac
+exec {kubectl} "$@"
+"""
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+    """An API server, and a `kubectl` with a context for it."""
+    python = os.environ.get("HEADWAY_KMOCK_PYTHON") or str(KMOCK)
+    if not Path(python).exists() or program("kubectl") is None:
+        pytest.skip("there is no stand-in for an API server: tests/parts/install.sh makes build/parts/kmock")
+    (port,) = free_ports(1)
+    with (tmp_path / "api.log").open("wb") as log:
+        server = subprocess.Popen([python, str(HERE / "kubernetes_api.py"), str(port)], stdout=log, stderr=log)
+    found = Api(f"http://127.0.0.1:{port}")
+    kinds: dict[str, Any] = {"clusters": [{"name": "s", "cluster": {"server": f"http://127.0.0.1:{port}"}}]}
+    kinds |= {"users": [{"name": "u", "user": {}}]}
+    kinds |= {
+        "contexts": [{"name": "stand-in", "context": {"cluster": "s", "user": "u"}}],
+        "current-context": "stand-in",
+    }
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config", **kinds}))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "kubectl").write_text(_KUBECTL.format(kubectl=program("kubectl")))
+    (tmp_path / "bin" / "kubectl").chmod(0o755)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    try:
+        assert wait_until(lambda: "ready" in (tmp_path / "api.log").read_text(), LONG, 0.1)
+        yield found
+    finally:
+        server.terminate()
+        server.wait()
+
+
+@pytest.mark.parametrize("target", ["kubernetes", "jobset", "trainjob", "pytorchjob", "rayjob"])
+def test_kubectl_applies_reads_and_deletes_every_kind(api: Api, tmp_path: Path, target: str) -> None:
+    launcher, given = find_launcher(target), job(machines=1)
+    envelope = launcher.envelope  # type: ignore[attr-defined]
+    folder = tmp_path / "files"
+    folder.mkdir()
+    files = launcher.files(given)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    if envelope.install is not None:
+        with pytest.raises(Exception, match="does not know the kind"):
+            launcher.check(job("launch.kubernetes.autoscaled=true", machines=1))
+        definition = {"kind": "CustomResourceDefinition", "metadata": {"name": envelope.resource}}
+        api.ask("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "POST", definition)
+    launcher.check(job("launch.kubernetes.autoscaled=true", "launch.kubernetes.context=stand-in", machines=1))
+    handle = launcher.submit(given, folder)
+    assert launcher.status(handle).state == "waiting"
+    asked = ["kubectl", "get", envelope.resource, "tiny-run", "--output=json"]
+    there = json.loads(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
+    assert there["spec"] == documents(files)[-1]["spec"]
+    with pytest.raises(Exception, match="has a job of this name already"):
+        launcher.check(job("launch.kubernetes.autoscaled=true", machines=1))
+    launcher.cancel(handle)
+    assert launcher.status(handle).state == "gone"
+    left = subprocess.run(["kubectl", "get", "configmaps,services", "--output=name"], capture_output=True, text=True)
+    assert not left.stdout.strip()
+
+
+def test_a_pod_is_deleted_and_the_run_ends_with_the_same_bits(
+    api: Api, tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    volumes = f"launch.kubernetes.volumes=[{{claim: all, mount: {tmp_path}}}]"
+    config = tiny(train={"steps": 300}, checkpoint={"every": "1 h"})
+    words = ("--on", "kubernetes", "-y", "name=pods", "launch.image=local", volumes)
+    done = headway("launch", config, *words, fresh=True)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs" / "pods"
+    pods = tmp_path / "pods"
+    pods.mkdir()
+    kubelet = Kubelet(api, "default", "pods", pods)
+    with ThreadPoolExecutor(1) as pool:
+        ending = pool.submit(kubelet.run, LONG)
+        metrics = run / "metrics.jsonl"
+        assert wait_until(lambda: metrics.exists() and metrics.stat().st_size > 5000, LONG, 0.1)
+        status = headway("launch", "status", run, "--json", fresh=True)
+        assert json.loads(status.stdout)["engine"]["state"] == "running", status.stderr
+        subprocess.run(["kubectl", "delete", "pod", "pods-0-1", "--wait=false"], check=True, capture_output=True)
+        assert ending.result() == "Complete", (pods / "pods-0-1.log").read_text()
+    assert kubelet.codes == {0: [75, 0]}
+    handle = read_handle(run)
+    assert handle is not None and find_launcher("kubernetes").status(handle).state == "finished"
+    whole = headway("train", config, "name=whole")
+    assert whole.returncode == 0, whole.stderr
+    assert state_hash(run) == state_hash(tmp_path / "runs" / "whole")
+
+
+def test_a_final_exit_code_fails_the_job_at_once(api: Api, tiny: Callable[..., Path], tmp_path: Path) -> None:
+    volumes = f"launch.kubernetes.volumes=[{{claim: all, mount: {tmp_path}}}]"
+    config = tiny(optimizer={"learning_rate": 1e30}, train={"skip_limit": 1})
+    done = headway("launch", config, "--on", "kubernetes", "-y", "name=bad", "launch.image=local", volumes, fresh=True)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "pods").mkdir()
+    kubelet = Kubelet(api, "default", "bad", tmp_path / "pods")
+    assert (kubelet.run(LONG), kubelet.codes) == ("Failed", {0: [5]})
