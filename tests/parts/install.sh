@@ -8,6 +8,8 @@ as_root=
 
 missing=
 command -v slurmctld slurmd sbatch >/dev/null 2>&1 || [ -x /usr/sbin/slurmctld ] || missing="slurmctld slurmd slurm-client"
+command -v promtool >/dev/null || missing="$missing prometheus"
+command -v prometheus-alertmanager >/dev/null || missing="$missing prometheus-alertmanager"
 command -v npm >/dev/null || missing="$missing npm"
 if [ -n "$missing" ]; then
     if command -v apt-get >/dev/null && $as_root true 2>/dev/null; then

@@ -35,6 +35,8 @@ VERBS = (
     "runs",
     "top",
     "track",
+    "dashboards",
+    "alerts",
     "ledger",
     "report",
     "verify",

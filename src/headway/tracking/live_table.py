@@ -48,6 +48,8 @@ _COLUMNS: Sequence[tuple[str, bool, int]] = (
     ("ALERTS", False, 50),
 )
 _ALERTS = len(_COLUMNS) - 1
+#: Most of a processor that watching takes.
+_CORE_SHARE = 0.02
 #: Lines of the table that are no runs: title, headers, a rule and the space around them.
 _FRAME_LINES = 5
 #: Live runs come first.
@@ -151,15 +153,24 @@ def print_once(runs: RunsFolder) -> None:
 
 
 def show_live(runs: RunsFolder, every_seconds: float) -> None:
-    """Show the table until Ctrl-C, and read the runs again every so many seconds."""
+    """Show the table until Ctrl-C.
+
+    The runs are read again every so many seconds, or less often where there are so many that it would take more than
+    `_CORE_SHARE` of a processor.
+    """
     from rich.live import Live
 
     console = _console(None)
     with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            size = console.size
+            started, size = time.process_time(), console.size
             live.update(table(runs.refresh(), time.time(), size.width, size.height), refresh=True)
-            time.sleep(every_seconds)
+            time.sleep(pause_seconds(every_seconds, time.process_time() - started))
+
+
+def pause_seconds(every_seconds: float, spent_seconds: float) -> float:
+    """Return how long to wait after a reading that took so much processor time."""
+    return max(every_seconds, spent_seconds / _CORE_SHARE)
 
 
 def _console(width: int | None) -> Console:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from headway.cli.application import application
 from headway.tracking.live_run import Snapshot
-from headway.tracking.live_table import row, sparkline, table
+from headway.tracking.live_table import pause_seconds, row, sparkline, table
 from headway.tracking.runs_folder import RunsFolder
 from support_tracking import WrittenRun
 
@@ -110,3 +110,8 @@ def test_names_cannot_steer_the_terminal(tmp_path: Path) -> None:
     run.step(1)
     text = shown(RunsFolder(run.path.parent).refresh())
     assert "\x1b" not in text and "evil\\x1b[31m" in text
+
+
+def test_watching_takes_at_most_a_fiftieth_of_a_processor() -> None:
+    assert pause_seconds(3.0, 0.01) == 3.0
+    assert pause_seconds(3.0, 0.15) == pytest.approx(7.5)

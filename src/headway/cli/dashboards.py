@@ -1,0 +1,46 @@
+"""`headway dashboards`: write what Grafana or Prometheus reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headway.cli.common import print_table, writing
+from headway.core.console import print_line
+
+dashboards = typer.Typer(no_args_is_help=True, help="Dashboards of runs for Grafana.")
+
+
+@dashboards.command()
+def export(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write to.")]) -> None:
+    """Write all dashboards as JSON, for Grafana's import or its provisioning.
+
+    [bold]Examples[/bold]
+
+    headway dashboards export monitoring/dashboards
+    """
+    from headway.tracking.dashboards import export_dashboards
+
+    with writing(folder):
+        for path in export_dashboards(folder):
+            print_line(str(path))
+
+
+@dashboards.command("list")
+def list_() -> None:
+    """List the dashboards with their panels.
+
+    [bold]Examples[/bold]
+
+    headway dashboards list
+    """
+    from headway.tracking.dashboards import BOARDS, panels
+
+    print_table(["DASHBOARD", "PANEL"], [[board, panel.title] for board in BOARDS for panel in panels(board)])
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.add_typer(dashboards, name="dashboards")
