@@ -33,6 +33,7 @@ _UNITS = {
     Unit.GIB: "bytes",
     Unit.GIB_PER_SECOND: "binBps",
     Unit.USD: "currencyUSD",
+    Unit.USD_PER_HOUR: "currencyUSD",
     Unit.CELSIUS: "celsius",
     Unit.WATTS: "watt",
     Unit.MEGAHERTZ: "hertz",
@@ -145,11 +146,12 @@ BOARDS: Mapping[str, Sequence[str | Panel]] = {
     ),
     "cost": (
         Panel("Spent", {"{{run}}": "{cost/spent_usd}", "{{run}} budget": "{run/budget_usd}"}, "currencyUSD"),
+        "cost/usd_per_hour",
         Panel(
-            "Spent per hour",
-            {"{{run}}": "deriv({cost/spent_usd}[10m]) * 3600"},
+            "Not for training",
+            {"{{run}} idle": "{cost/idle_usd}", "{{run}} storage": "{cost/storage_usd}"},
             "currencyUSD",
-            "Slope of the last ten minutes",
+            "Machines held between attempts, and keeping checkpoints",
         ),
         Panel(
             "Cost of a million items",

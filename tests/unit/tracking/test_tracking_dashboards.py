@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from headway.cli.application import application
 from headway.core.errors import ConfigError
-from headway.telemetry.catalogue import CATALOGUE
+from headway.telemetry.catalogue import CATALOGUE, Unit
 from headway.tracking.alert_rules import RULES, rules_document
-from headway.tracking.dashboards import BOARDS, dashboard, export_dashboards, panels, promql
+from headway.tracking.dashboards import _UNITS, BOARDS, dashboard, export_dashboards, panel_of, panels, promql
 
 WANTED = {"training", "gpus", "system", "communication", "throughput", "checkpoints", "cost", "fleet"}
 PROMETHEUS_NAMES = {entry.prometheus_name for entry in CATALOGUE.values()} | {"headway_build_info"}
@@ -31,6 +31,12 @@ def test_every_expression_is_of_the_catalogue() -> None:
         assert names_in(expression) and names_in(expression) <= PROMETHEUS_NAMES, expression
         assert not re.search(r"\{\w+/|\{\{", expression), expression
     assert all('run=~"$run"' in promql(expression) for expression in expressions)
+
+
+def test_every_unit_is_one_of_grafana() -> None:
+    assert set(_UNITS) == set(Unit)
+    for name in CATALOGUE:
+        assert panel_of(name).unit in {*_UNITS.values(), "binBps"}
 
 
 def test_a_name_that_is_not_in_the_catalogue_is_refused() -> None:
