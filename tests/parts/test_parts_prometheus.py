@@ -59,6 +59,14 @@ class Stack:
     folder: Path
     prometheus: str = ""
     received: list[dict[str, Any]] = field(default_factory=list)
+    training: WrittenRun | None = None
+    step: int = 30
+
+    def go_on(self) -> None:
+        """Let the run that trains do a step."""
+        assert self.training is not None
+        self.step += 1
+        self.training.step(self.step)
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         url = f"{self.prometheus}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
@@ -100,7 +108,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     write_corpus(folder)
     trained = headway("train", write_config(folder, health={"watch_seconds": 0.2}, telemetry={"usd_per_hour": 2.0}))
     assert trained.returncode == 0, trained.stderr
-    write_everything(folder / "runs" / "written")
+    stack.training = write_everything(folder / "runs" / "written")
     exporter_port, prometheus_port, alertmanager_port = free_ports(3)
     with ExitStack() as ends:
         receiver = LocalServer(Receiver, stack=stack)
@@ -148,8 +156,12 @@ EXPRESSIONS = [
 def test_an_expression_of_the_dashboards_gives_data(stack: Stack, expression: str) -> None:
     query = promql(expression).replace("$run", ".*").replace("$__rate_interval", "20s")
     assert "$" not in query
-    # A rate takes two scrapes.
-    assert wait_until(lambda: bool(stack.query(query)), 60.0, 0.5), query
+
+    def found() -> bool:
+        stack.go_on()  # a rate takes two scrapes, and progress
+        return bool(stack.query(query))
+
+    assert wait_until(found, 60.0, 0.5), query
 
 
 @pytest.mark.parts(PROMETHEUS)
