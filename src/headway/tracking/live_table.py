@@ -33,21 +33,25 @@ _COLOURS = {
     FAILED: "red",
     DIED: "red",
 }
-#: Least width of the terminal at which a column is shown, for those that a narrow one leaves out.
-_COLUMNS: Sequence[tuple[str, bool, int]] = (
-    ("RUN", False, 0),
-    ("STATE", False, 0),
-    ("STEP", True, 0),
-    ("LOSS", True, 0),
-    ("RECENT LOSS", False, 110),
-    ("SPEED", True, 70),
-    ("MFU", True, 100),
-    ("ETA", True, 60),
-    ("SPENT", True, 120),
-    ("SAVED", True, 85),
-    ("ALERTS", False, 50),
+#: Name, and whether it is right-aligned.
+_COLUMNS: Sequence[tuple[str, bool]] = (
+    ("RUN", False),
+    ("STATE", False),
+    ("STEP", True),
+    ("LOSS", True),
+    ("RECENT LOSS", False),
+    ("SPEED", True),
+    ("MFU", True),
+    ("ETA", True),
+    ("SPENT", True),
+    ("SAVED", True),
+    ("ALERTS", False),
 )
-_ALERTS = len(_COLUMNS) - 1
+_RUN, _STATE, _ALERTS = 0, 1, len(_COLUMNS) - 1
+#: Columns in the order in which a narrow terminal leaves them out.
+_LEFT_OUT = (4, 6, 9, 8, 7, 5, _ALERTS, 3)
+#: Width to which names and alerts may be cut.
+_LEAST_WIDTH = 14
 #: Most of a processor that watching takes.
 _CORE_SHARE = 0.02
 #: Lines of the table that are no runs: title, headers, a rule and the space around them.
@@ -123,7 +127,6 @@ def table(snapshots: Sequence[Snapshot], now: float, width: int, height: int | N
     from rich.table import Table
     from rich.text import Text
 
-    columns = [index for index, (_, _, least) in enumerate(_COLUMNS) if width >= least]
     ordered = _sorted(snapshots)
     shown = ordered if height is None else ordered[: max(1, height - _FRAME_LINES)]
     states = Counter(one.state for one in ordered)
@@ -131,15 +134,35 @@ def table(snapshots: Sequence[Snapshot], now: float, width: int, height: int | N
     if len(shown) < len(ordered):
         title += f" ({len(ordered) - len(shown)} below)"
     made = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1, 0, 0), title_style="bold")
-    for index in columns:
-        name, right, _ = _COLUMNS[index]
-        most = None if index else max(12, width // 3)  # long names leave room for the numbers
-        made.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis", max_width=most)
-    for snapshot in shown:
-        cells = row(snapshot, now)
-        styles = {1: _COLOURS.get(snapshot.state, ""), _ALERTS: "bold red"}
-        made.add_row(*(Text(cells[index], style=styles.get(index, "")) for index in columns))
+    rows = [row(snapshot, now) for snapshot in shown]
+    widths = _fitting(rows, width)
+    for index, size in widths.items():
+        name, right = _COLUMNS[index]
+        made.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis", width=size)
+    for snapshot, cells in zip(shown, rows, strict=True):
+        styles = {_STATE: _COLOURS.get(snapshot.state, ""), _ALERTS: "bold red"}
+        made.add_row(*(Text(cells[index], style=styles.get(index, "")) for index in widths))
     return made
+
+
+def _fitting(rows: Sequence[Sequence[str]], width: int) -> dict[int, int]:
+    """Return the columns that fit into a width, each with its own.
+
+    Only names and alerts are cut: a number without its last digits is another number.
+    """
+    columns = {
+        index: max(len(name), *(len(cells[index]) for cells in rows), 0) for index, (name, _) in enumerate(_COLUMNS)
+    }
+    for index in (*_LEFT_OUT, None):
+        room = width - 1 - 2 * len(columns) - sum(size for at, size in columns.items() if at not in (_RUN, _ALERTS))
+        alerts = columns.get(_ALERTS, 0)
+        if index is None or room >= min(columns[_RUN], _LEAST_WIDTH) + min(alerts, _LEAST_WIDTH):
+            break
+        del columns[index]
+    columns[_RUN] = max(1, min(columns[_RUN], max(_LEAST_WIDTH, room - alerts)))
+    if _ALERTS in columns:
+        columns[_ALERTS] = min(alerts, room - columns[_RUN])
+    return columns
 
 
 def print_once(runs: RunsFolder) -> None:

@@ -49,12 +49,17 @@ def test_a_run_in_one_row() -> None:
     assert "1 run: 1 running" in text
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
-def test_no_line_is_wider_than_the_terminal(width: int) -> None:
-    text = shown([snapshot("a-run-with-a-long-name-" * 3), snapshot("b", "failed")], width)
+@pytest.mark.parametrize("width", [45, 60, 80, 100, 130, 200])
+def test_numbers_are_whole_at_every_width(width: int) -> None:
+    """Columns are left out, names and alerts are cut, but no number is."""
+    bad = {"train/loss": float("nan"), "cost/spent_usd": 17.5, "run/last_step_timestamp_seconds": NOW - 901}
+    text = shown([snapshot("a-run-with-a-long-name-" * 3, **bad), snapshot("b", "failed")], width)
     assert all(len(line) <= width for line in text.splitlines())
-    assert "runn" in text and "1,200/10" in text
+    assert "running" in text and "1,200/10,000" in text and ("3.2140" in text) == (width >= 60)
     assert len(text.splitlines()) < 10, "a row is one line"
+    for cut in re.findall(r"\S+…", text):
+        assert cut.startswith(("a-run", "loss", "no", "budget", "nearly", "not", "finite")), cut
+    assert ("ALERTS" in text) == (width >= 80) and ("RECENT LOSS" in text) == (width == 200)
 
 
 def test_runs_that_do_not_fit_are_counted_and_live_ones_come_first() -> None:
