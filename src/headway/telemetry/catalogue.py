@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
+from functools import lru_cache
 
 
 class Kind(Enum):
@@ -236,7 +236,7 @@ CATALOGUE: dict[str, Metric] = {
 _FAMILIES = tuple(metric for metric in CATALOGUE.values() if metric.label)
 
 
-@cache
+@lru_cache(4096)  # names of a user's own code may be without number
 def metric(name: str) -> Metric | None:
     """Return the metric of a recorded name, or its family; None for one that a user's own code records."""
     known = CATALOGUE.get(name)
