@@ -51,6 +51,11 @@ _LATER = {
     "model.implementation": ("auto", "native"),
     "model.trust_remote_code": (False,),
     "model.adapter": (None,),
+    "model.router_aux_weight": (0.0,),
+    "model.neftune_alpha": (0.0,),
+    "schedule.start_ratio": (0.0,),
+    "schedule.cooldown": (0.3,),
+    "schedule.constant_ratio": (0.5,),
 }
 
 #: Keys of `parallel` that determine how sums of gradients are rounded, with their values that leave it to the model.

@@ -32,7 +32,7 @@ def _schedule(config: Config) -> list[str]:
             " never reaches its peak"
         )
     elif (
-        schedule.name == "wsd"
+        schedule.name in ("wsd", "infinite")
         and isinstance(schedule.decay, Interval)
         and batches.last_steps_of(schedule.decay, steps) > steps - warmup
     ):

@@ -84,6 +84,8 @@ def pretrained_problems(config: Config) -> Iterator[ConfigError]:
             "model.implementation": model.implementation == "transformers",
             "model.adapter": model.adapter is not None,
             "model.trust_remote_code": model.trust_remote_code,
+            "model.router_aux_weight": model.router_aux_weight > 0,
+            "model.neftune_alpha": model.neftune_alpha > 0,
         }
         for key in (key for key, value in given.items() if value):
             yield ConfigError(

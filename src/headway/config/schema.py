@@ -63,6 +63,13 @@ class ModelConfig(Section):
     """Run code that comes with a pretrained model."""
     adapter: AdapterConfig | None = None
     """Train adapters instead of the weights of a pretrained model."""
+    neftune_alpha: Annotated[float, Field(ge=0.0)] = 0.0
+    """Uniform noise in training on the embeddings of a pretrained model that transformers computes: at most this over
+    the root of a row's number of values (NEFTune, Jain et al. 2023)."""
+    router_aux_weight: Annotated[float, Field(ge=0.0)] = 0.0
+    """Weight of the load-balancing loss of the routers of a pretrained model that transformers computes (Fedus et al.
+    2021, equation 4). It is computed for each row over all layers, and averaged over the items of the global batch. The
+    native decoder has `balance_loss`."""
     vocab_size: PositiveInt | None = None
     """Rows of the embedding; the token store's vocabulary rounded up to a multiple of 64 when not given."""
     dim: PositiveInt | None = None
@@ -334,13 +341,21 @@ ShareOrInterval = Annotated[Share | Interval, Field(union_mode="left_to_right"),
 class ScheduleConfig(Section):
     """Learning rate as a function of the step."""
 
-    name: Literal["cosine", "linear", "wsd", "rsqrt", "constant"] = "cosine"
+    name: Literal["cosine", "linear", "wsd", "rsqrt", "constant", "infinite"] = "cosine"
     """After the warm-up: `cosine` half a cosine; `linear` a straight line; `wsd` stable, then a linear decay; `rsqrt`
-    falls with the inverse square root of the step, whatever the number of steps; `constant` the peak."""
+    falls with the inverse square root of the step, whatever the number of steps; `constant` the peak.
+    `infinite`: a cool-down by half a cosine, a constant part, and an exponential decay at the end (Ibrahim et al.
+    2024)."""
     warmup: ShareOrInterval = 0.02
     """Linear warm-up: a share of all steps, or `500 steps`, `1B tokens`."""
     decay: ShareOrInterval = 0.2
-    """Length of the final decay of `wsd`: a share of all steps, or an amount."""
+    """Length of the final decay of `wsd` and `infinite`: a share of all steps, or an amount."""
+    start_ratio: Share = 0.0
+    """Where the warm-up begins, as a share of the peak."""
+    cooldown: ShareOrInterval = 0.3
+    """With `infinite`: how long the rate falls from the peak to `constant_ratio` of it."""
+    constant_ratio: Share = 0.5
+    """With `infinite`: the rate between cool-down and final decay, as a share of the peak."""
     min_ratio: Share = 0.1
     """Final learning rate as a share of the peak; for `rsqrt`, the least one."""
     unit: Literal["steps", "tokens"] = "steps"
@@ -349,10 +364,17 @@ class ScheduleConfig(Section):
     """`sqrt`: while `train.batch_ramp` has smaller batches, the rate is smaller by the square root of their share of
     `train.global_batch` (the rule for adaptive optimizers of Malladi et al. 2022)."""
 
-    @field_validator("warmup", "decay", mode="before")
+    @field_validator("warmup", "decay", "cooldown", mode="before")
     @classmethod
     def _parse_lengths(cls, value: Any) -> Any:
         return share_or_interval(value)
+
+    @model_validator(mode="after")
+    def _check_ratios(self) -> Self:
+        if self.name == "infinite" and not 0 < self.min_ratio <= self.constant_ratio:
+            text = "the final decay of `infinite` is exponential, from constant_ratio to a min_ratio between 0 and it"
+            raise conflict(text, "min_ratio", "constant_ratio")
+        return self
 
 
 class EvaluationConfig(Section):

@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     from headway.models.hub.transformers_model import TransformersModel
 
 #: Keys that say which pretrained model is trained, and by what code.
-_SOURCE_KEYS = {"preset", "from_pretrained", "implementation", "trust_remote_code", "adapter"}
+_SOURCE_KEYS = {
+    "preset",
+    "from_pretrained",
+    "implementation",
+    "trust_remote_code",
+    "adapter",
+    "router_aux_weight",
+    "neftune_alpha",
+}
 #: Keys that matter only in training; the config keeps them even if a checkpoint determines the shape.
 _TRAINING_KEYS = ("dropout", "init_std", "router_z_loss", "balance_bias_rate", "balance_loss")
 
@@ -44,6 +52,18 @@ def complete(config: ModelConfig, vocab_size: int) -> ModelConfig:
     by_transformers = False
     if config.from_pretrained is not None:
         by_transformers = choose_implementation(config) == "transformers"
+        if config.neftune_alpha and not by_transformers:
+            raise ConfigError(
+                "the native decoder computes this model, and adds no noise to embeddings",
+                where="model.neftune_alpha",
+                fix="model.implementation=transformers",
+            )
+        if config.router_aux_weight and not by_transformers:
+            raise ConfigError(
+                "the native decoder computes this model, and balances its experts by losses of its own",
+                where="model.router_aux_weight",
+                fix="model.balance_loss instead; or model.implementation=transformers",
+            )
         config = _with_transformers_sizes(config) if by_transformers else _with_pretrained_shape(config)
     rows = config.vocab_size or embedding_rows(vocab_size)
     if rows < vocab_size:

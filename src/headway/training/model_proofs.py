@@ -131,7 +131,9 @@ def _passes(
         )
     how = "from hidden states, a chunk of rows at a time" if is_projected else "from the logits of a whole micro-batch"
     notice(f"{name} by transformers ({_in_words(model.kernels())}): the loss is computed {how}")
-    if getattr(model.causal.config, "router_aux_loss_coef", 0):
+    if weight := config.model.router_aux_weight:
+        notice(f"the router's auxiliary loss is added with weight {weight:g}, computed for each row")
+    elif getattr(model.causal.config, "router_aux_loss_coef", 0):
         notice("the router's auxiliary loss is left out: transformers computes it for each micro-batch by itself")
     return {"loss_from_hidden": is_projected, "first_loss": ours / items, "leak": leak}
 

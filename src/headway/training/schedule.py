@@ -16,7 +16,10 @@ def learning_rate(config: Config, step: int) -> float:
     equation 5), `linear` a straight line. `wsd` stays level and falls linearly over its last part (Hu et al. 2024,
     section 4), which begins where warm-up ends at the earliest. All three reach `min_ratio` of the peak at the last
     update. `rsqrt` is the peak times sqrt(warmup / step), counting updates from 1 (Vaswani et al. 2017, section 5.3),
-    and never below `min_ratio` of it.
+    and never below `min_ratio` of it. `infinite` falls by half a cosine over `cooldown` to `constant_ratio` of the
+    peak, stays there however long the run is, and falls exponentially to `min_ratio` over `decay` (Ibrahim et al. 2024,
+    section 7.4); a run that continues from its constant part is not warmed up again. The warm-up of a model that has
+    been trained before is its re-warming, the rest its re-decay (Gupta et al. 2023); it may begin at `start_ratio`.
 
     With `unit: tokens` all of these count tokens instead of steps. `batch_scaling: sqrt` multiplies the rate by
     sqrt(rows of the step / `train.global_batch`).
@@ -39,6 +42,8 @@ def _unscaled(config: Config, step: int) -> float:
 
     warmup = length(schedule.warmup)
     if done <= warmup:
+        if schedule.start_ratio:
+            return peak * (schedule.start_ratio + (1 - schedule.start_ratio) * done / warmup)
         return peak * done / warmup
     floor = peak * schedule.min_ratio
     progress = min(1.0, (done - warmup) / max(one, end - warmup))
@@ -48,10 +53,23 @@ def _unscaled(config: Config, step: int) -> float:
         return peak + (floor - peak) * progress
     if schedule.name == "rsqrt":
         return max(floor, peak * math.sqrt(max(one, warmup) / done))
+    if schedule.name == "infinite":
+        level, cooldown = peak * schedule.constant_ratio, length(schedule.cooldown)
+        decay, left = min(_decay(config, end), end - warmup), max(0, end - done)
+        if left < decay:
+            from_here = _cooled(peak, level, end - decay - warmup, cooldown)
+            share: float = (floor / from_here) ** (1 - left / decay)
+            return from_here * share
+        return _cooled(peak, level, done - warmup, cooldown)
     if schedule.name == "wsd":
         decay, left = min(_decay(config, end), end - warmup), max(0, end - done)
         return peak if left >= decay else floor + (peak - floor) * left / decay
     return peak
+
+
+def _cooled(peak: float, level: float, done: int, cooldown: int) -> float:
+    """Return the rate of `infinite` so long after the warm-up, without the final decay."""
+    return level + (peak - level) * 0.5 * (1 + math.cos(math.pi * min(1.0, done / max(1, cooldown))))
 
 
 def _decay(config: Config, end: int) -> int:

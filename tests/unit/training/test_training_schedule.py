@@ -101,3 +101,30 @@ def test_rsqrt_stops_at_the_floor_and_does_not_depend_on_the_number_of_steps() -
     values = {"train": {"steps": 7}, "optimizer": {"learning_rate": 1.0}, "schedule": c.schedule.model_dump()}
     short = Config.model_validate(values).resolved()
     assert [learning_rate(short, step) for step in range(7)] == [learning_rate(c, step) for step in range(7)]
+
+
+def test_infinite_cools_down_stays_and_decays_at_the_end() -> None:
+    """As section 7.4 of Ibrahim et al. 2024 has it, by numbers of their formulas."""
+    c = config(name="infinite", warmup=0.1, cooldown=0.3, constant_ratio=0.5, decay=0.2, min_ratio=0.05)
+    assert [learning_rate(c, step) for step in (4, 9)] == pytest.approx([0.5, 1.0])
+    assert learning_rate(c, 24) == pytest.approx(0.75)
+    assert {round(learning_rate(c, step), 12) for step in range(39, 80)} == {0.5}
+    assert learning_rate(c, 89) == pytest.approx(0.5 * 0.1**0.5)
+    assert learning_rate(c, 99) == pytest.approx(0.05)
+
+
+def test_a_decay_that_begins_before_the_end_of_the_cool_down_continues_from_there() -> None:
+    c = config(name="infinite", warmup=0, cooldown=0.6, constant_ratio=0.5, decay=0.7, min_ratio=0.05)
+    rates = [learning_rate(c, step) for step in range(100)]
+    assert rates == sorted(rates, reverse=True) and rates[-1] == pytest.approx(0.05)
+    assert rates[29] == pytest.approx(0.75)
+
+
+def test_a_final_decay_to_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="exponential"):
+        config(name="infinite", min_ratio=0.0)
+
+
+def test_re_warming_begins_at_a_share_of_the_peak() -> None:
+    c = config(name="cosine", warmup="10 steps", start_ratio=0.2)
+    assert [learning_rate(c, step) for step in (0, 4, 9)] == pytest.approx([0.28, 0.6, 1.0])

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from headway.core.errors import CheckpointError, ConfigError, HeadwayError
 from headway.core.types import IGNORE_TARGET
 from headway.models.hub.folder import base_folder, is_adapter, open_folder
+from headway.models.hub.router_loss import balance_loss
 from headway.models.loss import linear_cross_entropy
 from headway.models.recompute import selective_contexts
 
@@ -45,6 +46,8 @@ class TransformersModel(nn.Module):
             for name, buffer in network.named_buffers(prefix="network")
             if not buffer.is_meta
         }
+        if config.neftune_alpha:
+            self.causal.get_input_embeddings().register_forward_hook(self._add_noise)
         self.loss_from_hidden = False
         """Whether the loss is computed from the last hidden states, a chunk of rows at a time. The logits of a whole
         micro-batch then never exist. Only a proof may set it: many models change logits after the projection."""
@@ -67,7 +70,7 @@ class TransformersModel(nn.Module):
 
     @property
     def pass_options(self) -> dict[str, Any]:
-        """Options of every pass: no cache, and no router losses, whose mean over a micro-batch is no part of a sum."""
+        """Options of every pass: no cache, and no router losses of a micro-batch, which are no part of a sum."""
         routes = hasattr(self.causal.config, "output_router_logits")
         return {"use_cache": False, **({"output_router_logits": False} if routes else {})}
 
@@ -81,6 +84,13 @@ class TransformersModel(nn.Module):
         """Return the matrix that turns the last activations into logits; None if it is not one matrix."""
         head = self.head()
         return head.weight if isinstance(head, nn.Linear) else None
+
+    def _add_noise(self, _: nn.Module, inputs: Any, x_BTD: torch.Tensor) -> torch.Tensor:
+        """Add uniform noise to embeddings in training (Jain et al. 2023, algorithm 1)."""
+        if not (self.training and torch.is_grad_enabled()):
+            return x_BTD
+        largest = self.config.neftune_alpha / (x_BTD.shape[1] * x_BTD.shape[2]) ** 0.5
+        return x_BTD + torch.empty_like(x_BTD).uniform_(-largest, largest)
 
     def make_buffers(self) -> None:
         """Restore the buffers that are not part of the state, on the device of the weights."""
@@ -150,19 +160,29 @@ class TransformersModel(nn.Module):
         """
         if probe is not None:
             return probe()
-        options = (
-            self.pass_options if documents is None else {**self.pass_options, "position_ids": documents.positions_BT}
-        )
+        options = self.pass_options
+        if documents is not None:
+            options["position_ids"] = documents.positions_BT
+        balances = self.config.router_aux_weight > 0 and self.training and torch.is_grad_enabled()
+        if balances:
+            options["output_router_logits"] = True
         projection = self.output_projection() if self.loss_from_hidden else None
         if targets_BT is not None and projection is not None:
-            hidden_BTD = self.backbone(ids_BT, **options)[0]
-            return linear_cross_entropy(hidden_BTD.flatten(0, 1), projection, targets_BT.flatten())
-        logits_BTV: torch.Tensor = self.causal(ids_BT, **options).logits
-        if targets_BT is None:
-            return logits_BTV
-        return F.cross_entropy(
-            logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), ignore_index=IGNORE_TARGET, reduction="sum"
-        )
+            output = self.backbone(ids_BT, **options)
+            loss = linear_cross_entropy(output[0].flatten(0, 1), projection, targets_BT.flatten())
+        else:
+            output = self.causal(ids_BT, **options)
+            logits_BTV: torch.Tensor = output.logits
+            if targets_BT is None:
+                return logits_BTV
+            loss = F.cross_entropy(
+                logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), ignore_index=IGNORE_TARGET, reduction="sum"
+            )
+        if balances:
+            chosen = self.causal.config.get_text_config().num_experts_per_tok
+            auxiliary = self.config.router_aux_weight * balance_loss(output.router_logits, targets_BT, chosen)
+            loss = loss + (auxiliary - auxiliary.detach())  # only its gradient: what is reported stays a cross-entropy
+        return loss
 
     def reference_loss(self, ids_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
         """Compute the loss of all targets but each row's last one by the loss function of transformers, summed."""
@@ -282,6 +302,12 @@ def read_config(config: ModelConfig) -> Any:
 def complete_from_transformers(config: ModelConfig, found: Any) -> ModelConfig:
     """Fill in what the config of transformers says about the sizes that Headway needs."""
     text = found.get_text_config()
+    if config.router_aux_weight and not hasattr(found, "output_router_logits"):
+        raise ConfigError(
+            f"{found.model_type} has no routers that report their choices",
+            where="model.router_aux_weight",
+            fix="model.router_aux_weight=0",
+        )
     longest = getattr(text, "max_position_embeddings", None)
     return config.model_copy(
         update={

@@ -1,0 +1,104 @@
+"""What a model of transformers declares, and the load-balancing loss of its routers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headway.config import Config
+from headway.core.errors import ConfigError
+from headway.models.build import complete
+from headway.models.conformance import check_model
+from headway.models.hub.router_loss import balance_loss
+from headway.models.hub.transformers_model import TransformersModel, build_transformers_model
+from headway.training.task import language_model_loss
+from support_families import VOCAB, write_family
+
+pytest.importorskip("transformers")
+
+
+def _model(source: Path, **keys: Any) -> TransformersModel:
+    values = {"from_pretrained": str(source), "implementation": "transformers", **keys}
+    return build_transformers_model(complete(Config.model_validate({"model": values}).model, 1), seed=0).train()
+
+
+def _batch(rows: int = 2) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {key: torch.randint(0, VOCAB, (rows, 8), generator=generator) for key in ("ids", "targets")}
+
+
+@pytest.mark.parametrize(
+    ("family", "keys"),
+    [
+        ("qwen3", {}),
+        ("nemotron-h", {}),
+        ("llama-3", {"adapter": {"rank": 2, "dropout": 0.1, "also_trained": ["embed_tokens"]}}),
+        ("mixtral", {"router_aux_weight": 0.1}),
+    ],
+)
+def test_a_model_of_transformers_keeps_what_it_declares(family: str, keys: dict[str, Any], tmp_path: Path) -> None:
+    model = _model(write_family(family, tmp_path / "model"), **keys)
+    model.loss_from_hidden = family != "mixtral"
+    check_model(model, language_model_loss, _batch())
+
+
+def _gradients(model: TransformersModel, batch: dict[str, torch.Tensor], at_once: int) -> dict[str, torch.Tensor]:
+    model.zero_grad(set_to_none=True)
+    for ids, targets in zip(batch["ids"].split(at_once), batch["targets"].split(at_once), strict=True):
+        model(ids, targets).backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("from_hidden", [True, False])
+@pytest.mark.parametrize("mode", ["none", "full"])
+def test_the_balance_of_experts_does_not_depend_on_micro_batches(from_hidden: bool, mode: Any, tmp_path: Path) -> None:
+    source, batch = write_family("mixtral", tmp_path / "model"), _batch(4)
+    batch["targets"][1, 3:] = -100
+    plain, balanced = _model(source), _model(source, router_aux_weight=10.0)
+    for model in (plain, balanced):
+        model.loss_from_hidden = from_hidden
+        model.set_activation_checkpointing(mode)
+    whole = _gradients(balanced, batch, 4)
+    for name, gradient in _gradients(balanced, batch, 1).items():
+        torch.testing.assert_close(gradient, whole[name], rtol=1e-4, atol=1e-4)
+    name = next(name for name in whole if "gate.weight" in name)
+    assert not torch.allclose(whole[name], _gradients(plain, batch, 4)[name], atol=1e-3)
+    assert balanced(batch["ids"], batch["targets"]) == plain(batch["ids"], batch["targets"])
+
+
+def test_the_balance_of_a_row_is_that_of_transformers(tmp_path: Path) -> None:
+    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+    model, batch = _model(write_family("mixtral", tmp_path / "model"), router_aux_weight=1.0), _batch(3)
+    batch["targets"][0, 6:] = -100
+    logits = model.backbone(batch["ids"], use_cache=False, output_router_logits=True).router_logits
+    rows = [tuple(layer.view(3, 8, -1)[row] for layer in logits) for row in range(3)]
+    expected = [load_balancing_loss_func(row, 4, 2) for row in rows]
+    torch.testing.assert_close(
+        balance_loss(logits, batch["targets"], 2), 6 * expected[0] + 8 * expected[1] + 8 * expected[2]
+    )
+
+
+def test_models_without_routers_refuse_a_weight_for_them(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no routers"):
+        _model(write_family("qwen3", tmp_path / "qwen"), router_aux_weight=0.1)
+    values = {"from_pretrained": str(write_family("mixtral", tmp_path / "mixtral")), "router_aux_weight": 0.1}
+    with pytest.raises(ConfigError, match="losses of its own"):
+        complete(Config.model_validate({"model": {**values, "implementation": "native"}}).model, 1)
+
+
+def test_noise_on_embeddings_is_uniform_repeats_and_is_for_training_only(tmp_path: Path) -> None:
+    source, ids = write_family("qwen3", tmp_path / "model"), _batch()["ids"]
+    plain, noisy = _model(source), _model(source, neftune_alpha=5.0)
+    embed = plain.causal.get_input_embeddings()
+    torch.manual_seed(3)
+    noise = noisy.causal.get_input_embeddings()(ids) - embed(ids)
+    largest = 5.0 / (8 * 32) ** 0.5  # alpha over the root of tokens times width
+    assert 0.9 * largest < float(noise.abs().max()) <= largest * 1.001
+    torch.manual_seed(3)
+    torch.testing.assert_close(noisy.causal.get_input_embeddings()(ids) - embed(ids), noise, rtol=0, atol=0)
+    assert torch.equal(noisy.eval()(ids), plain.eval()(ids))
+    check_model(noisy.train(), language_model_loss, _batch())
