@@ -51,6 +51,7 @@ _LATER = {
     "model.implementation": ("auto", "native"),
     "model.trust_remote_code": (False,),
     "model.adapter": (None,),
+    "model.adapter.also_trained_rate": (1.0,),
     "model.router_aux_weight": (0.0,),
     "model.neftune_alpha": (0.0,),
     "schedule.start_ratio": (0.0,),

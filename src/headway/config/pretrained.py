@@ -70,6 +70,8 @@ class AdapterConfig(Section):
     projection."""
     also_trained: list[str] = []
     """Names of modules that are trained in full, such as `[embed_tokens, lm_head]`."""
+    also_trained_rate: Annotated[float, Field(gt=0.0)] = 1.0
+    """Learning rate of these modules, as a multiple of that of the adapters."""
     frozen_precision: Literal["auto", "fp32", "bf16", "int8", "nf4"] = "auto"
     """Type in which the matrices of frozen linear layers are kept. `auto`: the type of the matrix products, which
     changes no bit of them. `int8`: 8 bits, with a scale for each row. `nf4`: 4 bits, with a scale for 64 values (QLoRA,
@@ -113,4 +115,10 @@ def pretrained_problems(config: Config) -> Iterator[ConfigError]:
             f"dora needs the norms of the frozen matrices, which {model.adapter.frozen_precision} does not keep",
             where="model.adapter.method, model.adapter.frozen_precision",
             fix="model.adapter.method=lora, or model.adapter.frozen_precision=auto",
+        )
+    if model.adapter is not None and model.adapter.also_trained_rate != 1.0 and config.optimizer.name == "muon":
+        yield ConfigError(
+            "muon gives matrices between layers no learning rates of their own",
+            where="model.adapter.also_trained_rate, optimizer.name",
+            fix="optimizer.name=adamw",
         )

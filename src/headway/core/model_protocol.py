@@ -171,6 +171,15 @@ class TakesCounts(Protocol):
 
 
 @runtime_checkable
+class ScalesRates(Protocol):
+    """Trains some parameters at a learning rate of their own."""
+
+    def rate_scales(self) -> dict[nn.Parameter, float]:
+        """Return the learning rate of these parameters as a multiple of that of the run."""
+        ...
+
+
+@runtime_checkable
 class KeptElsewhere(Protocol):
     """Has tensors that never change and are read from somewhere else at each start, such as the base of adapters."""
 

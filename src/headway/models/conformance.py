@@ -297,6 +297,15 @@ def _check_kept_elsewhere(model: Any, trial: _Trial) -> Iterator[str]:
         yield f"kept_elsewhere names {wrong[0]}, which is trained or no part of the state"
 
 
+def _check_rates(model: Any, trial: _Trial) -> Iterator[str]:
+    trained = {p for p in model.parameters() if p.requires_grad}
+    scales = model.rate_scales()
+    if not scales.keys() <= trained:
+        yield "rate_scales names a parameter that is not trained"
+    if any(not 0 < scale < math.inf for scale in scales.values()):
+        yield "rate_scales has a multiple that is not a positive number"
+
+
 #: What is checked of each declaration, on a copy of the model.
 _CHECKS: dict[type, Callable[[Any, _Trial], Iterator[str]]] = {
     declared.Shardable: _check_units,
@@ -309,6 +318,7 @@ _CHECKS: dict[type, Callable[[Any, _Trial], Iterator[str]]] = {
     declared.HasExperts: _check_experts,
     declared.ScalesLosses: _check_scaled_losses,
     declared.TakesCounts: _check_counts,
+    declared.ScalesRates: _check_rates,
     declared.KeptElsewhere: _check_kept_elsewhere,
     declared.HasOutputProjection: _check_projection,
 }

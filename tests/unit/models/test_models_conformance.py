@@ -61,7 +61,7 @@ def batch(seed: int = 0) -> dict[str, torch.Tensor]:
 def test_the_decoder_keeps_everything_that_a_model_can_declare(changes: dict[str, Any]) -> None:
     shape = ModelConfig(vocab_size=64, dim=16, layers=3, heads=2, ffn_dim=32, init_std=0.2, **changes)
     model = build_model(shape, vocab_size=64, seed=1)
-    assert [name for name, kind in PROTOCOLS.items() if not isinstance(model, kind)] == ["KeptElsewhere"]
+    assert [name for name, kind in PROTOCOLS.items() if not isinstance(model, kind)] == ["ScalesRates", "KeptElsewhere"]
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     stages = [range(1), range(1, 2), range(2, 3)]
     check_model(model, language_model_loss, batch(), stages=stages, stage_forward=language_model_stage)
@@ -70,7 +70,7 @@ def test_the_decoder_keeps_everything_that_a_model_can_declare(changes: dict[str
 
 def test_every_declaration_has_a_check() -> None:
     assert set(conformance._CHECKS) == set(PROTOCOLS.values())
-    assert len(PROTOCOLS) == 12 and {"wrap_units", "draws_by_position", "after_step"} <= MEMBERS
+    assert len(PROTOCOLS) == 13 and {"wrap_units", "draws_by_position", "after_step"} <= MEMBERS
 
 
 def test_the_image_classifier_of_the_examples_conforms(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from headway.models.build import complete
 from headway.models.conformance import check_model
 from headway.models.hub.router_loss import balance_loss
 from headway.models.hub.transformers_model import TransformersModel, build_transformers_model
+from headway.training.optimizer import build_optimizer, set_learning_rate
 from headway.training.task import language_model_loss
 from support_families import VOCAB, write_family
 
@@ -35,7 +36,10 @@ def _batch(rows: int = 2) -> dict[str, torch.Tensor]:
     [
         ("qwen3", {}),
         ("nemotron-h", {}),
-        ("llama-3", {"adapter": {"rank": 2, "dropout": 0.1, "also_trained": ["embed_tokens"]}}),
+        (
+            "llama-3",
+            {"adapter": {"rank": 2, "dropout": 0.1, "also_trained": ["embed_tokens"], "also_trained_rate": 0.5}},
+        ),
         ("mixtral", {"router_aux_weight": 0.1}),
     ],
 )
@@ -102,3 +106,20 @@ def test_noise_on_embeddings_is_uniform_repeats_and_is_for_training_only(tmp_pat
     torch.testing.assert_close(noisy.causal.get_input_embeddings()(ids) - embed(ids), noise, rtol=0, atol=0)
     assert torch.equal(noisy.eval()(ids), plain.eval()(ids))
     check_model(noisy.train(), language_model_loss, _batch())
+
+
+def test_modules_that_are_trained_beside_an_adapter_have_a_rate_of_their_own(tmp_path: Path) -> None:
+    adapter = {"rank": 2, "also_trained": ["embed_tokens"], "also_trained_rate": 0.25}
+    model = _model(write_family("llama-3", tmp_path / "model"), adapter=adapter)
+    settings = Config.model_validate({"optimizer": {"weight_decay": 0.0, "eps": 1e-12}}).optimizer
+    optimizer = build_optimizer(settings, model, torch.device("cpu"))
+    set_learning_rate(optimizer, 0.1)
+    before = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+    for p in model.parameters():
+        p.grad = torch.ones_like(p) if p.requires_grad else None
+    optimizer.step()
+    for name, p in model.named_parameters():
+        if name in before:  # the first step of AdamW is as long as its rate
+            rate = 0.1 if ".lora_" in name else 0.025
+            torch.testing.assert_close(before[name] - p.detach(), torch.full_like(p, rate), rtol=1e-3, atol=1e-5)
+    assert {".lora_" in name for name in before} == {True, False}

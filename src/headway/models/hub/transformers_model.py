@@ -99,6 +99,14 @@ class TransformersModel(nn.Module):
             if name not in state:
                 self.get_buffer(name).copy_(value)
 
+    def rate_scales(self) -> dict[nn.Parameter, float]:
+        """Return the learning rates of modules that are trained beside adapters, relative to that of adapters."""
+        adapter = self.config.adapter
+        if adapter is None or adapter.also_trained_rate == 1.0:
+            return {}
+        trained = {name: p for name, p in self.named_parameters() if p.requires_grad}
+        return {p: adapter.also_trained_rate for name, p in trained.items() if ".lora_" not in name}
+
     def kept_elsewhere(self) -> set[str]:
         """Return the names of tensors of the state that are in the pretrained model and never change."""
         if not self.has_adapter:

@@ -15,7 +15,7 @@ from headway.config.strategies import simplest_strategy
 from headway.core.dtensors import is_dtensor
 from headway.core.errors import ConfigError
 from headway.core.functions import load_function
-from headway.core.model_protocol import HasOutputProjection
+from headway.core.model_protocol import HasOutputProjection, ScalesRates
 from headway.training.optimizer.adafactor import ShardedAdafactor
 from headway.training.optimizer.combined import Combined
 from headway.training.optimizer.eager import eager, keep_compiler_out
@@ -60,7 +60,16 @@ def build_optimizer(
     _check_shards(config, trainable)
     keep_compiler_out()
     hidden = {id(p) for p in hidden_matrices(model)}
-    inputs = OptimizerInputs(config, device, elastic, products, trainable, [id(p) in hidden for p in trainable])
+    scales = model.rate_scales() if isinstance(model, ScalesRates) else {}
+    inputs = OptimizerInputs(
+        config,
+        device,
+        elastic,
+        products,
+        trainable,
+        [id(p) in hidden for p in trainable],
+        [scales.get(p, 1.0) for p in trainable],
+    )
     _, build = load_function(find_optimizer(config.name).build, "optimizer.name")
     if not config.offload:
         built: Optimizer = build(inputs)
@@ -94,23 +103,32 @@ class OptimizerInputs:
     parameters: Sequence[nn.Parameter]
     is_hidden: Sequence[bool]
     """For each parameter, whether it is one of `hidden_matrices`."""
+    rates: Sequence[float] = ()
+    """For each parameter, its learning rate as a multiple of that of the run; empty if all have that."""
 
     def groups(self) -> list[dict[str, Any]]:
         """Return the parameters with and without decay, by mesh of workers: a kernel takes those of one mesh at a
         time."""
-        groups: dict[tuple[bool, Any], dict[str, Any]] = {}
-        for p in sorted(self.parameters, key=lambda p: p.ndim < 2):
+        groups: dict[tuple[bool, Any, float], dict[str, Any]] = {}
+        rates = self.rates or [1.0] * len(self.parameters)
+        for p, rate in sorted(zip(self.parameters, rates, strict=True), key=lambda pair: pair[0].ndim < 2):
             decay = 0.0 if p.ndim < 2 else self.config.weight_decay
             group = groups.setdefault(
-                (p.ndim < 2, getattr(p, "device_mesh", None)), {"params": [], "weight_decay": decay}
+                (p.ndim < 2, getattr(p, "device_mesh", None), rate),
+                {"params": [], "weight_decay": decay, **({} if rate == 1.0 else {"lr_scale": rate})},
             )
             group["params"].append(p)
         return list(groups.values())
 
     def only(self, hidden: bool) -> OptimizerInputs:
         """Return a copy for the parameters that are hidden matrices, or for the others."""
-        kept = [p for p, yes in zip(self.parameters, self.is_hidden, strict=True) if yes == hidden]
-        return replace(self, parameters=kept, is_hidden=[hidden] * len(kept))
+        chosen = [index for index, yes in enumerate(self.is_hidden) if yes == hidden]
+        return replace(
+            self,
+            parameters=[self.parameters[index] for index in chosen],
+            is_hidden=[hidden] * len(chosen),
+            rates=[self.rates[index] for index in chosen] if self.rates else (),
+        )
 
 
 def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
