@@ -229,6 +229,12 @@ class Trainer:
                 where="parallel.workers",
                 fix=f"torchrun --nproc-per-node {self.config.parallel.workers} your_script.py",
             )
+        if self.config.evaluation.benchmarks is not None:
+            raise ConfigError(
+                "benchmarks need a language model with a tokenizer; a module of your own has none",
+                where="evaluation.benchmarks",
+                fix="leave it out, and measure in a callback",
+            )
         self.config = _with_precision(self.config, restart)
         options = RunOptions(restart, accept_changes, start_epoch)
         ledger = Ledger(RunDirectory(self.config.run_directory).ledger_path)
@@ -332,9 +338,33 @@ def _tell_goodput(config: Config) -> None:
 
 
 def _finished(config: Config) -> Run:
+    if config.evaluation.benchmarks is not None and is_first_worker():
+        _benchmark(config)
     if config.telemetry.report and is_first_worker():
         leave_report(config.run_directory)
     return Run(config.run_directory)
+
+
+def _benchmark(config: Config) -> None:
+    """Run the benchmarks of the last step, and record them with the run."""
+    import torch
+
+    from headway.runs.run_directory import RunDirectory
+    from headway.telemetry.metrics import MetricsLog
+    from headway.telemetry.record import open_run
+    from headway.training.benchmarks import benchmark_at_end
+
+    benchmarks, run = config.evaluation.benchmarks, RunDirectory(config.run_directory)
+    found, steps = open_run(run.path), config.train.steps
+    assert benchmarks is not None, "checked"
+    if steps is None or found.step != steps or not found.attempts:
+        return
+    # Training has ended, so its GPU is free.
+    device = "cuda:0" if config.train.device != "cpu" and torch.cuda.is_available() else "cpu"
+    if metrics := benchmark_at_end(run.path, steps, benchmarks, device):
+        log = MetricsLog(run.metrics_path, found.attempts[-1].number)
+        log.write(steps, metrics)
+        log.close()
 
 
 def leave_report(run: Path) -> None:

@@ -30,6 +30,7 @@ VERBS = (
     "launch",
     "spot",
     "eval",
+    "benchmark",
     "generate",
     "export",
     "merge",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from headway.config.benchmarks import benchmark_problems
 from headway.config.checkpoint import checkpoint_problems
 from headway.config.cost import cost_problems
 from headway.config.credentials import credential_problems
@@ -53,6 +54,7 @@ def find_problems(config: Config, trains: bool = True) -> list[ConfigError]:
         *pretrained_problems(config),
         *_health(config),
         *checkpoint_problems(config),
+        *benchmark_problems(config),
         *credential_problems(config),
         *cost_problems(config),
     ]

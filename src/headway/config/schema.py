@@ -24,6 +24,7 @@ from pydantic import (
 
 from headway.config.base import FUNCTION_PATTERN, LocalPath, Section, Share, conflict
 from headway.config.batches import Batches, BatchStage, batch_quantity, batch_rows
+from headway.config.benchmarks import BenchmarksConfig
 from headway.config.checkpoint import CheckpointConfig
 from headway.config.checks import combined, find_problems
 from headway.config.cost import BudgetConfig, CostConfig
@@ -384,6 +385,8 @@ class EvaluationConfig(Section):
     """How often during training, in steps or tokens; the end of training is always evaluated."""
     rows: PositiveInt | None = 256
     """Validation rows per evaluation, at most; all when null."""
+    benchmarks: BenchmarksConfig | None = None
+    """Tasks of lm-eval on the model; none when null."""
 
 
 class TelemetryConfig(Section):

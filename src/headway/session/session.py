@@ -71,6 +71,7 @@ from headway.session.preflight import RunPlan
 from headway.session.spending import meter_of, old_price_key
 from headway.telemetry.metrics import read_metrics
 from headway.training.available import shortfalls
+from headway.training.benchmarks import Benchmarks
 from headway.training.compiling import compile_model
 from headway.training.conditions.watch import ConditionWatch, conditions
 from headway.training.job import Callback, Job, load_callbacks
@@ -426,6 +427,9 @@ def _recorders(
         watched = conditions(run.checkpoints, run=ours, attempt=attempt.directory)
         recorders.insert(0, ConditionWatch(watched, config.health.watch_seconds))
     recorders.insert(0, WaitingThreads())
+    benchmarks = config.evaluation.benchmarks
+    if world.is_first and benchmarks is not None and benchmarks.every is not None:
+        recorders.insert(0, Benchmarks(run.path, benchmarks))
     if config.telemetry.state_hash_every:
         recorders.append(StateHashes(run.path / "hashes.jsonl", config.telemetry.state_hash_every))
     return recorders

@@ -139,6 +139,8 @@ _LINES: dict[str, tuple[_Line, ...]] = {
     "evaluation": (
         ("evaluation/loss", Unit.NUMBER, _G, "Loss on the validation data"),
         ("evaluation/perplexity", Unit.NUMBER, _G, "Exponential of the validation loss of a language model"),
+        ("evaluation/benchmarks/<benchmark>", Unit.NUMBER, _G, "Result of a benchmark's task, by its task and metric"),
+        ("evaluation/benchmarks_step", Unit.STEPS, _G, "Step of the checkpoint that benchmarks were run on"),
     ),
     "checkpoints": (
         ("checkpoint/stall_seconds", Unit.SECONDS, _A, "Time that training waited for a checkpoint's copy"),

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from headway.core.files import atomic_write
-from headway.core.foreign import SETTINGS_BYTES, read_bytes
+from headway.core.foreign import SETTINGS_BYTES, as_number, read_bytes, read_json_object
 from headway.core.format import UNKNOWN, counted, format_bytes, format_count, format_seconds
 from headway.core.secrets import redact_arguments
 from headway.telemetry import html
@@ -72,6 +72,7 @@ def render_report(run: Run) -> str:
             html.section("Model", html.facts(_model(run))),
             html.section("Changes during the run", _segments(run)),
             html.section("Attempts", _spent(found), _attempts(run, found)),
+            html.section("Benchmarks", _benchmarks(run)),
             html.section("Checkpoints", _checkpoints(run)),
             html.section("Environment", html.facts(_environment(run)), _changes(run)),
             html.section("Config", _config(run)),
@@ -305,6 +306,28 @@ def _attempts(run: Run, found: Goodput | None) -> str:
         for attempt in run.attempts
     ]
     return html.table(headers, rows, numeric=(1, 2, 4, 6))
+
+
+def _benchmarks(run: Run) -> str:
+    """Show the results of lm-eval by step; nothing if there are none."""
+    rows, settings = [], []
+    for path in sorted((run.path / "benchmarks").glob("step-*.json")):
+        try:
+            found = read_json_object(path)
+        except (OSError, ValueError):
+            continue
+        results = found.get("results")
+        for task, values in results.items() if isinstance(results, dict) else ():
+            for name, value in values.items() if isinstance(values, dict) else ():
+                rows.append([_count(found.get("step")), str(task), str(name), _plain(as_number(value))])
+        settings.append(f"lm-eval {as_text(found.get('lm_eval')) or UNKNOWN}")
+        if (limit := as_int(found.get("limit"))) is not None:
+            settings.append(f"at most {limit:,} documents per task")
+    if not rows:
+        return ""
+    return html.facts([("Measured by", ", ".join(dict.fromkeys(settings)))]) + html.table(
+        ["Step", "Task", "Metric", "Value"], rows, numeric=(0, 3)
+    )
 
 
 def _checkpoints(run: Run) -> str:

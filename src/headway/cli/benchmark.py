@@ -1,0 +1,53 @@
+"""`headway benchmark`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headway.cli.common import JsonOption, StepOption, print_json, print_table
+
+HELP = r"""Run tasks of lm-eval on a trained model (pip install 'headway\[lm-eval]').
+
+[bold]Examples[/bold]
+
+headway benchmark runs/quickstart --tasks lambada_openai,hellaswag --download
+headway benchmark runs/quickstart --tasks my-task.yaml --step 200 --limit 100
+headway benchmark exported-model --tasks my-task.yaml --device cuda:0 --json
+
+A task is a name (`lm-eval ls tasks`) or a YAML file of your own. The model is exported, and measured in a process of
+its own. Without --download nothing asks the Hub: data are local files, or in the cache.
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("benchmark", help=HELP)(benchmark)
+
+
+def benchmark(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Run directory or Hugging Face folder.")],
+    *,
+    tasks: Annotated[str, typer.Option(help="Names or YAML files, separated by commas.")],
+    step: StepOption = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda:N.")] = "cpu",
+    limit: Annotated[int | None, typer.Option(min=1, help="Most documents per task.")] = None,
+    few_shot: Annotated[int | None, typer.Option(min=0, help="Examples before each question.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts that are computed at once.")] = 8,
+    download: Annotated[bool, typer.Option("--download", help="Data sets may be fetched from the Hub.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run `headway benchmark`."""
+    from headway.training.benchmarks import run_benchmarks, wanted_by_hand
+
+    wanted = wanted_by_hand(
+        tasks.split(","), device=device, limit=limit, few_shot=few_shot, batch_size=batch_size, download=download
+    )
+    found = run_benchmarks(model, step, wanted, device)
+    if as_json:
+        print_json(found)
+        return
+    rows = [[task, name, f"{value:.4f}"] for task, values in found["results"].items() for name, value in values.items()]
+    print_table(["Task", "Metric", "Value"], rows, numeric=(2,))

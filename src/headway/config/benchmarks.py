@@ -1,0 +1,71 @@
+"""Benchmarks of a run's checkpoints by lm-eval."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, PositiveInt
+
+from headway.config.base import Section
+from headway.config.units import StepInterval
+from headway.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headway.config.schema import Config
+
+#: The device that means: when training has ended, on what it has left free.
+AFTER = "after"
+
+
+class BenchmarksConfig(Section):
+    """Tasks of lm-eval on the run's model (`pip install 'headway[lm-eval]'`), each time in a process of its own."""
+
+    tasks: Annotated[list[str], Field(min_length=1)]
+    """Names of lm-eval's tasks, or YAML files that define tasks of your own."""
+    every: StepInterval | None = None
+    """How often during training, in steps or tokens: at the first checkpoint from each multiple on. Needs another
+    `device` than `after`. The end of training is always measured."""
+    device: Annotated[str, Field(pattern=r"^(after|cpu|cuda:\d+)$")] = AFTER
+    """Where the tasks run. `after`: at the end, on what training has used. `cpu`, or a GPU on which no worker trains:
+    beside training."""
+    limit: PositiveInt | None = None
+    """Documents per task, at most; all when null."""
+    few_shot: Annotated[int, Field(ge=0)] | None = None
+    """Examples before each question; as the task says when null."""
+    batch_size: PositiveInt = 8
+    """Texts that are computed at once."""
+    download: bool = False
+    """Whether the process may ask the Hub for data sets; otherwise they must be local files or in the cache."""
+
+
+def is_file(task: str) -> bool:
+    """Return whether a task is given as a YAML file."""
+    return task.endswith((".yaml", ".yml"))
+
+
+def benchmark_problems(config: Config) -> Iterator[ConfigError]:
+    """Yield what cannot be done as it is asked for."""
+    wanted = config.evaluation.benchmarks
+    if wanted is None:
+        return
+    for task in wanted.tasks:
+        if is_file(task) and not Path(task).is_file():
+            yield ConfigError(
+                f"there is no file {task}", where="evaluation.benchmarks.tasks", fix="correct its path, or name a task"
+            )
+    if wanted.every is not None and wanted.device == AFTER:
+        yield ConfigError(
+            "benchmarks during training need a device that training does not use",
+            where="evaluation.benchmarks.every, evaluation.benchmarks.device",
+            fix="evaluation.benchmarks.device=cpu, or leave out evaluation.benchmarks.every",
+        )
+    gpu = re.fullmatch(r"cuda:(\d+)", wanted.device)
+    if gpu and config.train.device != "cpu" and int(gpu[1]) < config.parallel.workers:
+        yield ConfigError(
+            f"a worker trains on {wanted.device}",
+            where="evaluation.benchmarks.device",
+            fix=f"evaluation.benchmarks.device=cuda:{config.parallel.workers} if there is one, or cpu",
+        )

@@ -1,0 +1,105 @@
+"""The process that runs lm-eval on a model: `python -m headway.training.benchmark_process ORDER`.
+
+It is the only place that imports lm-eval. It can run beside a training at low priority; nothing waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+from headway.config.benchmarks import is_file
+from headway.core.errors import HeadwayError
+from headway.core.files import write_json
+from headway.core.foreign import read_json_object
+
+#: What lm-eval adds to a task's metrics.
+_NO_METRICS = frozenset(("name", "alias", "sample_len", "sample_count"))
+
+
+def run_tasks(folder: Path, order: dict[str, Any]) -> dict[str, Any]:
+    """Run lm-eval's tasks on an exported model, and return its results by task and metric."""
+    from lm_eval import simple_evaluate  # type: ignore[import-not-found, unused-ignore]
+    from lm_eval.models.huggingface import HFLM  # type: ignore[import-not-found, unused-ignore]
+    from lm_eval.tasks import TaskManager  # type: ignore[import-not-found, unused-ignore]
+
+    files = [Path(task).resolve() for task in order["tasks"] if is_file(task)]
+    # The index of lm-eval's own tasks takes seconds, and is needed for names only.
+    manager = TaskManager(
+        include_path=sorted({str(path.parent) for path in files}) or None,
+        include_defaults=len(files) < len(order["tasks"]),
+    )
+    names = [_task_name(Path(task)) if is_file(task) else task for task in order["tasks"]]
+    model = HFLM(pretrained=str(folder), device=order["device"], batch_size=order["batch_size"], dtype="float32")
+    found = simple_evaluate(
+        model=model,
+        tasks=names,
+        num_fewshot=order["few_shot"],
+        limit=order["limit"],
+        task_manager=manager,
+        bootstrap_iters=0,
+        log_samples=False,
+    )
+    return {task: _metrics(values) for task, values in found["results"].items()}
+
+
+def _task_name(path: Path) -> str:
+    """Return the name of the task, or of the group of tasks, that a file defines."""
+    import re
+
+    found = re.search(r"^(?:task|group):[ \t]*([^\s#]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1].strip("\"'") if found else path.stem
+
+
+def _metrics(values: dict[str, Any]) -> dict[str, float]:
+    """Return the numbers of a task; those of another filter than the only one carry its name."""
+    found = {}
+    for key, value in values.items():
+        name, _, filtered = key.partition(",")
+        if name not in _NO_METRICS and not name.endswith("_stderr") and isinstance(value, (int, float)):
+            found[name if filtered in ("", "none") else f"{name}({filtered})"] = float(value)
+    return found
+
+
+def export_run(model: Path, step: int | None, folder: Path) -> int | None:
+    """Write a run's model as a Hugging Face folder, with adapters merged, and return the step of its weights."""
+    from headway.models.hub.transformers_model import TransformersModel
+    from headway.training.inference import export_trained, load_trained
+
+    trained = load_trained(model, step=step)
+    merge = isinstance(cast(object, trained.model), TransformersModel) and bool(
+        cast(TransformersModel, trained.model).has_adapter
+    )
+    export_trained(trained, folder, merge=merge)
+    return trained.step
+
+
+def main() -> None:
+    """Carry out the order, and write the results to the file that it names."""
+    order = read_json_object(Path(sys.argv[1]))
+    os.nice(int(order["nice"]))
+    model, step = Path(order["model"]), order["step"]
+    try:
+        if (model / "config.json").is_file():
+            results = run_tasks(model, order)
+        else:
+            place = Path(order["place"]) / "model"
+            step = export_run(model, step, place)
+            results = run_tasks(place, order)
+    except HeadwayError as error:
+        sys.stderr.write(f"{error.render()}\n")
+        sys.exit(error.exit_code)
+    kept = {key: order[key] for key in ("tasks", "limit", "few_shot")}
+    write_json(Path(order["output"]), {"step": step, "results": results, **kept, "lm_eval": _version()})
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("lm_eval")
+
+
+if __name__ == "__main__":
+    main()

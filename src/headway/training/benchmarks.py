@@ -1,0 +1,255 @@
+"""Benchmarks of a model by lm-eval: started in a process of their own, and recorded when they are done."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from headway.config.benchmarks import AFTER, BenchmarksConfig, is_file
+from headway.core.console import notice, warning
+from headway.core.errors import ConfigError, HeadwayError, missing_extra
+from headway.core.files import write_json
+from headway.core.foreign import read_json_object
+from headway.core.module_command import module_command
+from headway.training.job import Callback
+
+if TYPE_CHECKING:
+    from headway.checkpoint.save.outcomes import Outcome
+    from headway.training.job import Job
+
+#: Of a run directory: a file of results for each step that was measured.
+FOLDER = "benchmarks"
+#: Keep libraries of Hugging Face from asking the Hub.
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+_LAST_CHARACTERS = 4000
+#: Ending of the folder with the exported model, next to the results.
+_EXPORT = ".export"
+
+
+def results_path(run: Path, step: int) -> Path:
+    """Return the file with the results of a step."""
+    return run / FOLDER / f"step-{step:08d}.json"
+
+
+def as_metrics(found: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of a file of results."""
+    metrics = {"evaluation/benchmarks_step": float(found["step"])}
+    for task, values in found["results"].items():
+        for name, value in values.items():
+            metrics["evaluation/benchmarks/" + f"{task} {name}"] = float(value)
+    return metrics
+
+
+def wanted_by_hand(tasks: Sequence[str], *, device: str, **settings: Any) -> BenchmarksConfig:
+    """Return the benchmarks that a command asks for.
+
+    Raises:
+        ConfigError: a file does not exist, or the device is none.
+    """
+    names = [task.strip() for task in tasks if task.strip()]
+    for task in names:
+        if is_file(task) and not Path(task).is_file():
+            raise ConfigError(f"there is no file {task}", where="--tasks", fix="correct its path, or name a task")
+    try:
+        return BenchmarksConfig(tasks=names, device=device, **settings)
+    except ValidationError as error:
+        what = "; ".join(str(one["msg"]) for one in error.errors())
+        raise ConfigError(what, where="--tasks, --device", fix="--tasks NAME[,NAME...] --device cpu") from None
+
+
+def check_installed() -> None:
+    """Check that lm-eval is installed.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if find_spec("lm_eval") is None:
+        raise missing_extra("lm-eval", "lm-eval", "benchmarks")
+
+
+@dataclass
+class BenchmarkProcess:
+    """Benchmarks that are being run."""
+
+    process: subprocess.Popen[bytes]
+    output: Path
+    log: Path
+
+    @classmethod
+    def start(
+        cls, model: Path, step: int | None, wanted: BenchmarksConfig, output: Path, *, device: str, nice: int = 0
+    ) -> BenchmarkProcess:
+        """Start benchmarks of a run's checkpoint, or of a Hugging Face folder.
+
+        Args:
+            model: Run directory or folder.
+            step: Of the checkpoint; the newest good one if None.
+            wanted: The tasks, and how they are run.
+            output: File for the results; its log gets the same name.
+            device: `cpu` or `cuda:N`, a GPU as this process counts them.
+            nice: By how much its priority is lower.
+        """
+        check_installed()
+        output.parent.mkdir(parents=True, exist_ok=True)
+        order, log, place = (output.with_suffix(ending) for ending in (".order", ".log", _EXPORT))
+        # The process sees no other GPU, so it cannot take memory on one by accident.
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        number = device.removeprefix("cuda:")
+        gpus = "" if device == "cpu" else seen.split(",")[int(number)] if seen and number.isdigit() else number
+        settings = wanted.model_dump(mode="json", include={"tasks", "limit", "few_shot", "batch_size"})
+        given = {"model": str(model), "step": step, "output": str(output), "nice": nice, "place": str(place)}
+        write_json(order, {**settings, **given, "device": "cpu" if device == "cpu" else "cuda:0"})
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpus, "TOKENIZERS_PARALLELISM": "false"}
+        environment |= {} if wanted.download else _OFFLINE
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+            environment.pop(name, None)
+        command = module_command("headway.training.benchmark_process", str(order))
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
+            )
+        return cls(process, output, log)
+
+    def results(self) -> dict[str, Any]:
+        """Wait for the end, and return the results.
+
+        Raises:
+            HeadwayError: there are none; the end of the log says why.
+        """
+        try:
+            code = self.process.wait()
+        except BaseException:
+            self.stop()
+            raise
+        self._remove_order()
+        try:
+            if code == 0:
+                return read_json_object(self.output)
+            lines = self.log.read_text(encoding="utf-8", errors="replace")[-_LAST_CHARACTERS:].strip().splitlines()
+        except (OSError, ValueError) as error:
+            lines = [str(error)]
+        raise HeadwayError(
+            f"the benchmarks failed: {lines[-1] if lines else f'exit code {code}'}",
+            where=str(self.log),
+            fix="lm-eval ls tasks lists its tasks; data that are neither files nor in the cache need a download"
+            " (evaluation.benchmarks.download=true)",
+        )
+
+    def stop(self) -> None:
+        """End it."""
+        self.process.kill()
+        self.process.wait()
+        self._remove_order()
+
+    def _remove_order(self) -> None:
+        """Remove what the process was given, and the export, which it cannot do when it is killed."""
+        self.output.with_suffix(".order").unlink(missing_ok=True)
+        shutil.rmtree(self.output.with_suffix(_EXPORT), ignore_errors=True)
+
+
+def run_benchmarks(model: Path, step: int | None, wanted: BenchmarksConfig, device: str) -> dict[str, Any]:
+    """Run benchmarks, wait for them, and return their results.
+
+    Raises:
+        ConfigError: lm-eval is not installed.
+        HeadwayError: they failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="headway-benchmark-") as place:
+        output = Path(place) / "results.json"
+        try:
+            return BenchmarkProcess.start(model, step, wanted, output, device=device).results()
+        except HeadwayError as error:
+            log = output.with_suffix(".log")
+            if log.is_file():  # its place is about to be removed
+                text = log.read_text(encoding="utf-8", errors="replace")[-_LAST_CHARACTERS:]
+                raise HeadwayError(f"{error.what}\n{text}", where=str(model), fix=error.fix) from None
+            raise
+
+
+class Benchmarks(Callback):
+    """Runs benchmarks beside training, one at a time, and adds their results to the step at which they are known.
+
+    A failure is a warning: training does not depend on it. What has not ended by the end of training is ended.
+
+    Args:
+        run: Run directory.
+        wanted: With a device beside training.
+    """
+
+    def __init__(self, run: Path, wanted: BenchmarksConfig) -> None:
+        self._run, self._wanted = run, wanted
+        self._reached: int | None = None
+        self._going: BenchmarkProcess | None = None
+
+    def on_start(self, job: Job) -> None:
+        """Remember which multiples are past, and remove what a killed attempt has left."""
+        self._reached = self._multiple(job, job.state.cursor.step)
+        for left in (self._run / FOLDER).glob(f"*{_EXPORT}"):  # of an attempt that was killed
+            shutil.rmtree(left, ignore_errors=True)
+
+    def on_saved(self, job: Job, outcome: Outcome) -> None:
+        """Start benchmarks of a checkpoint that is the first after a multiple, unless the last ones are under way."""
+        multiple = self._multiple(job, outcome.step)
+        last = outcome.step >= job.total_steps  # that one is measured when training has ended
+        if outcome.error is not None or self._reached is None or multiple <= self._reached or self._going or last:
+            return
+        self._reached = multiple
+        path = results_path(self._run, outcome.step)
+        try:
+            self._going = BenchmarkProcess.start(
+                self._run, outcome.step, self._wanted, path, device=self._wanted.device, nice=10
+            )
+        except (OSError, HeadwayError) as error:
+            warning(f"no benchmarks of step {outcome.step:,}: {error}")
+
+    def on_step(self, job: Job, step: int, metrics: dict[str, float]) -> None:
+        """Add results that have come."""
+        if self._going is None or self._going.process.poll() is None:
+            return
+        going, self._going = self._going, None
+        try:
+            metrics.update(as_metrics(going.results()))
+        except HeadwayError as error:
+            warning(f"{error.what} ({error.where})")
+
+    def on_end(self, job: Job) -> None:
+        """End what has not ended."""
+        if self._going is not None:
+            self._going.stop()
+            self._going = None
+
+    def _multiple(self, job: Job, step: int) -> int:
+        every = self._wanted.every
+        assert every is not None, "checked"
+        done = step if every.unit == "steps" else job.config.train.batches.tokens_before(step)
+        return int(done // every.amount)
+
+
+def benchmark_at_end(run: Path, step: int, wanted: BenchmarksConfig, device: str) -> dict[str, float]:
+    """Run benchmarks of a finished run if that was not done, and return their metrics; empty if there is nothing new.
+
+    A failure is a warning, and the next call tries again.
+    """
+    path = results_path(run, step)
+    if path.is_file():
+        return {}
+    where = device if wanted.device == AFTER else wanted.device
+    notice(f"benchmarks of step {step:,} on {where}: {', '.join(wanted.tasks)}")
+    try:
+        found = BenchmarkProcess.start(run, step, wanted, path, device=where).results()
+    except (OSError, HeadwayError) as error:
+        what = error.render() if isinstance(error, HeadwayError) else str(error)
+        warning(f"no benchmarks of step {step:,}: {what}")
+        return {}
+    for task, values in found["results"].items():
+        notice(f"{task}: " + ", ".join(f"{name} {value:.4g}" for name, value in values.items()))
+    return as_metrics(found)

@@ -1,0 +1,244 @@
+"""Benchmarks run in a process of their own, offline, off the trainer's GPUs, and no training depends on them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headway.checkpoint.save.outcomes import Outcome
+from headway.config import Config
+from headway.config.benchmarks import BenchmarksConfig
+from headway.config.checks import find_problems
+from headway.config.units import Interval
+from headway.core.errors import CheckpointError, ConfigError, HeadwayError
+from headway.telemetry.catalogue import metric
+from headway.telemetry.record import open_run
+from headway.telemetry.report import render_report
+from headway.training import benchmarks
+from headway.training.benchmark_process import _metrics
+from headway.training.benchmarks import BenchmarkProcess, Benchmarks, as_metrics, benchmark_at_end, run_benchmarks
+
+#: Stands for lm-eval: its results say how it was called, and what it sees.
+STUB = """
+import json, os, sys
+
+def simple_evaluate(**given):
+    if "missing" in given["tasks"]:
+        raise ValueError("no task missing")
+    seen = {name: os.environ.get(name) for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "CUDA_VISIBLE_DEVICES")}
+    manager, model = given.pop("task_manager"), given.pop("model")
+    print(json.dumps({**given, **vars(manager), **vars(model), **seen, "nice": os.nice(0)}))
+    results = {"acc,none": 0.25, "acc_stderr,none": "N/A", "ppl,strict": 8.5, "alias": "x", "sample_len": 9}
+    return {"results": dict.fromkeys(given["tasks"], results)}
+"""
+KEEP = "class {}:\n def __init__(self, **given):\n  self.__dict__ = given\n"
+
+
+@pytest.fixture
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for models and results, with the stub on the path of new processes."""
+    package = tmp_path / "stub" / "lm_eval"
+    (package / "models").mkdir(parents=True)
+    (package / "__init__.py").write_text(STUB)
+    (package / "models" / "__init__.py").touch()
+    (package / "models" / "huggingface.py").write_text(KEEP.format("HFLM"))
+    (package / "tasks.py").write_text(KEEP.format("TaskManager"))
+    (package.parent / "lm_eval-0.1.dist-info").mkdir()
+    (package.parent / "lm_eval-0.1.dist-info" / "METADATA").write_text("Name: lm_eval\nVersion: 0.1\n")
+    monkeypatch.syspath_prepend(package.parent)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "lm_eval"]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "mine.yaml").write_text("# a task\ntask: 'my_task'  # its name\ndataset_path: json\n")
+    return tmp_path
+
+
+def said(output: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(output.with_suffix(".log").read_text().splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "download", "seen"),
+    [
+        ("cpu", None, False, {"device": "cpu", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}),
+        ("cuda:1", None, False, {"device": "cuda:0", "CUDA_VISIBLE_DEVICES": "1", "HF_DATASETS_OFFLINE": "1"}),
+        ("cuda:1", "6,4", True, {"device": "cuda:0", "CUDA_VISIBLE_DEVICES": "4", "HF_HUB_OFFLINE": None}),
+    ],
+)
+def test_the_process_sees_its_device_and_no_network(
+    stub: Path, monkeypatch: pytest.MonkeyPatch, device: str, visible: str | None, download: bool, seen: dict[str, Any]
+) -> None:
+    for name in ("CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    task = str(stub / "mine.yaml")
+    wanted = BenchmarksConfig(tasks=[task, "known"], limit=7, few_shot=2, batch_size=3, download=download)
+    output = stub / "results" / "one.json"
+    found = BenchmarkProcess.start(stub / "model", None, wanted, output, device=device, nice=3).results()
+    assert found["results"] == {task: {"acc": 0.25, "ppl(strict)": 8.5} for task in ("my_task", "known")}
+    assert found["lm_eval"] == "0.1" and found["limit"] == 7 and json.loads(output.read_text()) == found
+    called = said(output)
+    assert seen.items() <= called.items()
+    assert called["pretrained"] == str(stub / "model") and called["batch_size"] == 3 and called["nice"] >= 3
+    assert (called["limit"], called["num_fewshot"], called["tasks"]) == (7, 2, ["my_task", "known"])
+    assert called["include_path"] == [str(stub)] and called["include_defaults"] is True
+    assert not output.with_suffix(".order").exists()
+
+
+def test_a_failure_names_its_reason_and_log(stub: Path) -> None:
+    with pytest.raises(HeadwayError, match="the benchmarks failed: ValueError: no task missing") as caught:
+        run_benchmarks(stub / "model", None, BenchmarksConfig(tasks=["missing"]), "cpu")
+    assert "Traceback" in str(caught.value), "its log is gone by then"
+    assert benchmark_at_end(stub / "model", 5, BenchmarksConfig(tasks=["missing"]), "cpu") == {}, "only a warning"
+
+
+def test_the_end_is_measured_once(stub: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = BenchmarksConfig(tasks=["known"])
+    # The folder stands for a run directory; what is measured in it is the folder itself.
+    metrics = benchmark_at_end(stub / "model", 5, wanted, "cpu")
+    assert metrics["evaluation/benchmarks/known acc"] == 0.25 and all(metric(name) for name in metrics)
+    assert "known: acc 0.25, ppl(strict) 8.5" in capsys.readouterr().err
+    assert benchmark_at_end(stub / "model", 5, wanted, "cpu") == {}
+
+
+def test_without_lm_eval_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmarks, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="lm-eval") as caught:
+        run_benchmarks(tmp_path, None, BenchmarksConfig(tasks=["known"]), "cpu")
+    assert caught.value.fix == "pip install 'headway[lm-eval]'"
+
+
+def test_numbers_are_taken_from_what_lm_eval_says() -> None:
+    said = {"name": "x", "acc,none": 1, "acc_stderr,none": 0.1, "exact,flexible": 0.5, "text,none": "N/A"}
+    assert _metrics(said) == {"acc": 1.0, "exact(flexible)": 0.5}
+
+
+class Started:
+    """Stands for benchmarks under way."""
+
+    def __init__(self, step: int | None) -> None:
+        self.step, self.code, self.stopped = step, None, False
+        self.process = SimpleNamespace(poll=lambda: self.code)
+        self.code: int | None = None
+
+    def results(self) -> dict[str, Any]:
+        if self.code:
+            raise HeadwayError("they failed", where="x.log")
+        return {"step": self.step, "results": {"t": {"acc": 0.5}}}
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Started]:
+    found: list[Started] = []
+
+    def start(run: Path, step: int | None, *_: Any, device: str, nice: int) -> Started:
+        assert device == "cpu" and nice > 0
+        found.append(Started(step))
+        return found[-1]
+
+    monkeypatch.setattr(BenchmarkProcess, "start", start)
+    return found
+
+
+def job(step: int = 0, total: int = 100) -> Any:
+    batches = SimpleNamespace(tokens_before=lambda step: step * 10)
+    cursor = SimpleNamespace(step=step)
+    config = SimpleNamespace(train=SimpleNamespace(batches=batches))
+    return SimpleNamespace(state=SimpleNamespace(cursor=cursor), total_steps=total, config=config)
+
+
+def test_an_export_does_not_outlive_its_process(stub: Path, tmp_path: Path) -> None:
+    output = tmp_path / "benchmarks" / "step-00000020.json"
+    going = BenchmarkProcess.start(stub / "model", None, BenchmarksConfig(tasks=["known"]), output, device="cpu")
+    exported = Path(json.loads(output.with_suffix(".order").read_text())["place"])
+    exported.mkdir()
+    going.stop()
+    assert not exported.exists() and not output.with_suffix(".order").exists()
+    exported.mkdir()  # the supervisor was killed
+    wanted = BenchmarksConfig(tasks=["t"], every=Interval(20, "steps"), device="cpu")
+    Benchmarks(tmp_path, wanted).on_start(job())
+    assert not exported.exists()
+
+
+@pytest.mark.parametrize("every", ["20 steps", "200 tokens"])
+def test_the_first_checkpoint_from_each_multiple_on_is_measured(
+    tmp_path: Path, started: list[Started], every: str
+) -> None:
+    wanted = BenchmarksConfig(tasks=["t"], every=Interval.parse(every), device="cpu")
+    callback, here = Benchmarks(tmp_path, wanted), job(step=15)
+    callback.on_start(here)
+    for step in (15, 18):
+        callback.on_saved(here, Outcome(step))
+    assert not started
+    callback.on_saved(here, Outcome(20, error=CheckpointError("the disk is full")))
+    callback.on_saved(here, Outcome(24))
+    callback.on_saved(here, Outcome(40))  # one at a time
+    assert [one.step for one in started] == [24]
+    callback.on_step(here, 41, metrics := dict[str, float]())
+    assert metrics == {}, "it has not ended"
+    started[0].code = 0
+    callback.on_step(here, 42, metrics)
+    assert metrics == {"evaluation/benchmarks_step": 24.0, "evaluation/benchmarks/t acc": 0.5}
+    callback.on_saved(here, Outcome(44))
+    callback.on_end(here)
+    assert [one.step for one in started] == [24, 44] and [one.stopped for one in started] == [False, True]
+    callback.on_saved(here, Outcome(100))
+    assert len(started) == 2, "the end is measured when training has ended"
+
+
+def test_a_failure_beside_training_is_a_warning(
+    tmp_path: Path, started: list[Started], capsys: pytest.CaptureFixture[str]
+) -> None:
+    callback = Benchmarks(tmp_path, BenchmarksConfig(tasks=["t"], every=Interval.parse("10 steps"), device="cpu"))
+    callback.on_start(job())
+    callback.on_saved(job(), Outcome(10))
+    started[0].code = 1
+    callback.on_step(job(), 11, metrics := dict[str, float]())
+    assert metrics == {} and "they failed (x.log)" in capsys.readouterr().err
+    callback.on_saved(job(), Outcome(20))
+    assert len(started) == 2, "the next ones are tried"
+
+
+@pytest.mark.parametrize(
+    ("values", "device", "where"),
+    [
+        ({"device": "after", "every": "10 steps"}, "cpu", "evaluation.benchmarks.every"),
+        ({"device": "cuda:1", "every": "10 steps"}, "auto", "evaluation.benchmarks.device"),
+        ({"device": "cuda:2", "every": "10 steps"}, "cuda", None),
+        ({"device": "cuda:0", "every": "10 steps"}, "cpu", None),
+        ({"tasks": ["not/there.yaml"]}, "cpu", "evaluation.benchmarks.tasks"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_training(values: dict[str, Any], device: str, where: str | None) -> None:
+    config = Config.model_validate(
+        {
+            "train": {"steps": 10, "device": device, "global_batch": 8},
+            "parallel": {"workers": 2},
+            "evaluation": {"benchmarks": {"tasks": ["known"], **values}},
+        }
+    )
+    found = [problem.where or "" for problem in find_problems(config) if "benchmarks" in (problem.where or "")]
+    assert [one.split(",")[0] for one in found] == ([] if where is None else [where])
+
+
+def test_the_report_shows_results(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "benchmarks").mkdir(parents=True)
+    (run / "config.yaml").write_text("name: x\n")
+    found = {"step": 1200, "results": {"my_task": {"acc": 0.125}}, "limit": 50, "lm_eval": "0.4"}
+    (run / "benchmarks/step-00001200.json").write_text(json.dumps(found))
+    (run / "benchmarks/step-00000600.json").write_text("[damaged")
+    text = render_report(open_run(run))
+    assert "my_task" in text and "0.125" in text and "1,200" in text and "at most 50 documents per task" in text
+    assert as_metrics(found)["evaluation/benchmarks_step"] == 1200.0
