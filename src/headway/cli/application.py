@@ -96,7 +96,7 @@ def _meant_keys(name: str) -> list[str]:
     if name in known or name in OURS:
         return [OURS.get(name, name)]
     keys = [key for key in known if key.rpartition(".")[2] == name]
-    return keys if len(keys) <= 3 else []
+    return keys if len(keys) <= 4 else []
 
 
 def _version(wanted: bool) -> None:

@@ -21,9 +21,9 @@ _NO_METRICS = frozenset(("name", "alias", "sample_len", "sample_count"))
 
 def run_tasks(folder: Path, order: dict[str, Any]) -> dict[str, Any]:
     """Run lm-eval's tasks on an exported model, and return its results by task and metric."""
-    from lm_eval import simple_evaluate  # type: ignore[import-not-found, unused-ignore]
-    from lm_eval.models.huggingface import HFLM  # type: ignore[import-not-found, unused-ignore]
-    from lm_eval.tasks import TaskManager  # type: ignore[import-not-found, unused-ignore]
+    from lm_eval import simple_evaluate  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    from lm_eval.models.huggingface import HFLM  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    from lm_eval.tasks import TaskManager  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     files = [Path(task).resolve() for task in order["tasks"] if is_file(task)]
     # The index of lm-eval's own tasks takes seconds, and is needed for names only.

@@ -45,7 +45,8 @@ def as_metrics(found: Mapping[str, Any]) -> dict[str, float]:
     metrics = {"evaluation/benchmarks_step": float(found["step"])}
     for task, values in found["results"].items():
         for name, value in values.items():
-            metrics["evaluation/benchmarks/" + f"{task} {name}"] = float(value)
+            benchmark = f"{task} {name}"
+            metrics[f"evaluation/benchmarks/{benchmark}"] = float(value)
     return metrics
 
 

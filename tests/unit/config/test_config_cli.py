@@ -81,7 +81,11 @@ def test_check_of_a_model_whose_shape_comes_from_files() -> None:
         ("--micro-batch=2", "train.micro_batch=VALUE"),
         ("--lr=1", "optimizer.learning_rate=VALUE"),
         ("--name=a", "name=VALUE"),
-        ("--every=5", "checkpoint.every=VALUE or checkpoint.remote.every=VALUE or evaluation.every=VALUE"),
+        (
+            "--every=5",
+            "checkpoint.every=VALUE or checkpoint.remote.every=VALUE or evaluation.every=VALUE"
+            " or evaluation.benchmarks.every=VALUE",
+        ),
     ],
 )
 def test_an_override_with_dashes_is_answered_with_one_without(option: str, meant: str) -> None:
