@@ -110,8 +110,8 @@ class Kubelet:
             command = [sys.executable, "-m", *words]
             process = subprocess.Popen(command, stdout=log, stderr=log, env=own, cwd=folder)
         about = {"name": pod, "labels": template["metadata"]["labels"]}
-        status = {"phase": "Running"}
-        self._api.ask(f"{self._core}/pods", "POST", {"kind": "Pod", "metadata": about, "status": status})
+        running = {"apiVersion": "v1", "kind": "Pod", "metadata": about, "status": {"phase": "Running"}}
+        self._api.ask(f"{self._core}/pods", "POST", running)
         self._pods[index] = pod, process
         self._api.ask(self._job_path, "PATCH", {"status": {"active": len(self._pods), "ready": len(self._pods)}})
 

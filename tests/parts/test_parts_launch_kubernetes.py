@@ -77,7 +77,8 @@ def test_kubectl_applies_reads_and_deletes_every_kind(api: Api, tmp_path: Path, 
     if envelope.install is not None:
         with pytest.raises(Exception, match="does not know the kind"):
             launcher.check(job("launch.kubernetes.autoscaled=true", machines=1))
-        definition = {"kind": "CustomResourceDefinition", "metadata": {"name": envelope.resource}}
+        about = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition"}
+        definition = {**about, "metadata": {"name": envelope.resource}}
         api.ask("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "POST", definition)
     launcher.check(job("launch.kubernetes.autoscaled=true", "launch.kubernetes.context=stand-in", machines=1))
     handle = launcher.submit(given, folder)
@@ -110,6 +111,7 @@ def test_a_pod_is_deleted_and_the_run_ends_with_the_same_bits(
         metrics = run / "metrics.jsonl"
         assert wait_until(lambda: metrics.exists() and metrics.stat().st_size > 5000, LONG, 0.1)
         status = headway("launch", "status", run, "--json", fresh=True)
+        assert status.returncode == 0, status.stderr
         assert json.loads(status.stdout)["engine"]["state"] == "running", status.stderr
         subprocess.run(["kubectl", "delete", "pod", "pods-0-1", "--wait=false"], check=True, capture_output=True)
         assert ending.result() == "Complete", (pods / "pods-0-1.log").read_text()
