@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -16,7 +17,7 @@ import headway
 from headway import Callback
 from headway.config import Config
 from headway.core.errors import ConfigError
-from headway.models.hub.quantized import NF4_LEVELS, QuantizedLinear, dequantize, quantize
+from headway.models.hub.quantized import NF4_LEVELS, Kind, QuantizedLinear, dequantize, quantize
 from support import config_values, state_hash, write_config, write_corpus
 from support import headway as command
 from support_families import write_family
@@ -135,3 +136,28 @@ def test_norms_of_matrices_in_few_bits_are_refused() -> None:
     model = {"from_pretrained": "x", "adapter": {"method": "dora", "frozen_precision": "int8"}}
     with pytest.raises(ConfigError, match="dora needs the norms"):
         Config.model_validate({"model": model, "train": {"steps": 1}}).resolved()
+
+
+@pytest.mark.parametrize("kind", ["int8", "nf4"])
+def test_compiled_code_keeps_codes_for_the_backward_pass_and_no_restored_matrix(kind: Kind) -> None:
+    torch.manual_seed(0)
+    layer = QuantizedLinear(nn.Linear(128, 256, bias=False), kind)
+    compiled = torch.compile(layer, backend="aot_eager_decomp_partition", dynamic=False)
+    x = torch.randn(4, 128)
+
+    def gradient(module: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, int]:
+        inputs, kept = x.clone().requires_grad_(), [0]
+
+        def count(tensor: torch.Tensor) -> torch.Tensor:
+            kept[0] += tensor.nbytes
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            y = module(inputs)
+        y.square().sum().backward()
+        assert inputs.grad is not None
+        return inputs.grad, kept[0] - y.nbytes
+
+    eager, compiled_gradient = gradient(layer), gradient(compiled)
+    assert torch.equal(eager[0], compiled_gradient[0])
+    assert compiled_gradient[1] <= layer.codes.nbytes + layer.scales.nbytes

@@ -80,21 +80,43 @@ class QuantizedLinear(nn.Module):
         """Return the product of the input and the restored matrix."""
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-        y: torch.Tensor = _Product.apply(x.to(dtype), self.codes, self.scales, self.kind)  # type: ignore[no-untyped-call]
+        y = _product(x.to(dtype), self.codes, self.scales, self.kind)
         return y if self.bias is None else y + self.bias.to(dtype)
 
 
-class _Product(torch.autograd.Function):
-    """Restores the matrix in both passes, so that it does not live between them."""
+# Operators of their own, not an autograd function: torch.compile otherwise sees the restored matrices, and may keep
+# them for the backward pass.
+@torch.library.custom_op("headway::frozen_product", mutates_args=())
+def _product(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, kind: str) -> torch.Tensor:
+    """Multiply rows by a matrix that is restored for it."""
+    return F.linear(x, dequantize(codes, scales, kind, x.dtype))  # type: ignore[arg-type]
 
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, kind: Kind) -> torch.Tensor:
-        ctx.save_for_backward(codes, scales)
-        ctx.kind = kind
-        return F.linear(x, dequantize(codes, scales, kind, x.dtype))
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        codes, scales = ctx.saved_tensors
-        (gradient,) = gradients
-        return gradient @ dequantize(codes, scales, ctx.kind, gradient.dtype), None, None, None
+@torch.library.custom_op("headway::frozen_product_backward", mutates_args=())
+def _product_backward(gradient: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, kind: str) -> torch.Tensor:
+    """Compute the gradient of the rows."""
+    return gradient @ dequantize(codes, scales, kind, gradient.dtype)  # type: ignore[arg-type]
+
+
+@_product.register_fake
+def _(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, kind: str) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], codes.shape[0])
+
+
+@_product_backward.register_fake
+def _(gradient: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, kind: str) -> torch.Tensor:
+    columns = codes.shape[1] if kind == "int8" else 2 * codes.shape[1]
+    return gradient.new_empty(*gradient.shape[:-1], columns)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    _, codes, scales, ctx.kind = inputs
+    ctx.save_for_backward(codes, scales)
+
+
+def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+    codes, scales = ctx.saved_tensors
+    return _product_backward(gradient, codes, scales, ctx.kind), None, None, None
+
+
+_product.register_autograd(_backward, setup_context=_keep)
