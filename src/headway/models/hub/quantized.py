@@ -80,7 +80,7 @@ class QuantizedLinear(nn.Module):
         """Return the product of the input and the restored matrix."""
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-        y = _product(x.to(dtype), self.codes, self.scales, self.kind)
+        y: torch.Tensor = _product(x.to(dtype), self.codes, self.scales, self.kind)
         return y if self.bias is None else y + self.bias.to(dtype)
 
 
