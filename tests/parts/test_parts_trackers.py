@@ -156,14 +156,15 @@ def train(folder: Path, *overrides: str) -> subprocess.Popen[bytes]:
 
 @pytest.mark.parts(MLFLOW)
 def test_a_run_and_its_followers_are_killed_five_times(server: Server, tmp_path: Path) -> None:
-    draws, total, run = random.Random(5), 60, tmp_path / "runs" / "tiny"
+    draws, total, run = random.Random(5), 500, tmp_path / "runs" / "tiny"
     write_corpus(tmp_path)
-    write_config(tmp_path, train={"steps": total}, track=["tensorboard", {"mlflow": {"uri": server.uri}}])
+    track = ["tensorboard", {"mlflow": {"uri": server.uri}}]
+    write_config(tmp_path, train={"steps": total}, checkpoint={"every": "20 steps"}, track=track)
     assert headway("data", "prepare", "config.yaml", cwd=tmp_path).returncode == 0
-    for number in range(5):
-        process = train(tmp_path)
+    for _ in range(5):
+        before, process = recorded(run), train(tmp_path)
         try:
-            wait_for_steps(run, 8 * (number + 1), process)
+            wait_for_steps(run, before + 8, process)
             kill(followers(run))
             time.sleep(draws.uniform(0.0, 3.0))
             kill(followers(run))  # perhaps the one that was started in its place
