@@ -204,11 +204,12 @@ def test_a_server_that_is_down_costs_no_step_and_loses_none(server: Server, tmp_
     finally:
         process.kill()
         server.start()
-    medians = [
-        sorted(read_metrics(tmp_path / "runs" / name).series("speed/step_seconds")[1])[total // 2]
+    # The fastest tenth: other work on the machine slows the rest of the steps down, with a tracker or without.
+    fastest = [
+        sorted(read_metrics(tmp_path / "runs" / name).series("speed/step_seconds")[1])[total // 10]
         for name in ("without", "with")
     ]
-    assert medians[1] < 1.5 * medians[0], medians  # the machine is shared, with the follower too
+    assert fastest[1] < 1.3 * fastest[0], fastest
     done = headway("track", run, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     check(server, run, total)
