@@ -16,7 +16,6 @@ from headway.plan.activations import Activations, masked_pairs
 from headway.plan.deepspeed import EngineStep
 from headway.plan.passes import Passes
 from headway.plan.peak import MemoryPlan, Moment
-from headway.plan.pretrained import pretrained_activations, pretrained_buffers, pretrained_stage
 from headway.plan.stages import BUCKET_BYTES, BUCKETS_IN_FLIGHT, Stage, pipeline_stages
 
 if TYPE_CHECKING:
@@ -56,7 +55,12 @@ def plan_memory(
         0 if model.implementation == "transformers" else masked_pairs(config, model, layout.mesh.cp, layout.micro_batch)
     )
     by_transformers = model.implementation == "transformers"
-    sizes = (pretrained_activations if by_transformers else Activations.of_layout)(config, model, layout, device)
+    if by_transformers:  # traced with torch; the plan of a native decoder does without
+        from headway.plan.pretrained import pretrained_activations, pretrained_buffers, pretrained_stage
+
+        sizes = pretrained_activations(config, model, layout, device)
+    else:
+        sizes = Activations.of_layout(config, model, layout, device)
     # Ids and targets in int64. On the CPU the batches of a whole step are in the same memory.
     batches = 16 * layout.micro_batch * length * (layout.micro_batches if device == "cpu" else 1)
     stages: list[Stage]
