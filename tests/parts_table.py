@@ -19,6 +19,7 @@ SEAWEEDFS, AZURITE, GCSFS, SLURM = "S3: SeaweedFS", "Azure: Azurite", "GCS: gcsf
 MLFLOW, TENSORBOARD, WANDB = "MLflow's server", "TensorBoard", "W&B, offline"
 RAY, KUBECTL = "Ray", "kubectl"
 PROMETHEUS, ALERTMANAGER, COMPOSE = "Prometheus", "Alertmanager", "Schema of Compose"
+NAMESPACES = "network namespaces"
 
 #: Where `tests/parts/install.sh` puts what npm has.
 NODE_PROGRAMS = Path(__file__).parents[1] / "build" / "parts" / "node_modules" / ".bin"
@@ -74,6 +75,7 @@ VERSIONS: Mapping[str, Callable[[], str]] = {
     PROMETHEUS: lambda: _said("prometheus", "--version"),
     COMPOSE: lambda: _said("check-jsonschema", "--version"),
     ALERTMANAGER: lambda: _said("prometheus-alertmanager", "--version"),
+    NAMESPACES: lambda: _said("ip", "-V"),
 }
 
 

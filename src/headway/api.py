@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from headway.config import Config
+from headway.config import Config, identity
 from headway.core.console import is_first_worker, notice, warning
 from headway.core.errors import ConfigError
 from headway.core.files import fingerprint
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from headway.session.attempt import RunOptions
+    from headway.supervisor.machines.place import Seat
     from headway.telemetry.metrics import Metrics
     from headway.training.job import Callback
     from headway.training.task import Task
@@ -109,48 +110,84 @@ def train(
     config = config.resolved()
     from headway.session.attempt import RunOptions, preemptible
 
-    config = _with_precision(config, restart)
     options = RunOptions(restart, accept_changes, start_epoch, leave_finished=True)
-    several = config.parallel.workers > 1
+    several = config.parallel.all_workers > 1
+    seat = _find_seat(config)
     alone = world_size_from_environment() is None
+    if seat is not None and not seat.place.leads:
+        from headway.supervisor.machines.node import run_node
+
+        run_node(config, seat, own_process=own_process)
+        return Run(config.run_directory)
+    config = _with_precision(config, restart)
     if alone and several and not config.supervise.enabled:
         raise ConfigError(
             "several workers need a supervisor", where="supervise.enabled, parallel.workers", fix="parallel.workers=1"
         )
+    supervised = alone and config.supervise.enabled and (several or own_process)
     if config.track:
         from headway.tracking.sinks import check_trackers
 
         check_trackers(config.track, config.run_directory)
-        if not (alone and config.supervise.enabled and (several or own_process)):
+        if not supervised:
             notice(
                 "no supervisor sends this run to its trackers:"
                 f" `headway track {config.run_directory}` follows it from another process"
             )
-    if alone:
-        from headway.session.completed import prepare_if_needed
-
-        with preemptible():
-            prepare_if_needed(config, restart, own_process)
-    if alone and config.supervise.enabled and (several or own_process):
-        if callbacks:
-            raise ConfigError(
-                "worker processes cannot get callbacks that are objects of this process",
-                where="callbacks, parallel.workers",
-                fix="callbacks: [package.module:Class] in the config, or start your script with torchrun",
-            )
-        from headway.supervisor.supervisor import supervise
-
-        with in_use(config.data.store):  # between attempts too
-            # Trackers get the report too, so it is written before the last of what they get is sent.
-            report = partial(_finished, config) if config.track else None
-            supervise(config, options, own_process=own_process, finished=report)
+    if supervised and callbacks:
+        raise ConfigError(
+            "worker processes cannot get callbacks that are objects of this process",
+            where="callbacks, parallel.workers",
+            fix="callbacks: [package.module:Class] in the config, or start your script with torchrun",
+        )
+    if supervised:
+        # Trackers get the report too, so it is written before the last of what they get is sent.
+        report = partial(_finished, config) if config.track else None
+        _supervise(config, options, seat, report, own_process=own_process)
         with preemptible():
             _tell_goodput(config)
             return Run(config.run_directory) if report is not None else _finished(config)
+    if alone:
+        _prepare(config, options, own_process)
     with preemptible():
         with in_use(config.data.store):
             _train(config, options, callbacks, own_process)
         return _finished(config)
+
+
+def _supervise(
+    config: Config,
+    options: RunOptions,
+    seat: Seat | None,
+    report: Callable[[], object] | None,
+    *,
+    own_process: bool,
+) -> None:
+    from headway.supervisor.machines.assembly import Machines
+    from headway.supervisor.supervisor import supervise
+
+    with Machines.of(config, seat) as machines:
+        _prepare(config, options, own_process)
+        with in_use(config.data.store):  # between attempts too
+            supervise(config, options, own_process=own_process, finished=report, machines=machines)
+
+
+def _prepare(config: Config, options: RunOptions, own_process: bool) -> None:
+    from headway.session.attempt import preemptible
+    from headway.session.completed import prepare_if_needed
+
+    with preemptible():
+        prepare_if_needed(config, options.restart, own_process)
+
+
+def _find_seat(config: Config) -> Seat | None:
+    """Return this machine's seat in a run on several machines; None for a run on one."""
+    if config.parallel.machines == 1:
+        return None
+    from headway.supervisor.machines.place import Seat, find_place
+
+    place = find_place(config)
+    return None if place is None else Seat(place, fingerprint(identity(config)))
 
 
 def _with_precision(config: Config, restart: bool) -> Config:

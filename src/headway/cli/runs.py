@@ -143,6 +143,25 @@ def show(run: RunArgument, json: JsonOption = False) -> None:
 
 
 @runs.command()
+def cancel(
+    run: RunArgument,
+    why: Annotated[str, typer.Option("--why", help="For the run's record.", show_default=False)] = "",
+) -> None:
+    """Have a run save and end, wherever it trains; its command ends with exit code 7, so no scheduler restarts it.
+
+    [bold]Examples[/bold]
+
+    headway runs cancel runs/quickstart
+    headway runs cancel /mnt/shared/runs/large --why "wrong data"
+    """
+    from headway.core.console import notice
+    from headway.runs.cancel import request_cancel
+
+    request_cancel(run, why)
+    notice(f"{run} is asked to save and end; headway runs show {run} shows when it has")
+
+
+@runs.command()
 def compare(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories.", show_default=False)],
     output: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -9,6 +10,7 @@ import typer
 from headway.cli.common import ConfigArgument, OverridesArgument, load
 from headway.core.console import print_lines
 from headway.core.garbage import pause_collection
+from headway.core.launched import LEAD, NODE, machines_from_environment
 from headway.core.torch_libraries import load_libraries_ahead
 
 HELP = """Train a language model, or continue a run that was interrupted.
@@ -19,12 +21,14 @@ headway train configs/quickstart.yaml
 headway train configs/quickstart.yaml train.steps=50 name=short
 headway train configs/quickstart.yaml --workers 2
 headway train configs/quickstart.yaml determinism=elastic --workers 1:2
+headway train configs/quickstart.yaml --machines 2 --node 0 --lead node-0:29450
+srun --nodes 2 --ntasks-per-node 1 headway train configs/quickstart.yaml
 torchrun --nproc-per-node 2 -m headway train configs/quickstart.yaml
 
 A worker that dies or hangs is replaced, and the run continues from the newest checkpoint (config section supervise).
 After an interruption, the same command continues from the newest checkpoint that verifies.
 Exit codes: 0 done, 2 usage or config, 3 data, 4 checkpoint or run directory, 5 diverged, 6 budget \
-reached, 75 preempted (run again).
+reached, 7 cancelled, 75 preempted (run again).
 """
 
 
@@ -37,6 +41,28 @@ def train(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
     *,
+    machines: Annotated[
+        str | None,
+        typer.Option(
+            "--machines",
+            metavar="N or MIN:MAX",
+            help="Machines that train together, each started with this command (HEADWAY_MACHINES).",
+            show_default=False,
+        ),
+    ] = None,
+    node: Annotated[
+        str | None,
+        typer.Option(
+            "--node",
+            metavar="K",
+            help="Number of this machine, from 0, which leads (HEADWAY_NODE).",
+            show_default=False,
+        ),
+    ] = None,
+    lead: Annotated[
+        str | None,
+        typer.Option("--lead", metavar="HOST:PORT", help="Where machine 0 listens (HEADWAY_LEAD).", show_default=False),
+    ] = None,
     workers: Annotated[
         str | None,
         typer.Option(
@@ -63,7 +89,12 @@ def train(
     if not dry_run:
         pause_collection()
         load_libraries_ahead()
-    loaded = load(config, [*(overrides or []), *([f"parallel.workers={workers}"] if workers is not None else [])])
+    for variable, value in ((NODE, node), (LEAD, lead)):
+        if value is not None:
+            os.environ[variable] = value
+    numbers = {"workers": workers, "machines": machines or machines_from_environment()}
+    chosen = [f"parallel.{key}={value}" for key, value in numbers.items() if value is not None]
+    loaded = load(config, [*(overrides or []), *chosen])
     if dry_run:
         from headway.session.attempt import RunOptions
         from headway.session.preview import preview

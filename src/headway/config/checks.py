@@ -18,7 +18,7 @@ from headway.config.data import named_sources
 from headway.config.deepspeed import deepspeed_problems
 from headway.config.experts import parallel_problems
 from headway.config.lanes import LaneGrid, divisors, nearest, resolve_lanes
-from headway.config.mesh import resolve_mesh
+from headway.config.mesh import resolve_mesh, usable_machines
 from headway.config.optimizers import find_optimizer
 from headway.config.pipeline import micro_batch_problem
 from headway.config.pretrained import pretrained_problems
@@ -50,6 +50,7 @@ def find_problems(config: Config, trains: bool = True) -> list[ConfigError]:
         *parallel_problems(config),
         *_workers(config),
         *_fewer_workers(config),
+        *_fewer_machines(config),
         *_auto_choices(config),
         *pretrained_problems(config),
         *_health(config),
@@ -158,7 +159,9 @@ def _stage_weights(config: Config, weights: dict[str, float], key: str) -> Itera
 def _workers(config: Config) -> Iterator[ConfigError]:
     # A launcher that has started this process (torchrun, Ray) gives the number; otherwise they will be started here.
     try:
-        workers = world_size_from_environment() or config.parallel.workers
+        workers = world_size_from_environment() or config.parallel.workers * (
+            usable_machines(config, config.parallel.machines) or config.parallel.machines
+        )
         mesh = resolve_mesh(config, workers)
         grid = resolve_lanes(config, mesh.data)
     except ConfigError as error:
@@ -216,6 +219,17 @@ def _fewer_workers(config: Config) -> Iterator[ConfigError]:
         where="parallel.min_workers, parallel.workers",
         fix="parallel.min_workers=1",
     )
+
+
+def _fewer_machines(config: Config) -> Iterator[ConfigError]:
+    """Check that a run that may continue with fewer machines promises no bits for one number of them."""
+    parallel = config.parallel
+    if config.determinism == "run" and parallel.min_machines not in (None, parallel.machines):
+        yield ConfigError(
+            "determinism 'run' holds for one number of workers, so a lost machine is waited for, never left out",
+            where="parallel.min_machines, determinism",
+            fix=f"parallel.machines={parallel.machines} (--machines), or determinism=elastic, or off",
+        )
 
 
 def _auto_choices(config: Config) -> Iterator[ConfigError]:

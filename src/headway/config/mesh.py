@@ -137,6 +137,24 @@ def resolve_grid(config: Config, workers: int) -> LaneGrid:
     return resolve_lanes(config, resolve_mesh(config, workers).data)
 
 
+def usable_machines(config: Config, available: int) -> int:
+    """Return how many of the available machines a run can train on; 0 if it has to wait for more.
+
+    With `determinism: run` that is all that the config names. Otherwise it is the largest number, from the fewest that
+    the config allows, whose workers can share the lanes.
+    """
+    parallel = config.parallel
+    if config.determinism == "run":
+        return parallel.machines if available >= parallel.machines else 0
+    for machines in range(min(available, parallel.machines), (parallel.min_machines or 1) - 1, -1):
+        try:
+            resolve_grid(config, machines * parallel.workers)
+        except ConfigError:
+            continue
+        return machines
+    return 0
+
+
 def _split(config: Config) -> int:
     """Return the number of workers that compute one lane together."""
     return config.parallel.pipeline * config.parallel.context * config.parallel.tensor

@@ -11,6 +11,8 @@ from headway.config.strategies import AUTO, StrategyName
 
 #: Whole gradients of more bytes are reduced in every micro-batch unless the config says otherwise.
 _WHOLE_GRADIENTS_BYTES = 2 * 2**30
+#: Keys that take a range, with the key that its lower end is a value of.
+_RANGES = {"workers": "min_workers", "machines": "min_machines"}
 #: A number of workers, or a range of them, for editors.
 _WORKERS = {
     "anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": r"^\s*0*[1-9]\d*\s*:\s*0*[1-9]\d*\s*$"}]
@@ -31,6 +33,12 @@ class ParallelConfig(Section):
     min_workers: PositiveInt | None = None
     """Fewest workers with which the run continues while workers are lost ([supervision.md](supervision.md)); for
     `determinism: elastic`, or `off`."""
+    machines: Annotated[PositiveInt, WithJsonSchema(_WORKERS)] = 1
+    """Machines that train together, each with `workers` workers (`--machines`;
+    [several-machines.md](several-machines.md)); `2:4` is 4, with `min_machines: 2`."""
+    min_machines: PositiveInt | None = None
+    """Fewest machines with which the run continues while others are lost, for `determinism: elastic`, or `off`; 1 when
+    not given. With `determinism: run` all of them are waited for."""
     replicate: PositiveInt | None = None
     """Number of groups of workers that hold copies of each other. For `hsdp`, each group is a whole copy cut into
     shards (2 when not given); for `ddp`, gradients are summed within each group first, then between groups."""
@@ -87,21 +95,34 @@ class ParallelConfig(Section):
             self.reduce_every == "auto" and gradient_bytes > _WHOLE_GRADIENTS_BYTES
         )
 
+    @property
+    def all_workers(self) -> int:
+        """Workers of all machines."""
+        return self.workers * self.machines
+
     @model_validator(mode="before")
     @classmethod
-    def _parse_worker_range(cls, values: Any) -> Any:
-        if isinstance(values, dict) and isinstance(values.get("workers"), str) and ":" in values["workers"]:
-            fewest, _, most = values["workers"].partition(":")
+    def _parse_ranges(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        values = dict(values)
+        for key, least in _RANGES.items():
+            if not (isinstance(values.get(key), str) and ":" in values[key]):
+                continue
+            fewest, _, most = values[key].partition(":")
             if not (fewest.strip().isdecimal() and most.strip().isdecimal()):
-                text = (
-                    f"'{values['workers']}' is not a range of workers; write the fewest and the most, for example 1:8"
-                )
-                raise conflict(text, "workers")
-            return {**values, "workers": most, "min_workers": fewest}
+                text = f"'{values[key]}' is not a range of {key}; write the fewest and the most, for example 1:8"
+                raise conflict(text, key)
+            values.update({key: most, least: fewest})
         return values
 
     @model_validator(mode="after")
-    def _check_min_workers(self) -> Self:
-        if self.min_workers is not None and self.min_workers > self.workers:
-            raise conflict(f"min_workers ({self.min_workers}) is more than workers", "min_workers", "workers")
+    def _check_ranges(self) -> Self:
+        for key, least in _RANGES.items():
+            fewest = getattr(self, least)
+            if fewest is not None and fewest > getattr(self, key):
+                raise conflict(f"{least} ({fewest}) is more than {key}", least, key)
+        if self.machines > 1 and self.min_workers not in (None, self.workers):
+            text = "on several machines the number of workers per machine is fixed; machines come and go as a whole"
+            raise conflict(text, "min_workers", "machines")
         return self

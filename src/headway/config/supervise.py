@@ -54,6 +54,13 @@ class SuperviseConfig(Section):
     """With `parallel.min_workers`: how long a run with fewer workers waits before it tries all of them again; doubled
     after each failed try."""
 
+    lost_seconds: Seconds = 15.0
+    """With `parallel.machines`: a machine that says nothing for this long is lost, and its workers are ended. It holds
+    in both directions: a machine that does not hear the lead for this long ends its own workers."""
+    rejoin_seconds: Seconds = 600.0
+    """With `parallel.machines`: how long a machine tries to reach the lead, and the lead waits for the machines that
+    the run needs. Then the command ends with 75, so that its scheduler starts all of them again."""
+
     @model_validator(mode="after")
     def _check_timeouts(self) -> Self:
         for key in ("start_seconds", "save_seconds", "data_seconds"):

@@ -100,6 +100,12 @@ class BudgetReached(Preempted):
     exit_code = 6
 
 
+class Cancelled(Preempted):
+    """The run was stopped on purpose; the state is saved, and no scheduler should start it again by itself."""
+
+    exit_code = 7
+
+
 #: Errors of the system that mean "this disk takes no more", each with its description and its fix.
 _REFUSALS = {
     errno.ENOSPC: ("there is no room left", "free space there"),
@@ -207,5 +213,5 @@ def missing_extra(package: str, extra: str, purpose: str) -> ConfigError:
 
 def error_with(exit_code: int) -> type[HeadwayError] | None:
     """Return the type of error that ends a process with this exit code, if exactly one type does."""
-    kinds = (ConfigError, DataError, CheckpointError, DivergedError, Preempted, BudgetReached)
+    kinds = (ConfigError, DataError, CheckpointError, DivergedError, Preempted, BudgetReached, Cancelled)
     return {kind.exit_code: kind for kind in kinds}.get(exit_code)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Self
 
 from headway.core.errors import ConfigError
 
@@ -25,6 +29,65 @@ def most_threads() -> int | None:
     if not first.isdecimal() or int(first) < 1 or (first == "1" and "TORCHELASTIC_RUN_ID" in os.environ):
         return None
     return int(first)
+
+
+#: The number of machines, or a range; the number of this one; and HOST:PORT of machine 0.
+MACHINES, NODE, LEAD = "HEADWAY_MACHINES", "HEADWAY_NODE", "HEADWAY_LEAD"
+#: The part of a machine in a training on several machines, for the process that starts its workers (`MachinePart`).
+_PART_VARIABLE = "HEADWAY_MACHINE_PART"
+#: Makes the first worker's store listen on the address of MASTER_ADDR only, instead of on every interface.
+BIND_VARIABLE = "HEADWAY_BIND_STORE"
+
+
+@dataclass(frozen=True)
+class MachinePart:
+    """The workers of one machine among those of several machines."""
+
+    first_rank: int
+    world_size: int
+    address: str
+    """Where the workers meet: an address of the first machine, and a port that is free there."""
+    port: int
+    interface: str | None
+    """The network interface of this machine that reaches the others; None if unknown."""
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variable that hands it to a process."""
+        return {_PART_VARIABLE: json.dumps(asdict(self))}
+
+    @classmethod
+    def take(cls) -> Self | None:
+        """Return the part that this process was given, and remove it from the environment; None without one."""
+        text = os.environ.pop(_PART_VARIABLE, None)
+        return None if text is None else cls(**json.loads(text))
+
+    def worker_variables(self) -> dict[str, str]:
+        """Return the environment variables of its workers, which the libraries for collectives read."""
+        variables = {
+            "WORLD_SIZE": str(self.world_size),
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": str(self.port),
+            BIND_VARIABLE: "1",
+        }
+        if self.interface is not None:
+            formats = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
+            chosen = {name: text.format(self.interface) for name, text in formats.items()}
+            variables.update({name: value for name, value in chosen.items() if name not in os.environ})
+        return variables
+
+
+def machines_from_environment(environment: Mapping[str, str] | None = None) -> str | None:
+    """Return the number of machines, or the range, that the environment or a Slurm step names; None for one machine.
+
+    Within a mere allocation of Slurm (`salloc`) no other process was started, so none is waited for.
+    """
+    environment = os.environ if environment is None else environment
+    if "LOCAL_RANK" in environment:  # torchrun has started this process as a worker
+        return None
+    if environment.get(MACHINES):
+        return environment[MACHINES]
+    tasks = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_STEP_NUM_NODES", "1")
+    return tasks if "SLURM_PROCID" in environment and tasks.isdecimal() and int(tasks) > 1 else None
 
 
 def world_size_from_environment() -> int | None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from headway.core.errors import BudgetReached, Preempted
+from headway.core.errors import BudgetReached, Cancelled, Preempted
 
 FINISHED, PREEMPTED, FAILED = "finished", "preempted", "failed"
 #: The run was saved and stopped to stay within its budget.
 BUDGET_REACHED = "budget reached"
+#: Stopped on purpose; no scheduler starts it again by itself.
+CANCELLED = "cancelled"
 
-#: Exit codes of a process that has saved its state: done, preempted, budget reached.
-SAVED_CODES = (0, Preempted.exit_code, BudgetReached.exit_code)
+#: Exit codes of a process that has saved its state: done, preempted, budget reached, cancelled.
+SAVED_CODES = (0, Preempted.exit_code, BudgetReached.exit_code, Cancelled.exit_code)
 
-_BY_CODE = {0: FINISHED, Preempted.exit_code: PREEMPTED, BudgetReached.exit_code: BUDGET_REACHED}
+_BY_CODE = {
+    0: FINISHED,
+    Preempted.exit_code: PREEMPTED,
+    BudgetReached.exit_code: BUDGET_REACHED,
+    Cancelled.exit_code: CANCELLED,
+}
 
 
 def outcome_of(exit_code: int, what: str) -> str:

@@ -25,6 +25,9 @@ BUDGET_SOURCE = "budget"
 SIGNAL_KEY = "signal"
 """`Notice.key` of a signal that a worker received; its name is in `what`."""
 
+CANCEL_KEY = "cancel"
+"""`Notice.key` of a request that the run save, and not be started again."""
+
 
 @dataclass(frozen=True)
 class Notice:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,12 @@ import torch.distributed as dist
 from headway.config.mesh import MeshShape
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.heartbeat import exchanging
-from headway.core.launched import RENDEZVOUS_VARIABLE, place_from_environment, world_size_from_environment
+from headway.core.launched import (
+    BIND_VARIABLE,
+    RENDEZVOUS_VARIABLE,
+    place_from_environment,
+    world_size_from_environment,
+)
 from headway.core.process_exit import has_gpu_groups, keep_gloo_threads
 from headway.core.waiting import wait_until
 from headway.parallel.loopback import keep_to_loopback
@@ -373,11 +379,29 @@ def _launchers_store(timeout: timedelta) -> Any:
     """
     place = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if place not in _stores:
-        from torch.distributed.rendezvous import rendezvous
-
-        _stores[place], _, _ = next(rendezvous("env://", timeout=timeout))
+        _stores[place] = _bound_store(timeout) if BIND_VARIABLE in os.environ else _any_store(timeout)
     _stores[place].set_timeout(timeout)
     return _stores[place]
+
+
+def _any_store(timeout: timedelta) -> Any:
+    from torch.distributed.rendezvous import rendezvous
+
+    return next(rendezvous("env://", timeout=timeout))[0]
+
+
+def _bound_store(timeout: timedelta) -> Any:
+    """Return the store at MASTER_ADDR, which listens on that address only; PyTorch's own listens on all of them."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    address, port, serves = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), os.environ["RANK"] == "0"
+    if not serves:
+        return TCPStore(address, port, is_master=False, timeout=timeout)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.create_server((address, port), family=family, backlog=1024)
+    return TCPStore(
+        address, port, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
 
 
 def abort_groups() -> None:

@@ -11,9 +11,10 @@ import fcntl
 import json
 import math
 import os
+import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO
@@ -24,12 +25,15 @@ from headway.core.console import notice
 from headway.core.errors import CheckpointError, fix_for
 from headway.core.files import is_at
 from headway.core.foreign import open_regular
+from headway.core.lease import RECORD_BYTES, new_lease, write_lease
 from headway.core.machine import host_name
 from headway.core.process_table import Seen, gets_on, writers_at
 from headway.core.waiting import wait_until
 
-#: Records are padded to this size, so that one write replaces a whole record, and a reader never sees parts of two.
-_RECORD_BYTES = 512
+#: How often the lease is renewed.
+_RENEW_SECONDS = 5.0
+#: How long to wait for the write. It usually takes microseconds.
+_WRITE_SECONDS = 1.0
 #: A little more than the time that an NFS server keeps the lock of a dead machine (Linux: `nfsv4leasetime`, 90 s).
 _LEASE_SECONDS = 100.0
 
@@ -37,8 +41,11 @@ _LEASE_SECONDS = 100.0
 class OwnerLock:
     """The exclusive lock on a run directory, held until `release` or the end of this process, however it ends."""
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
+    def __init__(self, file: IO[bytes], path: Path) -> None:
+        self._file, self._path = file, path
+        self._attempt: int | None = None
+        self._renewed = -math.inf
+        self._renewal: threading.Thread | None = None
         # A forked child would share the lock and keep it after this process is gone.
         os.register_at_fork(after_in_child=file.close)
 
@@ -58,7 +65,7 @@ class OwnerLock:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     # If the directory was moved away between the two calls, the lock is on the wrong file.
                     if is_at(path, file.fileno()):
-                        return cls(file)
+                        return cls(file, path)
                 except BaseException:
                     file.close()
                     raise
@@ -85,9 +92,44 @@ class OwnerLock:
         Raises:
             OSError: The record cannot be written.
         """
-        record = json.dumps(asdict(owner)).encode().ljust(_RECORD_BYTES)
+        record = json.dumps(asdict(owner)).encode().ljust(RECORD_BYTES) + new_lease(owner.attempt)
         os.pwrite(self._file.fileno(), record, 0)
         os.fsync(self._file.fileno())
+        self._attempt, self._renewed = owner.attempt, time.monotonic()
+
+    def renew(self) -> None:
+        """Renew the owner's lease if it is time to. Call it more often than that.
+
+        A thread writes, since the disk may hang, and ends when it is done: a process with another thread cannot be
+        copied into the next attempt process.
+        """
+        now = time.monotonic()
+        if self._attempt is None or now - self._renewed < _RENEW_SECONDS:
+            return
+        if self._renewal is not None and self._renewal.is_alive():
+            return
+        self._renewed = now
+        self._renewal = threading.Thread(
+            target=write_lease, args=(self._path, self._attempt), name="headway-lease", daemon=True
+        )
+        self._renewal.start()
+        self._renewal.join(_WRITE_SECONDS)
+
+    @contextmanager
+    def renewing(self) -> Iterator[None]:
+        """Renew the lease for the length of a block on a thread, in a process that is not copied."""
+        ends = threading.Event()
+
+        def work() -> None:
+            while not ends.wait(_RENEW_SECONDS):
+                self.renew()
+
+        thread = threading.Thread(target=work, name="headway-lease-clock", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ends.set()
 
     def release(self) -> None:
         """Release the lock; safe to call twice."""

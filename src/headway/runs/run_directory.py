@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -329,6 +329,10 @@ class Attempt:
     def fence(self) -> Fence:
         """The fence for a process that writes on behalf of this attempt."""
         return Fence(self.run, self.owner)
+
+    def renewing_lease(self) -> AbstractContextManager[None]:
+        """Return a block in which readers see that the attempt lives; for the process that began it."""
+        return nullcontext() if self._lock is None else self._lock.renewing()
 
     def withdraw(self) -> None:
         """Remove the attempt's folder and release the run, for an attempt that has done nothing."""

@@ -271,7 +271,7 @@ def price_facts(config: Config) -> dict[str, Any]:
     Raises:
         ConfigError: the offer that the config names is not known.
     """
-    price = price_of(config, world_size_from_environment() or config.parallel.workers)
+    price = price_of(config, world_size_from_environment() or config.parallel.all_workers)
     if price is None:
         return {PRICE_KEY: None}
     return {PRICE_KEY: price.usd_per_hour, **({} if price.offer is None else {"offer": price.offer.key})}
@@ -336,6 +336,7 @@ def attempt_scope(
             # once.
             stack.enter_context(watching_for(attempt.directory, config.preemption))
             stack.enter_context(_record_outcome(attempt))
+            stack.enter_context(attempt.renewing_lease())
             stack.enter_context(record_preemption())
             stack.callback(begin_deferring)
         yield attempt

@@ -34,13 +34,14 @@ class RunPlan:
 
     @classmethod
     def of(cls, config: Config, options: RunOptions, store: TokenStore | None = None) -> RunPlan:
-        """Arrange the workers of a config that is complete: those that a launcher started, or `parallel.workers`.
+        """Arrange the workers of a config that is complete: those that a launcher started, or those of
+        `parallel.workers` and `parallel.machines`.
 
         Raises:
             ConfigError: the degrees or the lanes do not fit the workers, or a key for the checkpoints is missing here.
         """
         check_keys_present(config)
-        mesh = resolve_mesh(config, world_size_from_environment() or config.parallel.workers)
+        mesh = resolve_mesh(config, world_size_from_environment() or config.parallel.all_workers)
         return cls(config, options, mesh, resolve_lanes(config, mesh.data), store)
 
     @cached_property

@@ -144,8 +144,8 @@ def _joined_attempt(
     given = os.environ.pop(ATTEMPT_VARIABLE, None)  # not for the children of this process
     if given:
         attempt = Attempt.join(config.run_directory, int(given))
-        # The agent does not listen: it will be copied, so it can have no threads.
-        with listening(attempt.directory, config.preemption) if world.is_first else nullcontext():
+        # The agent does not listen: it will be copied, so it can have no threads. On every machine one worker does.
+        with listening(attempt.directory, config.preemption) if world.local_rank == 0 else nullcontext():
             yield attempt
         return
     options = without_done_restart(config, options, world.gather)
@@ -443,7 +443,7 @@ def _batch(job: Job) -> str:
 def _report_start(job: Job, start: CheckpointInfo | None, parameters: int) -> None:
     """Report what is about to happen, before the first step takes its time."""
     config, world, step = job.config, job.world, job.state.cursor.step
-    if config.parallel.workers not in (1, world.size) and config.parallel.min_workers is None:
+    if config.parallel.all_workers not in (1, world.size) and config.parallel.min_workers is None:
         started = counted(world.size, "worker")
         notice(f"parallel.workers={config.parallel.workers} is ignored: the agent has started {started}")
     notice(

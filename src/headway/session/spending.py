@@ -27,7 +27,7 @@ def check_cost(config: Config, options: RunOptions) -> None:
         ConfigError: the offer is not known.
         BudgetReached: the budget is spent.
     """
-    price = price_of(config, world_size_from_environment() or config.parallel.workers)
+    price = price_of(config, world_size_from_environment() or config.parallel.all_workers)
     path = config.run_directory
     if config.budget.usd is None or options.restart or not is_run(path) or _is_done(config):
         return

@@ -11,6 +11,7 @@ from typing import Any
 
 from headway.config import Config
 from headway.core.errors import HeadwayError, Preempted
+from headway.core.launched import MachinePart
 from headway.core.signals import STOP_SIGNALS, handled
 from headway.runs.run_directory import Attempt
 from headway.session.attempt import ATTEMPT_VARIABLE, WorkerDied, with_variables
@@ -35,6 +36,7 @@ def run_agent(config: Config, attempt: Attempt) -> None:
                 str(config.run_directory),
                 load=load_training,
                 ends_workers_on=(),
+                part=MachinePart.take(),
             )
     except WorkersFailed as error:
         reported = _reported_error(attempt, error.records)

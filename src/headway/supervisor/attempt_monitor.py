@@ -18,11 +18,12 @@ from headway.checkpoint.save.writer_locks import wait_for_writers
 from headway.config import Config
 from headway.config.segments import Segment
 from headway.core.console import alert, clear_line, notice, warning
-from headway.core.errors import INTERRUPTED, BudgetReached, CheckpointError, Preempted, fix_for
+from headway.core.errors import INTERRUPTED, BudgetReached, Cancelled, CheckpointError, Preempted, fix_for
 from headway.core.faults import RESTARTS_VARIABLE
 from headway.core.format import format_seconds
 from headway.core.heartbeat import Phase
-from headway.core.outcomes import BUDGET_REACHED, FINISHED, PREEMPTED
+from headway.core.machine import host_name
+from headway.core.outcomes import BUDGET_REACHED, CANCELLED, FINISHED, PREEMPTED
 from headway.core.preemption_board import SIGNAL_KEY, posted
 from headway.core.process_table import STOPPED
 from headway.core.secrets import redact
@@ -33,6 +34,8 @@ from headway.supervisor.attempt_client import AttemptProcess
 from headway.supervisor.diagnose import diagnose, exchanges, last_exchange
 from headway.supervisor.follower_process import FollowerProcess
 from headway.supervisor.log import SupervisorLog
+from headway.supervisor.machines.roster import Member
+from headway.supervisor.machines.team import MachineEnd, Team
 from headway.supervisor.processes import GRACE_SECONDS, ask_for_stacks, end_all, reap_orphans
 from headway.supervisor.restart_policy import AttemptOutcome, Decision
 from headway.supervisor.watchdog import Finding, Watchdog, in_words
@@ -46,12 +49,14 @@ _BEGIN_SECONDS = 0.02
 _GROW_SIGNAL = signal.SIGUSR1
 #: Time limits: for the agent to report a dead worker, for stacks to be written, for workers after a second Ctrl-C.
 _REPORT_SECONDS, _STACK_SECONDS, _GIVE_UP_SECONDS = 4.0, 2.0, 5.0
+#: How long machines may take to save after the first of them has.
+_SAVE_SECONDS = 30.0
 #: How long the agent may take to notice a worker's death before the others are killed: their own errors are noise.
 _HURRY_SECONDS = 0.4
 #: Kinds of outcomes whose record is a word that `telemetry.record` knows; others are recorded by what happened.
-_OUTCOMES = {"finished": FINISHED, "preempted": PREEMPTED, "budget": BUDGET_REACHED}
+_OUTCOMES = {"finished": FINISHED, "preempted": PREEMPTED, "budget": BUDGET_REACHED, "cancelled": CANCELLED}
 #: Kinds of outcomes by the exit code of workers that have saved their state.
-_SAVED_KINDS = {Preempted.exit_code: "preempted", BudgetReached.exit_code: "budget"}
+_SAVED_KINDS = {Preempted.exit_code: "preempted", BudgetReached.exit_code: "budget", Cancelled.exit_code: "cancelled"}
 
 
 @dataclass
@@ -80,6 +85,9 @@ class AttemptMonitor:
     Args:
         has_begun: Called when the attempt's folder exists.
         follower: What sends the run to trackers; it is tended here, and is no part of the attempt.
+        team: The other machines that take part.
+        hear: Adds signals that other machines have received.
+        can_grow: Returns whether more machines are there than take part, and the run can use them.
     """
 
     def __init__(
@@ -92,31 +100,39 @@ class AttemptMonitor:
         *,
         has_begun: Callable[[], None] = lambda: None,
         follower: FollowerProcess | None = None,
+        team: Team | None = None,
+        can_grow: Callable[[], bool] = lambda: False,
+        hear: Callable[[], object] = lambda: None,
     ) -> None:
         self.config, self._options, self._own_process = config, options, own_process
         self._signals, self._passed_on, self._has_begun = signals, 0, has_begun
         self._follower = follower
         self._pool, compiles = pool, config.train.compile is not False
+        self._team, self._can_grow, self._hear = team or Team(), can_grow, hear
         self._watchdog = Watchdog(config.supervise, compiles, config.parallel.timeout_seconds)
         self.grows = False
         """Whether workers were asked to stop for an attempt with more of them."""
+        self._restarts = 0
         self.record: Attempt | None = None
         self._log: SupervisorLog | None = None
         self.lock: OwnerLock | None = None
         self._reported: dict[str, Any] | None = None
         self._done = False
-        self._workers = WorkerStatuses(config.parallel.workers)
+        self._workers = WorkerStatuses(config.parallel.all_workers, range(config.parallel.workers))
         self._facts: dict[str, Any] = {}
 
     def begin(self, lock: OwnerLock | None, started: float | None = None, restarts: int = 0) -> Attempt:
         """Take the run directory: from here on, processes of earlier attempts cannot publish anything."""
         run = prepare_run_directory(self.config, self._options) if not lock else RunDirectory(self.config.run_directory)
         self.lock = lock or run.claim()
-        facts = {
-            "workers": self.config.parallel.workers,
+        parallel = self.config.parallel
+        facts: dict[str, Any] = {
+            "workers": parallel.all_workers,
             RESTARTS_KEY: restarts,
             **price_facts(self.config),
         }
+        if parallel.machines > 1:
+            facts["machines"] = [host_name(), *(member.host for member in self._team.members)]
         self.record = run.begin_attempt(command_line(), self.lock, started, **facts)
         self._log = SupervisorLog(self.record.directory / "supervisor.log")
         self._has_begun()
@@ -149,24 +165,30 @@ class AttemptMonitor:
     def make(self, restarts: int, lock: OwnerLock | None) -> AttemptOutcome:
         """Start the workers and wait for their end. On return, no process of the attempt is left."""
         number = self.record.number if self.record is not None else None
-        environment = {RESTARTS_VARIABLE: str(restarts)}
+        self._restarts = restarts
+        environment = {RESTARTS_VARIABLE: str(restarts), **self._team.variables()}
         if self._pool.devices is not None and self.config.train.device in ("auto", "cuda"):
             environment["CUDA_VISIBLE_DEVICES"] = self._pool.devices
-        process = AttemptProcess(self.config, self._options, environment, self._own_process, number)
+        with self._team.pausing():
+            process = AttemptProcess(self.config, self._options, environment, self._own_process, number)
         wait = _WaitForSave()
         try:
+            if self.record is not None:
+                self._team.begin(self.config, self.record, restarts)
             outcome = self._watch(process, lock)
             wait.why = outcome.what
             return outcome
         finally:
             self._look()
-            sessions = {process.pid, *(reading.pid for reading in self._workers.readings.values())}
+            self._team.end()
+            sessions = {process.pid, *self._workers.sessions}
             spared = self._follower.pids if self._follower is not None else ()
             children_of = os.getpid() if self._own_process else None
             left = end_all(sessions, children_of, partial(self._still_saving, wait), spared)
             process.wait(_GIVE_UP_SECONDS)
             process.channel.end.close()
             self._workers.close()
+            self._team.wait_for_end()
             if left:
                 warning(f"processes {left} of this attempt do not end; they can no longer publish anything")
 
@@ -175,6 +197,8 @@ class AttemptMonitor:
 
         If that takes seconds, report it once.
         """
+        if self.lock is not None:
+            self.lock.renew()
         if self.record is None or wait_for_writers(self.config.run_directory, 0.0):
             return False
         now = time.monotonic()
@@ -202,7 +226,7 @@ class AttemptMonitor:
                 f"attempt {self.record.number} ended: {outcome.what} ({decision.why});"
                 f" the next one begins{after}, from the newest checkpoint"
             )
-        if outcome.kind not in ("finished", "preempted") and outcome.exit_code != INTERRUPTED:
+        if outcome.kind not in _OUTCOMES and outcome.exit_code != INTERRUPTED:
             alert(f"attempt {self.record.number} ended: {outcome.what} ({decision.why})")
         with suppress(OSError):  # on a broken disk the files stay
             self._remove_leftovers(self.record.directory)
@@ -217,7 +241,7 @@ class AttemptMonitor:
                 path.unlink()
 
     def _watch(self, process: AttemptProcess, lock: OwnerLock | None) -> AttemptOutcome:
-        look_at, found, found_at = 0.0, None, 0.0
+        look_at, found, found_at, ended_at = 0.0, None, 0.0, math.inf
         start_by = time.monotonic() + self.config.supervise.start_seconds
         late_at = time.monotonic() + self._watchdog.start_patience_seconds
         while True:
@@ -226,13 +250,25 @@ class AttemptMonitor:
                 self._handle(message, process, lock)
             if begins:
                 self._look()
-            if process.poll() is not None:
+            has_ended, now = process.poll() is not None, time.monotonic()
+            if has_ended:
                 for message in process.listen(0.0):
                     self._handle(message, process, lock)
                 self._look()
+            self._team.look()
+            if (lost := self._team.lost()) is not None and self.record is not None:
+                return self._lost(*lost)
+            if has_ended and (self._team.all_ended or self.record is None):
                 return self._ended(process, found)
+            if has_ended or self._team.ends:
+                # The workers of the other machines follow by themselves, or wait in vain for those that have ended.
+                ended_at = min(ended_at, now)
+                if now - ended_at > self._patience_seconds(process):
+                    return self._ended(process, found)
+            self._hear()
             self._pass_on(process)
-            now = time.monotonic()
+            if self.lock is not None:
+                self.lock.renew()
             if now < look_at:
                 continue
             look_at = now + _LOOK_SECONDS
@@ -248,11 +284,11 @@ class AttemptMonitor:
             if now > start_by and self._workers.missing:
                 folder = self.record.directory if self.record is not None else None
                 return self._workers.not_begun(self.config.supervise.start_seconds, folder)
-            if found is None:
+            if found is None and math.isinf(ended_at):
                 found = self._judge(now)
                 found_at = now
                 if found is not None and found.kind == "died":
-                    others = "; the others are ended" if self.config.parallel.workers > 1 else ""
+                    others = "; the others are ended" if self.config.parallel.all_workers > 1 else ""
                     self._say(f"worker {found.rank} {found.what}{others}")
                     # Do not wait for these stacks: a worker that still runs will have written its stack long before
                     # `_hurry`.
@@ -271,11 +307,14 @@ class AttemptMonitor:
             model = type(self.config.model).model_validate(message["model"])
             segments = [Segment.model_validate(segment) for segment in message["segments"]]
             self.config = self.config.model_copy(update={"model": model}).with_segments(segments)
-            process.channel.send("begin", attempt=self.begin(lock, process.started).number)
+            record = self.begin(lock, process.started)
+            process.channel.send("begin", attempt=record.number)
+            self._team.begin(self.config, record, self._restarts)
 
     def _look(self) -> None:
         if self.record is not None:
             self._workers.look(self.record.directory)
+            self._workers.add(self._team.readings, self._team.states)
 
     def _warn_of_late_start(self, process: AttemptProcess) -> None:
         """Warn that workers are late. They may take long to begin, and a hang would stay unnoticed for as long."""
@@ -309,16 +348,19 @@ class AttemptMonitor:
 
     def _ask_to_grow(self) -> None:
         """Ask workers to save and stop at the next step, when it is time to try with all of them again."""
-        if self.grows or not self._at_steps or self._signals or not self._pool.may_grow:
+        if self.grows or not self._at_steps or self._signals or not (self._pool.may_grow or self._can_grow()):
             return
         self.grows = True
-        self._say("asking workers to save, to continue with all of them again")
+        more = "more machines" if self._can_grow() else "all of them again"
+        self._say(f"asking workers to save, to continue with {more}")
+        self._team.signal(_GROW_SIGNAL)
         for pid in self._workers.alive:
             with suppress(ProcessLookupError):
                 os.kill(pid, _GROW_SIGNAL)
 
     def _hurry(self) -> None:
         """Kill the remaining workers, so that the agent reports at once instead of waiting half a minute for them."""
+        self._team.signal(signal.SIGKILL)
         for pid in self._workers.alive:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -332,7 +374,9 @@ class AttemptMonitor:
     def _write_stacks(self, ranks: list[int], wake: bool = False, seconds: float = _STACK_SECONDS) -> None:
         """Have workers write their stacks to `stack-<rank>.txt`; stopped ones are continued for that if `wake`."""
         assert self.record is not None, "begun"
-        workers = [(self._workers.readings[rank].pid, self._workers.states.get(rank), rank) for rank in ranks]
+        self._team.write_stacks(ranks, wake)
+        here = [rank for rank in ranks if self._workers.is_here(rank)]
+        workers = [(self._workers.readings[rank].pid, self._workers.states.get(rank), rank) for rank in here]
         stopped = [(pid, rank) for pid, state, rank in workers if state is not None and state.state == STOPPED]
         going = [(pid, rank) for pid, state, rank in workers if state is not None and state.state != STOPPED]
         folder = self.record.directory
@@ -342,7 +386,7 @@ class AttemptMonitor:
 
     def _pass_on(self, process: AttemptProcess) -> None:
         """Pass signals on to workers, which save and end with exit code 75."""
-        several = self.config.parallel.workers > 1
+        several = self.config.parallel.all_workers > 1
         for number in self._signals[self._passed_on :]:
             self._passed_on += 1
             if several and not self._workers.alive:
@@ -354,6 +398,7 @@ class AttemptMonitor:
             for pid in targets:
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
+            self._team.signal(number)
         if self._interrupted:
             process.wait(_GIVE_UP_SECONDS)
             if process.poll() is None:
@@ -367,14 +412,47 @@ class AttemptMonitor:
     def _blamed(self, found: Finding) -> AttemptOutcome:
         """Return the outcome of a finding of the watchdog."""
         assert self.record is not None, "begun"
-        return diagnose(found, self._workers.readings, self.record)
+        return diagnose(found, self._workers.readings, self.record, self._team.host_of(found.rank))
+
+    def _lost(self, member: Member, why: str, rank: int) -> AttemptOutcome:
+        """Return the outcome of an attempt of which a machine is lost."""
+        reading = self._workers.readings.get(rank)
+        after = "" if reading is None else f", after step {reading.step}"
+        return AttemptOutcome(
+            "lost",
+            f"{member} is lost{after}: {why}",
+            1,
+            where=str(self.config.run_directory),
+            fix="look at that machine; start the same command on it again, and it is taken in",
+            rank=rank,
+            step=None if reading is None else reading.step,
+            facts={
+                "host": member.host,
+                "machine": member.number,
+                "exchanges": exchanges(self._workers.readings),
+            },
+        )
+
+    def _patience_seconds(self, process: AttemptProcess) -> float:
+        """Return how long the machines may take to end after the first of them has."""
+        worst = self._worst_end(process)
+        if worst.is_good:
+            return self.config.supervise.save_seconds
+        return _SAVE_SECONDS if worst.code in _SAVED_KINDS else _REPORT_SECONDS
+
+    def _worst_end(self, process: AttemptProcess) -> MachineEnd:
+        """Return the end of the workers of a machine that says most about why the attempt has ended."""
+        ends = list(self._team.ends.values())
+        if process.code is not None:
+            ends.insert(0, MachineEnd(process.code, self._done, self._reported))
+        return min(ends, key=lambda end: end.severity)
 
     def _ended(self, process: AttemptProcess, found: Finding | None) -> AttemptOutcome:
-        """Return the outcome that the end of the attempt process shows."""
-        code, reported = process.code, self._reported
-        assert code is not None, "it has ended"
-        if code == 0 and self._done:
+        """Return the outcome that the ends of the attempt processes show."""
+        worst = self._worst_end(process)
+        if worst.is_good:
             return AttemptOutcome("finished", "finished", 0)
+        code, reported = worst.code, worst.reported
         # Exit code 0 without a "done" message is no success: it also appears if SIGCHLD is ignored here.
         lost = code == 0
         code = (reported["exit_code"] if reported is not None else 1) if lost else code

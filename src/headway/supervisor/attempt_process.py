@@ -69,7 +69,7 @@ def run_attempt(channel: Channel, config: Config, options: RunOptions, number: i
     Args:
         number: Number of the attempt, if the supervisor has begun it already: then the config is complete and checked.
     """
-    if config.parallel.workers > 1:
+    if config.parallel.all_workers > 1:
         for variable, value in ONE_THREAD.items():  # checking the data loads NumPy
             os.environ.setdefault(variable, value)
     try:
@@ -103,7 +103,7 @@ def _run_again(config: Config, options: RunOptions, attempt: Attempt) -> None:
         from headway.session.spending import check_cost  # loads NumPy
 
         check_cost(config, options)
-    if config.parallel.workers == 1:
+    if config.parallel.all_workers == 1:
         from headway.session.session import run_in_this_process
         from headway.training.task import language_model_task
 

@@ -15,10 +15,16 @@ from headway.supervisor.watchdog import Finding
 _FATAL_ERROR = "Fatal Python error"
 
 
-def diagnose(found: Finding, readings: Mapping[int, Reading], attempt: Attempt) -> AttemptOutcome:
-    """Return the outcome of an attempt that a worker ended, from the last reports of all workers."""
+def diagnose(
+    found: Finding, readings: Mapping[int, Reading], attempt: Attempt, host: str | None = None
+) -> AttemptOutcome:
+    """Return the outcome of an attempt that a worker ended, from the last reports of all workers.
+
+    Args:
+        host: The worker's machine, if it is not the owner's.
+    """
     assert found.kind != "waits", "more than a warning"
-    reading, host = readings[found.rank], attempt.owner.host
+    reading, host = readings[found.rank], host or attempt.owner.host
     waiting = [rank for rank in readings if rank not in found.suspects]
     facts: dict[str, Any] = {
         "host": host,

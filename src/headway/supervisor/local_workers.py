@@ -24,7 +24,7 @@ from typing import Any
 from headway.core.files import file_in_memory
 from headway.core.foreign import read_json_lines
 from headway.core.garbage import pause_collection, resume_collection
-from headway.core.launched import RENDEZVOUS_VARIABLE, THREADS_VARIABLE, most_threads
+from headway.core.launched import RENDEZVOUS_VARIABLE, THREADS_VARIABLE, MachinePart, most_threads
 from headway.core.module_command import module_command
 from headway.core.signals import STOP_SIGNALS, handled, reset
 from headway.session.attempt import with_variables
@@ -91,15 +91,19 @@ class _Process:
 class _Workers:
     """The started workers, by rank."""
 
+    first_rank: int = 0
     processes: list[_Process] = field(default_factory=list)
     codes: dict[int, int] = field(default_factory=dict)
 
     def look(self) -> list[WorkerEnd]:
         """Return the ends that were not seen before."""
-        running = [(rank, process) for rank, process in enumerate(self.processes) if rank not in self.codes]
+        running = [(rank, process) for rank, process in self._ranked() if rank not in self.codes]
         ends = [WorkerEnd(rank, code) for rank, process in running if (code := process.poll()) is not None]
         self.codes.update({end.rank: end.code for end in ends})
         return ends
+
+    def _ranked(self) -> Iterable[tuple[int, _Process]]:
+        return enumerate(self.processes, self.first_rank)
 
     @property
     def all_ended(self) -> bool:
@@ -109,7 +113,7 @@ class _Workers:
         """Send a signal to the running workers, and kill those that still run half a minute later."""
         for then, seconds in ((number, _END_SECONDS), (signal.SIGKILL, _END_SECONDS)):
             self.look()
-            for rank, process in enumerate(self.processes):
+            for rank, process in self._ranked():
                 if rank not in self.codes:  # its process number is not reused until its end is seen here
                     os.kill(process.pid, then)
             until = time.monotonic() + seconds
@@ -126,6 +130,7 @@ def start_workers(
     *arguments: str,
     load: Callable[[], object] = lambda: None,
     ends_workers_on: Iterable[signal.Signals] = STOP_SIGNALS,
+    part: MachinePart | None = None,
 ) -> None:
     """Run a module's `main` in several worker processes, and wait for all of them.
 
@@ -137,6 +142,7 @@ def start_workers(
         variables: Added to the environment of the processes.
         load: Called in a process that will be copied, to load what all copies need.
         ends_workers_on: Signals that are passed on to the processes; those that still run 30 s later are killed.
+        part: The workers are only some of all, since other machines have workers, too.
 
     Raises:
         WorkersFailed: a process ended with an error; the others were ended.
@@ -165,14 +171,15 @@ def start_workers(
             "WORLD_SIZE": str(workers),
             "LOCAL_WORLD_SIZE": str(workers),
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),  # as torchrun
-            RENDEZVOUS_VARIABLE: str(rendezvous),
+            **({RENDEZVOUS_VARIABLE: str(rendezvous)} if part is None else part.worker_variables()),
             SPARE_VARIABLE: str(reasons),
             **variables,
         }
-        started = _Workers()
+        first = part.first_rank if part is not None else 0
+        started = _Workers(first)
         try:
             for rank in range(workers):
-                environment = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                environment = {**common, "RANK": str(first + rank), "LOCAL_RANK": str(rank)}
                 start = _start_copy if copied else _start_program
                 started.processes.append(start(environment, module, arguments))
             ends = _wait(started, received)

@@ -25,8 +25,8 @@ from headway.core.format import format_seconds
 _FROM_OUTSIDE = (1, 2, 10, 15, 30) if sys.platform == "linux" else (1, 2, 15, 30)
 
 #: Exit codes of deliberate errors that the next attempt would meet again: usage and config, data, checkpoint, diverged,
-#: budget reached.
-_FINAL = (2, 3, 4, 5, 6)
+#: budget reached, and of a stop that is meant.
+_FINAL = (2, 3, 4, 5, 6, 7)
 _PREEMPTED = 75
 
 #: Modules of `headway.supervisor` between a command and a worker.
@@ -41,7 +41,7 @@ _FIRST_DELAY_SECONDS = 1.0
 class AttemptOutcome:
     """Why and how an attempt ended."""
 
-    kind: Literal["finished", "preempted", "budget", "error", "died", "hung", "slow"]
+    kind: Literal["finished", "preempted", "budget", "cancelled", "error", "died", "hung", "slow", "lost"]
     what: str
     exit_code: int
     where: str | None = None
@@ -130,6 +130,8 @@ class Budget:
             if self._config.restart_preempted:
                 return Decision(True, "preempted, which does not count as a failure", delay)
             return Decision(False, "preempted")
+        if outcome.kind == "lost" and not self._without_progress:
+            return Decision(True, "a lost machine does not count as a failure", delay)
         if outcome.is_from_outside:
             return Decision(True, "ended by a signal from outside, which does not count as a failure", delay)
         if outcome.signature is not None and outcome.signature in self._seen:

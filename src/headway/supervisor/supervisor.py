@@ -11,6 +11,7 @@ import faulthandler
 import os
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,21 +20,27 @@ from types import FrameType
 from headway.config import Config
 from headway.core.alerts import Alerts, alerting
 from headway.core.console import say, write_log
+from headway.core.early_stop import take_early_signals
 from headway.core.errors import INTERRUPTED, Preempted, error_with
 from headway.core.process_table import has_one_thread
 from headway.core.signals import STOP_SIGNALS, handled
 from headway.core.waiting import wait_until
+from headway.runs.cancel import check_not_cancelled, forget_cancel
 from headway.runs.ownership import OwnerLock, wait_for_dead_machine, wait_for_orphaned_writers
 from headway.session.attempt import RunOptions, WorkerDied
 from headway.supervisor.attempt_client import has_data, load_ahead
 from headway.supervisor.attempt_monitor import AttemptMonitor, newest_checkpoint
 from headway.supervisor.follower_process import FollowerProcess
+from headway.supervisor.machines.assembly import Machines
+from headway.supervisor.machines.team import Team
 from headway.supervisor.processes import adopt_orphans
 from headway.supervisor.restart_policy import AttemptOutcome, Budget, Decision
 from headway.supervisor.worker_pool import WorkerPool
 
 #: Time between looks while it waits between attempts.
 _POLL_SECONDS = 0.1
+#: Time between looks for a request to cancel the run; while an attempt runs, its workers look.
+_ASK_SECONDS = 1.0
 #: Loading that takes longer than this is reported.
 _LONG_SECONDS = 55.0
 #: How long a thread of the C library may take to end.
@@ -41,7 +48,12 @@ _THREAD_SECONDS = 1.0
 
 
 def supervise(
-    config: Config, options: RunOptions, *, own_process: bool, finished: Callable[[], object] | None = None
+    config: Config,
+    options: RunOptions,
+    *,
+    own_process: bool,
+    finished: Callable[[], object] | None = None,
+    machines: Machines | None = None,
 ) -> None:
     """Train, and continue after failures and preemptions.
 
@@ -50,16 +62,17 @@ def supervise(
         options: What to do about a run directory that exists.
         own_process: This process does nothing else: all its children belong to the run.
         finished: Called when the run has finished, before trackers get the last of it.
+        machines: The other machines of the run; None for a run on one.
 
     Raises:
         HeadwayError: the error that ended the run, or the budget of failures is used up.
         KeyboardInterrupt: a second Ctrl-C, when no worker is left.
     """
-    _Supervisor(config, options, own_process).run(finished)
+    _Supervisor(config, options, own_process, machines).run(finished)
 
 
 @contextmanager
-def _reporting_long_loading() -> Iterator[None]:
+def _reporting_long_loading(thread_seconds: float) -> Iterator[None]:
     """Report a block that takes long in one line, with its stack in a file.
 
     The stack comes from a thread in C, which needs no lock of the interpreter: a library that hangs while it is loaded
@@ -82,7 +95,7 @@ def _reporting_long_loading() -> Iterator[None]:
             faulthandler.cancel_dump_traceback_later()
             # The thread of `faulthandler` was asked to end, and takes a moment; until then this process cannot be
             # copied.
-            wait_until(has_one_thread, _THREAD_SECONDS, 0.001)
+            wait_until(has_one_thread, thread_seconds, 0.001)
     os.waitpid(pid, 0)
 
 
@@ -97,10 +110,14 @@ def _report_stack(reader: int) -> None:
 
 
 class _Supervisor:
-    def __init__(self, config: Config, options: RunOptions, own_process: bool) -> None:
+    def __init__(
+        self, config: Config, options: RunOptions, own_process: bool, machines: Machines | None = None
+    ) -> None:
+        self._machines, self._wanted = machines, config.parallel
         self._config, self._options, self._own_process = config, options, own_process
         self._budget, self._pool = Budget(config.supervise), WorkerPool(config, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        self._signals: list[int] = []
+        self._signals: list[int] = take_early_signals()
+        self._asked_at = 0.0
         self._lock: OwnerLock | None = None
         self._alerts: Alerts | None = None
         self._follower = FollowerProcess(config)
@@ -113,6 +130,7 @@ class _Supervisor:
         alerts = alerting(self._config.telemetry.alert, self._config.run_directory)
         with handled(STOP_SIGNALS, self._record_signal), alerts as self._alerts:
             self._wait_for_dead_owners()
+            forget_cancel(self._config.run_directory)
             self._load_ahead()
             try:
                 while (decision := self._next()).continues:
@@ -153,7 +171,7 @@ class _Supervisor:
         """
         if not (self._own_process and self._config.supervise.load_ahead and has_data(self._config)):
             return
-        with _reporting_long_loading():
+        with _reporting_long_loading(_THREAD_SECONDS if self._machines is None else 0.0):
             try:
                 load_ahead(self._config)
             except Exception as error:
@@ -162,21 +180,36 @@ class _Supervisor:
 
     def _pause(self, seconds: float) -> None:
         """Wait between attempts. A signal ends the wait, and the run."""
-
-        def is_over() -> bool:
-            self._follower.tend()
-            return bool(self._signals)
-
-        wait_until(is_over, seconds, _POLL_SECONDS)
+        wait_until(self._is_stopped, seconds, _POLL_SECONDS)
         self._check_signals("between two attempts")
 
+    def _hear(self) -> list[int]:
+        """Return the signals of all machines so far, and show that this run lives."""
+        if self._lock is not None:
+            self._lock.renew()
+        return self._signals if self._machines is None else self._machines.hear(self._signals)
+
+    def _is_stopped(self) -> bool:
+        """Return whether a signal has come; a cancelled run ends here."""
+        self._follower.tend()
+        self._check_not_cancelled()
+        return bool(self._hear())
+
+    def _check_not_cancelled(self) -> None:
+        now = time.monotonic()
+        if now - self._asked_at >= _ASK_SECONDS:
+            self._asked_at = now
+            check_not_cancelled(self._config.run_directory)
+
     def _check_signals(self, when: str) -> None:
-        if self._signals:
+        if self._hear():
             raise Preempted(f"stopped by {self._signal} {when}", fix="run the same command again")
 
     def _next(self) -> Decision:
         """Make one attempt and decide what follows; raise the error that ends the run."""
-        parallel = self._config.parallel.model_copy(update={"workers": self._pool.size})
+        team = self._assemble()
+        numbers = {"workers": self._pool.size, "machines": len(team) + 1, "min_machines": None}
+        parallel = self._wanted.model_copy(update=numbers)
         config = self._config.model_copy(update={"parallel": parallel})
         attempt = AttemptMonitor(
             config,
@@ -186,6 +219,9 @@ class _Supervisor:
             self._own_process,
             has_begun=self._has_begun,
             follower=self._follower,
+            team=team,
+            can_grow=lambda: self._machines is not None and self._machines.can_grow(len(team) + 1),
+            hear=self._hear,
         )
         if self._restarts:
             attempt.begin_again(self._lock, self._restarts)
@@ -195,6 +231,8 @@ class _Supervisor:
             self._lock, self._config = attempt.lock or self._lock, attempt.config
         if attempt.record is None:  # the run was already finished, or a check failed
             decision = Decision(False, outcome.what)
+        elif attempt.stopped_to_grow and outcome.kind == "preempted" and not self._signals and self._machines:
+            decision = Decision(True, "to continue with more machines")
         elif attempt.stopped_to_grow and outcome.kind == "preempted" and not self._signals:
             self._pool.grow(newest_checkpoint(self._config.run_directory))
             decision = Decision(True, f"to continue with {self._pool.size} workers again")
@@ -207,6 +245,18 @@ class _Supervisor:
         if not decision.continues:
             self._end(self._stopped(outcome) if stopped else outcome, decision)
         return decision
+
+    def _assemble(self) -> Team:
+        """Return the machines of the next attempt, once they are there."""
+        if self._machines is None:
+            return Team()
+
+        def look() -> None:
+            self._follower.tend()
+            self._check_not_cancelled()
+            self._check_signals("while it waited for other machines")
+
+        return self._machines.assemble(look)
 
     @property
     def _signal(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,15 +20,17 @@ class WorkerStatuses:
     """The last heartbeats and process states of an attempt's workers, in the order of ranks."""
 
     count: int
+    here: range | None = None
+    """Ranks of the workers of this machine; None for all. Other machines send what theirs do (`add`)."""
     readings: dict[int, Reading] = field(default_factory=dict)
     states: dict[int, ProcessState | None] = field(default_factory=dict)
     _pages: dict[int, int] = field(default_factory=dict)
 
     @property
     def alive(self) -> list[int]:
-        """Process numbers of the workers that are alive."""
-        found = (self.readings[rank].pid for rank, state in self.states.items() if state is not None)
-        return [pid for pid in found if pid > 1]
+        """Process numbers of the workers of this machine that are alive."""
+        alive = (rank for rank, state in self.states.items() if state is not None and rank in self._here)
+        return [pid for rank in alive if (pid := self.readings[rank].pid) > 1]
 
     @property
     def missing(self) -> list[int]:
@@ -35,8 +38,8 @@ class WorkerStatuses:
         return [rank for rank in range(self.count) if rank not in self.readings]
 
     def look(self, folder: Path) -> None:
-        """Read all heartbeats and states anew; the pages are in the attempt's folder."""
-        for rank in range(self.count):
+        """Read the heartbeats and states of this machine anew; the pages are in the attempt's folder."""
+        for rank in self._here:
             with suppress(OSError):  # it has not begun yet
                 if rank not in self._pages:
                     # Kept open: the last heartbeat is needed after the worker, or its disk, is gone.
@@ -45,6 +48,28 @@ class WorkerStatuses:
             if reading is not None:
                 self.readings[rank] = reading
                 self.states[rank] = process_state(reading.pid)
+        self._sort()
+
+    @property
+    def _here(self) -> range:
+        return range(self.count) if self.here is None else self.here
+
+    @property
+    def sessions(self) -> set[int]:
+        """Process numbers of the workers of this machine, dead or alive; each leads a session."""
+        return {reading.pid for rank, reading in self.readings.items() if rank in self._here}
+
+    def is_here(self, rank: int) -> bool:
+        """Return whether a worker is on this machine."""
+        return rank in self._here
+
+    def add(self, readings: Mapping[int, Reading], states: Mapping[int, ProcessState | None]) -> None:
+        """Add what other machines have sent about their workers."""
+        self.readings.update(readings)
+        self.states.update(states)
+        self._sort()
+
+    def _sort(self) -> None:
         # Workers begin in any order, but are listed by rank.
         self.readings, self.states = dict(sorted(self.readings.items())), dict(sorted(self.states.items()))
 

@@ -7,7 +7,7 @@ from html import escape
 from typing import NamedTuple
 
 from headway.core.format import UNKNOWN
-from headway.core.outcomes import BUDGET_REACHED, FINISHED, PREEMPTED
+from headway.core.outcomes import BUDGET_REACHED, CANCELLED, FINISHED, PREEMPTED
 from headway.core.secrets import redact
 from headway.telemetry.charts import Chart
 from headway.telemetry.record import NOT_ENDED, NOT_STARTED, RUNNING
@@ -95,6 +95,7 @@ _TONES = {
     RUNNING: "busy",
     PREEMPTED: "warn",
     BUDGET_REACHED: "warn",
+    CANCELLED: "warn",
     NOT_ENDED: "warn",
     NOT_STARTED: "warn",
 }

@@ -21,8 +21,9 @@ from headway.config.load import CONFIG_BYTES
 from headway.config.segments import Segment, batches_before, begin, up_to
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.foreign import LISTING_BYTES, as_number, read_json_lines, read_json_object, read_text
+from headway.core.lease import read_lease
 from headway.core.machine import host_name
-from headway.core.outcomes import BUDGET_REACHED, FAILED, FINISHED, PREEMPTED
+from headway.core.outcomes import BUDGET_REACHED, CANCELLED, FAILED, FINISHED, PREEMPTED
 from headway.core.secrets import redact_arguments, redact_values
 from headway.telemetry.metrics import FILE_NAME, Metrics, Span, read_metrics
 
@@ -30,7 +31,8 @@ RUNNING, DIED = "running", "died"
 #: The newest attempt restored an earlier checkpoint (`headway checkpoints restore`), and trained nothing.
 RESTORED = "restored"
 
-#: The newest attempt has no recorded end, and ran on another host, so its state cannot be determined here.
+#: The newest attempt has no recorded end, ran on another host, and has no lease (`core.lease`), so its
+#: state cannot be determined here.
 NOT_ENDED = "not ended"
 
 NOT_STARTED = "not started"
@@ -137,7 +139,13 @@ class Run:
     def attempts(self) -> list[Attempt]:
         """Attempts by rising number."""
         return [
-            _attempt(number, record, self.metrics.spans.get(number), newest=number == max(self.attempt_records))
+            _attempt(
+                self.path,
+                number,
+                record,
+                span=self.metrics.spans.get(number),
+                newest=number == max(self.attempt_records),
+            )
             for number, record in self.attempt_records.items()
         ]
 
@@ -158,12 +166,15 @@ class Run:
     def outcome(self) -> str:
         """How the newest attempt ended, or that it has not ended."""
         records = self.attempt_records
-        return attempt_outcome(records[max(records)], newest=True) if records else NOT_STARTED
+        if not records:
+            return NOT_STARTED
+        return attempt_outcome(self.path, max(records), records[max(records)], newest=True)
 
     @property
     def state(self) -> str:
         """The outcome in one or two words: `failed` for an outcome that is an error message."""
-        states = (FINISHED, PREEMPTED, BUDGET_REACHED, RESTORED, RUNNING, DIED, NOT_ENDED, NOT_STARTED)
+        saved = (FINISHED, PREEMPTED, BUDGET_REACHED, CANCELLED)
+        states = (*saved, RESTORED, RUNNING, DIED, NOT_ENDED, NOT_STARTED)
         return self.outcome if self.outcome in states else FAILED
 
     @cached_property
@@ -370,12 +381,12 @@ def _command(text: str | None) -> str | None:
     return text if shown == words else shlex.join(shown)
 
 
-def _attempt(number: int, record: dict[str, Any], span: Span | None, newest: bool) -> Attempt:
+def _attempt(run: Path, number: int, record: dict[str, Any], *, span: Span | None, newest: bool) -> Attempt:
     ended = as_time(record.get("ended"))
     first, last = as_int(record.get("first_step")), as_int(record.get("last_step"))
     return Attempt(
         number=number,
-        outcome=attempt_outcome(record, newest),
+        outcome=attempt_outcome(run, number, record, newest),
         exit_code=as_int(record.get("exit_code")),
         command=_command(as_text(record.get("command"))),
         host=as_text(record.get("host")),
@@ -394,7 +405,7 @@ def _duration(value: Any) -> float | None:
     return seconds if seconds is not None and seconds >= 0 else None
 
 
-def attempt_outcome(record: dict[str, Any], newest: bool) -> str:
+def attempt_outcome(run: Path, number: int, record: dict[str, Any], newest: bool) -> str:
     """Return the outcome that the attempt recorded at its end; otherwise whether it is still alive."""
     outcome = as_text(record.get("outcome"))
     if outcome is not None:
@@ -407,7 +418,10 @@ def attempt_outcome(record: dict[str, Any], newest: bool) -> str:
     if not newest or host is None or pid is None:
         return DIED
     if host != host_name():
-        return NOT_ENDED
+        lease = read_lease(run)
+        if lease is None or lease.attempt != number:
+            return NOT_ENDED
+        return RUNNING if lease.is_valid else DIED
     import psutil
 
     try:

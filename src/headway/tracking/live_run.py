@@ -21,7 +21,7 @@ from typing import Any
 
 from headway.config.units import Interval
 from headway.core.foreign import as_number
-from headway.core.outcomes import BUDGET_REACHED, FAILED, FINISHED, PREEMPTED
+from headway.core.outcomes import BUDGET_REACHED, CANCELLED, FAILED, FINISHED, PREEMPTED
 from headway.telemetry.catalogue import CATALOGUE, Kind, metric
 from headway.telemetry.goodput import was_meant_to_end
 from headway.telemetry.metrics import FILE_NAME, LEFT_OUT, is_own, recorded_number
@@ -42,7 +42,7 @@ from headway.telemetry.record import (
 from headway.telemetry.system import newest_readings
 from headway.tracking.tail import JsonLinesTail
 
-STATES = (RUNNING, FINISHED, PREEMPTED, BUDGET_REACHED, FAILED, DIED, RESTORED, NOT_ENDED, NOT_STARTED)
+STATES = (RUNNING, FINISHED, PREEMPTED, BUDGET_REACHED, CANCELLED, FAILED, DIED, RESTORED, NOT_ENDED, NOT_STARTED)
 #: Size of about a thousand records, for readers that show the newest values only.
 NEWEST_BYTES = 512 * 1024
 
@@ -163,7 +163,7 @@ class LiveRun:
         """Return number, record, outcome and state of the newest attempt."""
         number = max(self._records, default=0)
         record = self._records.get(number, {})
-        outcome = attempt_outcome(record, newest=True) if number else NOT_STARTED
+        outcome = attempt_outcome(self.path, number, record, newest=True) if number else NOT_STARTED
         return number, record, outcome, outcome if outcome in STATES else FAILED
 
     def _read_settings(self) -> None:
@@ -353,7 +353,7 @@ def _ended(number: int, record: Mapping[str, Any]) -> Attempt:
 
 def _is_failure(record: Mapping[str, Any]) -> bool:
     outcome = as_text(record.get("outcome"))
-    return outcome is not None and outcome not in (FINISHED, PREEMPTED, BUDGET_REACHED, RESTORED, RUNNING)
+    return outcome is not None and outcome not in (FINISHED, PREEMPTED, BUDGET_REACHED, CANCELLED, RESTORED, RUNNING)
 
 
 def _seconds(value: Any) -> float | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.core.console import notice
 from headway.core.format import counted, format_count, format_seconds, printable
-from headway.core.outcomes import BUDGET_REACHED, FAILED, FINISHED, PREEMPTED
+from headway.core.outcomes import BUDGET_REACHED, CANCELLED, FAILED, FINISHED, PREEMPTED
 from headway.telemetry.record import DIED, RUNNING
 from headway.tracking.alert_rules import firing
 from headway.tracking.live_run import Snapshot
@@ -30,6 +30,7 @@ _COLOURS = {
     FINISHED: "blue",
     PREEMPTED: "yellow",
     BUDGET_REACHED: "yellow",
+    CANCELLED: "yellow",
     FAILED: "red",
     DIED: "red",
 }

@@ -13,7 +13,7 @@ from headway.checkpoint.save.fence import Fenced
 from headway.checkpoint.save.outcomes import Outcome
 from headway.checkpoint.store import CheckpointStore
 from headway.core.allocator import give_back_freed_memory
-from headway.core.errors import CheckpointError, CorruptionError, DivergedError, HeadwayError, Preempted
+from headway.core.errors import Cancelled, CheckpointError, CorruptionError, DivergedError, HeadwayError, Preempted
 from headway.core.faults import fault_point
 from headway.core.heartbeat import Phase, beat
 from headway.core.types import MicroBatch
@@ -300,8 +300,11 @@ def _stopped(job: Job, signals: StopSignals) -> Preempted:
     what = f"stopped by {signals.reason()}" + (f"; step {step} is saved" if step else " before the first step")
     if signals.budget_reached:
         return budget_reached(job.config, what)
-    return Preempted(
+    kind, then = Preempted, "to continue from here"
+    if signals.is_cancelled:
+        kind, then = Cancelled, "if it is to continue after all"
+    return kind(
         what,
         where=str(job.config.run_directory),
-        fix="run the same command again to continue from here",
+        fix=f"run the same command again {then}",
     )

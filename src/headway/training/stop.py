@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from headway.core.console import is_first_worker, notice, warning
 from headway.core.errors import Preempted
 from headway.core.format import format_seconds
-from headway.core.preemption_board import BUDGET_SOURCE, SIGNAL_KEY, Board, Notice, post
+from headway.core.preemption_board import BUDGET_SOURCE, CANCEL_KEY, SIGNAL_KEY, Board, Notice, post
 from headway.core.signals import STOP_SIGNALS, handled, pending_signals
 from headway.training.job import Callback
 
@@ -72,6 +72,11 @@ class StopSignals:
             self._notices.post_signal(self.name)
         return self.name or "a signal to another worker"
 
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether somebody has asked that the run end for good."""
+        return self._notices is not None and self._notices.is_cancelled()
+
     def __enter__(self) -> Self:
         self._before = self._handled.__enter__()
         if pending_signals:
@@ -124,6 +129,10 @@ class NoticeReader(Callback):
             if short:
                 warning(short)
         return found
+
+    def is_cancelled(self) -> bool:
+        """Return whether a notice asks that the run end for good."""
+        return any(found.key == CANCEL_KEY for found in self._board.notices(now=True))
 
     def save(self) -> bool:
         """Return whether a notice asks to save that no checkpoint has followed yet."""

@@ -154,9 +154,9 @@ def _savings(config: Config) -> Iterator[str]:
         yield "train.activation_checkpointing=full"
     if train.precision in ("fp32", "tf32"):
         yield "train.precision=bf16"
-    if not strategy.shards_gradients and config.parallel.workers > 1:
+    if not strategy.shards_gradients and config.parallel.all_workers > 1:
         yield f"parallel.strategy={simplest_strategy(lambda spec: spec.shards_gradients)}"
-    if not strategy.shards_weights and config.parallel.workers > 1:
+    if not strategy.shards_weights and config.parallel.all_workers > 1:
         yield f"parallel.strategy={simplest_strategy(lambda spec: spec.shards_weights)}"
     if lighter := find_optimizer(config.optimizer.name).lighter:
         yield f"optimizer.name={' or '.join(lighter)}"

@@ -18,9 +18,10 @@ from typing import Any
 
 from headway.core.errors import CheckpointError
 from headway.core.foreign import SETTINGS_BYTES, parse_json, read_bytes
+from headway.core.lease import OWNER_FILE as OWNER_FILE
+from headway.core.lease import RECORD_BYTES
 from headway.core.machine import host_name
 
-OWNER_FILE = ".owner"
 #: How long to retry after a fault of the file system before the owner's record counts as unreadable.
 _PATIENCE_SECONDS = 5.0
 
@@ -58,7 +59,7 @@ class Owner:
 def read_owner(run: Path) -> Owner | None:
     """Return the current or last owner of a run; None if there is no readable record."""
     try:
-        return _parse(read_bytes(run / OWNER_FILE, SETTINGS_BYTES))
+        return _parse(read_bytes(run / OWNER_FILE, SETTINGS_BYTES)[:RECORD_BYTES])
     except OSError:
         return None
 
@@ -77,7 +78,7 @@ def _read_with_retries(run: Path, seconds: float) -> Owner | None:
     until = time.monotonic() + seconds
     while True:
         try:
-            return _parse(read_bytes(path, SETTINGS_BYTES))
+            return _parse(read_bytes(path, SETTINGS_BYTES)[:RECORD_BYTES])
         except (FileNotFoundError, NotADirectoryError):  # the run was moved away
             return None
         except OSError as error:

@@ -1,0 +1,55 @@
+"""The lease in a run's owner file: it tells readers on every machine whether the run lives."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.core.foreign import SETTINGS_BYTES, open_regular, parse_json, read_bytes
+
+OWNER_FILE = ".owner"
+#: The owner's record is padded to this size, so that one write replaces a whole record, and a reader never sees parts
+#: of two. Behind it lies the lease, of `_LEASE_BYTES`.
+RECORD_BYTES, _LEASE_BYTES = 512, 128
+#: How long a lease lasts. Its owner may be busy for a while, and clocks of machines differ by seconds.
+_LASTS_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Until when the owner of a run counts as alive."""
+
+    attempt: int
+    until: float
+    """Unix seconds, by the owner's clock."""
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether it has not run out."""
+        return time.time() < self.until
+
+
+def read_lease(run: Path) -> Lease | None:
+    """Return the lease of the owner of a run; None if there is none, as of a run without a supervisor."""
+    try:
+        found = parse_json(read_bytes(run / OWNER_FILE, SETTINGS_BYTES)[RECORD_BYTES:])
+        return Lease(int(found["attempt"]), float(found["until"]))
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
+        return None
+
+
+def new_lease(attempt: int) -> bytes:
+    """Return a lease that begins now, as it lies behind the owner's record."""
+    text = json.dumps({"attempt": attempt, "until": round(time.time() + _LASTS_SECONDS, 3)})
+    return text.encode().ljust(_LEASE_BYTES)
+
+
+def write_lease(owner_file: Path, attempt: int) -> None:
+    """Renew the lease. It is lost if the disk fails; then readers see what they see of a dead run."""
+    # Opened anew: the lock's own file may be closed, and its number taken, before a hanging write is done.
+    with suppress(OSError), open_regular(owner_file, "r+b") as file:
+        os.pwrite(file.fileno(), new_lease(attempt), RECORD_BYTES)

@@ -1,0 +1,152 @@
+"""The machines of a run from its first attempt to its last: who takes part in each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from headway.config import Config, usable_machines
+from headway.core.console import notice, warning
+from headway.core.errors import INTERRUPTED, ConfigError, Preempted
+from headway.core.format import format_seconds
+from headway.core.version import __version__
+from headway.supervisor.machines.lead import Lead
+from headway.supervisor.machines.place import Seat
+from headway.supervisor.machines.roster import Roster, choose_team
+from headway.supervisor.machines.team import Team
+
+_POLL_SECONDS = 0.05
+#: How long a machine that worked in the last attempt may take to come back before a run that may continues without it.
+_BACK_SECONDS = 2.0
+
+
+class Machines:
+    """The machines of a run, as the supervisor of the first one sees them.
+
+    Args:
+        config: Resolved; it names the number of machines.
+        seat: The place of this machine, which is the lead's.
+        clock: Returns seconds that never decrease.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        seat: Seat,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        parallel = config.parallel
+        self._config, self._clock = config, clock
+        self._lead = Lead(
+            seat.place,
+            Roster(parallel.machines, parallel.workers, __version__, seat.identity),
+            config.supervise.lost_seconds,
+        )
+        self._before: dict[int, str] = {}
+        self._spares: list[int] = []
+        self._has_begun = False
+
+    def hear(self, signals: list[int]) -> list[int]:
+        """Add signals that other machines have received, and return all.
+
+        A scheduler signals all machines. That is one signal, so a number is added once: two Ctrl-C mean more.
+        """
+        for name, number in self._lead.take_signals():
+            if number not in signals:
+                notice(f"{name} was asked to stop")
+                signals.append(number)
+        return signals
+
+    def assemble(self, look: Callable[[], object]) -> Team:
+        """Wait until the machines that the run needs have joined, and return those that work in the next attempt.
+
+        Args:
+            look: Called several times a second; raises an error to give up.
+
+        Raises:
+            ConfigError: a machine was started in another way than this one.
+            Preempted: not enough have come in time.
+        """
+        begun, told = self._clock(), False
+        while True:
+            look()
+            self._check_refusals()
+            here, waited = self._lead.here, self._clock() - begun
+            usable = usable_machines(self._config, 1 + len(here))
+            if usable and (len(here) == self._config.parallel.machines - 1 or waited >= self._patience(here)):
+                break
+            if waited >= self._config.supervise.rejoin_seconds:
+                raise Preempted(
+                    f"{self._missing(here)} did not come within {format_seconds(waited)}",
+                    where="supervise.rejoin_seconds",
+                    fix="run the same command again on all machines",
+                )
+            if not told and waited > 1.0:
+                told = True
+                notice(f"waiting for {self._missing(here)}")
+            time.sleep(_POLL_SECONDS)
+        numbers = choose_team(here, usable, self._before)
+        self._spares = sorted(set(here) - set(numbers))
+        for number in self._spares:
+            notice(f"{here[number]} is a hot spare: the run uses {usable} of {1 + len(here)} machines")
+        self._lead.tell(self._spares, "spare")
+        self._has_begun = True
+        self._before = {number: here[number].host for number in numbers[1:]}
+        return Team(self._lead, [here[number] for number in numbers[1:]], self._config.parallel.workers)
+
+    def _patience(self, here: dict[int, Any]) -> float:
+        """Return how long to wait for more machines once there are enough."""
+        if not self._has_begun:
+            return self._config.supervise.lost_seconds
+        return 0.0 if set(self._before) <= set(here) else _BACK_SECONDS
+
+    def _missing(self, here: dict[int, Any]) -> str:
+        names = [
+            f"{number} ({self._before[number]})" if number in self._before else str(number)
+            for number in range(1, self._config.parallel.machines)
+            if number not in here
+        ]
+        return f"machine{'s' if len(names) > 1 else ''} {', '.join(names)}"
+
+    def _check_refusals(self) -> None:
+        for refusal in self._lead.take_refusals():
+            if not self._has_begun:
+                raise ConfigError(refusal.what, where="--machines, --node, --workers", fix=refusal.fix)
+            warning(f"a machine was not taken in: {refusal.what}")
+
+    def can_grow(self, machines: int) -> bool:
+        """Return whether the run could use more machines than work now."""
+        return usable_machines(self._config, 1 + len(self._lead.here)) > machines
+
+    @classmethod
+    @contextmanager
+    def of(cls, config: Config, seat: Seat | None) -> Iterator[Machines | None]:
+        """Lead the other machines for the length of a block, and tell them how it ends; None without any."""
+        if seat is None:
+            yield None
+            return
+        machines, ended = cls(config, seat), None
+        try:
+            yield machines
+        except BaseException as error:
+            ended = error
+            raise
+        finally:
+            machines.close(ended)
+
+    def close(self, error: BaseException | None) -> None:
+        """Tell the other machines how the run has ended, so that their commands end alike."""
+        if error is None:
+            self._lead.close(exit_code=0)
+            return
+        code = getattr(error, "exit_code", 1)
+        if isinstance(error, KeyboardInterrupt):
+            code = INTERRUPTED
+        elif isinstance(error, SystemExit) and isinstance(error.code, int):
+            code = error.code
+        parts = {name: getattr(error, name, None) for name in ("what", "where", "fix")}
+        if parts["what"] is None:
+            parts["what"] = f"the lead ended with {type(error).__name__}"
+        self._lead.close(exit_code=code, **parts)

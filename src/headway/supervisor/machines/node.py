@@ -1,0 +1,308 @@
+"""A node process: runs the workers of one machine, as the lead says.
+
+It decides nothing. It ends its workers when the lead says so, or says nothing; then it tries to reach the lead again,
+and gives up after a time with exit code 75, so that the scheduler starts all machines again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from headway.checkpoint.save.writer_locks import wait_for_writers
+from headway.config import Config
+from headway.core.console import notice, warning
+from headway.core.early_stop import take_early_signals
+from headway.core.errors import INTERRUPTED, CheckpointError, HeadwayError, Preempted, error_with
+from headway.core.faults import RESTARTS_VARIABLE
+from headway.core.format import format_seconds
+from headway.core.launched import MachinePart
+from headway.core.machine import host_name
+from headway.core.process_table import STOPPED
+from headway.core.signals import STOP_SIGNALS, handled
+from headway.core.version import __version__
+from headway.core.waiting import VISIBILITY_TIMEOUT, wait_until
+from headway.runs.run_directory import Attempt
+from headway.session.attempt import RunOptions, WorkerDied
+from headway.supervisor.attempt_client import AttemptProcess, load_ahead
+from headway.supervisor.machines.interfaces import interface_of
+from headway.supervisor.machines.line import Line
+from headway.supervisor.machines.messages import pack_workers
+from headway.supervisor.machines.place import Seat
+from headway.supervisor.processes import adopt_orphans, ask_for_stacks, end_all, reap_orphans
+from headway.supervisor.worker_status import WorkerStatuses
+
+_POLL_SECONDS, _LOOK_SECONDS = 0.05, 0.2
+_STACK_SECONDS, _GIVE_UP_SECONDS = 2.0, 5.0
+#: How long a machine that was asked to stop before it had joined tries to tell the lead.
+_FIRST_SECONDS = 15.0
+_AGAIN = "run the same command again on all machines"
+
+
+def run_node(config: Config, seat: Seat, *, own_process: bool) -> None:
+    """Run this machine's workers until the run is over.
+
+    Args:
+        config: Resolved.
+        seat: The place of this machine, which is not the lead's.
+        own_process: This process does nothing else.
+
+    Raises:
+        HeadwayError: with the exit code of the run, or because the lead is gone.
+        KeyboardInterrupt: Ctrl-C came twice, or ended the run.
+    """
+    _Node(config, seat, own_process).run()
+
+
+class _Node:
+    def __init__(self, config: Config, seat: Seat, own_process: bool) -> None:
+        self._config, self._place, self._own_process = config, seat.place, own_process
+        self._hello = {
+            "host": host_name(),
+            "workers": config.parallel.workers,
+            "version": __version__,
+            "identity": seat.identity,
+        }
+        self._signals: list[int] = take_early_signals()
+        self._began = time.monotonic()
+        self._passed_on = 0
+        self._attempt: _NodeAttempt | None = None
+
+    def run(self) -> None:
+        if self._own_process:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it were ignored, the ends of children would be lost
+            adopt_orphans()
+        with handled(STOP_SIGNALS, self._record_signal):
+            line = Line(self._place, self._hello, self._config.supervise.lost_seconds)
+            try:
+                if self._own_process and self._config.supervise.load_ahead:
+                    self._load_ahead()
+                self._serve(line)
+            finally:
+                self._end_attempt(line)
+                line.close()
+
+    def _record_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals.append(number)
+
+    def _load_ahead(self) -> None:
+        try:
+            load_ahead(self._config)
+        except Exception as error:  # the first attempt reports what is missing
+            warning(f"what workers need cannot be loaded ahead: {type(error).__name__}: {error}")
+
+    def _serve(self, line: Line) -> None:
+        session = 0
+        while True:
+            for message in line.take():
+                if message["kind"] == "over":
+                    self._end_attempt(line)
+                    _raise_end(message)
+                    return
+                self._handle(message, line)
+            if line.is_up and line.session != session:
+                session = line.session
+                notice(f"machine {self._place.number} has joined the lead at {self._place.host}:{self._place.port}")
+            elif not line.is_up:
+                self._wait_for_lead(line)
+                session = 0 if line.session == session else session
+            self._pass_on(line)
+            if self._attempt is not None:
+                self._attempt.look(line)
+            else:
+                time.sleep(_POLL_SECONDS)
+
+    def _wait_for_lead(self, line: Line) -> None:
+        """End the workers, since no one supervises them, and give up after a time."""
+        line.check_refused()
+        if self._attempt is not None:
+            notice(f"the lead is lost: {line.why}; the workers of this machine are ended")
+            self._end_attempt(line)
+        gone = time.monotonic() - line.lost_at
+        if self._signals and (line.session or time.monotonic() - self._began > _FIRST_SECONDS):
+            self._check_interrupted()
+            raise Preempted(f"stopped by {signal.Signals(self._signals[0]).name} without the lead", fix=_AGAIN)
+        if gone >= self._config.supervise.rejoin_seconds:
+            raise Preempted(
+                f"the lead has been gone for {format_seconds(gone)}: {line.why}",
+                where=f"--lead {self._place.host}:{self._place.port}",
+                fix=f"{_AGAIN} (supervise.rejoin_seconds sets how long they wait for each other)",
+            )
+
+    def _pass_on(self, line: Line) -> None:
+        """Report this machine's signals to the lead, which has all machines save and stop."""
+        self._check_interrupted()
+        if not line.is_up:
+            return
+        for number in self._signals[self._passed_on :]:
+            self._passed_on += 1
+            notice(f"{signal.Signals(number).name} came; the lead is told, and all machines save and stop")
+            line.send("signal", number=number)
+
+    def _check_interrupted(self) -> None:
+        if self._signals.count(signal.SIGINT) > 1:
+            raise KeyboardInterrupt
+
+    def _handle(self, message: Mapping[str, Any], line: Line) -> None:
+        kind, attempt = message["kind"], self._attempt
+        if kind == "begin":
+            self._end_attempt(line)
+            self._attempt = _NodeAttempt.begin(message, line, self._own_process)
+        elif kind == "spare":
+            notice("this machine is a spare: the run has as many as it can use")
+        elif kind == "end":
+            self._end_attempt(line, message.get("attempt"))
+        elif attempt is not None and message.get("attempt") == attempt.number:
+            if kind == "signal":
+                attempt.signal(int(message["number"]))
+            elif kind == "stacks":
+                attempt.write_stacks([int(rank) for rank in message["ranks"]], message.get("wake") is True)
+
+    def _end_attempt(self, line: Line, number: object = None) -> None:
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            attempt.look(line, now=True)  # the last readings say how a worker ended
+            attempt.end()
+            number = attempt.number
+        if number is not None:
+            line.send("ended", attempt=number)
+
+
+@dataclass
+class _NodeAttempt:
+    """This machine's part of an attempt."""
+
+    number: int
+    run: Path
+    folder: Path
+    process: AttemptProcess
+    workers: WorkerStatuses
+    own_process: bool
+    done: bool = False
+    reported: dict[str, Any] | None = None
+    told: bool = False
+    looked: float = 0.0
+
+    @classmethod
+    def begin(cls, order: Mapping[str, Any], line: Line, own_process: bool) -> _NodeAttempt | None:
+        """Start the workers; on an error, report it to the lead and return None."""
+        number = int(order["attempt"])
+        config = Config.model_validate(order["config"])
+        config = config.model_copy(update={"train": config.train.asking(order["asked"])})
+        address = line.interface_address
+        part = MachinePart(**{**order["part"], "interface": None if address is None else interface_of(address)})
+        try:
+            attempt = _join(config, number, str(order["token"]), line)
+        except HeadwayError as error:
+            reported = {"what": error.what, "where": error.where, "fix": error.fix, "exit_code": error.exit_code}
+            line.send("attempt_ended", attempt=number, code=error.exit_code, done=False, reported=reported)
+            return None
+        variables = {RESTARTS_VARIABLE: str(int(order["restarts"])), **part.variables()}
+        with line.pausing():
+            process = AttemptProcess(config, RunOptions(), variables, own_process, number)
+        first, here = part.first_rank, config.parallel.workers
+        workers = WorkerStatuses(part.world_size, range(first, first + here))
+        return cls(number, config.run_directory, attempt.directory, process, workers, own_process)
+
+    def look(self, line: Line, now: bool = False) -> None:
+        """Send what the workers do, five times a second, and how they ended."""
+        for message in self.process.listen(0.0 if now else _POLL_SECONDS):
+            self._take(message)
+        has_ended = self.process.poll() is not None
+        if not (now or has_ended) and time.monotonic() - self.looked < _LOOK_SECONDS:
+            return
+        if self.told:
+            return
+        self.looked = time.monotonic()
+        self.workers.look(self.folder)
+        readings, states = self.workers.readings, self.workers.states
+        line.send("readings", attempt=self.number, now=self.looked, workers=pack_workers(readings, states))
+        if self.own_process:
+            reap_orphans(self.process.pid)
+        if has_ended:
+            for message in self.process.listen(0.0):
+                self._take(message)
+            self.told = True
+            ending = {"code": self.process.code, "done": self.done, "reported": self.reported}
+            line.send("attempt_ended", attempt=self.number, **ending)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if message["kind"] == "done":
+            self.done = True
+        elif message["kind"] == "error":
+            self.reported = message
+
+    def signal(self, number: int) -> None:
+        """Send a signal to all workers; if none has begun, there is nothing to save."""
+        self.workers.look(self.folder)
+        targets = self.workers.alive
+        if not self.workers.readings and self.process.poll() is None:
+            targets, number = [self.process.pid], signal.SIGKILL
+        for pid in targets:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+
+    def write_stacks(self, ranks: list[int], wake: bool) -> None:
+        """Have workers write their stacks; stopped ones are continued for that if `wake`."""
+        known = {rank: self.workers.readings[rank].pid for rank in ranks if rank in self.workers.readings}
+        states = {rank: self.workers.states.get(rank) for rank in known}
+        stopped = {rank for rank, state in states.items() if state is not None and state.state == STOPPED}
+        files = {rank: self.folder / f"stack-{rank}.txt" for rank in known}
+        going = {known[rank]: files[rank] for rank in known if rank not in stopped and states[rank] is not None}
+        ask_for_stacks(going, 0.0)
+        if wake:
+            ask_for_stacks({known[rank]: files[rank] for rank in stopped}, _STACK_SECONDS, stopped=True)
+
+    def end(self) -> None:
+        """End all processes; one that writes a checkpoint may finish it."""
+        sessions = {self.process.pid, *self.workers.sessions}
+        left = end_all(sessions, os.getpid() if self.own_process else None, lambda: not wait_for_writers(self.run, 0.0))
+        self.process.wait(_GIVE_UP_SECONDS)
+        self.process.channel.end.close()
+        self.workers.close()
+        if left:
+            warning(f"processes {left} of this attempt do not end; they can no longer publish anything")
+
+
+def _join(config: Config, number: int, token: str, line: Line) -> Attempt:
+    """Join the attempt that the lead has begun, once this machine sees it on the shared folder.
+
+    Raises:
+        CheckpointError: this machine does not see it, or sees another one.
+    """
+    attempt = Attempt.join(config.run_directory, number, token, VISIBILITY_TIMEOUT)
+    seen = (attempt.directory / "config.yaml").exists
+    if not wait_until(lambda: seen() or not line.is_up, VISIBILITY_TIMEOUT, 0.05) or not seen():
+        raise CheckpointError(
+            f"{host_name()} does not see the config of attempt {number}",
+            where=str(attempt.directory.absolute()),
+            fix="choose a place on a file system that all machines of the run share (runs=...)",
+        )
+    return attempt
+
+
+def _raise_end(message: Mapping[str, Any]) -> None:
+    """End this command as the run has ended.
+
+    Raises:
+        HeadwayError: the run ended with an error.
+        KeyboardInterrupt: it was interrupted.
+    """
+    code = message.get("exit_code")
+    if code == 0:
+        return
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
+    code = code if isinstance(code, int) and 0 < code < 256 else 1
+    kind = error_with(code) or WorkerDied
+    error = kind(str(message.get("what")), where=message.get("where"), fix=message.get("fix"))
+    error.exit_code = code
+    raise error

@@ -1,0 +1,193 @@
+"""The place of this process among the machines of a run: from options, or variables of the user or the scheduler."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import socket
+import stat
+from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.config import Config
+from headway.core.errors import ConfigError
+from headway.core.launched import LEAD, NODE
+from headway.core.waiting import VISIBILITY_TIMEOUT, wait_until
+
+SECRET, SECRET_FILE = "HEADWAY_SECRET", "HEADWAY_SECRET_FILE"
+#: Where the lead listens if only its host is known.
+_PORT = 29450
+#: Ports from which a Slurm step takes one by its number, so that the steps of one machine do not collide.
+_STEP_PORTS = range(20_000, 30_000)
+#: Shorter secrets could be guessed from a recorded greeting.
+_LEAST_SECRET = 16
+_SECRET_NAME = ".headway-secret"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which of the machines this one is, and where the lead listens."""
+
+    number: int
+    host: str
+    port: int
+    secret: bytes
+
+    @property
+    def leads(self) -> bool:
+        """Whether this machine is the lead."""
+        return self.number == 0
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A machine's place in a run of a certain config."""
+
+    place: Place
+    identity: str
+    """Fingerprint of what the config says about the mathematics of the run."""
+
+
+def find_place(config: Config, environment: MutableMapping[str, str] | None = None) -> Place | None:
+    """Return the place of this process; None if the run has one machine.
+
+    Variables with which a launcher numbers *processes* (RANK, WORLD_SIZE) mean machines here, and are removed: workers
+    get their own.
+
+    Raises:
+        ConfigError: the number of this machine, the lead's address or the secret is missing or cannot be used.
+    """
+    environment = os.environ if environment is None else environment
+    if config.parallel.machines == 1 or (NODE not in environment and "LOCAL_RANK" in environment):
+        return None  # torchrun has started this process as a worker
+    node, lead = environment.get(NODE), environment.get(LEAD)
+    if node is None:
+        named = ("JOB_COMPLETION_INDEX", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "RANK")
+        node = next((environment[name] for name in named if environment.get(name)), None)
+    if lead is None and "SLURM_STEP_NODELIST" in environment:
+        lead = f"{_first_of_step(environment)}:{_port_of_step(environment)}"
+    if lead is None and environment.get("MASTER_ADDR"):
+        lead = f"{environment['MASTER_ADDR']}:{environment.get('MASTER_PORT') or _PORT}"
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        environment.pop(name, None)
+    most = config.parallel.machines
+    if node is None or not node.isdecimal() or int(node) >= most:
+        given = "this machine has no number" if node is None else f"'{node}' is no number of a machine"
+        raise ConfigError(
+            f"{given}; the run has {most} machines, numbered from 0 to {most - 1}",
+            where=f"--node, {NODE}",
+            fix="start the same command on every machine, with --node 0, --node 1 and so on",
+        )
+    if lead is None:
+        raise ConfigError(
+            "the address of the lead (machine 0) is not known",
+            where=f"--lead, {LEAD}",
+            fix="give every machine --lead HOST:PORT, with the name or address of machine 0 and a free port there",
+        )
+    host, port = parse_address(lead)
+    return Place(int(node), host, port, _secret(config, environment, int(node)))
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Parse HOST, HOST:PORT or [ADDRESS]:PORT.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\[\]:\s]+))(?::([0-9]{1,5}))?", text.strip())
+    port = int(match[3]) if match is not None and match[3] else _PORT
+    if match is None or not 0 < port < 2**16:
+        raise ConfigError(f"'{text}' is no address", where=f"--lead, {LEAD}", fix="write HOST:PORT, as node-0:29450")
+    return match[1] or match[2], port
+
+
+def _first_of_step(environment: Mapping[str, str]) -> str:
+    """Return the first node of a Slurm step, which has its first task, from a list like `n[01-04,7],m2`."""
+    text = environment["SLURM_STEP_NODELIST"]
+    match = re.match(r"([^\[,]*)(?:\[([0-9]+)[^\]]*\])?([^\[,]*)", text)
+    name = "".join(part or "" for part in match.groups()) if match is not None else text
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:  # a name that only Slurm knows, as where several of its nodes are one machine
+        return environment.get("SLURM_LAUNCH_NODE_IPADDR") or name
+    return name
+
+
+def _port_of_step(environment: Mapping[str, str]) -> int:
+    text = f"{environment.get('SLURM_JOB_ID')}.{environment.get('SLURM_STEP_ID')}"
+    number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+    return _STEP_PORTS[number % len(_STEP_PORTS)]
+
+
+def _secret(config: Config, environment: Mapping[str, str], node: int) -> bytes:
+    """Return the secret that all machines of the run share.
+
+    Raises:
+        ConfigError: there is none, or others can read it.
+    """
+    if text := environment.get(SECRET, "").strip():
+        secret = text.encode()
+    elif name := environment.get(SECRET_FILE):
+        secret = _read_secret(Path(name))
+    elif environment.get("SLURM_JOB_ID") and "SLURM_PROCID" in environment:
+        file = config.run_directory.parent / _SECRET_NAME
+        if node == 0:
+            _make_secret(file)
+        step = f"{environment['SLURM_JOB_ID']}.{environment.get('SLURM_STEP_ID')}"
+        wait_until(file.exists, VISIBILITY_TIMEOUT, 0.2)
+        return hmac.new(_read_secret(file), step.encode(), "sha256").digest()
+    else:
+        raise ConfigError(
+            "the machines of a run need a common secret, by which they recognise each other",
+            where=f"{SECRET}, {SECRET_FILE}",
+            fix=f"set {SECRET} to the same value on every machine, for example of `openssl rand -hex 32`",
+        )
+    if len(secret) < _LEAST_SECRET:
+        raise ConfigError(
+            f"the secret has {len(secret)} bytes, so it could be guessed",
+            where=f"{SECRET}, {SECRET_FILE}",
+            fix=f"use {_LEAST_SECRET} or more, for example of `openssl rand -hex 32`",
+        )
+    return secret
+
+
+def _read_secret(path: Path) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise OSError("it is no file")
+            # Root may read everybody's file, as from a mounted secret.
+            if found.st_mode & 0o077 or found.st_uid not in (os.getuid(), 0):
+                raise ConfigError(
+                    "others can read or replace the file with the secret",
+                    where=str(path),
+                    fix=f"make it yours alone: chmod 600 {path}",
+                )
+            return file.read(4096).strip()
+    except OSError as error:
+        raise ConfigError(
+            f"the file with the secret cannot be read: {error.strerror or error}",
+            where=str(path),
+            fix=f"name a file that every machine can read in {SECRET_FILE}",
+        ) from error
+
+
+def _make_secret(path: Path) -> None:
+    """Make the file from which the steps of Slurm derive their secrets, unless it exists."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(secrets.token_hex(32))
+    try:
+        with suppress(FileExistsError):
+            os.link(draft, path)  # whole at once
+    finally:
+        draft.unlink()

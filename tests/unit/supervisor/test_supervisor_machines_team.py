@@ -1,0 +1,275 @@
+"""The other machines of an attempt, and those of a run, with machines that are only messages."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.config import Config, load_config
+from headway.core.errors import Cancelled, ConfigError, Preempted
+from headway.core.heartbeat import Exchange, Phase, Reading
+from headway.core.process_table import ProcessState
+from headway.runs.run_directory import RunDirectory
+from headway.supervisor.machines import assembly, node
+from headway.supervisor.machines.assembly import Machines
+from headway.supervisor.machines.messages import pack_workers, unpack_workers
+from headway.supervisor.machines.place import Place, Seat
+from headway.supervisor.machines.roster import Member, Refusal
+from headway.supervisor.machines.team import MachineEnd, Team
+
+READING = Reading(
+    41,
+    Phase.COMPUTE,
+    7,
+    100.5,
+    100.25,
+    12,
+    "sum of gradients",
+    3.5,
+    0.25,
+    4,
+    99.5,
+    Exchange(12, "a"),
+    Exchange(11, "b"),
+)
+
+
+class Played:
+    """A lead whose machines are as the test says."""
+
+    address = "127.0.0.1"
+
+    def __init__(self, *_: Any) -> None:
+        self.here: dict[int, Member] = {}
+        self.gone: dict[int, str] = {}
+        self.told: list[tuple[list[int], str, dict[str, Any]]] = []
+        self.signals: list[tuple[str, int]] = []
+        self.refusals: list[Refusal] = []
+        self.over: dict[str, Any] | None = None
+        self.pausing = nullcontext
+
+    def join(self, number: int) -> Member:
+        self.here[number] = Member(number, f"host-{number}", "p", len(self.gone) + 10 * number, 0.0)
+        return self.here[number]
+
+    def lose(self, number: int, why: str) -> None:
+        self.gone[self.here.pop(number).session] = why
+
+    def why_gone(self, session: int) -> str | None:
+        return self.gone.get(session)
+
+    def newest_readings(self, number: int) -> dict[str, Any] | None:
+        return self.here[number].readings
+
+    def take_messages(self, number: int) -> list[dict[str, Any]]:
+        found = list(self.here[number].inbox)
+        self.here[number].inbox.clear()
+        return found
+
+    def take_signals(self) -> list[tuple[str, int]]:
+        found, self.signals = self.signals, []
+        return found
+
+    def take_refusals(self) -> list[Refusal]:
+        found, self.refusals = self.refusals, []
+        return found
+
+    def tell(self, numbers: Any, kind: str, **content: Any) -> None:
+        self.told.append((list(numbers), kind, content))
+
+    def drop(self, number: int, why: str) -> None:
+        self.lose(number, why)
+
+    def close(self, **over: Any) -> None:
+        self.over = over
+
+
+@pytest.fixture
+def lead(monkeypatch: pytest.MonkeyPatch) -> Played:
+    lead = Played()
+    monkeypatch.setattr(assembly, "Lead", lambda *_: lead)
+    return lead
+
+
+@pytest.fixture
+def of(lead: Played, tiny: Callable[..., Path]) -> Callable[..., Machines]:
+    def make(machines: str, determinism: str = "elastic", **supervise: float) -> Machines:
+        config = load_config(tiny(parallel={"machines": machines}, determinism=determinism, supervise=supervise))
+        now = iter(range(100_000))  # every look takes a second
+        return Machines(config, Seat(Place(0, "h", 1, b"s" * 16), "i"), lambda: float(next(now)))
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembly, "_POLL_SECONDS", 0.0)
+
+
+def numbers(team: Team) -> list[int]:
+    return [member.number for member in team.members]
+
+
+def test_an_elastic_run_uses_the_machines_that_share_its_lanes_and_names_the_spares(
+    lead: Played, of: Callable[..., Machines], capsys: pytest.CaptureFixture[str]
+) -> None:
+    machines = of("3")
+    lead.join(1), lead.join(2)
+    team = machines.assemble(lambda: None)
+    assert numbers(team) == [1] and team.world_size == 2
+    assert "machine 2 (host-2) is a hot spare: the run uses 2 of 3 machines" in capsys.readouterr().err
+    assert ([2], "spare", {}) in lead.told
+    assert not machines.can_grow(2)
+    lead.lose(1, "silent")
+    assert numbers(machines.assemble(lambda: None)) == [2], "the spare takes its place"
+    lead.lose(2, "silent")
+    assert numbers(machines.assemble(lambda: None)) == []
+    lead.join(1)
+    assert machines.can_grow(1)
+
+
+def test_a_run_of_one_number_waits_for_a_lost_machine_and_gives_up_in_time(
+    lead: Played, of: Callable[..., Machines]
+) -> None:
+    lead.join(1)
+    machines = of("2", "run", rejoin_seconds=50.0)
+    machines.assemble(lambda: None)
+    lead.lose(1, "silent")
+    looks: list[int] = []
+    with pytest.raises(Preempted, match=r"machine 1 \(host-1\) did not come within 50 s"):
+        machines.assemble(lambda: looks.append(1))
+    assert 50 <= len(looks) <= 52
+    lead.join(1)
+    assert numbers(machines.assemble(lambda: None)) == [1]
+
+
+def test_the_first_attempt_waits_for_all_machines_for_as_long_as_one_may_be_silent(
+    lead: Played, of: Callable[..., Machines]
+) -> None:
+    looks: list[int] = []
+    machines = of("1:2", lost_seconds=15.0)
+    assert numbers(machines.assemble(lambda: looks.append(1))) == []
+    assert 14 <= len(looks) <= 17
+
+
+def test_a_machine_that_does_not_fit_ends_the_command_at_the_start_only(
+    lead: Played, of: Callable[..., Machines], capsys: pytest.CaptureFixture[str]
+) -> None:
+    machines, refusal = of("2"), Refusal("machine 1 (b) was started with 3 workers", "start alike")
+    lead.refusals.append(refusal)
+    with pytest.raises(ConfigError, match="3 workers"):
+        machines.assemble(lambda: None)
+    machines.assemble(lambda: None)
+    lead.refusals.append(refusal)
+    machines.assemble(lambda: None)
+    assert "was not taken in: machine 1 (b)" in capsys.readouterr().err
+
+
+def test_a_signal_of_several_machines_is_one_signal(lead: Played, of: Callable[..., Machines]) -> None:
+    lead.signals = [("machine 1 (b)", signal.SIGINT), ("machine 2 (c)", signal.SIGINT)]
+    signals: list[int] = []
+    assert of("3").hear(signals) is signals
+    assert signals == [signal.SIGINT], "two would end all at once"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(None, 0), (Preempted("p"), 75), (Cancelled("c"), 7), (KeyboardInterrupt(), 130),
+                        (ValueError("v"), 1), (SystemExit(3), 3)],
+)  # fmt: skip
+def test_all_machines_end_as_the_lead_does(
+    lead: Played, of: Callable[..., Machines], error: BaseException | None, code: int
+) -> None:
+    of("2").close(error)
+    assert lead.over is not None and lead.over["exit_code"] == code
+    heard = {"kind": "over", **lead.over}
+    if code == 0:
+        node._raise_end(heard)
+        return
+    with pytest.raises(BaseException) as told:
+        node._raise_end(heard)
+    assert getattr(told.value, "exit_code", 130) == code
+    assert isinstance(told.value, KeyboardInterrupt) == (code == 130)
+
+
+@pytest.fixture
+def begun(lead: Played, config: Config) -> Team:
+    team = Team(lead, [lead.join(1), lead.join(2)], 2)  # type: ignore[arg-type]
+    team.begin(config, RunDirectory(config.run_directory).begin_attempt("x"), 3)
+    return team
+
+
+@pytest.fixture
+def config(tiny: Callable[..., Path]) -> Config:
+    return load_config(tiny())
+
+
+def test_machines_get_their_ranks_and_one_place_to_meet(lead: Played, begun: Team) -> None:
+    orders = [(told, content) for told, kind, content in lead.told if kind == "begin"]
+    parts = [content["part"] for _, content in orders]
+    assert [told for told, _ in orders] == [[1], [2]]
+    assert [(part["first_rank"], part["world_size"]) for part in parts] == [(2, 6), (4, 6)]
+    assert {(part["address"], part["port"]) for part in parts} == {("127.0.0.1", begun._address[1])}
+    assert orders[0][1]["attempt"] == 1 and orders[0][1]["restarts"] == 3
+    assert [begun.host_of(rank) for rank in range(6)] == [None, None, "host-1", "host-1", "host-2", "host-2"]
+
+
+def test_readings_of_other_machines_get_times_of_this_clock_and_only_their_own_ranks(lead: Played, begun: Team) -> None:
+    workers = pack_workers(dict.fromkeys((1, 2, 3), READING), {2: ProcessState(41, "R", 1, 1), 3: None})
+    message = {"kind": "readings", "attempt": 1, "offset": 1000.0, "workers": workers}
+    lead.here[1].readings = message
+    lead.here[2].readings = {**message, "attempt": 9}
+    begun.look()
+    assert list(begun.readings) == [2, 3], "rank 1 is not the sender's, and attempt 9 is another one"
+    assert begun.readings[2].beat_seconds == 1100.5 and begun.readings[2].steps_seconds == 1099.5
+    assert begun.readings[2].begun == READING.begun and begun.readings[2].own_seconds == 3.5
+    state = begun.states[2]
+    assert state is not None and state.state == "R" and begun.states[3] is None
+
+
+def test_readings_that_are_none_are_left_out() -> None:
+    good = pack_workers({0: READING}, {0: None})[0]
+    bad: list[Any] = [None, 3, [0], [0, {}, None], [0, {**good[1], "pid": "x"}, None], [True, good[1], None]]
+    bad += [[0, {**good[1], "phase": 99}, None], [0, {**good[1], "beat_seconds": float("nan")}, None]]
+    bad += [[0, {**good[1], "step": 10**30}, None], [0, good[1], ["?", None]], [0, {**good[1], "begun": 3}, None]]
+    assert unpack_workers(bad, range(1), 0.0)[1] == {}
+    assert unpack_workers("x", range(1), 0.0) == ({}, {})
+    assert list(unpack_workers([*bad, good], range(1), 0.0)[0]) == [0]
+
+
+def test_a_lost_machine_is_found_unless_its_workers_are_done(lead: Played, begun: Team) -> None:
+    assert begun.lost() is None
+    lead.here[1].inbox.append({"kind": "attempt_ended", "attempt": 1, "code": 0, "done": True, "reported": None})
+    begun.look()
+    lead.lose(1, "closed")
+    assert begun.lost() is None and begun.ends[1].is_good
+    lead.lose(2, "it has said nothing for 15 s")
+    found = begun.lost()
+    assert found is not None and (found[0].number, found[1], found[2]) == (2, "it has said nothing for 15 s", 4)
+
+
+def test_the_end_waits_for_the_machines_that_are_there(lead: Played, begun: Team) -> None:
+    begun.end()
+    assert lead.told[-1] == ([1, 2], "end", {"attempt": 1})
+    lead.lose(2, "closed")
+    lead.here[1].inbox.append({"kind": "ended", "attempt": 1})
+    begun.wait_for_end()
+
+
+def test_the_end_that_says_most_decides() -> None:
+    crashed = MachineEnd(1, False, {"exit_code": 1, "what": "connection closed"})
+    killed = MachineEnd(1, False, {"exit_code": 1, "what": "died", "signal": 9})
+    saved = MachineEnd(75, False, {"exit_code": 75, "what": "stopped"})
+    cancelled = MachineEnd(7, False, {"exit_code": 7, "what": "cancelled"})
+    full = MachineEnd(4, False, {"exit_code": 4, "what": "disk"})
+    good, gone = MachineEnd(0, True), MachineEnd(-9)
+    order = [full, saved, killed, crashed, good]
+    for place, end in enumerate(order):
+        assert min(reversed(order[place:]), key=lambda one: one.severity) is end
+    assert min([saved, cancelled], key=lambda one: one.severity) is cancelled
+    assert min([crashed, gone], key=lambda one: one.severity) is gone
+    assert not MachineEnd(0, False).is_good, "without its word that is no success"
