@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import yaml
-from kubelet import Api, Kubelet
 
 from headway.core.waiting import wait_until
 from headway.launchers.launcher import find_launcher
 from headway.launchers.record import read_handle
+from kubelet import Api, Kubelet
 from parts_table import KUBECTL, program
 from ports import free_ports
 from support import headway, state_hash
