@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 #: Name of an offer: cloud, region, instance, contract.
 OFFER_PATTERN = r"^[^/\s]+/[^/\s]+/[^/\s]+/(spot|on-demand)$"
+
+#: A number with commas between its thousands.
+_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d*)?")
 
 #: The key of the price in older configs, which is still read.
 OLD_PRICE_KEY = "telemetry.usd_per_hour"
@@ -77,7 +81,9 @@ def parse_budget(value: Any) -> float:
     Raises:
         ValueError: it is not an amount above zero.
     """
-    text = str(value).strip().lower().removeprefix("$").removesuffix("usd").replace(",", "").strip()
+    text = str(value).strip().lower().removeprefix("$").removesuffix("usd").strip()
+    if _THOUSANDS.fullmatch(text):
+        text = text.replace(",", "")  # any other comma may be meant as a decimal one: 200,50 is not 20,050
     try:
         amount = float(text)
     except ValueError:

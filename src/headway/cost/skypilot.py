@@ -7,6 +7,7 @@ price of the cheapest zone. The file of Google Cloud lists hosts and accelerator
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, date, datetime
@@ -69,6 +70,17 @@ def read_catalogue(path: Path, cloud: str | None = None, day: date | None = None
         raise ConfigError(f"the prices cannot be read: {why}", where=str(path), fix="name SkyPilot's vms.csv") from None
     named = cloud or path.absolute().parent.name
     lines = csv.DictReader(StringIO(text, newline=""))
+    try:
+        return _read(lines, path, named, day)
+    except csv.Error as error:
+        raise ConfigError(
+            f"a line of the prices is broken: {error}",
+            where=f"{path}, line {lines.line_num + 1}",
+            fix="get the file anew",
+        ) from None
+
+
+def _read(lines: csv.DictReader[str], path: Path, named: str, day: date) -> list[Offer]:
     missing = [name for name in _NEEDED if name not in (lines.fieldnames or ())]
     if missing:
         raise ConfigError(
@@ -85,10 +97,6 @@ def read_catalogue(path: Path, cloud: str | None = None, day: date | None = None
             f"a line of the prices is broken: it {error}",
             where=f"{path}, line {error.line}",
             fix="correct or remove the line, or get the file anew",
-        ) from None
-    except csv.Error as error:
-        raise ConfigError(
-            f"a line of the prices is broken: {error}", where=f"{path}, line {lines.line_num}", fix="get the file anew"
         ) from None
     if not found:
         raise ConfigError(
@@ -157,9 +165,12 @@ def _terms(record: dict[str, object], on_demand: float | None, spot: float | Non
 def _number(row: Mapping[str, str | None], column: str, lines: csv.DictReader[str]) -> float:
     value = row[column] or ""
     try:
-        return float(value)
+        number = float(value)
     except ValueError:
-        raise _BrokenLine(lines.line_num, f"has '{value:.40}' as {column}, which is not a number") from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise _BrokenLine(lines.line_num, f"has '{value:.40}' as {column}, which is not a number")
+    return number
 
 
 def _price(row: Mapping[str, str | None], column: str, lines: csv.DictReader[str]) -> float | None:

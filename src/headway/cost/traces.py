@@ -60,6 +60,15 @@ def read_trace(path: Path, zone: str | None = None) -> Trace:
 
 def _lines(text: str, path: Path) -> Iterator[tuple[float, float]]:
     lines = csv.DictReader(StringIO(text, newline=""))
+    try:
+        yield from _rows(lines, path)
+    except csv.Error as error:
+        raise ConfigError(
+            f"a line of the prices is broken: {error}", where=f"{path}, line {lines.line_num + 1}", fix="get it anew"
+        ) from None
+
+
+def _rows(lines: csv.DictReader[str], path: Path) -> Iterator[tuple[float, float]]:
     if not set(_COLUMNS) <= set(lines.fieldnames or ()):
         raise ConfigError(
             f"the first line does not name the columns {' and '.join(_COLUMNS)}",

@@ -77,18 +77,19 @@ def families(snapshots: Iterable[Snapshot]) -> Iterator[Family]:
     info = GaugeMetricFamily("headway_run_info", "Facts of a run as labels; 1", labels=["run", "job", "machine"])
     own = GaugeMetricFamily(OWN, "Metric that the user's own code records", labels=["run", "name"])
     for snapshot in snapshots:
-        info.add_metric([snapshot.name, snapshot.job or "", snapshot.machine or ""], 1.0)
+        run = _label(snapshot.name)
+        info.add_metric([run, _label(snapshot.job or ""), _label(snapshot.machine or "")], 1.0)
         for name, value in snapshot.values.items():
             entry = metric(name)
             if entry is None:
-                own.add_metric([snapshot.name, name], value)
+                own.add_metric([run, _label(name)], value)
             elif entry.source != SYSTEM:
-                _add(found, entry, [snapshot.name], name, value)
+                _add(found, entry, [run], name, value)
         for machine, readings in snapshot.machines.items():
             for name, value in readings.items():
                 entry = metric(name)
                 if entry is not None and entry.source == SYSTEM:
-                    _add(found, entry, [snapshot.name, machine], name, value)
+                    _add(found, entry, [run, _label(machine)], name, value)
     build = GaugeMetricFamily("headway_build_info", "Version of Headway that exports; 1", labels=["version"])
     build.add_metric([__version__], 1.0)
     yield from (build, info)
@@ -106,7 +107,12 @@ def _add(found: dict[str, Family], entry: Metric, labels: list[str], name: str, 
         names = ["run", "machine"][: len(labels)] + ([entry.label] if entry.label else [])
         family = found[entry.name] = make(entry.prometheus_name, entry.help, labels=names)
     label = entry.label_value(name)
-    family.add_metric(labels if label is None else [*labels, label], value * entry.unit.factor)
+    family.add_metric(labels if label is None else [*labels, _label(label)], value * entry.unit.factor)
+
+
+def _label(text: str) -> str:
+    """Return a text that UTF-8 can encode: one folder with an odd name must not end the metrics of all runs."""
+    return text.encode(errors="replace").decode()
 
 
 def exposition(folder: RunsFolder) -> bytes:

@@ -82,6 +82,8 @@ def follow_all(
             follow(path, config, where, report=report, waiting=waiting, waits_for_others=waits_for_others)
         except HeadwayError as error:
             errors.append(error)
+        except Exception as error:  # otherwise the thread would end unseen, as if all had arrived
+            errors.append(HeadwayError(f"{config.name}: {type(error).__name__}: {error}", where=str(path)))
 
     threads = [
         threading.Thread(target=work, args=(path, config, f"track.{number}", waiting), name=f"headway-track-{number}")

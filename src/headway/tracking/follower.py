@@ -154,8 +154,8 @@ class Follower:
 
     def _open(self, run: str) -> None:
         cursor = self._file.read(run)
-        if cursor.place > self._tail.size:  # the file was cut, or replaced
-            cursor = Cursor(run)
+        if not all(self._tail.reaches(place) for place in (cursor.place, cursor.pending or 0)):
+            cursor = Cursor(run)  # the file was cut, as by a power failure, or replaced
         self._cursor = replace(cursor, sink=self._label)
         self._place, self._uncertain_to = cursor.place, cursor.pending
         self._flushed_at = time.monotonic()

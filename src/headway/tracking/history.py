@@ -122,13 +122,16 @@ class Tail:
     def __init__(self, run: Path) -> None:
         self._path = run / FILE_NAME
 
-    @property
-    def size(self) -> int:
-        """Bytes in the file; 0 if there is none."""
+    def reaches(self, place: int) -> bool:
+        """Return whether a place is still the end of a line; it is not in a file that was cut, even if it has grown."""
+        if place == 0:
+            return True
         try:
-            return self._path.stat().st_size
-        except OSError:
-            return 0
+            with open_regular(self._path) as file:
+                file.seek(place - 1)
+                return file.read(1) == b"\n"
+        except FileNotFoundError:
+            return False
 
     def blocks(self, start: int, end: int | None = None, most: int = BATCH_BYTES) -> Iterator[Block]:
         """Yield blocks from a place to another, or to the end of the last whole line.

@@ -133,7 +133,7 @@ class LiveRun:
         known = (as_time(record.get("ended")), as_time(record.get("started")), history.time)
         folder = self.path / "attempts" / f"{number:03d}"
         return Snapshot(
-            name=self.path.resolve().name,
+            name=self.path.absolute().name,
             path=self.path,
             state=state,
             outcome=outcome,

@@ -82,6 +82,10 @@ def check_exposure(address: Address, certificate: Path | None, key: Path | None)
         raise ConfigError(
             f"the token has fewer than {_TOKEN_LENGTH} characters", where=TOKEN_VARIABLE, fix="openssl rand -hex 32"
         )
+    if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
+        raise ConfigError(
+            "the token has characters that a request cannot carry", where=TOKEN_VARIABLE, fix="openssl rand -hex 32"
+        )
     if not address.is_loopback and (token is None or certificate is None):
         missing = f"{TOKEN_VARIABLE} is not set" if token is None else "there is no certificate"
         raise ConfigError(

@@ -55,13 +55,14 @@ class MlflowSink:
             self._kept = dict(state)
             known = state.get("run")
             found = self._run_of(str(known)) if known else self._find(run)
-            # Nothing is known of what was sent: the cursor is new, or gone.
-            self._is_recovering = not known and found is not None
+            # Nothing is known of what was sent: the cursor is new, or gone. The server may be ahead of the file, so that
+            # this holds for later sessions too.
+            self._is_recovering = bool(state.get("recovering")) or (not known and found is not None)
             if found is None:
                 found = self._make(run)
             self._run = found.info.run_id
             self._latest = self._latest_steps()
-            self._kept = {**self._kept, "run": self._run}
+            self._kept = {**self._kept, "run": self._run, "recovering": self._is_recovering}
         return self._kept
 
     def describe(self, description: Description) -> Mapping[str, Any]:

@@ -48,12 +48,18 @@ class RunsFolder:
 
     def _names(self) -> list[str]:
         try:
-            names = sorted(path.name for path in self.path.iterdir() if path.name in self._runs or is_run(path))
+            names = sorted(path.name for path in self.path.iterdir() if self._is_own(path))
         except OSError:
             names = []
         for name in self._runs.keys() - set(names):
             del self._runs[name]
         return names
+
+    def _is_own(self, path: Path) -> bool:
+        """Return whether a path is a run that has no other name in this folder, as a link `latest` would give it."""
+        if path.is_symlink() and path.resolve().parent == self.path.resolve():
+            return False
+        return path.name in self._runs or is_run(path)
 
     def _look(self, name: str, now: float) -> Snapshot | None:
         """Return a run; None if it ended too long ago. Such a run is read again when a new attempt begins."""

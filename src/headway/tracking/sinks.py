@@ -32,7 +32,7 @@ from headway.config.track import (
     tensorboard_folder,
 )
 from headway.core.console import warning
-from headway.core.errors import ConfigError, missing_extra
+from headway.core.errors import ConfigError, HeadwayError, missing_extra
 from headway.core.functions import load_attribute
 from headway.core.secrets import credential_in, redact
 
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 _DEFAULT_NAME = "headway"
 #: How long a server may take for the question whether it takes the credentials.
 _ASK_SECONDS = 3.0
+#: How long a class of the user's own may take to be imported and made.
+_CHECK_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,9 @@ def _own(settings: OwnTrackerConfig, where: str) -> Sink:
         )
     try:
         sink: Sink = found(**settings.options)
-    except TypeError as error:
+    except HeadwayError:
+        raise
+    except Exception as error:  # it is the user's code
         raise ConfigError(f"{settings.sink} cannot be made: {error}", where=where, fix="correct its options") from error
     return sink
 
@@ -180,10 +184,17 @@ def _check_module(settings: OwnTrackerConfig, where: str) -> None:
 
     from headway.core.module_command import module_command
 
-    done = subprocess.run(
-        module_command("headway.tracking.check_own", settings.model_dump_json(), where),
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+    try:
+        done = subprocess.run(
+            module_command("headway.tracking.check_own", settings.model_dump_json(), where),
+            capture_output=True, text=True, check=False, timeout=_CHECK_SECONDS,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise ConfigError(
+            f"{settings.sink} is not made within {_CHECK_SECONDS:.0f} s",
+            where=where,
+            fix="wait for nothing in its constructor: connect in `open`",
+        ) from None
     if done.returncode:
         what, _, fix = done.stdout.strip().partition("\n")
         raise ConfigError(what or f"{settings.sink} cannot be made", where=where, fix=fix or "correct it")

@@ -66,23 +66,25 @@ class WandbSink:
 
     def flush(self) -> Mapping[str, Any]:
         """Finish the session."""
-        self._finish(0)
+        self._finish()
         return self._state
 
     def set_status(self, status: Status, ended: float | None) -> None:
         """Finish the session of a run that has ended, with an exit code; W&B has no other words for how it stands."""
+        # Kept, so that a session which only describes the run again does not make a failed one look finished.
+        self._state["status"] = status
         if status == "running":
             return
         session = self._begin()
         session.summary["headway/status"] = status
         if status == "killed":
             session.mark_preempting()
-        self._finish(_CODES[status])
+        self._finish()
 
     def close(self) -> None:
         """Finish the session."""
         with suppress(Unreachable):
-            self._finish(0)
+            self._finish()
 
     def _begin(self) -> Any:
         if self._session is not None:
@@ -117,7 +119,8 @@ class WandbSink:
             raise Unreachable(redact(str(error)).partition("\n")[0]) from error
         return self._session
 
-    def _finish(self, code: int) -> None:
+    def _finish(self) -> None:
+        code = _CODES.get(self._state.get("status", "running"), 0)
         session, self._session = self._session, None
         if session is None:
             return

@@ -63,6 +63,7 @@ def test_a_machine_of_google_costs_its_host_and_its_accelerators(tmp_path: Path)
         ("58.0,,eu", "nan,,eu", 5, "not a number"),
         ("58.0,,eu", "-58.0,,eu", 5, "not above zero"),
         ("58.0,,eu", "1e99,,eu", 5, "above $10,000"),
+        ("8.0,96.0", "nan,96.0", 6, "'nan' as AcceleratorCount"),
         ("8.0,96.0", "eight,96.0", 6, "'eight' as AcceleratorCount"),
         (
             "p4d.24xlarge,A100,8.0,96.0,1152.0,,,9.5,us-east-1,use1-az1",
@@ -82,6 +83,10 @@ def test_a_broken_line_is_named_by_its_number(tmp_path: Path, old: str, new: str
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
+    long = tmp_path / "long.csv"
+    long.write_text("x" * 200_000)
+    with pytest.raises(ConfigError, match="larger than field limit"):
+        read_catalogue(long)
     with pytest.raises(ConfigError, match="no column AcceleratorName"):
         read_catalogue(write(tmp_path, AWS.replace("AcceleratorName", "Gpu")))
     with pytest.raises(ConfigError, match="cannot be read"):

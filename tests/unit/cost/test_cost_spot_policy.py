@@ -130,6 +130,8 @@ def test_a_trace_in_csv_and_from_the_aws_cli(tmp_path: Path) -> None:
         ("time,usd_per_hour\n1,two\n", "not a number", "line 2"),
         ("time,usd_per_hour\nyesterday,2\n", "neither a date nor a number", "line 2"),
         ("time,usd_per_hour\n1e300,2\n", "neither a date nor a number", "line 2"),
+        ("time,usd_per_hour\n1," + "2" * 200_000, "larger than field limit", "line 2"),
+        ("time" * 50_000, "larger than field limit", "line 1"),
         ("time,price\n1,2\n", "does not name the columns", "line 1"),
         ("time,usd_per_hour\n", "there are no prices", "t.csv"),
         ('{"SpotPriceHistory": [{"Timestamp": "2026-01-01", "SpotPrice": "0"}]}', "entry 1 is broken", "t.csv"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
 import ssl
 import subprocess
@@ -155,6 +156,10 @@ def test_beyond_the_loopback_only_with_token_and_tls(monkeypatch: pytest.MonkeyP
     with pytest.raises(ConfigError, match="fewer than 16") as caught:
         check_exposure(everywhere, certificate, certificate)
     assert "short" not in caught.value.render()
+    for token in ("zwölf-und-vier-zeichen", "two words of a token", "a-token-and-its-line\n"):
+        monkeypatch.setenv(TOKEN_VARIABLE, token)
+        with pytest.raises(ConfigError, match="a request cannot carry"):
+            check_exposure(everywhere, certificate, certificate)
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     with pytest.raises(ConfigError, match="there is no certificate"):
         check_exposure(everywhere, None, None)
@@ -217,6 +222,13 @@ def test_a_port_in_use_and_a_certificate_that_is_none(run: WrittenRun, tmp_path:
     (tmp_path / "none.pem").write_text("nonsense")
     with pytest.raises(ConfigError, match="the certificate cannot be loaded"):
         MetricsServer(Address("127.0.0.1", 0), registry, tls=(tmp_path / "none.pem", tmp_path / "none.pem"))
+
+
+def test_an_odd_name_does_not_end_the_metrics_of_all_runs(run: WrittenRun) -> None:
+    run.step(3, **{"mine/\ud800": 1.0})
+    run.path.rename(run.path.parent / os.fsdecode(b"b\xff"))
+    found = samples(exposition(RunsFolder(run.path.parent)).decode())
+    assert found["headway_step"] == {(): 3.0} and found["headway_own_metric"][("mine/?",)] == 1.0
 
 
 def test_the_textfile_is_whole_and_readable(run: WrittenRun, tmp_path: Path) -> None:

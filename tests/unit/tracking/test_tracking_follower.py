@@ -13,14 +13,17 @@ from typing import Any
 
 import pytest
 
+from headway.config.track import OwnTrackerConfig, TrackConfig
 from headway.core.errors import CheckpointError, HeadwayError
 from headway.core.machine import host_name
 from headway.telemetry.record import Run
 from headway.tracking import cursor as cursor_module
+from headway.tracking import follow as follow_module
 from headway.tracking import follower as follower_module
 from headway.tracking import history
 from headway.tracking.cursor import Cursor, CursorFile, InUse, cursor_name
 from headway.tracking.describe import describe
+from headway.tracking.follow import follow_all
 from headway.tracking.follower import Follower, Waiting
 from headway.tracking.history import StepSet, Tail
 from headway.tracking.mlflow_sink import MlflowSink
@@ -311,6 +314,39 @@ def test_a_line_is_sent_when_it_is_whole_and_lines_that_are_none_are_passed_over
     append(run, [record(5, train__loss=1.0, note="x" * 1000)])  # longer than a batch
     follow(run, sink)
     assert {step for _, step, _ in sink.points[0]} == {1, 2, 4, 5}
+
+
+@pytest.mark.parametrize("grown", [False, True], ids=["shorter", "grown past it"])
+def test_a_file_that_was_cut_during_a_batch_is_compared_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grown: bool
+) -> None:
+    """A power failure takes lines that were sent already, and the run computes their steps again."""
+    server = FakeMlflow()
+    server.install(monkeypatch)
+    run = write_run(tmp_path, steps(1, 6))
+    follow(run, MlflowSink("http://127.0.0.1:1", "tiny"))
+    path, lines = run / "tracking" / "memory.json", (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    start, end = sum(map(len, lines[:2])), sum(map(len, lines))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "place": start, "pending": end}))
+    (run / "metrics.jsonl").write_bytes(b"".join(lines[:4]))
+    again = [record(5, 1, note="x" * 1000)] if grown else []
+    append(run, again)
+    if not grown:
+        follow(run, MlflowSink("http://127.0.0.1:1", "tiny"))
+    append(run, steps(5, 8))
+    follow(run, MlflowSink("http://127.0.0.1:1", "tiny"))
+    found = Counter((metric.key, metric.step) for metric in server.runs["run0"].logged)
+    assert set(found.values()) == {1} and ("train/loss", 8) in found, found
+
+
+def test_a_thread_that_breaks_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(follow_module, "follow", broken)
+    waiting = Waiting(lambda: True)
+    (error,) = follow_all([(tmp_path, waiting)], lambda _: [TrackConfig(own=OwnTrackerConfig(sink="a.b:C"))], print)
+    assert "out of luck" in error.what
 
 
 def test_a_worker_of_an_abandoned_attempt_is_not_heard(tmp_path: Path) -> None:

@@ -174,6 +174,15 @@ def test_a_folder_follows_runs_that_come_and_go(tmp_path: Path, run: WrittenRun)
     assert [one.name for one in folder.refresh(now)] == ["one"]
 
 
+def test_a_link_to_a_run_of_the_folder_is_no_second_run(tmp_path: Path, run: WrittenRun) -> None:
+    run.begin(alive=True)
+    (run.path.parent / "latest").symlink_to(run.path.name)
+    elsewhere = WrittenRun(tmp_path / "elsewhere" / "one")
+    elsewhere.begin(alive=True)
+    (run.path.parent / "linked").symlink_to(elsewhere.path)
+    assert [one.name for one in RunsFolder(run.path.parent).refresh()] == ["linked", "one"]
+
+
 def test_a_run_that_ended_leaves_after_an_hour_and_comes_back(run: WrittenRun) -> None:
     folder = RunsFolder(run.path.parent)
     run.begin()

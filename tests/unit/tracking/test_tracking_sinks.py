@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +15,14 @@ from headway.config.track import TrackConfig, mlflow_uri_problem
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.outcomes import BUDGET_REACHED
 from headway.telemetry.record import Run
-from headway.tracking import sinks
+from headway.tracking import sinks, wandb_sink
 from headway.tracking.by_hand import track_by_hand
 from headway.tracking.describe import describe, status
 from headway.tracking.follow import follow
 from headway.tracking.follower import Waiting
+from headway.tracking.sink import Description, TrackedRun
 from headway.tracking.sinks import check_trackers, parse_trackers, resolve
+from headway.tracking.wandb_sink import WandbSink
 from local_server import LocalServer
 from support import write_config
 from support_followers import append, record, steps, write_run
@@ -170,6 +173,45 @@ def test_an_own_sink_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest
         check("half_a_sink:Half")
     with pytest.raises(ConfigError, match="no class Other"):
         check("half_a_sink:Other")
+
+
+def test_an_own_sink_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = "describe = send = flush = set_status = close = open"
+    text = "class Broken:\n    def open(self, run, state): pass\n    {}\n    def __init__(self): {}\n"
+    (tmp_path / "broken_sink.py").write_text(text.format(names, "raise ValueError('no such port')"))
+    with pytest.raises(ConfigError, match="cannot be made: no such port"):
+        check("broken_sink:Broken")
+    (tmp_path / "slow_sink.py").write_text(text.format(names, "import time; time.sleep(60)"))
+    monkeypatch.setattr(sinks, "_CHECK_SECONDS", 0.5)
+    with pytest.raises(ConfigError, match="is not made within"):
+        check("slow_sink:Broken")
+
+
+def test_a_failed_run_stays_failed_in_wandb_when_it_is_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: list[int] = []
+    session = SimpleNamespace(
+        config=SimpleNamespace(update=lambda *_, **__: None), dir=str(tmp_path), summary={},
+        log=lambda *_, **__: None, mark_preempting=lambda: None, finish=lambda exit_code: codes.append(exit_code),
+    )  # fmt: skip
+    client = SimpleNamespace(Settings=lambda **_: None, init=lambda **_: session)
+    monkeypatch.setattr(wandb_sink, "_client", lambda: client)
+    run, description = TrackedRun("ab" * 16, "tiny", tmp_path), Description("tiny", {}, {})
+    sink = WandbSink("headway", None, "offline")
+    sink.open(run, {})
+    sink.describe(description)
+    sink.set_status("failed", None)
+    state = sink.flush()
+    again = WandbSink("headway", None, "offline")
+    again.open(run, state)
+    again.describe(description)
+    state = again.flush()
+    again.set_status("running", None)
+    again.describe(description)
+    again.flush()
+    assert codes == [1, 1, 0]
 
 
 def test_a_run_without_trackers_is_told_so(tmp_path: Path) -> None:
