@@ -1,8 +1,7 @@
 """The outcome of an attempt, and whether the run continues by itself.
 
-Failures and preemptions have separate budgets: failures are limited, preemptions are not. Errors that would recur (a
-mistake in the config, damaged data, divergence) are never retried, and a fault that recurs at the same step with the
-same stack is a bug.
+Failures are limited (`supervise.max_failures`), preemptions are not. Errors that would recur (a mistake in the config,
+damaged data, divergence) are never retried, and a fault that recurs at the same step with the same stack is a bug.
 """
 
 from __future__ import annotations
@@ -100,10 +99,11 @@ class Decision:
     """Whether the fault recurred at the same step with the same stack."""
 
 
-class Budget:
-    """Counts failures over the attempts of one command.
+class RestartPolicy:
+    """Counts failures over the attempts of one command, and decides whether another attempt follows.
 
     Args:
+        config: The section `supervise`.
         clock: Returns seconds that never decrease.
     """
 

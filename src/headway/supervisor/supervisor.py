@@ -34,7 +34,7 @@ from headway.supervisor.follower_process import FollowerProcess
 from headway.supervisor.machines.assembly import Machines
 from headway.supervisor.machines.team import Team
 from headway.supervisor.processes import adopt_orphans
-from headway.supervisor.restart_policy import AttemptOutcome, Budget, Decision
+from headway.supervisor.restart_policy import AttemptOutcome, Decision, RestartPolicy
 from headway.supervisor.worker_pool import WorkerPool
 
 #: Time between looks while it waits between attempts.
@@ -65,7 +65,7 @@ def supervise(
         machines: The other machines of the run; None for a run on one.
 
     Raises:
-        HeadwayError: the error that ended the run, or the budget of failures is used up.
+        HeadwayError: the error that ended the run, or it failed more often than `supervise.max_failures` allows.
         KeyboardInterrupt: a second Ctrl-C, when no worker is left.
     """
     _Supervisor(config, options, own_process, machines).run(finished)
@@ -115,7 +115,8 @@ class _Supervisor:
     ) -> None:
         self._machines, self._wanted = machines, config.parallel
         self._config, self._options, self._own_process = config, options, own_process
-        self._budget, self._pool = Budget(config.supervise), WorkerPool(config, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        self._restart_policy = RestartPolicy(config.supervise)
+        self._pool = WorkerPool(config, os.environ.get("CUDA_VISIBLE_DEVICES"))
         self._signals: list[int] = take_early_signals()
         self._asked_at = 0.0
         self._lock: OwnerLock | None = None
@@ -280,7 +281,7 @@ class _Supervisor:
         # than a bug: fewer workers will show that.
         if (why := self._pool.shrink(outcome, newest)) is not None:
             return Decision(True, why)
-        return self._budget.decide(outcome, newest)
+        return self._restart_policy.decide(outcome, newest)
 
     def _end(self, outcome: AttemptOutcome, decision: Decision) -> None:
         if outcome.exit_code == INTERRUPTED:

@@ -27,7 +27,7 @@ from headway.runs.run_directory import Attempt, RunDirectory
 from headway.session.attempt import RunOptions
 from headway.supervisor import supervisor
 from headway.supervisor.attempt_monitor import AttemptMonitor
-from headway.supervisor.restart_policy import AttemptOutcome, Budget
+from headway.supervisor.restart_policy import AttemptOutcome, RestartPolicy
 from headway.telemetry.record import open_run
 
 
@@ -111,8 +111,9 @@ def test_a_cancelled_attempt_is_the_last_whatever_else_would_restart(
 
 
 def test_a_lost_machine_counts_as_a_failure_only_without_progress(tiny: Callable[..., Path]) -> None:
-    budget, lost = Budget(load_config(tiny(supervise={"max_failures": 1})).supervise), AttemptOutcome("lost", "m", 1)
-    assert [budget.decide(lost, step).continues for step in (-1, 2, 4, 4, 4)] == [True, True, True, True, False]
+    policy = RestartPolicy(load_config(tiny(supervise={"max_failures": 1})).supervise)
+    lost = AttemptOutcome("lost", "m", 1)
+    assert [policy.decide(lost, step).continues for step in (-1, 2, 4, 4, 4)] == [True, True, True, True, False]
 
 
 @pytest.mark.parametrize(("options", "code"), [([], 75), (["--machines", "2"], None)])

@@ -28,7 +28,7 @@ from headway.runs.ownership import OwnerLock
 from headway.session.attempt import RunOptions
 from headway.supervisor import attempt_monitor, log, supervisor, worker_status
 from headway.supervisor.attempt_monitor import AttemptMonitor
-from headway.supervisor.restart_policy import AttemptOutcome, Budget
+from headway.supervisor.restart_policy import AttemptOutcome, RestartPolicy
 from headway.supervisor.watchdog import Finding
 from headway.supervisor.worker_pool import WorkerPool
 from waits import LONG
@@ -321,7 +321,7 @@ def test_a_slow_worker_is_answered_as_the_config_says(
         assert ending.kind == "finished" and [told["rank"] for told in attempt._facts["warnings"]] == [0]
     else:
         assert (ending.kind, ending.rank) == ("slow", 0)
-        assert Budget(config.supervise).decide(ending, 1).why == "supervise.max_failures is 0", "a failure"
+        assert RestartPolicy(config.supervise).decide(ending, 1).why == "supervise.max_failures is 0", "a failure"
 
 
 TOLD = {"rank": 0, "type": "DataError", "step": None, "exit_code": 3, "what": "no data", "where": None, "fix": None}

@@ -10,7 +10,7 @@ import pytest
 
 from headway.config.supervise import SuperviseConfig
 from headway.supervisor import supervisor
-from headway.supervisor.restart_policy import AttemptOutcome, Budget, frames_of, frames_of_dump
+from headway.supervisor.restart_policy import AttemptOutcome, RestartPolicy, frames_of, frames_of_dump
 
 KILLED = AttemptOutcome("died", "worker 0 died (signal 9)", 1, rank=0, step=4, signal=9)
 CRASHED = AttemptOutcome("error", "worker 0 crashed", 1, rank=0, step=4, error="ValueError", frames=("a.py:1 f",))
@@ -26,50 +26,50 @@ class Clock:
 
 def test_failures_are_limited_within_a_window_only() -> None:
     clock = Clock()
-    budget = Budget(SuperviseConfig(max_failures=2), clock)
-    assert [budget.decide(KILLED, step).continues for step in (1, 2, 3)] == [True, True, False]
+    policy = RestartPolicy(SuperviseConfig(max_failures=2), clock)
+    assert [policy.decide(KILLED, step).continues for step in (1, 2, 3)] == [True, True, False]
     clock.now = 3601.0
-    again = budget.decide(KILLED, 4)
+    again = policy.decide(KILLED, 4)
     assert again.continues and again.why == "failure 1 of 2 within 1 h 0 m"
 
 
 def test_preemptions_are_not_limited_and_signals_from_outside_are_no_failures() -> None:
     preempted = AttemptOutcome("preempted", "stopped by SIGTERM; step 4 is saved", 75)
-    assert not Budget(SuperviseConfig()).decide(preempted, 1).continues
-    budget = Budget(SuperviseConfig(max_failures=1, restart_preempted=True))
+    assert not RestartPolicy(SuperviseConfig()).decide(preempted, 1).continues
+    policy = RestartPolicy(SuperviseConfig(max_failures=1, restart_preempted=True))
     ended = replace(KILLED, signal=15)
-    assert all(budget.decide(ending, step).continues for step in range(10) for ending in (preempted, ended))
-    assert budget.decide(KILLED, 11).continues, "nothing of that has been counted"
+    assert all(policy.decide(ending, step).continues for step in range(10) for ending in (preempted, ended))
+    assert policy.decide(KILLED, 11).continues, "nothing of that has been counted"
 
 
 def test_a_budget_that_is_reached_ends_the_run() -> None:
     """Even where preemptions do not: what is saved would only be paid for again."""
     reached = AttemptOutcome("budget", "stopped by budget; step 4 is saved", 6)
-    decision = Budget(SuperviseConfig(restart_preempted=True)).decide(reached, 1)
+    decision = RestartPolicy(SuperviseConfig(restart_preempted=True)).decide(reached, 1)
     assert (decision.continues, decision.why) == (False, "the budget is reached")
     assert reached.is_final, "a run with fewer workers would spend, too"
 
 
 @pytest.mark.parametrize("code", [2, 3, 4, 5, 6])
 def test_what_would_happen_again_is_not_tried_again(code: int) -> None:
-    assert not Budget(SuperviseConfig()).decide(AttemptOutcome("error", "no", code), 1).continues
+    assert not RestartPolicy(SuperviseConfig()).decide(AttemptOutcome("error", "no", code), 1).continues
 
 
 @pytest.mark.parametrize("kind", ["error", "hung"])
 def test_the_same_fault_twice_is_a_bug(kind: Literal["error", "hung"]) -> None:
     fault = replace(CRASHED, kind=kind)
     others = [replace(fault, step=5), replace(fault, frames=("a.py:2 f",)), replace(fault, error="KeyError"), KILLED]
-    budget = Budget(SuperviseConfig(max_failures=100))
-    assert all(budget.decide(ending, 1).continues for ending in (fault, *others, KILLED))
-    decision = budget.decide(fault, 1)
+    policy = RestartPolicy(SuperviseConfig(max_failures=100))
+    assert all(policy.decide(ending, 1).continues for ending in (fault, *others, KILLED))
+    decision = policy.decide(fault, 1)
     assert not decision.continues and "bug" in decision.why
 
 
 @pytest.mark.parametrize("first", [-1, 2])
 def test_delays_grow_until_there_is_progress(first: int) -> None:
     """Also in a run that has no checkpoint yet."""
-    budget = Budget(SuperviseConfig(max_failures=100, max_delay_seconds=5.0))
-    delays = [budget.decide(KILLED, step).delay_seconds for step in (*[first] * 5, 4, 4)]
+    policy = RestartPolicy(SuperviseConfig(max_failures=100, max_delay_seconds=5.0))
+    delays = [policy.decide(KILLED, step).delay_seconds for step in (*[first] * 5, 4, 4)]
     assert delays == [0.0, 1.0, 2.0, 4.0, 5.0, 0.0, 1.0]
 
 
