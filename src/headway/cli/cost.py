@@ -75,7 +75,7 @@ def simulate(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare a policy on recorded spot prices with on-demand machines and with spot machines that nobody pauses.
+    """Compare a policy on recorded spot prices with on-demand machines and with spot machines that are never paused.
 
     TRACE is a CSV file with the columns time (a date, or seconds) and usd_per_hour, or what
     `aws ec2 describe-spot-price-history` prints.

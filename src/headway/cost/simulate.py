@@ -49,7 +49,7 @@ class Outcome:
 
 
 def simulate(trace: Trace, work: Work, policy: SpotPolicy, on_demand_usd: float) -> list[Outcome]:
-    """Compare a policy with machines on demand, and with spot machines that nobody pauses.
+    """Compare a policy with machines on demand, and with spot machines that are never paused.
 
     Without a policy a spot machine is taken away while its price is above that on demand, which is the most that AWS
     lets one pay by default.

@@ -22,7 +22,7 @@ class BilledAttempt:
     ended: float | None
     """The end, or the last sign of life of an attempt that was killed; now for one that runs."""
     seconds: float | None
-    """How long it ran, by a clock that nobody sets; None if unknown."""
+    """How long it ran, by a monotonic clock; None if unknown."""
     usd_per_hour: float | None
     held_before: bool = False
     """Whether its machines were held since the attempt before, as by a command that starts attempts again."""
@@ -82,7 +82,7 @@ def storage_cost(byte_count: float, seconds: float, usd_per_gib_month: float) ->
 
 
 class SpendMeter:
-    """Tells what a run has spent while an attempt is running; any thread may ask.
+    """Counts what a run has spent while an attempt is running; any thread may read it.
 
     Args:
         before: Cost of the run until this attempt began.

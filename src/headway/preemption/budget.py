@@ -70,7 +70,7 @@ class BudgetGuard(Callback):
         return self._posted
 
     def acknowledge(self, notice: Notice) -> None:
-        """Do nothing: nobody waits for an answer."""
+        """Do nothing: no process waits for an answer."""
 
     def on_start(self, job: Job) -> None:
         """Start the thread, after a first look: the run may have little left."""

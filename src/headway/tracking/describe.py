@@ -1,4 +1,4 @@
-"""What trackers are told about a run beside its metrics, from its run directory."""
+"""What trackers get about a run in addition to its metrics, from its run directory."""
 
 from __future__ import annotations
 

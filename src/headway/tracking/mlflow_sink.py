@@ -55,8 +55,8 @@ class MlflowSink:
             self._kept = dict(state)
             known = state.get("run")
             found = self._run_of(str(known)) if known else self._find(run)
-            # Nothing is known of what was sent: the cursor is new, or gone. The server may be ahead of the file, so this
-            # holds for later sessions too.
+            # Nothing is known of what was sent: the cursor is new, or gone. The server may be ahead of the file, so
+            # this holds for later sessions too.
             self._is_recovering = bool(state.get("recovering")) or (not known and found is not None)
             if found is None:
                 found = self._make(run)

@@ -48,7 +48,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Description:
-    """What a tracker is told about a run beside its metrics. Credentials are redacted."""
+    """What a tracker gets about a run in addition to its metrics. Credentials are redacted."""
 
     name: str
     parameters: Mapping[str, str]
