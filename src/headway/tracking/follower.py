@@ -76,6 +76,7 @@ class Follower:
         self._file, self._report, self._waiting = cursor, report, waiting
         self._tail = Tail(path)
         self._trouble: str | None = None
+        self._has_lost = False
         self._cursor = Cursor("")
         self._history = self._new_history()
         self._place = 0
@@ -91,24 +92,32 @@ class Follower:
         Raises:
             HeadwayError: the tracker refuses, or did not answer in time.
         """
-        delay, since = _FIRST_DELAY, time.monotonic()
+        delay, since, was_over = _FIRST_DELAY, time.monotonic(), False
         while not self._waiting.must_stop():
             try:
                 if self._follow():
                     return
-            except LostRun as lost:
-                self._report(f"{self._label}: {lost}; everything is sent again")
-                self._save(Cursor(self._cursor.run, sink=self._label))
             except HeadwayError:
                 raise
             except Exception as error:  # a sink of the user's own may raise anything
-                why = str(error) if isinstance(error, Unreachable) else f"{type(error).__name__}: {error}"
+                if isinstance(error, LostRun):
+                    self._save(Cursor(self._cursor.run, sink=self._label))
+                    if not self._has_lost:
+                        self._has_lost = True
+                        self._report(f"{self._label}: {error}; everything is sent again")
+                        continue
+                    # Lost again before anything has arrived: a server that answers so must not be asked without end.
+                known = isinstance(error, (Unreachable, LostRun))
+                why = str(error) if known else f"{type(error).__name__}: {error}"
                 if self._trouble is None:
                     delay, since = _FIRST_DELAY, time.monotonic()
                     self._trouble = f"{self._label} does not answer: {why}"
                     self._report(f"{self._trouble}; nothing is lost, and it is tried again")
+                is_over = self._waiting.is_over()
+                if is_over and not was_over:  # patience begins with the end of the run, however long the trouble lasts
+                    delay, since, was_over = _FIRST_DELAY, time.monotonic(), True
                 patience = self._waiting.patience_seconds
-                if patience is not None and self._waiting.is_over() and time.monotonic() - since >= patience:
+                if patience is not None and is_over and time.monotonic() - since >= patience:
                     raise HeadwayError(
                         f"{self._label} does not answer: {why}",
                         where=str(self._path),
@@ -136,6 +145,7 @@ class Follower:
                 if self._trouble is not None:
                     self._report(f"{self._label} answers again")
                     self._trouble = None
+                self._has_lost = False
                 if is_over and sent_all:
                     return True
                 if sent_all:

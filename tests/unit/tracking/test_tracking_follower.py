@@ -397,6 +397,32 @@ def test_a_sink_that_raises_anything_is_tried_again(tmp_path: Path) -> None:
     assert len(sink.points[0]) == 6
 
 
+def test_a_tracker_that_always_loses_the_run_is_given_up(tmp_path: Path) -> None:
+    class Forgetful(MemorySink):
+        def describe(self, description: Any) -> Any:
+            if len(self.opened) > 20:
+                raise Crash
+            raise LostRun("the run is gone at the server")
+
+    with pytest.raises(HeadwayError, match="does not answer: the run is gone"):
+        follow(write_run(tmp_path, steps(1, 3)), Forgetful())
+
+
+def test_patience_begins_with_the_end_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tracker that was away long before, and is back soon after, gets everything."""
+    sink, now = MemorySink(), [0.0]
+    sink.failures = 9
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    said = follow(
+        write_run(tmp_path, steps(1, 3)), sink, is_over=lambda: now[0] > 60, sleep=sleep, patience_seconds=60.0
+    )
+    assert "answers again" in said[-1] and len(sink.points[0]) == 6 and now[0] > 60
+
+
 def test_a_set_of_steps() -> None:
     found = StepSet()
     assert [found.add(step) for step in (3, 3, 8191, 8192, 2**62, 8192)] == [True, False, True, True, True, False]
