@@ -38,6 +38,9 @@ _GPUS = {
     "V100-32GB": "V100",
 }
 
+#: Names that mean another accelerator in the catalogue of one cloud: RunPod has SXM modules under names of their own.
+_GPUS_OF_CLOUD = {"runpod": {"A100-80GB": "A100-PCIe", "H100": "H100-PCIe"}}
+
 #: Machines of Google Cloud that are sold with their accelerators: prefix of the machine, accelerator, and how its
 #: number follows from the name.
 _GCP_MACHINES = (
@@ -112,13 +115,14 @@ class _BrokenLine(ValueError):
 
 
 def _offers(lines: csv.DictReader[str], cloud: str, source: str, day: date) -> Iterator[Offer]:
+    gpus = {**_GPUS, **_GPUS_OF_CLOUD.get(cloud, {})}
     for row in lines:
         name = (row["AcceleratorName"] or "").strip()
         if not name or not (row["InstanceType"] or "").strip() or name.startswith("tpu"):
             continue
         record = _record(row, lines.line_num, cloud, source, day)
         record.update(
-            instance=row["InstanceType"], gpu=_GPUS.get(name, name), gpus=_number(row, "AcceleratorCount", lines)
+            instance=row["InstanceType"], gpu=gpus.get(name, name), gpus=_number(row, "AcceleratorCount", lines)
         )
         yield from _terms(record, _price(row, "Price", lines), _price(row, "SpotPrice", lines), lines.line_num)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from headway.core.errors import ConfigError
+from headway.cost.price_book import snapshot
 from headway.cost.skypilot import read_catalogue
 
 AWS = """InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,GpuInfo,Price,SpotPrice,Region,AvailabilityZone
@@ -54,6 +55,15 @@ def test_a_machine_of_google_costs_its_host_and_its_accelerators(tmp_path: Path)
         "gcp/us-east4/a3-highgpu-2g/on-demand": (22.5, 2),
         "gcp/us-east4/a3-highgpu-2g/spot": (4.75, 2),
     }, "the price of eight accelerators is not known, and a host alone is no offer"
+
+
+def test_an_imported_offer_has_the_accelerator_that_the_snapshot_gives_it(tmp_path: Path) -> None:
+    """RunPod's `A100-80GB` is the PCIe card; the SXM module has a name of its own."""
+    header, row = AWS.splitlines()[0], "1x_A100-80GB_SECURE,A100-80GB,1.0,8.0,117.0,,1.64,0.82,US,US-TX-1"
+    found = {offer.key: offer.gpu for offer in read_catalogue(write(tmp_path, f"{header}\n{row}\n", "runpod"))}
+    known = {offer.key: offer.gpu for offer in snapshot()}
+    assert {key: known[key] for key in found if key in known} == {"runpod/US/1x_A100-80GB_SECURE/spot": "A100-PCIe"}
+    assert set(found.values()) == {"A100-PCIe"}
 
 
 @pytest.mark.parametrize(
