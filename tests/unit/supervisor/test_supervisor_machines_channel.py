@@ -139,5 +139,13 @@ def test_foreign_bytes_only_ever_end_the_connection() -> None:
         assert not channel.is_open
 
 
+@pytest.mark.parametrize("greeting", [rb'{"nonce": "\ud800", "proof": "00"}', rb'{"nonce": "00", "proof": "\ud800"}'])
+def test_half_a_character_ends_the_connection_and_not_the_lead(greeting: bytes) -> None:
+    with pytest.raises(ChannelError):
+        Channel(SECRET, is_lead=True).receive(greeting + b"\n")
+    with pytest.raises(ChannelError):
+        Channel(SECRET, is_lead=False).receive(rb'{"headway": 1, "nonce": "\ud800"}' + b"\n")
+
+
 def test_random_numbers_differ() -> None:
     assert len({bytes(Channel(SECRET, is_lead=True).unsent) for _ in range(20)}) == 20

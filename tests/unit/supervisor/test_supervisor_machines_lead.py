@@ -163,5 +163,6 @@ def test_a_process_can_be_copied_while_its_thread_pauses(lead: Lead, join: Calla
 def test_a_port_in_use_and_an_unknown_name_are_errors_of_the_command(port: int) -> None:
     with socket.create_server(("127.0.0.1", port)), pytest.raises(ConfigError, match="cannot listen"):
         Lead(Place(0, "127.0.0.1", port, SECRET), Roster(2, 1, "1", "i"), 15.0)
-    with pytest.raises(ConfigError, match="not known here"):
-        Lead(Place(0, "no such host.invalid", port, SECRET), Roster(2, 1, "1", "i"), 15.0)
+    for name in ("no such host.invalid", "node..one"):
+        with pytest.raises(ConfigError, match="not known here"):
+            Lead(Place(0, name, port, SECRET), Roster(2, 1, "1", "i"), 15.0)

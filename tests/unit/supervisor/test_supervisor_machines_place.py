@@ -107,6 +107,14 @@ def test_the_tasks_of_a_step_agree_on_a_lead_and_a_secret_that_other_steps_do_no
     assert file.stat().st_mode & 0o777 == 0o600 and list(file.parent.iterdir()) == [file]
 
 
+def test_an_empty_file_is_no_secret_of_a_step(config: Config) -> None:
+    file = config.run_directory.parent / ".headway-secret"
+    file.parent.mkdir(exist_ok=True)
+    file.touch(0o600)
+    with pytest.raises(ConfigError, match="could be guessed"):
+        find_place(config, {**STEP, "SLURM_PROCID": "1"})
+
+
 @pytest.mark.parametrize("nodes", ["localhost[01-04,7]", "localhost[01-04],m2"])
 def test_the_first_node_of_a_list_leads(config: Config, nodes: str) -> None:
     variables = {**STEP, "SLURM_PROCID": "0", "SLURM_STEP_NODELIST": nodes, "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.9"}

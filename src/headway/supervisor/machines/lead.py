@@ -225,9 +225,9 @@ def _listen(place: Place) -> socket.socket:
     """
     try:
         found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that DNS could not hold
         raise ConfigError(
-            f"the lead's name is not known here: {error.strerror or error}",
+            f"the lead's name is not known here: {getattr(error, 'strerror', None) or error}",
             where=f"--lead {place.host}:{place.port}",
             fix=f"give a name or an address of machine 0 (--lead, {LEAD})",
         ) from error

@@ -91,8 +91,8 @@ class Line:
                 end = socket.create_connection((self._place.host, self._place.port), _CONNECT_SECONDS)
             finally:
                 self._courier.lock.acquire()
-        except OSError as error:
-            self.why = f"it cannot be reached: {error.strerror or error}"
+        except (OSError, UnicodeError) as error:  # UnicodeError: a name that DNS could not hold
+            self.why = f"it cannot be reached: {getattr(error, 'strerror', None) or error}"
             return
         self.interface_address = str(end.getsockname()[0])
         self._connection = Connection(end, Channel(self._place.secret, is_lead=False), time.monotonic())

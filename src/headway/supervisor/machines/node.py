@@ -155,6 +155,7 @@ class _Node:
             self._end_attempt(line)
             self._attempt = _NodeAttempt.begin(message, line, self._own_process)
         elif kind == "spare":
+            self._end_attempt(line)  # of an earlier connection, which was lost for a moment
             notice("this machine is a spare: the run has as many as it can use")
         elif kind == "end":
             self._end_attempt(line, message.get("attempt"))

@@ -140,17 +140,21 @@ def _secret(config: Config, environment: Mapping[str, str], node: int) -> bytes:
             _make_secret(file)
         step = f"{environment['SLURM_JOB_ID']}.{environment.get('SLURM_STEP_ID')}"
         wait_until(file.exists, VISIBILITY_TIMEOUT, 0.2)
-        return hmac.new(_read_secret(file), step.encode(), "sha256").digest()
+        return hmac.new(_check_length(_read_secret(file), str(file)), step.encode(), "sha256").digest()
     else:
         raise ConfigError(
             "the machines of a run need a common secret, by which they recognise each other",
             where=f"{SECRET}, {SECRET_FILE}",
             fix=f"set {SECRET} to the same value on every machine, for example of `openssl rand -hex 32`",
         )
+    return _check_length(secret, f"{SECRET}, {SECRET_FILE}")
+
+
+def _check_length(secret: bytes, where: str) -> bytes:
     if len(secret) < _LEAST_SECRET:
         raise ConfigError(
             f"the secret has {len(secret)} bytes, so it could be guessed",
-            where=f"{SECRET}, {SECRET_FILE}",
+            where=where,
             fix=f"use {_LEAST_SECRET} or more, for example of `openssl rand -hex 32`",
         )
     return secret
