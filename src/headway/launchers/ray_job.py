@@ -40,8 +40,7 @@ class RayJobLauncher:
             **({"pip": list(ray.packages)} if ray.packages else {}),
         }
         environment = merge(environment, dict(ray.patch))
-        failures = ["--max-failures", str(ray.max_failures)]
-        words = ["python", "-m", "headway.launchers.ray", CONFIG, "--machines", job.machine_range, *failures]
+        words = ["python", "-m", "headway.launchers.ray", CONFIG, "--machines", job.machine_range]
         texts = {ENVIRONMENT: environment, COMMAND: words}
         return {
             CONFIG: job.config_text(),

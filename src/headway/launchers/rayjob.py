@@ -10,7 +10,7 @@ from headway.core.errors import ConfigError
 from headway.launchers.job import Job
 from headway.launchers.kubernetes import Envelope, KubernetesLauncher, with_queue
 from headway.launchers.launcher import State
-from headway.launchers.pods import CONFIG_FOLDER, metadata, pod_template
+from headway.launchers.pods import CONFIG_FOLDER, labels, metadata, pod_template
 
 _TLS_FOLDER = "/etc/ray-tls"
 _GROUP = "machines"
@@ -33,6 +33,27 @@ def _pod(job: Job, component: str) -> dict[str, Any]:
         container["volumeMounts"].append({"name": "ray-tls", "mountPath": _TLS_FOLDER, "readOnly": True})
         pod["volumes"].append({"name": "ray-tls", "secret": {"secretName": secret}})
     return template
+
+
+def _dashboard_policy(job: Job) -> dict[str, Any]:
+    """Return the policy that lets KubeRay in: its operator, and the pod that submits the job, ask the head's dashboard.
+
+    They are no pods of the run, so the run's own policy keeps them out. The dashboard wants the cluster's token.
+    """
+    submitter = {"podSelector": {"matchLabels": {"job-name": job.name}}}
+    operator = {"matchLabels": {"app.kubernetes.io/component": "kuberay-operator"}}
+    port = {"port": job.config.launch.rayjob.dashboard_port, "protocol": "TCP"}
+    callers = [submitter, {"namespaceSelector": {}, "podSelector": operator}]
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(job, f"{job.name}-dashboard", "head"),
+        "spec": {
+            "podSelector": {"matchLabels": labels(job, "head")},
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": callers, "ports": [port]}],
+        },
+    }
 
 
 def _documents(job: Job) -> list[dict[str, Any]]:
@@ -73,7 +94,9 @@ def _documents(job: Job) -> list[dict[str, Any]]:
         "submissionMode": "K8sJobMode",
         "rayClusterSpec": cluster,
     }
-    return [with_queue(job, {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": metadata(job), "spec": spec})]
+    policies = [_dashboard_policy(job)] if kubernetes.network_policy else []
+    run = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": metadata(job), "spec": spec}
+    return [*policies, with_queue(job, run)]
 
 
 def _state(document: dict[str, Any]) -> tuple[State, str]:

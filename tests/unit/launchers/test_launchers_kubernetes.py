@@ -102,6 +102,22 @@ def test_machines_meet_at_the_first_pod_and_exit_codes_are_answered() -> None:
     assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "8"
 
 
+def test_kuberay_reaches_the_dashboard_of_its_cluster_through_the_network_policy() -> None:
+    """Its operator, and the pod that submits the job, are no pods of the run, which alone are let in otherwise."""
+    policy, run = documents({TRAIN: find_launcher("rayjob").files(job())[TRAIN]})
+    assert validate(policy)
+    head = run["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["metadata"]["labels"]
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= head.items()
+    (rule,) = policy["spec"]["ingress"]
+    assert [one["podSelector"]["matchLabels"] for one in rule["from"]] == [
+        {"job-name": "tiny-run"},
+        {"app.kubernetes.io/component": "kuberay-operator"},
+    ]
+    assert rule["ports"] == [{"port": 8265, "protocol": "TCP"}]
+    without = find_launcher("rayjob").files(job("launch.kubernetes.network_policy=false"))
+    assert "NetworkPolicy" not in "".join(without.values())
+
+
 def test_the_run_has_no_rights_and_no_secret_is_written() -> None:
     files = LAUNCHER.files(job())
     kinds = [document["kind"] for document in documents(files)]
