@@ -346,7 +346,7 @@ def cancel(
         raise typer.Exit(1)
     # Written first: also a cancel that fails half-way was somebody's.
     audit(run, "cancel", target=handle.target, id=handle.id)
-    if request_save_and_stop(run, f"cancelled by {user_name()}", handle.grace_seconds):
+    if request_save_and_stop(run, f"by {user_name()}", handle.grace_seconds):
         notice("the run has saved and stopped")
     launcher.cancel(handle)
     notice(f"{handle.id} is removed from {handle.target}")

@@ -23,7 +23,7 @@ headway train {config} &
 child=$!
 trap 'kill -TERM $child' TERM
 # A signal ends `wait` early, so it is called until the process is gone; the last call gives its exit code.
-while kill -0 $child 2>/dev/null; do wait $child; code=$?; done
+while wait $child; code=$?; kill -0 $child 2>/dev/null; do :; done
 [ $code -ne {again} ] || exit 143
 exit $code
 """

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.core.errors import ConfigError
+from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files import append_json_line, write_json
 from headway.core.foreign import read_json_lines, read_json_object
 from headway.core.machine import host_name
-from headway.core.preemption_board import Notice, post
 from headway.core.waiting import wait_until
 from headway.launchers.launcher import Handle
-from headway.runs.run_directory import AUDIT_FILE, LAUNCH_FILE, attempt_folder
+from headway.runs.cancel import request_cancel
+from headway.runs.run_directory import AUDIT_FILE, LAUNCH_FILE
 from headway.telemetry.record import NOT_ENDED, RUNNING, Run, is_run
 from headway.telemetry.summary import median
 
@@ -70,11 +70,11 @@ def user_name() -> str:
 
 
 def request_save_and_stop(run: Path, why: str, seconds: float) -> bool:
-    """Ask a run to save and stop by the preemption board, where its directory can be reached, and wait for it.
+    """Cancel a run where its directory can be reached, and wait until it has saved.
 
     Args:
         run: The run directory.
-        why: Who asks, for the notice.
+        why: Who asks, for the run's record.
         seconds: How long to wait for the end of the attempt.
 
     Returns:
@@ -89,8 +89,8 @@ def request_save_and_stop(run: Path, why: str, seconds: float) -> bool:
         return now.state not in _ALIVE or max(now.attempt_records) > number
 
     try:
-        post(attempt_folder(run, number), Notice("cancel", why, "stop", key="cancel"))
-    except OSError:
+        request_cancel(run, why)
+    except CheckpointError:
         return False
     return wait_until(has_ended, seconds, 1.0)
 

@@ -47,10 +47,13 @@ _SCRIPT = """\
 {machines}
 # Bash must outlive the signal that stops the run: it decides what follows.
 trap : TERM USR1
-# The step gets Slurm's signals; `wait` returns early when bash gets one too.
+# The step gets Slurm's signals; `wait` returns early when bash gets one too. The last call gives the step's exit code,
+# which bash remembers, also if a signal came at the very end, or the step ended before the first call.
 srun {srun}headway train {config} &
 step=$!
-while kill -0 $step 2>/dev/null; do wait $step; code=$?; done
+while wait $step; kill -0 $step 2>/dev/null; do :; done
+code=0
+wait $step || code=$?
 
 # While bash runs, a job that nobody has ended is RUNNING. After `scancel` it is COMPLETING, in which `scontrol requeue`
 # would bring it back; so would it be after a preemption, of which there is a time, or of its limit.

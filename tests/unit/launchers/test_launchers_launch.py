@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from headway.core.errors import ConfigError
+from headway.core.errors import Cancelled, ConfigError
 from headway.core.preemption_board import Board
+from headway.launchers import ray
 from headway.launchers.job import parse_machines
 from headway.launchers.launcher import Handle, find_launcher
 from headway.launchers.patches import merge
 from headway.launchers.record import audited, progress_of, read_handle, request_save_and_stop, write_handle
+from headway.runs.cancel import check_not_cancelled
 from headway.runs.run_directory import RunDirectory
 from support import headway_in_copy
 from support_launchers import Programs, job
@@ -117,6 +119,8 @@ def test_a_run_on_this_machine_is_asked_to_save_before_its_job_goes(tmp_path: Pa
     assert not request_save_and_stop(run.path, "cancelled by me", 0.1)  # it does not answer in this test
     (notice,) = Board(attempt.directory).notices()
     assert (notice.source, notice.wish, notice.key) == ("cancel", "stop", "cancel")
+    with pytest.raises(Cancelled):  # the request also holds between two attempts
+        check_not_cancelled(run.path)
     attempt.finish("preempted", 75)
     assert not request_save_and_stop(run.path, "cancelled by me", 0.1)  # nothing runs any more
 
@@ -193,6 +197,21 @@ def test_a_ray_job_is_submitted_with_its_folder_and_stopped(tmp_path: Path, monk
     launcher.cancel(handle)
     assert launcher.status(handle).state == "cancelled"
     assert [words for words in programs.calls if words[:3] == ["ray", "job", "stop"]]
+
+
+def test_the_command_of_a_ray_job_takes_the_words_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[object] = []
+
+    def fit(config: object, *, machines: str) -> object:
+        given.extend((config, machines))
+        raise ConfigError("no cluster", where="here", fix="none")
+
+    monkeypatch.setattr("headway.core.console.open_streams", lambda: None)
+    monkeypatch.setattr(ray, "fit", fit)
+    monkeypatch.setattr(ray, "load_config", lambda config, overrides: config)
+    *_, module, config, option, machines = words = json.loads(find_launcher("ray").files(job())["entrypoint.json"])
+    assert (module, option) == ("headway.launchers.ray", "--machines")
+    assert ray.main(words[3:]) == 2 and given == [config, machines]
 
 
 def test_a_task_of_skypilot_recovers_on_75_and_keeps_its_secret(

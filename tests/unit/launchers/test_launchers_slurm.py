@@ -81,8 +81,21 @@ def test_a_cancelled_job_is_not_queued_again(tmp_path: Path, monkeypatch: pytest
     assert ["scontrol", "requeue", "7"] not in programs.calls
 
 
-def run_script(tmp_path: Path) -> int:
-    script = LAUNCHER.files(job(machines=1, out=tmp_path / "out"))[SCRIPT]
+@pytest.mark.parametrize(
+    "line", ["set -e", "kill() { return 1; }"], ids=["stops at errors", "the step is gone at once"]
+)
+def test_the_exit_code_of_the_step_is_that_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    programs = Programs(tmp_path, monkeypatch, "srun", "scontrol", "squeue", "sacct")
+    programs.answer("srun", code=75)
+    programs.answer("show", stdout=RUNNING)
+    assert run_script(tmp_path, f"launch.slurm.setup=['{line}']") == 75
+    assert ["scontrol", "requeue", "7"] in programs.calls
+
+
+def run_script(tmp_path: Path, *overrides: str) -> int:
+    script = LAUNCHER.files(job(*overrides, machines=1, out=tmp_path / "out"))[SCRIPT]
     environment = {"PATH": f"{tmp_path / 'programs'}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
     return subprocess.run(["bash", "-c", script], env=environment, check=False, timeout=60).returncode
 
