@@ -62,6 +62,9 @@ def _documents(job: Job) -> list[dict[str, Any]]:
     least = job.machines if settings.min_machines is None else settings.min_machines
     head = _pod(job, "head")
     ports = [{"name": "gcs", "containerPort": 6379}, {"name": "dashboard", "containerPort": settings.dashboard_port}]
+    if settings.min_machines is not None:
+        # The autoscaler, which runs in this pod, asks the API server: KubeRay makes an account with the rights for it.
+        del head["spec"]["serviceAccountName"], head["spec"]["automountServiceAccountToken"]
     head["spec"]["containers"][0]["ports"] = [*ports, {"name": "client", "containerPort": 10001}]
     words = ["python", "-m", "headway.launchers.ray", f"{CONFIG_FOLDER}/config.yaml", "--machines", job.machine_range]
     cluster = {

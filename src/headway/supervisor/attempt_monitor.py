@@ -188,7 +188,7 @@ class AttemptMonitor:
             process.wait(_GIVE_UP_SECONDS)
             process.channel.end.close()
             self._workers.close()
-            self._team.wait_for_end()
+            self._team.wait_for_end(lambda: self.lock.renew() if self.lock is not None else None)
             if left:
                 warning(f"processes {left} of this attempt do not end; they can no longer publish anything")
 

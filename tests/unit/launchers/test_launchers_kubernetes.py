@@ -118,6 +118,14 @@ def test_kuberay_reaches_the_dashboard_of_its_cluster_through_the_network_policy
     assert "NetworkPolicy" not in "".join(without.values())
 
 
+def test_only_a_head_with_an_autoscaler_has_a_token_of_the_api_server() -> None:
+    for settings, scales in ((), False), (("launch.rayjob.min_machines=1",), True):
+        *_, run = documents({TRAIN: find_launcher("rayjob").files(job(*settings))[TRAIN]})
+        head, machine = (template["spec"] for template in templates(run))
+        assert ("automountServiceAccountToken" not in head) is ("serviceAccountName" not in head) is scales
+        assert machine["automountServiceAccountToken"] is False and machine["serviceAccountName"] == "tiny-run"
+
+
 def test_the_run_has_no_rights_and_no_secret_is_written() -> None:
     files = LAUNCHER.files(job())
     kinds = [document["kind"] for document in documents(files)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -186,13 +186,18 @@ class Team:
         """Have the machines end all processes of the attempt."""
         self._tell("end")
 
-    def wait_for_end(self) -> None:
-        """Wait until no process of the attempt is left on a machine that is there; drop a machine that takes long."""
+    def wait_for_end(self, look: Callable[[], object] = lambda: None) -> None:
+        """Wait until no process of the attempt is left on a machine that is there; drop a machine that takes long.
+
+        Args:
+            look: Called several times a second.
+        """
         if self._lead is None or not self._started:
             self.close()
             return
 
         def left() -> list[Member]:
+            look()
             self.look()
             return [member for member in self._present if member.number not in self._ended]
 
