@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
 from headway.config.base import Section, conflict
-
-if TYPE_CHECKING:
-    pass
 
 #: A change that is merged into what is written, last: keys are merged, null removes one.
 Patch = dict[str, Any]

@@ -91,7 +91,7 @@ class SlurmLauncher:
         """Yield what the config alone shows to be wrong."""
         yield from job.problems()
         limit = job.config.launch.slurm.time
-        if limit is not None and _seconds(limit) <= job.grace_seconds:
+        if limit is not None and 0 < _seconds(limit) <= job.grace_seconds:  # 0 is no limit
             yield ConfigError(
                 f"the time limit {limit} is no longer than the {job.grace_seconds} s that a stop has",
                 where="launch.slurm.time, launch.grace_seconds",

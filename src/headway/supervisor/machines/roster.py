@@ -42,7 +42,6 @@ class Refusal:
 
     what: str
     fix: str
-    exit_code: int = 2
 
 
 @dataclass
