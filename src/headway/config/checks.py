@@ -5,6 +5,7 @@ A problem is a `ConfigError` whose `where` is its dotted key, or several joined 
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
@@ -158,10 +159,11 @@ def _stage_weights(config: Config, weights: dict[str, float], key: str) -> Itera
 
 def _workers(config: Config) -> Iterator[ConfigError]:
     # A launcher that has started this process (torchrun, Ray) gives the number; otherwise they will be started here.
+    # For a run on several machines its variables number machines, unless it has started a worker (`machines.place`).
+    machines = config.parallel.machines
     try:
-        workers = world_size_from_environment() or config.parallel.workers * (
-            usable_machines(config, config.parallel.machines) or config.parallel.machines
-        )
+        started = world_size_from_environment() if machines == 1 or "LOCAL_RANK" in os.environ else None
+        workers = started or config.parallel.workers * (usable_machines(config, machines) or machines)
         mesh = resolve_mesh(config, workers)
         grid = resolve_lanes(config, mesh.data)
     except ConfigError as error:

@@ -48,6 +48,16 @@ def test_a_place_is_found(config: Config, environment: dict[str, str], number: i
     assert not left, "this process would take itself for a worker"
 
 
+def test_variables_that_number_machines_are_no_number_of_workers(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "head"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    with pytest.raises(ConfigError, match="6 workers"):
+        load_config(tiny(parallel={"machines": 2, "workers": 3, "pipeline": 2, "tensor": 2}))
+
+
 def test_one_machine_and_a_worker_of_torchrun_have_no_place(config: Config, tiny: Callable[..., Path]) -> None:
     alone = load_config(tiny())
     assert find_place(alone, {"HEADWAY_NODE": "1"}) is None
