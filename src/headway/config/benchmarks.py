@@ -12,6 +12,7 @@ from pydantic import Field, PositiveInt
 from headway.config.base import Section
 from headway.config.units import StepInterval
 from headway.core.errors import ConfigError
+from headway.core.launched import workers_of_this_machine, world_size_from_environment
 
 if TYPE_CHECKING:
     from headway.config.schema import Config
@@ -62,10 +63,19 @@ def benchmark_problems(config: Config) -> Iterator[ConfigError]:
             where="evaluation.benchmarks.every, evaluation.benchmarks.device",
             fix="evaluation.benchmarks.device=cpu, or leave out evaluation.benchmarks.every",
         )
-    gpu = re.fullmatch(r"cuda:(\d+)", wanted.device)
-    if gpu and config.train.device != "cpu" and int(gpu[1]) < config.parallel.workers:
+    gpu, workers = re.fullmatch(r"cuda:(\d+)", wanted.device), _workers_here(config)
+    if gpu and config.train.device != "cpu" and int(gpu[1]) < workers:
         yield ConfigError(
             f"a worker trains on {wanted.device}",
             where="evaluation.benchmarks.device",
-            fix=f"evaluation.benchmarks.device=cuda:{config.parallel.workers} if there is one, or cpu",
+            fix=f"evaluation.benchmarks.device=cuda:{workers} if there is one, or cpu",
         )
+
+
+def _workers_here(config: Config) -> int:
+    """Return the number of workers on this machine: those that a launcher has started, or `parallel.workers`."""
+    try:
+        started = world_size_from_environment()
+        return config.parallel.workers if started is None else workers_of_this_machine(started)
+    except ConfigError:  # reported by the check of the workers
+        return config.parallel.workers

@@ -18,6 +18,7 @@ from headway.core.format import counted
 from headway.core.machine import Machine
 from headway.telemetry.arithmetic import cpu_bf16_speed
 from headway.telemetry.gpus import nvidia_devices
+from headway.training.benchmarks import check_installed
 from headway.training.optimizer import check_offload
 from headway.training.precision import check_present
 from headway.training.torchao_import import missing_package
@@ -78,6 +79,8 @@ def check_available(config: Config, device: torch.device) -> None:
         raise missing_package(package, f"optimizer '{optimizer.name}'", "optimizer.name", DEFAULT_OPTIMIZER)
     if precision == "fp8" and find_spec(TORCHAO.module) is None:
         raise missing_package(TORCHAO, "precision 'fp8'", "train.precision", "bf16")
+    if config.evaluation.benchmarks is not None:
+        check_installed()
     if config.train.compile is True and device.type == "cuda":
         _check_compiler()
 

@@ -1,12 +1,16 @@
 """The process that runs lm-eval on a model: `python -m headway.training.benchmark_process ORDER`.
 
-It is the only place that imports lm-eval. It can run beside a training at low priority; nothing waits for it.
+It is the only place that imports lm-eval. It can run beside a training at low priority; nothing waits for it. It ends
+with the process that has started it.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +21,7 @@ from headway.core.foreign import read_json_object
 
 #: What lm-eval adds to a task's metrics.
 _NO_METRICS = frozenset(("name", "alias", "sample_len", "sample_count"))
+_LOOK_SECONDS = 1.0
 
 
 def run_tasks(folder: Path, order: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +84,10 @@ def export_run(model: Path, step: int | None, folder: Path) -> int | None:
 def main() -> None:
     """Carry out the order, and write the results to the file that it names."""
     order = read_json_object(Path(sys.argv[1]))
-    os.nice(int(order["nice"]))
+    threading.Thread(target=_end_with, args=(int(order["parent"]),), name="headway-parent", daemon=True).start()
+    if order["nice"]:
+        os.nice(int(order["nice"]))
+        _be_first_out_of_memory()
     model, step = Path(order["model"]), order["step"]
     try:
         if (model / "config.json").is_file():
@@ -93,6 +101,19 @@ def main() -> None:
         sys.exit(error.exit_code)
     kept = {key: order[key] for key in ("tasks", "limit", "few_shot")}
     write_json(Path(order["output"]), {"step": step, "results": results, **kept, "lm_eval": _version()})
+
+
+def _end_with(parent: int) -> None:
+    """End this process when the one that has started it is gone: no attempt waits for its results any more."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_SECONDS)
+    os._exit(1)
+
+
+def _be_first_out_of_memory() -> None:
+    """Have the kernel end this process, and not the training beside it, when the machine's memory is used up."""
+    with suppress(OSError):  # not Linux
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
 def _version() -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 #: Of a run directory: a file of results for each step that was measured.
 FOLDER = "benchmarks"
 #: Keep libraries of Hugging Face from asking the Hub.
-_OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+_OFFLINE = dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE", "TRANSFORMERS_OFFLINE"), "1")
 _LAST_CHARACTERS = 4000
 #: Ending of the folder with the exported model, next to the results.
 _EXPORT = ".export"
@@ -98,16 +100,18 @@ class BenchmarkProcess:
             output: File for the results; its log gets the same name.
             device: `cpu` or `cuda:N`, a GPU as this process counts them.
             nice: By how much its priority is lower.
+
+        Raises:
+            ConfigError: lm-eval is not installed, or this process has no such GPU.
         """
         check_installed()
+        # The process sees no other GPU, so it cannot take memory on one by accident.
+        gpus = _visible_gpu(device)
         output.parent.mkdir(parents=True, exist_ok=True)
         order, log, place = (output.with_suffix(ending) for ending in (".order", ".log", _EXPORT))
-        # The process sees no other GPU, so it cannot take memory on one by accident.
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-        number = device.removeprefix("cuda:")
-        gpus = "" if device == "cpu" else seen.split(",")[int(number)] if seen and number.isdigit() else number
         settings = wanted.model_dump(mode="json", include={"tasks", "limit", "few_shot", "batch_size"})
         given = {"model": str(model), "step": step, "output": str(output), "nice": nice, "place": str(place)}
+        given["parent"] = os.getpid()
         write_json(order, {**settings, **given, "device": "cpu" if device == "cpu" else "cuda:0"})
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpus, "TOKENIZERS_PARALLELISM": "false"}
         environment |= {} if wanted.download else _OFFLINE
@@ -146,8 +150,10 @@ class BenchmarkProcess:
         )
 
     def stop(self) -> None:
-        """End it."""
-        self.process.kill()
+        """End it, with the processes that it has started."""
+        if self.process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self._remove_order()
 
@@ -155,6 +161,23 @@ class BenchmarkProcess:
         """Remove what the process was given, and the export, which it cannot do when it is killed."""
         self.output.with_suffix(".order").unlink(missing_ok=True)
         shutil.rmtree(self.output.with_suffix(_EXPORT), ignore_errors=True)
+
+
+def _visible_gpu(device: str) -> str:
+    """Return the value of CUDA_VISIBLE_DEVICES for a process that uses one device as this process counts them."""
+    if device == "cpu":
+        return ""
+    number, seen = int(device.removeprefix("cuda:")), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if seen is None:
+        return str(number)
+    gpus = [gpu.strip() for gpu in seen.split(",") if gpu.strip()]
+    if number >= len(gpus):
+        raise ConfigError(
+            f"CUDA_VISIBLE_DEVICES={seen} leaves this process no {device}",
+            where="the device of the benchmarks",
+            fix="name one of those, or cpu",
+        )
+    return gpus[number]
 
 
 def run_benchmarks(model: Path, step: int | None, wanted: BenchmarksConfig, device: str) -> dict[str, Any]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from headway.checkpoint.save.outcomes import Outcome
 from headway.config import Config
@@ -20,6 +23,7 @@ from headway.telemetry.catalogue import metric
 from headway.telemetry.record import open_run
 from headway.telemetry.report import render_report
 from headway.training import benchmarks
+from headway.training.available import check_available
 from headway.training.benchmark_process import _metrics
 from headway.training.benchmarks import BenchmarkProcess, Benchmarks, as_metrics, benchmark_at_end, run_benchmarks
 
@@ -30,7 +34,11 @@ import json, os, sys
 def simple_evaluate(**given):
     if "missing" in given["tasks"]:
         raise ValueError("no task missing")
-    seen = {name: os.environ.get(name) for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "CUDA_VISIBLE_DEVICES")}
+    offline = [f"HF_{library}_OFFLINE" for library in ("HUB", "DATASETS", "EVALUATE")]
+    seen = {name: os.environ.get(name) for name in (*offline, "CUDA_VISIBLE_DEVICES")}
+    if "wait" in given["tasks"]:
+        print(os.getpid(), flush=True)
+        __import__("time").sleep(600)
     manager, model = given.pop("task_manager"), given.pop("model")
     print(json.dumps({**given, **vars(manager), **vars(model), **seen, "nice": os.nice(0)}))
     results = {"acc,none": 0.25, "acc_stderr,none": "N/A", "ppl,strict": 8.5, "alias": "x", "sample_len": 9}
@@ -68,14 +76,14 @@ def said(output: Path) -> dict[str, Any]:
     ("device", "visible", "download", "seen"),
     [
         ("cpu", None, False, {"device": "cpu", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}),
-        ("cuda:1", None, False, {"device": "cuda:0", "CUDA_VISIBLE_DEVICES": "1", "HF_DATASETS_OFFLINE": "1"}),
+        ("cuda:1", None, False, {"device": "cuda:0", "CUDA_VISIBLE_DEVICES": "1", "HF_EVALUATE_OFFLINE": "1"}),
         ("cuda:1", "6,4", True, {"device": "cuda:0", "CUDA_VISIBLE_DEVICES": "4", "HF_HUB_OFFLINE": None}),
     ],
 )
 def test_the_process_sees_its_device_and_no_network(
     stub: Path, monkeypatch: pytest.MonkeyPatch, device: str, visible: str | None, download: bool, seen: dict[str, Any]
 ) -> None:
-    for name in ("CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+    for name in ("CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -114,6 +122,44 @@ def test_without_lm_eval_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(ConfigError, match="lm-eval") as caught:
         run_benchmarks(tmp_path, None, BenchmarksConfig(tasks=["known"]), "cpu")
     assert caught.value.fix == "pip install 'headway[lm-eval]'"
+
+
+@pytest.mark.parametrize("visible", ["", "3"])
+def test_a_gpu_that_is_not_visible_is_refused(stub: Path, monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(ConfigError, match="leaves this process no cuda:1"):
+        run_benchmarks(stub / "model", None, BenchmarksConfig(tasks=["known"], device="cuda:1"), "cuda:1")
+
+
+def test_a_run_with_benchmarks_needs_lm_eval_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmarks, "find_spec", lambda name: None)
+    config = Config.model_validate({"evaluation": {"benchmarks": {"tasks": ["known"]}}})
+    with pytest.raises(ConfigError, match="lm-eval"):
+        check_available(config, torch.device("cpu"))
+
+
+START = """
+import sys
+from pathlib import Path
+from headway.config.benchmarks import BenchmarksConfig
+from headway.training.benchmarks import BenchmarkProcess
+
+output = Path(sys.argv[2])
+going = BenchmarkProcess.start(Path(sys.argv[1]), None, BenchmarksConfig(tasks=["wait"]), output, device="cpu")
+print(going.process.pid)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
+def test_benchmarks_end_with_the_process_that_has_started_them(stub: Path) -> None:
+    command = [sys.executable, "-c", START, str(stub / "model"), str(stub / "results" / "one.json")]
+    environment = {"PATH": "/usr/bin", "PYTHONPATH": ":".join(sys.path)}
+    number = int(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+    started = Path("/proc", str(number), "stat")
+    ends = time.monotonic() + 30
+    while started.exists() and started.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < ends, "it goes on alone"
+        time.sleep(0.05)
 
 
 def test_numbers_are_taken_from_what_lm_eval_says() -> None:
