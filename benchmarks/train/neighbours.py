@@ -166,6 +166,7 @@ def start(name: str, folder: Path, threads: int) -> Contender:
     until = time.monotonic() + START_SECONDS
     while contender.steps < 3:
         if contender.process.poll() is not None or time.monotonic() > until:
+            contender.process.kill()
             raise SystemExit(f"{name} does not train:\n{(folder / f'{count.stem}.log').read_text()}")
         time.sleep(0.05)
     contender.process.send_signal(signal.SIGSTOP)

@@ -13,7 +13,11 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
+
+from headway.core.cgroups import threads_left
+from headway.core.machine import Machine
 
 #: By these the user chooses how threads wait; then nothing is changed here.
 WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
@@ -27,13 +31,15 @@ def chosen_by_user() -> str | None:
 
 
 def find_libgomp() -> ctypes.CDLL | None:
-    """Return GNU's OpenMP library if it is loaded; None if this process uses another one, or none."""
+    """Return GNU's OpenMP library if it is loaded; None if this process uses another one, or none.
+
+    Other packages may bring copies of their own. PyTorch's is the one whose threads compute.
+    """
     try:
-        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:  # not Linux
         return None
-    paths = (line[line.index("/") :] for line in lines if "/" in line and "libgomp" in line.rpartition("/")[2])
-    for path in dict.fromkeys(paths):
+    for path in libgomp_paths(maps):
         try:
             library = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
             assert library.GOMP_parallel and library.omp_get_num_procs
@@ -43,16 +49,31 @@ def find_libgomp() -> ctypes.CDLL | None:
     return None
 
 
+def libgomp_paths(maps: str) -> list[str]:
+    """Return the loaded copies of libgomp that a process's memory map names, PyTorch's own first."""
+    lines = (line for line in maps.splitlines() if "/" in line and "libgomp" in line.rpartition("/")[2])
+    paths = dict.fromkeys(line[line.index("/") :] for line in lines)
+    return sorted(paths, key=lambda path: not {"torch", "torch.libs"} & set(Path(path).parts))
+
+
 class WaitSwitch:
     """Switches whether this process's OpenMP threads sleep at once, or spin first.
 
     Args:
         library: GNU's OpenMP library.
         threads: Size of the team that computes.
+        workers: Processes here that may all do this at the same time.
+        room: Returns how many more threads may be started; None without a limit.
     """
 
-    def __init__(self, library: ctypes.CDLL, threads: int) -> None:
-        self._library = library
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        threads: int,
+        workers: int = 1,
+        room: Callable[[], int | None] = lambda: threads_left(Machine()),
+    ) -> None:
+        self._library, self._workers, self._room = library, workers, room
         # More threads than processors, with those that compute. A team counts the thread that has it, as they do.
         self._size = max(2, library.omp_get_num_procs() - threads + 2)
         self._end: threading.Event | None = None
@@ -64,8 +85,15 @@ class WaitSwitch:
         return self._thread is not None
 
     def sleep(self) -> None:
-        """Have waiting threads sleep at once, from their next wait on."""
+        """Have waiting threads sleep at once, from their next wait on.
+
+        Where the idle team would use up the threads that this group of processes may have, nothing is changed: the
+        library ends a process that cannot start a thread.
+        """
         if self._thread is not None:
+            return
+        room = self._room()
+        if room is not None and room < 2 * self._size * self._workers:
             return
         self._end, up = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._hold, args=(up, self._end), name="headway-idle-team", daemon=True)

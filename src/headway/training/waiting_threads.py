@@ -51,7 +51,8 @@ class WaitingThreads(Callback):
         library = find_libgomp()
         if job.world.device.type != "cpu" or threads < 2 or chosen_by_user() is not None or library is None:
             return
-        self._switch, workers = WaitSwitch(library, threads), workers_of_this_machine(job.world.size)
+        workers = workers_of_this_machine(job.world.size)
+        self._switch = WaitSwitch(library, threads, workers)
         self._apply(self._at_start(threads * workers, workers))
         self._closing.clear()
         self._thread = threading.Thread(target=self._work, name="headway-wait-mode", daemon=True)

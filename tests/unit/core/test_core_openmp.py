@@ -6,10 +6,14 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from headway.core.openmp import chosen_by_user
+from headway.core.cgroups import threads_left
+from headway.core.machine import Machine
+from headway.core.openmp import WaitSwitch, chosen_by_user, libgomp_paths
 
 #: A team of a thread per processor does nothing, fifty times, with 5 ms between; printed is what its other threads have
 #: run meanwhile: as the library has them wait, asleep, and as before.
@@ -75,3 +79,38 @@ def test_what_the_user_has_chosen_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert chosen_by_user() is None
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
     assert chosen_by_user() == "OMP_WAIT_POLICY=PASSIVE"
+
+
+def test_of_several_copies_that_of_torch_is_switched() -> None:
+    line = "7f00-7f01 r-xp 00000000 08:01 17    "
+    other, ours = "/v/scikit_learn.libs/libgomp-a34b.so.1.0.0", "/v/my packages/torch/lib/libgomp.so.1"
+    maps = "\n".join(line + path for path in (other, other, ours, "/usr/lib/libm.so.6", "[heap]"))
+    assert libgomp_paths(maps) == [ours, other]
+
+
+@pytest.mark.parametrize(("room", "sleeps"), [(None, True), (40, True), (39, False)])
+def test_no_idle_team_is_started_where_threads_are_scarce(room: int | None, sleeps: bool) -> None:
+    teams: list[int] = []
+    library: Any = SimpleNamespace(
+        omp_get_num_procs=lambda: 10, GOMP_parallel=lambda *given: teams.append(given[2].value)
+    )
+    switch = WaitSwitch(library, 2, workers=2, room=lambda: room)
+    switch.sleep()
+    assert switch.sleeps == sleeps
+    assert teams == ([10] if sleeps else [])
+    switch.spin()
+
+
+def test_the_limits_of_all_groups_above_count(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "0::/pod/box\n",
+        "sys/fs/cgroup/pod/pids.max": "100\n",
+        "sys/fs/cgroup/pod/pids.current": "70\n",
+        "sys/fs/cgroup/pod/box/pids.max": "max\n",
+        "sys/fs/cgroup/pod/box/pids.current": "50\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert threads_left(Machine(root=tmp_path)) == 30
+    assert threads_left(Machine(root=tmp_path / "sys")) is None
