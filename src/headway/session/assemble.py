@@ -56,6 +56,7 @@ def _cut(config: Config, task: Task, world: World, fresh: bool) -> Strategy:
     needs_values = fresh or (isinstance(task.model, KeptElsewhere) and bool(task.model.kept_elsewhere()))
     first_value = task.first_value if needs_values else None
     materialize(task.model, world, first_value, in_host_memory=config.optimizer.offload)
+    task.first_value = None  # it may hold the whole model
     return strategy
 
 

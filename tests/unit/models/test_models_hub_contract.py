@@ -12,6 +12,7 @@ from headway.config import Config
 from headway.core.errors import ConfigError
 from headway.models.build import complete
 from headway.models.conformance import check_model
+from headway.models.hub.frozen import freeze_as_configured
 from headway.models.hub.router_loss import balance_loss
 from headway.models.hub.transformers_model import TransformersModel, build_transformers_model
 from headway.training.optimizer import build_optimizer, set_learning_rate
@@ -92,6 +93,24 @@ def test_models_without_routers_refuse_a_weight_for_them(tmp_path: Path) -> None
     values = {"from_pretrained": str(write_family("mixtral", tmp_path / "mixtral")), "router_aux_weight": 0.1}
     with pytest.raises(ConfigError, match="losses of its own"):
         complete(Config.model_validate({"model": {**values, "implementation": "native"}}).model, 1)
+
+
+def test_a_model_whose_layers_have_no_routers_says_so(tmp_path: Path) -> None:
+    model, batch = _model(write_family("nemotron-h", tmp_path / "model"), router_aux_weight=0.1), _batch()
+    with pytest.raises(ConfigError, match="has no routers"):  # its config has keys for them
+        model(batch["ids"], batch["targets"])
+
+
+def test_noise_is_not_rounded_to_the_type_of_frozen_embeddings(tmp_path: Path) -> None:
+    model = _model(write_family("qwen3", tmp_path / "model"), neftune_alpha=5.0, adapter={"rank": 2})
+    embed, ids = model.causal.get_input_embeddings(), _batch()["ids"]
+    embed.weight.data = embed.weight.data.bfloat16().float()
+    torch.manual_seed(3)
+    expected = embed(ids)
+    freeze_as_configured(model, "bf16")
+    assert embed.weight.dtype == torch.bfloat16
+    torch.manual_seed(3)
+    assert torch.equal(embed(ids), expected)
 
 
 def test_noise_on_embeddings_is_uniform_repeats_and_is_for_training_only(tmp_path: Path) -> None:

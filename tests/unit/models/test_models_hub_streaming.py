@@ -12,9 +12,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from headway.bench.allocations import live_bytes
 from headway.config import Config
+from headway.core.errors import CheckpointError
 from headway.models.build import complete
 from headway.models.hub.frozen import freeze_as_configured
-from headway.models.hub.streaming import FirstValue, build_for_shards
+from headway.models.hub.streaming import FirstValue, _DrawnOnTheHost, build_for_shards
 from headway.models.hub.transformers_model import TransformersModel, build_transformers_model
 from headway.parallel.world import World
 from headway.training.precision import autocast
@@ -75,6 +76,35 @@ def test_the_values_are_those_of_a_model_that_is_loaded_as_a_whole(
     ids = torch.randint(VOCAB, (1, 8))
     with autocast(precision, torch.device("cpu")):
         assert torch.equal(model.eval()(ids), whole.eval()(ids))
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"model.layers.7.mlp.up_proj.weight": torch.ones(4, 4)}, "that the architecture does not have"),
+        ({"model.norm.weight": torch.ones(1)}, "other sizes than config.json asks: model.norm.weight"),
+    ],
+)
+def test_what_a_whole_model_is_refused_for_is_refused(changed: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    folder = write_family("qwen3", tmp_path / "model")
+    file = folder / "model.safetensors"
+    save_file({**load_file(file), **changed}, file, metadata={"format": "pt"})
+    model, first_value = build_for_shards(_config(folder), seed=0, precision="fp32")
+    with pytest.raises(CheckpointError, match=reason):
+        for name, tensor in model.state_dict().items():
+            first_value(name, tensor.shape)
+
+
+def test_a_drawn_value_is_not_that_of_a_later_tensor() -> None:
+    drawn = _DrawnOnTheHost()
+    with torch.device("meta"), drawn:
+        kept = torch.nn.init.zeros_(torch.empty(3))
+        for _ in range(100):  # all but the first are gone, and another tensor may get the number of one of them
+            torch.nn.init.ones_(torch.empty(2))
+    later = [torch.empty(2, device="meta") for _ in range(100)]
+    assert all(drawn.value_of(tensor) is None for tensor in later)
+    value = drawn.value_of(kept)
+    assert value is not None and torch.equal(value, torch.zeros(3))
 
 
 def _most_bytes(build: Any, file: Path) -> int:

@@ -58,7 +58,8 @@ def set_frozen_precision(network: nn.Module, dtype: torch.dtype, published: torc
         if isinstance(module, nn.Linear) or whole.dtype == dtype or _loses_nothing(whole, rounded, published):
             module.weight.data = rounded
             if isinstance(module, nn.Embedding) and dtype != torch.float32:
-                module.register_forward_hook(lambda _, inputs, output: output.float())
+                # Before the hook that adds noise, which would be rounded otherwise.
+                module.register_forward_hook(lambda _, inputs, output: output.float(), prepend=True)
 
 
 def _loses_nothing(whole: torch.Tensor, rounded: torch.Tensor, published: torch.dtype | None) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from headway.core.errors import CheckpointError
 from headway.models.hub.folder import base_folder, is_adapter, open_folder
 from headway.models.hub.frozen import freeze_as_configured
 from headway.models.hub.quantized import quantize
@@ -37,8 +39,9 @@ def build_for_shards(config: ModelConfig, *, seed: int, precision: str) -> tuple
     """Build a model on the meta device, and a function for the first value of any tensor of its state.
 
     The values are those of `build_transformers_model`. Tensors are read one by one where the folder names them as the
-    model does. Where transformers converts them while it loads, as the experts of older folders into stacked ones, the
-    first call of the function loads the whole model; only the worker that sends values to others calls it.
+    model does. Where transformers converts them while it loads, as the experts of older folders into stacked ones, or
+    refuses some of them, the first call of the function loads the whole model; only the worker that sends values to
+    others calls it.
 
     Args:
         config: Complete.
@@ -63,7 +66,7 @@ def build_for_shards(config: ModelConfig, *, seed: int, precision: str) -> tuple
     files, state = weight_files(folder), model.state_dict(keep_vars=True)
     names = {name: _name_in_folder(name) for name in state}
     aliases = _aliases(model)
-    values = {name: drawn.values[id(p)] for name, p in state.items() if id(p) in drawn.values}
+    values = {name: value for name, p in state.items() if (value := drawn.value_of(p)) is not None}
     in_files = {
         name: next((names[alias] for alias in aliases.get(name, (name,)) if names[alias] in files), None)
         for name in state
@@ -71,7 +74,10 @@ def build_for_shards(config: ModelConfig, *, seed: int, precision: str) -> tuple
     needs_conversion = config.adapter is not None and config.adapter.method == "dora"
     missing = [name for name, found_name in in_files.items() if found_name is None and name not in values]
     needs_conversion = (
-        needs_conversion or is_adapter(source) or any(name not in model.buffers_at_first for name in missing)
+        needs_conversion
+        or is_adapter(source)
+        or any(name not in model.buffers_at_first for name in missing)
+        or _has_more(model, files.keys() - set(names.values()))
     )
     if needs_conversion:
         return model, _Whole(config, seed, precision)
@@ -86,10 +92,22 @@ def build_for_shards(config: ModelConfig, *, seed: int, precision: str) -> tuple
         if name.endswith((".codes", ".scales")):
             adapter = config.adapter
             assert adapter is not None and (adapter.frozen_precision == "int8" or adapter.frozen_precision == "nf4")
-            return quantize(whole, adapter.frozen_precision)[0 if name.endswith(".codes") else 1]
+            whole = quantize(whole, adapter.frozen_precision)[0 if name.endswith(".codes") else 1]
+        if whole.shape != torch.Size(size):
+            raise CheckpointError(
+                f"tensors have other sizes than config.json asks: {key}",
+                where=str(folder),
+                fix="fetch the checkpoint again",
+            )
         return whole
 
     return model, first_value
+
+
+def _has_more(model: TransformersModel, names: Iterable[str]) -> bool:
+    """Return whether a folder has tensors that the model does not know, nor transformers leaves out for it."""
+    left_out = [*(getattr(model.causal, "_keys_to_ignore_on_load_unexpected", None) or ()), r"rotary_emb\.inv_freq$"]
+    return any(not any(re.search(pattern, name) for pattern in left_out) for name in names)
 
 
 class _Whole:
@@ -116,13 +134,20 @@ class _DrawnOnTheHost(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.values: dict[int, torch.Tensor] = {}
+        # With each value its tensor: otherwise another one may later have the number of one that is gone.
+        self._drawn: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def value_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return what was drawn for a tensor; None if nothing was."""
+        _, value = self._drawn.get(id(tensor), (None, None))
+        return value
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         # Constants are not filled in by a function that can be replaced, but by these methods.
         if func in (torch.Tensor.zero_, torch.Tensor.fill_) and args[0].is_meta:
-            self.values[id(args[0])] = func(torch.empty(args[0].shape, dtype=args[0].dtype, device="cpu"), *args[1:])
+            value = func(torch.empty(args[0].shape, dtype=args[0].dtype, device="cpu"), *args[1:])
+            self._drawn[id(args[0])] = args[0], value
         if getattr(func, "__module__", None) != "torch.nn.init":
             return func(*args, **kwargs)
         tensor = args[0] if args else kwargs["tensor"]
@@ -132,7 +157,7 @@ class _DrawnOnTheHost(TorchFunctionMode):
                 func(value, *args[1:], **kwargs)
             else:
                 func(**{**kwargs, "tensor": value})
-        self.values[id(tensor)] = value
+        self._drawn[id(tensor)] = tensor, value
         return tensor
 
 

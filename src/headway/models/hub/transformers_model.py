@@ -188,7 +188,10 @@ class TransformersModel(nn.Module):
             )
         if balances:
             chosen = self.causal.config.get_text_config().num_experts_per_tok
-            auxiliary = self.config.router_aux_weight * balance_loss(output.router_logits, targets_BT, chosen)
+            logits = getattr(output, "router_logits", None)
+            if not logits:  # as of a mixture's class in whose config no layer is one
+                raise _no_routers(type(self.causal).__name__)
+            auxiliary = self.config.router_aux_weight * balance_loss(logits, targets_BT, chosen)
             loss = loss + (auxiliary - auxiliary.detach())  # only its gradient: what is reported stays a cross-entropy
         return loss
 
@@ -286,6 +289,14 @@ def _recomputed(forward: Callable[..., Any], options: dict[str, Any]) -> Callabl
     return run
 
 
+def _no_routers(name: str) -> ConfigError:
+    return ConfigError(
+        f"{name} has no routers that report their choices",
+        where="model.router_aux_weight",
+        fix="model.router_aux_weight=0",
+    )
+
+
 def read_config(config: ModelConfig) -> Any:
     """Read the config of a pretrained model by transformers.
 
@@ -310,12 +321,9 @@ def read_config(config: ModelConfig) -> Any:
 def complete_from_transformers(config: ModelConfig, found: Any) -> ModelConfig:
     """Fill in what the config of transformers says about the sizes that Headway needs."""
     text = found.get_text_config()
-    if config.router_aux_weight and not hasattr(found, "output_router_logits"):
-        raise ConfigError(
-            f"{found.model_type} has no routers that report their choices",
-            where="model.router_aux_weight",
-            fix="model.router_aux_weight=0",
-        )
+    routes = hasattr(found, "output_router_logits") and getattr(text, "num_experts_per_tok", None)
+    if config.router_aux_weight and not routes:
+        raise _no_routers(found.model_type)
     longest = getattr(text, "max_position_embeddings", None)
     return config.model_copy(
         update={
