@@ -180,6 +180,12 @@ def _names_in(path: Path) -> list[str]:
         return list(file.keys())
 
 
+def stored_type(path: Path, name: str) -> str:
+    """Return the type of a tensor in a file as safetensors names it, such as `BF16`."""
+    with _opened(path) as file:
+        return str(file.get_slice(name).get_dtype())
+
+
 def read_tensor(path: Path, name: str) -> torch.Tensor:
     with _opened(path) as file:
         tensor: torch.Tensor = file.get_tensor(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,21 @@ def test_the_values_are_those_of_a_model_that_is_loaded_as_a_whole(
     ids = torch.randint(VOCAB, (1, 8))
     with autocast(precision, torch.device("cpu")):
         assert torch.equal(model.eval()(ids), whole.eval()(ids))
+
+
+def test_embeddings_in_fp32_are_not_rounded_whatever_the_config_says(tmp_path: Path) -> None:
+    folder = write_family("qwen3", tmp_path / "model")
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "dtype": "bfloat16"}))
+    file = folder / "model.safetensors"
+    save_file({name: t.float() * 1.001 for name, t in load_file(file).items()}, file, metadata={"format": "pt"})
+    config = _config(folder, {"rank": 2})
+    model, first_value = build_for_shards(config, seed=0, precision="bf16")
+    _filled(model, first_value)
+    whole = build_transformers_model(config, seed=0)
+    freeze_as_configured(whole, "bf16")
+    found, expected = (one.causal.get_input_embeddings().weight for one in (model, whole))
+    assert found.dtype == expected.dtype == torch.float32 and torch.equal(found, expected)
 
 
 @pytest.mark.parametrize(

@@ -51,18 +51,29 @@ def set_frozen_precision(network: nn.Module, dtype: torch.dtype, published: torc
     Args:
         published: The type of the weights in their folder, which decides where there are no values to compare.
     """
-    for module in network.modules():
-        if not isinstance(module, nn.Linear | nn.Embedding) or module.weight.requires_grad:
+    modules = [
+        module
+        for module in network.modules()
+        if isinstance(module, nn.Linear | nn.Embedding) and not module.weight.requires_grad
+    ]
+    # An output projection may have the same matrix.
+    exact = {
+        id(module.weight)
+        for module in modules
+        if isinstance(module, nn.Embedding) and not _loses_nothing(module.weight.data, dtype, published)
+    }
+    for module in modules:
+        if id(module.weight) in exact:
             continue
-        whole, rounded = module.weight.data, module.weight.data.to(dtype)
-        if isinstance(module, nn.Linear) or whole.dtype == dtype or _loses_nothing(whole, rounded, published):
-            module.weight.data = rounded
-            if isinstance(module, nn.Embedding) and dtype != torch.float32:
-                # Before the hook that adds noise, which would be rounded otherwise.
-                module.register_forward_hook(lambda _, inputs, output: output.float(), prepend=True)
+        module.weight.data = module.weight.data.to(dtype)
+        if isinstance(module, nn.Embedding) and dtype != torch.float32:
+            # Before the hook that adds noise, which would be rounded otherwise.
+            module.register_forward_hook(lambda _, inputs, output: output.float(), prepend=True)
 
 
-def _loses_nothing(whole: torch.Tensor, rounded: torch.Tensor, published: torch.dtype | None) -> bool:
+def _loses_nothing(whole: torch.Tensor, dtype: torch.dtype, published: torch.dtype | None) -> bool:
+    if whole.dtype == dtype:
+        return True
     if whole.is_meta:
-        return published == rounded.dtype
-    return torch.equal(rounded.to(whole.dtype), whole)
+        return published == dtype
+    return torch.equal(whole.to(dtype).to(whole.dtype), whole)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +24,7 @@ from headway.models.hub.transformers_model import (
     read_config,
     with_adapter,
 )
-from headway.models.huggingface import read_tensor, weight_files
+from headway.models.huggingface import read_tensor, stored_type, weight_files
 from headway.models.no_values import NoFirstValues
 
 if TYPE_CHECKING:
@@ -62,8 +63,9 @@ def build_for_shards(config: ModelConfig, *, seed: int, precision: str) -> tuple
         )
     with torch.device("meta"), drawn:
         model = with_adapter(config, network, seed)
-    freeze_as_configured(model, precision, published=getattr(found, "dtype", None))
-    files, state = weight_files(folder), model.state_dict(keep_vars=True)
+    files = weight_files(folder)
+    freeze_as_configured(model, precision, published=_published_type(model, files, getattr(found, "dtype", None)))
+    state = model.state_dict(keep_vars=True)
     names = {name: _name_in_folder(name) for name in state}
     aliases = _aliases(model)
     values = {name: value for name, p in state.items() if (value := drawn.value_of(p)) is not None}
@@ -102,6 +104,17 @@ def build_for_shards(config: ModelConfig, *, seed: int, precision: str) -> tuple
         return whole
 
     return model, first_value
+
+
+def _published_type(
+    model: TransformersModel, files: dict[str, Path], configured: torch.dtype | None
+) -> torch.dtype | None:
+    """Return the type of a folder's embeddings, which is not always that of its config.json."""
+    for name, module in model.named_modules():
+        key = _name_in_folder(f"{name}.weight")
+        if isinstance(module, nn.Embedding) and key in files and stored_type(files[key], key) != "BF16":
+            return torch.float32
+    return configured
 
 
 def _has_more(model: TransformersModel, names: Iterable[str]) -> bool:
