@@ -13,6 +13,7 @@ from headway.core.errors import ConfigError
 from headway.models.build import complete
 from headway.models.conformance import check_model
 from headway.models.hub.frozen import freeze_as_configured
+from headway.models.hub.quantized import QuantizedLinear
 from headway.models.hub.router_loss import balance_loss
 from headway.models.hub.transformers_model import TransformersModel, build_transformers_model
 from headway.training.optimizer import build_optimizer, set_learning_rate
@@ -99,6 +100,14 @@ def test_a_model_whose_layers_have_no_routers_says_so(tmp_path: Path) -> None:
     model, batch = _model(write_family("nemotron-h", tmp_path / "model"), router_aux_weight=0.1), _batch()
     with pytest.raises(ConfigError, match="has no routers"):  # its config has keys for them
         model(batch["ids"], batch["targets"])
+
+
+def test_the_output_projection_below_an_adapter_is_not_quantized(tmp_path: Path) -> None:
+    adapter = {"rank": 2, "targets": ["lm_head", "q_proj"], "frozen_precision": "int8"}
+    model = _model(write_family("qwen3", tmp_path / "model"), adapter=adapter)
+    freeze_as_configured(model, "fp32")
+    quantized = {name for name, module in model.named_modules() if isinstance(module, QuantizedLinear)}
+    assert any("q_proj" in name for name in quantized) and not any("lm_head" in name for name in quantized)
 
 
 def test_noise_is_not_rounded_to_the_type_of_frozen_embeddings(tmp_path: Path) -> None:

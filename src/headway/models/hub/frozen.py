@@ -34,6 +34,7 @@ def freeze_as_configured(model: TransformersModel, precision: str, *, published:
 def _quantize_frozen(model: TransformersModel, kind: Kind) -> None:
     """Store the matrices of frozen linear layers in few bits, but for the output projection, whose rows are tokens."""
     head = model.head()
+    head = getattr(head, "base_layer", head)  # below an adapter
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if not isinstance(child, nn.Linear) or child is head or child.weight.requires_grad:
