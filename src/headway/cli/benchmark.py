@@ -43,7 +43,7 @@ def benchmark(
     from headway.training.benchmarks import run_benchmarks, wanted_by_hand
 
     wanted = wanted_by_hand(
-        tasks.split(","), device=device, limit=limit, few_shot=few_shot, batch_size=batch_size, download=download
+        tasks.split(","), device=device, limit=limit, few_shot=few_shot, rows=batch_size, download=download
     )
     found = run_benchmarks(model, step, wanted, device)
     if as_json:

@@ -36,7 +36,7 @@ class BenchmarksConfig(Section):
     """Documents per task, at most; all when null."""
     few_shot: Annotated[int, Field(ge=0)] | None = None
     """Examples before each question; as the task says when null."""
-    batch_size: PositiveInt = 8
+    rows: PositiveInt = 8
     """Texts that are computed at once."""
     download: bool = False
     """Whether the process may ask the Hub for data sets; otherwise they must be local files or in the cache."""

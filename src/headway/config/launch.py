@@ -224,7 +224,7 @@ class LaunchConfig(Section):
 
     image: str | None = None
     """Container image with Headway and your code; required for Kubernetes."""
-    gpus: Annotated[int, Field(ge=0)] | None = None
+    gpus_per_machine: Annotated[int, Field(ge=0)] | None = None
     """GPUs of each machine; `parallel.workers` when not given, 0 with `train.device: cpu`."""
     accelerator: str | None = None
     """Their name, as `headway plan` knows it (`H100`), for the table before the launch."""

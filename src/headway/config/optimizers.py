@@ -123,6 +123,16 @@ def _adafactor_update_bytes(sizes: UpdateSizes) -> int:
     return sizes.largest
 
 
+def _muon_problems(config: Config, _: bool) -> Iterator[ConfigError]:
+    adapter = config.model.adapter
+    if adapter is not None and adapter.also_trained_rate != 1.0:
+        yield ConfigError(
+            "muon gives matrices between layers no learning rates of their own",
+            where="model.adapter.also_trained_rate, optimizer.name",
+            fix=f"optimizer.name={_ADAMW.name}",
+        )
+
+
 def _adafactor_problems(config: Config, shards: bool) -> Iterator[ConfigError]:
     if shards and config.determinism == "elastic":
         yield ConfigError(
@@ -177,6 +187,7 @@ OPTIMIZERS = {
             moment_bytes=_muon_moment_bytes,
             update_bytes=_muon_update_bytes,
             faster=_ADAMW.name,
+            problems=_muon_problems,
         ),
         _LION,
         OptimizerSpec(

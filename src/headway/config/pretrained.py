@@ -116,9 +116,3 @@ def pretrained_problems(config: Config) -> Iterator[ConfigError]:
             where="model.adapter.method, model.adapter.frozen_precision",
             fix="model.adapter.method=lora, or model.adapter.frozen_precision=auto",
         )
-    if model.adapter is not None and model.adapter.also_trained_rate != 1.0 and config.optimizer.name == "muon":
-        yield ConfigError(
-            "muon gives matrices between layers no learning rates of their own",
-            where="model.adapter.also_trained_rate, optimizer.name",
-            fix="optimizer.name=adamw",
-        )

@@ -66,8 +66,8 @@ class Job:
     @property
     def gpus(self) -> int:
         """GPUs of each machine."""
-        if self.config.launch.gpus is not None:
-            return self.config.launch.gpus
+        if self.config.launch.gpus_per_machine is not None:
+            return self.config.launch.gpus_per_machine
         return 0 if self.config.train.device == "cpu" else self.config.parallel.workers
 
     @property
@@ -102,16 +102,17 @@ class Job:
         if self.gpus and self.gpus < self.config.parallel.workers:
             yield ConfigError(
                 f"a machine has {counted(self.gpus, 'GPU')} and {self.config.parallel.workers} workers",
-                where="launch.gpus, parallel.workers",
-                fix=f"launch.gpus={self.config.parallel.workers}, or fewer workers",
+                where="launch.gpus_per_machine, parallel.workers",
+                fix=f"launch.gpus_per_machine={self.config.parallel.workers}, or fewer workers",
             )
 
 
 def smoke_job(config: Config, out: Path | None = None) -> Job:
     """Return the job of one GPU that tries what a run needs."""
     changed = override(config, [*SMOKE, f"name={config.name}-smoke"])
-    gpus = 0 if config.train.device == "cpu" or config.launch.gpus == 0 else 1
-    return Job(changed.model_copy(update={"launch": config.launch.model_copy(update={"gpus": gpus})}), out=out)
+    gpus = 0 if config.train.device == "cpu" or config.launch.gpus_per_machine == 0 else 1
+    launch = config.launch.model_copy(update={"gpus_per_machine": gpus})
+    return Job(changed.model_copy(update={"launch": launch}), out=out)
 
 
 def parse_machines(text: str) -> tuple[int | None, int]:

@@ -81,7 +81,7 @@ def fit(
     """
     ray_train, trainer_class = _ray()
     fewest, most = parse_machines(str(machines))
-    gpus = 0 if config.train.device == "cpu" else config.launch.gpus or config.parallel.workers
+    gpus = 0 if config.train.device == "cpu" else config.launch.gpus_per_machine or config.parallel.workers
     wanted = dict(resources) if resources is not None else ({"GPU": gpus} if gpus else {"CPU": 1})
     settings = {
         "config": dump_config(config),

@@ -84,7 +84,7 @@ class SpotJob:
             raise ConfigError(
                 "a paused run cannot be resumed without the command that trains",
                 where="COMMAND",
-                fix=f"headway spot {self.run} ... -- headway train CONFIG",
+                fix=f"headway spot {self.run} ... -- headway train my.yaml",
             )
         if (self.policy.grow_below is None) != (self.workers is None):
             raise ConfigError(
@@ -98,7 +98,7 @@ class SpotJob:
             raise ConfigError(
                 "a run with another number of workers gives the same bits only with determinism=elastic",
                 where="--workers",
-                fix="... -- headway train CONFIG determinism=elastic",
+                fix="... -- headway train my.yaml determinism=elastic",
             )
 
     def words(self, state: State) -> list[str]:

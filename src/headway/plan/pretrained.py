@@ -169,13 +169,13 @@ def _check_layout(config: Config, layout: Layout) -> None:
         raise ConfigError(
             "a model of transformers is not divided by tensor, pipeline, context or expert parallelism",
             where="parallel, model.from_pretrained",
-            fix="a data-parallel strategy such as zero3, with parallel.tensor, pipeline, context and expert of 1",
+            fix="a data-parallel strategy, with parallel.tensor, pipeline, context and expert of 1",
         )
     if config.model.adapter is not None and layout.strategy.is_deepspeed:
         raise ConfigError(
             "a plan does not cover adapters in DeepSpeed's flat buffers",
             where="parallel.strategy, model.adapter",
-            fix="parallel.strategy=ddp: an adapter has little to divide",
+            fix="a strategy that copies the model: an adapter has little to divide",
         )
 
 

@@ -37,7 +37,7 @@ def run_tasks(folder: Path, order: dict[str, Any]) -> dict[str, Any]:
         include_defaults=len(files) < len(order["tasks"]),
     )
     names = [_task_name(Path(task)) if is_file(task) else task for task in order["tasks"]]
-    model = HFLM(pretrained=str(folder), device=order["device"], batch_size=order["batch_size"], dtype="float32")
+    model = HFLM(pretrained=str(folder), device=order["device"], batch_size=order["rows"], dtype="float32")
     found = simple_evaluate(
         model=model,
         tasks=names,

@@ -109,7 +109,7 @@ class BenchmarkProcess:
         gpus = _visible_gpu(device)
         output.parent.mkdir(parents=True, exist_ok=True)
         order, log, place = (output.with_suffix(ending) for ending in (".order", ".log", _EXPORT))
-        settings = wanted.model_dump(mode="json", include={"tasks", "limit", "few_shot", "batch_size"})
+        settings = wanted.model_dump(mode="json", include={"tasks", "limit", "few_shot", "rows"})
         given = {"model": str(model), "step": step, "output": str(output), "nice": nice, "place": str(place)}
         given["parent"] = os.getpid()
         write_json(order, {**settings, **given, "device": "cpu" if device == "cpu" else "cuda:0"})

@@ -223,10 +223,10 @@ def test_an_unknown_key_in_an_override_is_told_with_the_override(write: Any) -> 
         ("data.sources.0.formt", "did you mean data.sources.format?"),
         ("optimizer.learning_rat", "did you mean optimizer.learning_rate?"),
         ("model.lerning_rate", "did you mean optimizer.learning_rate?"),
-        ("evaluation.zzz", "known keys here: every, rows"),
+        ("evaluation.zzz", "known keys here: every, rows, benchmarks"),
         ("train.step", "did you mean train.steps?"),
         ("data.step", "it lives at data.clean.step"),
-        ("evaluation.5", "known keys here: every, rows"),
+        ("evaluation.5", "known keys here: every, rows, benchmarks"),
     ],
 )
 def test_where_an_unknown_key_belongs(write: Any, key: str, fix: str) -> None:

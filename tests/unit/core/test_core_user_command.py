@@ -35,7 +35,10 @@ PRINTS = {
     "tokenizer train": ["tokenizer", "train"],
 }
 #: Verbs that name no config in what they print: they take runs, stores and folders, or print no command.
-NO_CONFIG = {"models", "merge", "bench", "eval", "generate", "export", "checkpoints", "runs", "ledger", "report"}
+NO_CONFIG = {
+    "models", "merge", "bench", "benchmark", "eval", "generate", "export", "checkpoints", "runs", "ledger", "report",
+    "top", "track", "dashboards", "alerts", "prices", "cost", "spot", "launch",
+}  # fmt: skip
 #: Trainings of these verbs are children, which keep the words (the test below); these print no command of their own.
 TRAINS = {"verify", "chaos"}
 #: The command of a finding is held by the test of `suggest`; that of the quickstart by its own test below.

@@ -200,7 +200,7 @@ def test_a_training_operator_brings_75_back_as_143_and_sees_no_worker_of_torchru
         (("runs=/elsewhere",), "no shared volume and there is no remote tier"),
         (("data.store=/elsewhere/store",), "on no volume that all machines mount"),
         (("launch.kubernetes.quota={pods: 1}",), "allows 1"),
-        (("launch.gpus=4",), "a machine has 4 GPUs and 8 workers"),
+        (("launch.gpus_per_machine=4",), "a machine has 4 GPUs and 8 workers"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_started(overrides: tuple[str, ...], says: str) -> None:

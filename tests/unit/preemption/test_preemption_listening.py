@@ -37,7 +37,7 @@ def test_the_first_worker_of_a_local_agent_listens(
     monkeypatch.setattr(session, "listening", listen)
     joined = SimpleNamespace(directory=tmp_path)
     monkeypatch.setattr(session.Attempt, "join", lambda *_: joined)
-    world: Any = SimpleNamespace(is_first=first)
+    world: Any = SimpleNamespace(is_first=first, local_rank=0 if first else 1)
     task: Any = None
     with session._joined_attempt(Config(), task, world, RunOptions(), session.attempt_scope) as attempt:
         assert attempt is joined and heard == [tmp_path] * first

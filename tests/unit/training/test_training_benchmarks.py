@@ -88,7 +88,7 @@ def test_the_process_sees_its_device_and_no_network(
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     task = str(stub / "mine.yaml")
-    wanted = BenchmarksConfig(tasks=[task, "known"], limit=7, few_shot=2, batch_size=3, download=download)
+    wanted = BenchmarksConfig(tasks=[task, "known"], limit=7, few_shot=2, rows=3, download=download)
     output = stub / "results" / "one.json"
     found = BenchmarkProcess.start(stub / "model", None, wanted, output, device=device, nice=3).results()
     assert found["results"] == {task: {"acc": 0.25, "ppl(strict)": 8.5} for task in ("my_task", "known")}
