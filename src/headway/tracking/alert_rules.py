@@ -131,7 +131,7 @@ RULES: Sequence[AlertRule] = (
         f" and {_LIVE}",
         "0m",
         "The loss of {{ $labels.run }} has risen far above the usual",
-        "headway data preview CONFIG --step N shows the rows; health.on_spike: rollback leaves them out.",
+        "headway data preview my.yaml --step N shows the rows; health.on_spike: rollback leaves them out.",
     ),
     AlertRule(
         "HeadwayNoStep",
