@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from headway import Callback
+
 VOCAB = 320
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -140,3 +142,15 @@ def write_family(name: str, folder: Path, **changes: Any) -> Path:
     model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**values))
     model.save_pretrained(folder)
     return folder
+
+
+class CrashAt(Callback):
+    """Ends a training in the middle, at its so many-th step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step(self, *arguments: Any) -> None:
+        self.step -= 1
+        if not self.step:
+            raise RuntimeError("as if killed")

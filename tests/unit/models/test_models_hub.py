@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 import headway
-from headway import Callback
 from headway.config import Config, load_config, resolve_lanes
 from headway.core.errors import CheckpointError, ConfigError, DataError
 from headway.data.feeding.feed import TokenFeed
@@ -27,7 +26,7 @@ from headway.session.preview import preview
 from headway.training.inference import continue_text, evaluate_trained, export_trained, load_trained
 from support import config_values, manifest, state_hash, write_config, write_corpus
 from support import headway as command
-from support_families import FAMILIES, VOCAB, write_family
+from support_families import FAMILIES, VOCAB, CrashAt, write_family
 
 transformers = pytest.importorskip("transformers")
 PRESETS = ("cpt-24gb", "cpt-24gb-qlora", "cpt-24gb-full", "cpt-4x80gb", "cpt-4x80gb-deepspeed")
@@ -106,16 +105,6 @@ def test_a_family_trains_from_the_loss_of_transformers_and_leaves_with_its_logit
         assert (run / "export" / file).read_bytes() == (source / file).read_bytes()
 
 
-class _Crash(Callback):
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step(self, *arguments: Any) -> None:
-        self.step -= 1
-        if not self.step:
-            raise RuntimeError("as if killed")
-
-
 @pytest.mark.parametrize(
     ("name", "adapter"), [("nemotron-h", None), ("qwen3", {"rank": 4, "dropout": 0.1})], ids=["nemotron-h", "lora"]
 )
@@ -126,7 +115,7 @@ def test_a_run_that_crashed_ends_in_the_same_state(
     whole = headway.train(_config(folder, f"whole-{name}", model, train={"steps": 4})).directory
     config = _config(folder, f"crashed-{name}", model, train={"steps": 4})
     with pytest.raises(RuntimeError, match="as if killed"):
-        headway.train(config, callbacks=[_Crash(3)])
+        headway.train(config, callbacks=[CrashAt(3)])
     assert state_hash(headway.train(config).directory) == state_hash(whole)
 
 
@@ -134,7 +123,7 @@ def test_one_changed_bit_of_the_pretrained_model_refuses_the_resume(folder: Path
     source = write_family("qwen3", tmp_path / "model")
     config = _config(folder, "bit", {"from_pretrained": str(source), "adapter": {"rank": 2}}, train={"steps": 4})
     with pytest.raises(RuntimeError):
-        headway.train(config, callbacks=[_Crash(3)])
+        headway.train(config, callbacks=[CrashAt(3)])
     weights = source / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1

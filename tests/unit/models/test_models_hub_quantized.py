@@ -14,13 +14,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 import headway
-from headway import Callback
 from headway.config import Config
 from headway.core.errors import ConfigError
 from headway.models.hub.quantized import NF4_LEVELS, Kind, QuantizedLinear, dequantize, quantize
 from support import config_values, state_hash, write_config, write_corpus
 from support import headway as command
-from support_families import write_family
+from support_families import CrashAt, write_family
 
 
 def test_levels_are_quantiles_of_the_normal_distribution() -> None:
@@ -67,16 +66,6 @@ def test_a_layer_is_that_of_its_restored_matrix_and_keeps_only_codes(kind: Any) 
     torch.testing.assert_close(gradient, torch.autograd.grad(expected.square().sum(), x)[0])
 
 
-class _Crash(Callback):
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step(self, *arguments: Any) -> None:
-        self.step -= 1
-        if not self.step:
-            raise RuntimeError("as if killed")
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a token store, and a model whose rows fill the blocks of nf4."""
@@ -102,7 +91,7 @@ def test_a_run_below_which_the_model_has_4_bits_resumes_to_the_same_state(folder
     whole = headway.train(_config(folder, "whole", model)).directory
     config = _config(folder, "crashed", model)
     with pytest.raises(RuntimeError, match="as if killed"):
-        headway.train(config, callbacks=[_Crash(3)])
+        headway.train(config, callbacks=[CrashAt(3)])
     run = headway.train(config).directory
     assert state_hash(run) == state_hash(whole)
     newest = max((run / "checkpoints").iterdir())
