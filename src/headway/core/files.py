@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, BinaryIO, cast
 
 from headway.core.errors import ConfigError
 from headway.core.foreign import open_regular
@@ -104,6 +105,27 @@ def is_at(path: Path, descriptor: int) -> bool:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
         return False
+
+
+def lock_file(path: Path) -> BinaryIO:
+    """Lock a file exclusively, and create it if it does not exist; the lock ends when the returned file is closed.
+
+    Raises:
+        BlockingIOError: another process holds the lock.
+        OSError: the file cannot be opened, or the file system does not support locks.
+    """
+    while True:
+        path.touch()
+        file = open_regular(path, "r+b")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # If the file was moved away or removed between the two calls, the lock is on the wrong one.
+            if is_at(path, file.fileno()):
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
 
 
 def file_in_memory(name: str) -> tuple[int, Path] | None:

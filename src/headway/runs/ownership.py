@@ -7,7 +7,6 @@ into the file, and each process compares tokens before it publishes anything.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -23,8 +22,7 @@ from headway.checkpoint.save.fence import OWNER_FILE, Owner, read_owner
 from headway.checkpoint.save.writer_locks import WRITERS_FOLDER, wait_for_writers
 from headway.core.console import notice
 from headway.core.errors import CheckpointError, fix_for
-from headway.core.files import is_at
-from headway.core.foreign import open_regular
+from headway.core.files import lock_file
 from headway.core.lease import RECORD_BYTES, new_lease, write_lease
 from headway.core.machine import host_name
 from headway.core.process_table import Seen, gets_on, writers_at
@@ -58,18 +56,7 @@ class OwnerLock:
         """
         path = run / OWNER_FILE
         try:
-            while True:
-                path.touch()
-                file = open_regular(path, "r+b")
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    # If the directory was moved away between the two calls, the lock is on the wrong file.
-                    if is_at(path, file.fileno()):
-                        return cls(file, path)
-                except BaseException:
-                    file.close()
-                    raise
-                file.close()
+            return cls(lock_file(path), path)
         except BlockingIOError:
             owner = read_owner(run)
             raise CheckpointError(

@@ -7,7 +7,6 @@ fate is uncertain. The lock beside it ends with its holder.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 from contextlib import suppress
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import CheckpointError, fix_for
-from headway.core.files import fingerprint, is_at, remove_unfinished, write_json
+from headway.core.files import fingerprint, lock_file, remove_unfinished, write_json
 from headway.core.foreign import open_regular, read_json_object
 
 FOLDER = "tracking"
@@ -62,22 +61,14 @@ class CursorFile:
         lock = self.path.with_suffix(".lock")
         try:
             self.path.parent.mkdir(exist_ok=True)
-            while True:
-                lock.touch()
-                self._lock = open_regular(lock, "r+b")
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if is_at(lock, self._lock.fileno()):
-                    break
-                self._lock.close()
+            self._lock = lock_file(lock)
             os.register_at_fork(after_in_child=self._lock.close)
             self._lock.truncate(0)
             self._lock.write(str(os.getpid()).encode())
             remove_unfinished(self.path.parent)
         except BlockingIOError:
-            pid = self._lock.read(20).decode(errors="replace")
-            self._lock.close()
             raise InUse(
-                f"another process follows this run into the same tracker: {pid or 'unknown'}",
+                f"another process follows this run into the same tracker: {_holder(lock) or 'unknown'}",
                 where=str(lock),
                 fix="let it go on, or stop it first",
             ) from None
@@ -111,6 +102,13 @@ class CursorFile:
 
 class InUse(CheckpointError):
     """Another follower holds the cursor."""
+
+
+def _holder(lock: Path) -> str:
+    """Return the number of the process that holds a lock; empty if it cannot be read."""
+    with suppress(OSError), open_regular(lock) as file:
+        return file.read(20).decode(errors="replace")
+    return ""
 
 
 def _is_sound(cursor: Cursor) -> bool:

@@ -333,7 +333,7 @@ def test_a_file_system_without_locks(run: RunDirectory, monkeypatch: pytest.Monk
     def unsupported(*_: object) -> None:
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr("headway.runs.ownership.fcntl.flock", unsupported)
+    monkeypatch.setattr("fcntl.flock", unsupported)
     with pytest.raises(CheckpointError, match="cannot be locked: Operation not supported"):
         run.begin_attempt("x")
 
@@ -369,8 +369,6 @@ def test_a_lock_on_a_moved_folder_is_not_taken_for_one_on_the_new(
     """Between opening `.owner` and locking it, another process moves the run aside and starts a new one."""
     import fcntl
 
-    from headway.runs import ownership
-
     run.begin_attempt("x").finish("finished", 0)
     calls = []
 
@@ -382,7 +380,7 @@ def test_a_lock_on_a_moved_folder_is_not_taken_for_one_on_the_new(
         real(file, operation)
 
     real = fcntl.flock
-    monkeypatch.setattr(ownership.fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", flock)
     lock = OwnerLock.take(run.path)
     assert len(calls) == 2
     lock.release()
