@@ -42,10 +42,10 @@ CLOCK_JUMP = "health/clock_jump_seconds"
 
 #: A record with only these is not the step's own: it was written at a step that may be another attempt's.
 _NOT_OWN = ("checkpoint/", "evaluation/")
-_NO_VALUES = frozenset(("step", "attempt", "time"))
+NO_VALUES = frozenset(("step", "attempt", "time"))
 
 # JSON has no such numbers. The words are those of the Protocol Buffers JSON mapping, and float() reads them.
-NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 #: How long a disk may take for a record before a warning; while it writes a checkpoint, seconds are normal.
 _SILENT_SECONDS = 10.0
@@ -187,13 +187,13 @@ def _word(value: float) -> str:
 
 def is_own(record: Mapping[str, Any]) -> bool:
     """Return whether a record is of a step itself, not only of an event after it."""
-    return any(name not in _NO_VALUES and not name.startswith(_NOT_OWN) for name in record)
+    return any(name not in NO_VALUES and not name.startswith(_NOT_OWN) for name in record)
 
 
 def recorded_number(value: Any) -> float | None:
     """Return a recorded value as a float; None if it is not a number."""
     if isinstance(value, str):
-        return NOT_FINITE.get(value)
+        return _NOT_FINITE.get(value)
     return as_number(value)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from headway.core.errors import INTERRUPTED
 from headway.core.files import fingerprint
-from headway.core.foreign import read_text
+from headway.core.foreign import as_number, read_text
 from headway.core.outcomes import BUDGET_REACHED, FINISHED, PREEMPTED
 from headway.core.secrets import redact, redact_values
 from headway.telemetry.record import DIED, NOT_ENDED, RESTORED, RUNNING, Run, as_text, dig, read_json
@@ -65,8 +65,7 @@ def status(run: Run) -> tuple[Status, float | None]:
     newest = records[max(records)] if records else {}
     if state in (RUNNING, NOT_ENDED):
         return "running", None
-    ended = newest.get("ended")
-    moment = ended if isinstance(ended, float | int) and not isinstance(ended, bool) else None
+    moment = as_number(newest.get("ended"))
     if state == FINISHED:
         return "finished", moment
     was_stopped = "stopped_by" in newest or newest.get("exit_code") == INTERRUPTED

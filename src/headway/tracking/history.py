@@ -14,16 +14,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from headway.core.foreign import LINE_BYTES, as_number, open_regular, parse_json_lines
-from headway.telemetry.metrics import FILE_NAME, NOT_FINITE
+from headway.telemetry.metrics import FILE_NAME, NO_VALUES, is_own, recorded_number
 from headway.tracking.sink import Point
 
 #: Most bytes of the file in a batch: a few hundred steps.
 BATCH_BYTES = 128 * 1024
 #: Steps in one block of a set of steps.
 _BLOCK = 8192
-_NO_VALUES = ("step", "attempt", "time")
-#: Names of records that are no step's own: they may belong to a step of an earlier attempt.
-_EVENTS = ("checkpoint/", "evaluation/")
 
 
 class StepSet:
@@ -87,12 +84,12 @@ class History:
         moment = as_number(record.get("time")) or 0.0
         found = []
         for name, value in record.items():
-            if name in _NO_VALUES:
+            if name in NO_VALUES:
                 continue
-            number = NOT_FINITE.get(value) if isinstance(value, str) else as_number(value)
+            number = recorded_number(value)
             if number is not None and self._sent.setdefault(name, StepSet()).add(step):
                 found.append(Point(name, step, number, moment))
-        if any(not name.startswith(_EVENTS) for name in record if name not in _NO_VALUES):
+        if is_own(record):  # an event may belong to a step of an earlier attempt
             self._last_step = max(self._last_step, step)
         return found
 

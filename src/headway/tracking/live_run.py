@@ -37,6 +37,7 @@ from headway.telemetry.record import (
     as_text,
     as_time,
     attempt_outcome,
+    dig,
     read_json,
 )
 from headway.telemetry.system import newest_readings
@@ -178,8 +179,7 @@ class LiveRun:
             }
         if self._facts.has_changed():
             run = Run(self.path)
-            variables = run.facts.get("variables")
-            self._job = as_text(variables.get("SLURM_JOB_ID")) if isinstance(variables, Mapping) else None
+            self._job = as_text(dig(run.facts, "variables", "SLURM_JOB_ID"))
             self._is_language_model = run.is_language_model
 
     def _read_attempts(self) -> None:
