@@ -128,7 +128,7 @@ def train(
     if config.track:
         from headway.tracking.sinks import check_trackers
 
-        check_trackers(config.track, config.run_directory)
+        check_trackers(config.track)
         if not supervised:
             notice(
                 "no supervisor sends this run to its trackers:"

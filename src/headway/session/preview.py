@@ -45,7 +45,7 @@ def preview(config: Config, options: RunOptions | None = None) -> str:
     for line in (*shortfalls(config, device), *ineffective_settings(config, "validation" in store.splits)):
         warning(line)
     load_callbacks(config.callbacks)
-    check_trackers(config.track, config.run_directory)
+    check_trackers(config.track)
     feed = TokenFeed.of(config, grid, store)
     tokens = train.batches.tokens_before(steps)
     now = train.batches.begins

@@ -35,7 +35,7 @@ def track_by_hand(runs: Sequence[Path], to: Sequence[str], *, once: bool, model:
     opened = [open_run(path) for path in runs]
     trackers = {run.path: given or _of_config(run) for run in opened}
     for run in opened:
-        check_trackers(trackers[run.path], run.path)
+        check_trackers(trackers[run.path])
     if model is not None and (len(runs) > 1 or not any(one.mlflow for one in trackers[opened[0].path])):
         raise ConfigError(
             "a model is logged to MLflow, for one run", where=f"--model {model}", fix="name one run, and --to mlflow"
@@ -53,7 +53,7 @@ def track_by_hand(runs: Sequence[Path], to: Sequence[str], *, once: bool, model:
         raise errors[0]
     for run in opened:
         for number, config in enumerate(trackers[run.path]):
-            notice(f"{run.name}: sent to {resolve(config, run.path, f'track.{number}').label}")
+            notice(f"{run.name}: sent to {resolve(config, f'track.{number}').label}")
     if model is not None:
         config = next(one for one in trackers[opened[0].path] if one.mlflow)
         notice(f"logged the model as {_log_model(opened[0], config, model)}")
@@ -63,7 +63,7 @@ def _log_model(run: Run, config: TrackConfig, folder: Path) -> str:
     from headway.tracking.mlflow_sink import MlflowSink
     from headway.tracking.sink import TrackedRun
 
-    target = resolve(config, run.path, "--to")
+    target = resolve(config, "--to")
     cursor = CursorFile(run.path, cursor_name(target.name, target.place))
     try:
         sink = make_sink(config, run.path, "--to")

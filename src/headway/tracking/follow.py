@@ -38,7 +38,7 @@ def follow(
     Raises:
         HeadwayError: the tracker refuses, or another follower is at work.
     """
-    target = resolve(config, path, where)
+    target = resolve(config, where)
     cursor = _locked(path, cursor_name(target.name, target.place), waiting, waits_for_others)
     if cursor is None:
         return
@@ -86,12 +86,16 @@ def follow_all(
             errors.append(HeadwayError(f"{config.name}: {type(error).__name__}: {error}", where=str(path)))
 
     threads = [
-        threading.Thread(target=work, args=(path, config, f"track.{number}", waiting), name=f"headway-track-{number}")
+        threading.Thread(
+            target=work,
+            args=(path, config, f"track.{number}", waiting),
+            name=f"headway-track-{number}",
+            daemon=True,  # a client that hangs must not keep the process
+        )
         for path, waiting in runs
         for number, config in enumerate(trackers(path))
     ]
     for thread in threads:
-        thread.daemon = True  # a client that hangs must not keep the process
         thread.start()
     for thread in threads:
         while thread.is_alive():

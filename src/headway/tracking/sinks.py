@@ -82,7 +82,7 @@ def parse_trackers(texts: Sequence[str]) -> list[TrackConfig]:
         raise combined(complaints(tree, error, model)) from None
 
 
-def resolve(config: TrackConfig, run: Path, where: str) -> Target:
+def resolve(config: TrackConfig, where: str) -> Target:
     """Return where a tracker sends, by the config and the environment.
 
     Raises:
@@ -142,7 +142,7 @@ def _own(settings: OwnTrackerConfig, where: str) -> Sink:
     return sink
 
 
-def check_trackers(configs: Sequence[TrackConfig], run: Path) -> None:
+def check_trackers(configs: Sequence[TrackConfig]) -> None:
     """Check the trackers of a run before its first step: what is missing, and credentials where that is cheap.
 
     A server that does not answer is a warning: it costs no step, and gets everything later.
@@ -153,7 +153,7 @@ def check_trackers(configs: Sequence[TrackConfig], run: Path) -> None:
     seen: dict[tuple[str, str], str] = {}
     for number, config in enumerate(configs):
         where = f"track.{number}"
-        target = resolve(config, run, where)
+        target = resolve(config, where)
         if (before := seen.setdefault((target.name, target.place), where)) != where:
             raise ConfigError(
                 f"two trackers send to the same place: {target.label}",

@@ -90,7 +90,7 @@ def test_addresses_of_mlflow(uri: str, is_wrong: bool) -> None:
 
 
 def check(*items: Any) -> None:
-    check_trackers([TrackConfig.model_validate(item) for item in items], Path("runs/x"))
+    check_trackers([TrackConfig.model_validate(item) for item in items])
 
 
 def test_what_is_missing_is_found_before_the_first_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -230,10 +230,10 @@ def test_the_target_of_a_cursor_follows_the_environment(monkeypatch: pytest.Monk
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://one")
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
     item = TrackConfig.model_validate("mlflow")
-    one = resolve(item, Path("r"), "track.0").place
+    one = resolve(item, "track.0").place
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "else")
     assert one == "http://one, experiment headway"
-    assert resolve(item, Path("r"), "track.0").place == "http://one, experiment else"
+    assert resolve(item, "track.0").place == "http://one, experiment else"
 
 
 def test_rollbacks_segments_and_attempts_are_told(tmp_path: Path) -> None:
