@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from headway.checkpoint.save.fence import read_owner
@@ -23,7 +23,7 @@ from headway.telemetry.record import Run
 from headway.tracking.cursor import Cursor, CursorFile
 from headway.tracking.describe import describe, is_changed, run_id, stamps, status
 from headway.tracking.history import Block, History, Tail
-from headway.tracking.sink import Batch, Description, LostRun, Sink, TrackedRun, Unreachable
+from headway.tracking.sink import Batch, LostRun, Sink, TrackedRun, Unreachable
 
 #: Seconds between looks at the run directory, and between looks at all that describes the run.
 POLL_SECONDS, DESCRIBE_SECONDS = 1.0, 10.0
@@ -250,7 +250,7 @@ class Follower:
         if looked == self._looked and self._described is not None:
             return
         found = describe(Run(self._path))
-        if (known := _fingerprint(found)) != self._described:
+        if (known := fingerprint(asdict(found))) != self._described:
             state = self._sink.describe(found)
             self._save(replace(self._cursor, state=dict(state)))
         self._described, self._looked = known, looked
@@ -268,18 +268,6 @@ class Follower:
         if cursor != self._cursor or not self._file.path.exists():
             self._file.write(cursor)
         self._cursor = cursor
-
-
-def _fingerprint(description: Description) -> str:
-    return fingerprint(
-        {
-            "name": description.name,
-            "parameters": dict(description.parameters),
-            "tags": dict(description.tags),
-            "datasets": [vars(dataset) for dataset in description.datasets],
-            "files": dict(description.files),
-        }
-    )
 
 
 def is_live(path: Path) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from headway.core.errors import missing_extra
 from headway.core.secrets import redact
+from headway.tracking.cursor import FOLDER
 from headway.tracking.sink import Batch, Description, Refused, Status, TrackedRun, Unreachable
 
 #: Set for the client if the user has not.
@@ -94,7 +95,6 @@ class WandbSink:
         wandb = _client()
         suffix = f"-{run.generation}" if run.generation else ""
         name = run.name + (f" from step {run.first_step}" if run.generation else "")
-        folder = run.path / "tracking"
         settings = wandb.Settings(
             silent=True, console="off", disable_git=True, disable_code=True, x_disable_stats=True, x_disable_meta=True
         )
@@ -105,7 +105,7 @@ class WandbSink:
                 id=f"{run.id[:16]}{suffix}",
                 name=name,
                 group=run.name,
-                dir=str(folder),
+                dir=str(run.path / FOLDER),
                 mode=self._mode,
                 resume="allow",
                 reinit="create_new",
