@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import re
 from dataclasses import dataclass
 
 from headway.core.cgroups import Limit, cpu_limit
@@ -38,9 +39,14 @@ class Cores:
 def read_cores(machine: Machine) -> Cores:
     """Count the processors of a machine and those that this process may use."""
     seen = len(cpu_list(machine.text("/sys/devices/system/cpu/online"))) or len(read_processors(machine)) or 1
-    status = dict(line.split(":", 1) for line in (machine.text("/proc/self/status") or "").splitlines() if ":" in line)
-    allowed = len(cpu_list(status.get("Cpus_allowed_list", "").strip())) or seen
+    allowed = len(allowed_processors(machine)) or seen
     return Cores(seen, min(allowed, seen), cpu_limit(machine))
+
+
+def allowed_processors(machine: Machine) -> list[int]:
+    """Return the numbers of the processors on which this process may run; none where the machine does not show them."""
+    found = re.search(r"^Cpus_allowed_list:(.*)$", machine.text("/proc/self/status") or "", re.MULTILINE)
+    return cpu_list(found[1].strip()) if found else []
 
 
 def read_processors(machine: Machine) -> list[dict[str, str]]:

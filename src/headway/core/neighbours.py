@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headway.core.cgroups import cpu_throttled_seconds
-from headway.core.cores import read_cores
-from headway.core.machine import Machine, cpu_list
+from headway.core.cores import allowed_processors, read_cores
+from headway.core.machine import Machine
 
 WaitMode = Literal["spin", "sleep"]
 
@@ -127,9 +127,7 @@ class LoadMeter:
     def __init__(self, machine: Machine, own: int | None = None) -> None:
         self._machine, self._own = machine, own
         self._tick = os.sysconf("SC_CLK_TCK")
-        cores = read_cores(machine)
-        status = re.search(r"^Cpus_allowed_list:\s*(\S+)", machine.text("/proc/self/status") or "", re.MULTILINE)
-        self._allowed = cpu_list(status[1]) if status else list(range(cores.allowed))
+        self._allowed = frozenset(allowed_processors(machine) or range(read_cores(machine).allowed))
         self._threads = dict[str, tuple[float, float]]()
         self._before = self._count()
 

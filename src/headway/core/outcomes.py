@@ -10,15 +10,14 @@ BUDGET_REACHED = "budget reached"
 #: Stopped on purpose; no scheduler starts it again by itself.
 CANCELLED = "cancelled"
 
-#: Exit codes of a process that has saved its state: done, preempted, budget reached, cancelled.
-SAVED_CODES = (0, Preempted.exit_code, BudgetReached.exit_code, Cancelled.exit_code)
-
 _BY_CODE = {
     0: FINISHED,
     Preempted.exit_code: PREEMPTED,
     BudgetReached.exit_code: BUDGET_REACHED,
     Cancelled.exit_code: CANCELLED,
 }
+#: Exit codes of a process that has saved its state, and the outcomes that its attempt may record for them.
+SAVED_CODES, SAVED_OUTCOMES = tuple(_BY_CODE), tuple(_BY_CODE.values())
 
 
 def outcome_of(exit_code: int, what: str) -> str:

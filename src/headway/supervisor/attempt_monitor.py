@@ -25,7 +25,6 @@ from headway.core.heartbeat import Phase
 from headway.core.machine import host_name
 from headway.core.outcomes import BUDGET_REACHED, CANCELLED, FINISHED, PREEMPTED
 from headway.core.preemption_board import SIGNAL_KEY, posted
-from headway.core.process_table import STOPPED
 from headway.core.secrets import redact
 from headway.runs.ownership import OwnerLock
 from headway.runs.run_directory import RESTARTS_KEY, Attempt, RunDirectory, command_line
@@ -188,7 +187,7 @@ class AttemptMonitor:
             process.wait(_GIVE_UP_SECONDS)
             process.channel.end.close()
             self._workers.close()
-            self._team.wait_for_end(lambda: self.lock.renew() if self.lock is not None else None)
+            self._team.wait_for_end(self._renew_lease)
             if left:
                 warning(f"processes {left} of this attempt do not end; they can no longer publish anything")
 
@@ -197,8 +196,7 @@ class AttemptMonitor:
 
         If that takes seconds, report it once.
         """
-        if self.lock is not None:
-            self.lock.renew()
+        self._renew_lease()
         if self.record is None or wait_for_writers(self.config.run_directory, 0.0):
             return False
         now = time.monotonic()
@@ -267,8 +265,7 @@ class AttemptMonitor:
                     return self._ended(process, found)
             self._hear()
             self._pass_on(process)
-            if self.lock is not None:
-                self.lock.renew()
+            self._renew_lease()
             if now < look_at:
                 continue
             look_at = now + _LOOK_SECONDS
@@ -310,6 +307,10 @@ class AttemptMonitor:
             record = self.begin(lock, process.started)
             process.channel.send("begin", attempt=record.number)
             self._team.begin(self.config, record, self._restarts)
+
+    def _renew_lease(self) -> None:
+        if self.lock is not None:
+            self.lock.renew()
 
     def _look(self) -> None:
         if self.record is not None:
@@ -375,14 +376,10 @@ class AttemptMonitor:
         """Have workers write their stacks to `stack-<rank>.txt`; stopped ones are continued for that if `wake`."""
         assert self.record is not None, "begun"
         self._team.write_stacks(ranks, wake)
-        here = [rank for rank in ranks if self._workers.is_here(rank)]
-        workers = [(self._workers.readings[rank].pid, self._workers.states.get(rank), rank) for rank in here]
-        stopped = [(pid, rank) for pid, state, rank in workers if state is not None and state.state == STOPPED]
-        going = [(pid, rank) for pid, state, rank in workers if state is not None and state.state != STOPPED]
-        folder = self.record.directory
-        ask_for_stacks({pid: folder / f"stack-{rank}.txt" for pid, rank in going}, seconds)
+        going, stopped = self._workers.stack_files(self.record.directory, ranks)
+        ask_for_stacks(going, seconds)
         if wake:
-            ask_for_stacks({pid: folder / f"stack-{rank}.txt" for pid, rank in stopped}, _STACK_SECONDS, stopped=True)
+            ask_for_stacks(stopped, _STACK_SECONDS, stopped=True)
 
     def _pass_on(self, process: AttemptProcess) -> None:
         """Pass signals on to workers, which save and end with exit code 75."""

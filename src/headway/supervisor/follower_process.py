@@ -16,6 +16,7 @@ from contextlib import suppress
 
 from headway.config import Config
 from headway.core.console import notice, warning
+from headway.core.faults import FAULTS_VARIABLE
 from headway.core.module_command import module_command
 from headway.core.waiting import wait_until
 
@@ -110,7 +111,7 @@ class FollowerProcess:
         trackers = json.dumps([tracker.model_dump(mode="json") for tracker in self._trackers])
         command = module_command("headway.tracking.process", str(self._path), trackers)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        environment.pop("HEADWAY_FAULTS", None)  # meant for the training
+        environment.pop(FAULTS_VARIABLE, None)  # meant for the training
         try:
             log = (self._path / "tracking.log").open("ab")
         except OSError as error:

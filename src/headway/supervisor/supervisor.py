@@ -232,11 +232,8 @@ class _Supervisor:
             self._lock, self._config = attempt.lock or self._lock, attempt.config
         if attempt.record is None:  # the run was already finished, or a check failed
             decision = Decision(False, outcome.what)
-        elif attempt.stopped_to_grow and outcome.kind == "preempted" and not self._signals and self._machines:
-            decision = Decision(True, "to continue with more machines")
         elif attempt.stopped_to_grow and outcome.kind == "preempted" and not self._signals:
-            self._pool.grow(newest_checkpoint(self._config.run_directory))
-            decision = Decision(True, f"to continue with {self._pool.size} workers again")
+            decision = self._grow()
         else:
             decision = self._decide(outcome)
         stopped = bool(self._signals) and decision.continues
@@ -246,6 +243,13 @@ class _Supervisor:
         if not decision.continues:
             self._end(self._stopped(outcome) if stopped else outcome, decision)
         return decision
+
+    def _grow(self) -> Decision:
+        """Decide to continue with more machines, or with all workers of the only one."""
+        if self._machines is not None:
+            return Decision(True, "to continue with more machines")
+        self._pool.grow(newest_checkpoint(self._config.run_directory))
+        return Decision(True, f"to continue with {self._pool.size} workers again")
 
     def _assemble(self) -> Team:
         """Return the machines of the next attempt, once they are there."""

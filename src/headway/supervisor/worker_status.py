@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from headway.core.heartbeat import Reading, read_heartbeat, why_unreadable
-from headway.core.process_table import ProcessState, children_of, process_state, what_it_does
+from headway.core.process_table import STOPPED, ProcessState, children_of, process_state, what_it_does
 from headway.supervisor.restart_policy import AttemptOutcome
 
 AGAIN = "run the same command again: it continues from the newest checkpoint"
@@ -59,9 +59,18 @@ class WorkerStatuses:
         """Process numbers of the workers of this machine, dead or alive; each leads a session."""
         return {reading.pid for rank, reading in self.readings.items() if rank in self._here}
 
-    def is_here(self, rank: int) -> bool:
-        """Return whether a worker is on this machine."""
-        return rank in self._here
+    def stack_files(self, folder: Path, ranks: Iterable[int]) -> tuple[dict[int, Path], dict[int, Path]]:
+        """Return where living workers of this machine write their stacks, by process number.
+
+        Those that run come first, then those that are stopped.
+        """
+        going, stopped = dict[int, Path](), dict[int, Path]()
+        for rank in ranks:
+            state = self.states.get(rank)
+            if state is not None and rank in self._here:
+                files = stopped if state.state == STOPPED else going
+                files[self.readings[rank].pid] = folder / f"stack-{rank}.txt"
+        return going, stopped
 
     def add(self, readings: Mapping[int, Reading], states: Mapping[int, ProcessState | None]) -> None:
         """Add what other machines have sent about their workers."""

@@ -16,7 +16,7 @@ from typing import Any
 from headway.core.errors import INTERRUPTED
 from headway.core.foreign import as_number
 from headway.core.format import counted, format_seconds
-from headway.core.outcomes import BUDGET_REACHED, CANCELLED, FINISHED, PREEMPTED
+from headway.core.outcomes import BUDGET_REACHED, FINISHED, SAVED_OUTCOMES
 from headway.telemetry.metrics import LEFT_OUT, read_records
 from headway.telemetry.record import RUNNING, Attempt, Run, as_int, as_text
 
@@ -141,8 +141,7 @@ def goodput(
                 lost[AGAIN] += seconds
                 lost_steps[attempt.number] = lost_steps.get(attempt.number, 0) + (seconds > 0)
         lost[SAVING] += work.stalls
-        saved = (FINISHED, PREEMPTED, BUDGET_REACHED, CANCELLED, RUNNING)
-        if work.began is not None and attempt.outcome not in saved:
+        if work.began is not None and attempt.outcome not in (*SAVED_OUTCOMES, RUNNING):
             down = max(0.0, attempt.ended - work.last_time - silent)
             lost[DOWN] += min(down, went - measured - start)  # it was down from there on
     lost[OTHER] = max(0.0, wall - effective - sum(lost.values()))

@@ -23,7 +23,7 @@ from headway.core.errors import CheckpointError, ConfigError
 from headway.core.foreign import LISTING_BYTES, as_number, read_json_lines, read_json_object, read_text
 from headway.core.lease import read_lease
 from headway.core.machine import host_name
-from headway.core.outcomes import BUDGET_REACHED, CANCELLED, FAILED, FINISHED, PREEMPTED
+from headway.core.outcomes import FAILED, FINISHED, SAVED_OUTCOMES
 from headway.core.secrets import redact_arguments, redact_values
 from headway.telemetry.metrics import FILE_NAME, Metrics, Span, read_metrics
 
@@ -173,8 +173,7 @@ class Run:
     @property
     def state(self) -> str:
         """The outcome in one or two words: `failed` for an outcome that is an error message."""
-        saved = (FINISHED, PREEMPTED, BUDGET_REACHED, CANCELLED)
-        states = (*saved, RESTORED, RUNNING, DIED, NOT_ENDED, NOT_STARTED)
+        states = (*SAVED_OUTCOMES, RESTORED, RUNNING, DIED, NOT_ENDED, NOT_STARTED)
         return self.outcome if self.outcome in states else FAILED
 
     @cached_property

@@ -21,7 +21,7 @@ from headway.config.units import Interval
 from headway.core.console import notice, write_log
 from headway.core.errors import INTERRUPTED
 from headway.core.format import format_seconds
-from headway.core.outcomes import BUDGET_REACHED, CANCELLED, FINISHED, PREEMPTED
+from headway.core.outcomes import SAVED_OUTCOMES
 from headway.telemetry.record import RUNNING, open_run
 
 if TYPE_CHECKING:
@@ -79,8 +79,7 @@ def failure_rate(run: Path, given: float | None) -> FailureRate:
     except Exception:  # there is nothing to learn from a directory that cannot be read
         attempts = []
     ended = [attempt for attempt in attempts if attempt.outcome != RUNNING]
-    saved = (FINISHED, PREEMPTED, BUDGET_REACHED, CANCELLED)
-    failures = sum(a.outcome not in saved and a.exit_code not in _MISTAKES for a in ended)
+    failures = sum(a.outcome not in SAVED_OUTCOMES and a.exit_code not in _MISTAKES for a in ended)
     days = sum(attempt.seconds or 0.0 for attempt in ended) / DAY_SECONDS
     source = f"{failures} unplanned ends in {format_seconds(days * DAY_SECONDS)}" if ended else "none seen yet"
     return FailureRate((failures + 1) / (days + 1), source)

@@ -47,6 +47,7 @@ class Channel:
     def __init__(self, secret: bytes, *, is_lead: bool, nonce: str | None = None) -> None:
         self._secret, self._is_lead, self._nonce = secret, is_lead, nonce or secrets.token_hex(32)
         self._received, self.unsent = bytearray(), bytearray()
+        self._nonces: tuple[str, str] | None = None
         self._keys: tuple[bytes, bytes] | None = None
         self._sent_lines = self._received_lines = 0
         self.is_open = False
@@ -102,13 +103,12 @@ class Channel:
                 raise Refused("the other side does not know the secret")
             self._greet({"proof": self._proof("lead", self._nonce, other)})
             self._agree(self._nonce, other)
-        elif self._keys is None:
+        elif self._nonces is None:
             if greeting.get("headway") != _VERSION:
                 raise ChannelError("another version of the channel")
             other = _text(greeting, "nonce")
             self._greet({"nonce": self._nonce, "proof": self._proof("node", other, self._nonce)})
             self._nonces = other, self._nonce
-            self._keys = self._derive(*self._nonces)
         elif greeting.get("refused") is True or not self._is_proof(greeting, "lead", *self._nonces):
             raise Refused("the other side does not know the secret")
         else:

@@ -24,7 +24,6 @@ from headway.core.faults import RESTARTS_VARIABLE
 from headway.core.format import format_seconds
 from headway.core.launched import MachinePart
 from headway.core.machine import host_name
-from headway.core.process_table import STOPPED
 from headway.core.signals import STOP_SIGNALS, handled
 from headway.core.version import __version__
 from headway.core.waiting import VISIBILITY_TIMEOUT, wait_until
@@ -253,14 +252,10 @@ class _NodeAttempt:
 
     def write_stacks(self, ranks: list[int], wake: bool) -> None:
         """Have workers write their stacks; stopped ones are continued for that if `wake`."""
-        known = {rank: self.workers.readings[rank].pid for rank in ranks if rank in self.workers.readings}
-        states = {rank: self.workers.states.get(rank) for rank in known}
-        stopped = {rank for rank, state in states.items() if state is not None and state.state == STOPPED}
-        files = {rank: self.folder / f"stack-{rank}.txt" for rank in known}
-        going = {known[rank]: files[rank] for rank in known if rank not in stopped and states[rank] is not None}
+        going, stopped = self.workers.stack_files(self.folder, ranks)
         ask_for_stacks(going, 0.0)
         if wake:
-            ask_for_stacks({known[rank]: files[rank] for rank in stopped}, _STACK_SECONDS, stopped=True)
+            ask_for_stacks(stopped, _STACK_SECONDS, stopped=True)
 
     def end(self) -> None:
         """End all processes; one that writes a checkpoint may finish it."""

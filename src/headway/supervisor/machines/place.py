@@ -8,7 +8,6 @@ import os
 import re
 import secrets
 import socket
-import stat
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from headway.config import Config
 from headway.core.errors import ConfigError
+from headway.core.foreign import open_regular
 from headway.core.launched import LEAD, NODE
 from headway.core.waiting import VISIBILITY_TIMEOUT, wait_until
 
@@ -162,11 +162,8 @@ def _check_length(secret: bytes, where: str) -> bytes:
 
 def _read_secret(path: Path) -> bytes:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
-                raise OSError("it is no file")
+        with open_regular(path) as file:
+            found = os.fstat(file.fileno())
             # Root may read everybody's file, as from a mounted secret.
             if found.st_mode & 0o077 or found.st_uid not in (os.getuid(), 0):
                 raise ConfigError(

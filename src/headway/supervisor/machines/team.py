@@ -64,7 +64,6 @@ class Team:
         self._lead, self.members, self._workers = lead, members, workers
         self._ranks = {m.number: range(i * workers, (i + 1) * workers) for i, m in enumerate(members, 1)}
         self._attempt: int | None = None
-        self._started = False
         self._reserved: socket.socket | None = None
         self.readings: dict[int, Reading] = {}
         self.states: dict[int, ProcessState | None] = {}
@@ -108,9 +107,9 @@ class Team:
             config: Complete and checked.
             restarts: Earlier attempts of this command.
         """
-        if self._lead is None or self._started:
+        if self._lead is None or self._attempt is not None:
             return
-        self._attempt, self._started = attempt.number, True
+        self._attempt = attempt.number
         shared = {
             "attempt": attempt.number,
             "token": attempt.owner.token,
@@ -168,11 +167,6 @@ class Team:
         """Whether the workers of all these machines have ended by themselves."""
         return all(member.number in self.ends for member in self.members)
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether the workers of one of them have ended without having done all."""
-        return any(not end.is_good for end in self.ends.values())
-
     def signal(self, number: int) -> None:
         """Send a signal to all workers of these machines."""
         self._tell("signal", number=number)
@@ -192,7 +186,7 @@ class Team:
         Args:
             look: Called several times a second.
         """
-        if self._lead is None or not self._started:
+        if self._lead is None or self._attempt is None:
             self.close()
             return
 
@@ -213,7 +207,7 @@ class Team:
             self._reserved = None
 
     def _tell(self, kind: str, **content: Any) -> None:
-        if self._lead is not None and self._started:
+        if self._lead is not None and self._attempt is not None:
             present = [member.number for member in self._present]
             self._lead.tell(present, kind, attempt=self._attempt, **content)
 
