@@ -38,7 +38,7 @@ from headway.core.errors import (
 )
 from headway.core.files import atomic_write, fingerprint, write_json
 from headway.core.launched import world_size_from_environment
-from headway.core.outcomes import outcome_of
+from headway.core.outcomes import FINISHED, outcome_of
 from headway.core.secrets import redact
 from headway.core.signals import TERMINATION_SIGNALS, defer_signals, handled, pending_signals
 from headway.cost.pricing import price_of
@@ -360,7 +360,14 @@ def _record_outcome(attempt: Attempt) -> Iterator[None]:
             (attempt.directory / "traceback.txt").write_text(redact(traceback.format_exc()), encoding="utf-8")
         attempt.finish(f"crashed: {type(error).__name__}: {error}", 1)
         raise
-    attempt.finish("finished", 0)
+    attempt.finish(FINISHED, 0)
+
+
+def are_steps_done(run: RunDirectory, steps: int | None) -> bool:
+    """Return whether the newest attempt of a run has finished, with all these steps committed."""
+    records = run.attempt_records()
+    finished = bool(records) and records[-1].get("outcome") == FINISHED
+    return finished and Ledger(run.ledger_path).committed_step == steps
 
 
 def is_finished(config: Config, fingerprints: Mapping[str, str], options: RunOptions) -> bool:
@@ -371,10 +378,7 @@ def is_finished(config: Config, fingerprints: Mapping[str, str], options: RunOpt
     run = RunDirectory(config.run_directory)
     if options.restart or not run.config_path.exists() or changes(load_resolved(run.config_path), config):
         return False
-    records = run.attempt_records()
-    if not records or records[-1].get("outcome") != "finished":
-        return False
-    if Ledger(run.ledger_path).committed_step != config.train.steps:
+    if not are_steps_done(run, config.train.steps):
         return False
     # Verify only the last one: if it is damaged, an attempt recreates it from the one before.
     last = [f for f in CheckpointStore(run.checkpoints).folders() if f.name == f"step-{config.train.steps:08d}"]

@@ -10,13 +10,11 @@ from headway.config.cost import OLD_PRICE_KEY, given_price
 from headway.core.foreign import as_number
 from headway.core.format import format_seconds
 from headway.core.launched import world_size_from_environment
-from headway.core.outcomes import FINISHED
 from headway.cost.pricing import budget_reached, price_of
 from headway.cost.spending import SpendMeter, format_usd
 from headway.runs.account import account_of, measured_saves, save_seconds, start_seconds
-from headway.runs.ledger import Ledger
 from headway.runs.run_directory import PRICE_KEY, RunDirectory
-from headway.session.attempt import RunOptions
+from headway.session.attempt import RunOptions, are_steps_done
 from headway.telemetry.record import Run, is_run, stored_bytes
 
 
@@ -29,7 +27,9 @@ def check_cost(config: Config, options: RunOptions) -> None:
     """
     price = price_of(config, world_size_from_environment() or config.parallel.all_workers)
     path = config.run_directory
-    if config.budget.usd is None or options.restart or not is_run(path) or _is_done(config):
+    if config.budget.usd is None or options.restart or not is_run(path):
+        return
+    if are_steps_done(RunDirectory(path), config.train.steps):
         return
     run, budget = Run(path), config.budget.usd
     spent = account_of(run, given_price(config)).total_usd
@@ -67,10 +67,3 @@ def old_price_key(config: Config) -> list[str]:
     if config.telemetry.usd_per_hour is None:
         return []
     return [f"{OLD_PRICE_KEY} is now called cost.usd_per_hour; the old name still works"]
-
-
-def _is_done(config: Config) -> bool:
-    run = RunDirectory(config.run_directory)
-    records = run.attempt_records()
-    finished = bool(records) and records[-1].get("outcome") == FINISHED
-    return finished and Ledger(run.ledger_path).committed_step == config.train.steps

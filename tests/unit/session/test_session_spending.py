@@ -12,7 +12,7 @@ import pytest
 
 from headway.config import Config, load_config
 from headway.core.errors import BudgetReached, ConfigError
-from headway.session import spending
+from headway.runs.ledger import Ledger
 from headway.session.attempt import RunOptions, price_facts
 from headway.session.spending import check_cost, old_price_key
 
@@ -59,7 +59,7 @@ def test_a_finished_run_needs_no_more_money(config: Config, monkeypatch: pytest.
     spend(config, 10.5 * 3600, outcome="finished")
     with pytest.raises(BudgetReached):
         check_cost(config, RunOptions())  # it has more steps now
-    monkeypatch.setattr(spending.Ledger, "committed_step", config.train.steps)
+    monkeypatch.setattr(Ledger, "committed_step", config.train.steps)
     check_cost(config, RunOptions())
 
 
