@@ -7,24 +7,23 @@ from typing import Any
 from headway.launchers.job import Job
 from headway.launchers.kubernetes import Envelope, KubernetesLauncher, job_spec, with_queue
 from headway.launchers.launcher import State
-from headway.launchers.pods import metadata
+from headway.launchers.pods import CONTAINER, metadata
 
 _JOB = "train"
 
 
-def jobset_spec(job: Job, set_name: str, replicated_job: str = _JOB) -> dict[str, Any]:
+def jobset_spec(job: Job, set_name: str, replicated_job: str = _JOB, container: str = CONTAINER) -> dict[str, Any]:
     """Return the spec of a JobSet with one Job of all machines.
 
     Args:
         job: The run.
         set_name: Name that the JobSet will have; names of its pods follow from it.
         replicated_job: Name of the Job in it.
+        container: Name of the container of its pods.
     """
-    lead = f"{set_name}-{replicated_job}-0-0.{job.name}"
-    spec = job_spec(job, lead)
-    # The JobSet gives its pods host names and the subdomain.
-    spec["template"]["spec"].pop("subdomain", None)
+    spec = job_spec(job, f"{set_name}-{replicated_job}-0-0.{job.name}", container)
     return {
+        # The JobSet gives its pods host names and the subdomain.
         "network": {"enableDNSHostnames": True, "subdomain": job.name, "publishNotReadyAddresses": True},
         # The Job restarts its own pods; when it has failed, its exit code was final or its failures are used up.
         "failurePolicy": {"maxRestarts": 0},

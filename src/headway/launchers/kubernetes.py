@@ -224,11 +224,11 @@ class KubernetesLauncher:
 # The plain job --------------------------------------------------------------------------------------------------------
 
 
-def job_spec(job: Job, lead: str, **pod: Any) -> dict[str, Any]:
+def job_spec(job: Job, lead: str, container: str = CONTAINER) -> dict[str, Any]:
     """Return the spec of an indexed Job of all machines, which other kinds of job contain too."""
     kubernetes = job.config.launch.kubernetes
-    again = {"containerName": CONTAINER, "operator": "In", "values": [AGAIN]}
-    final = {"containerName": CONTAINER, "operator": "In", "values": list(FINAL)}
+    again = {"containerName": container, "operator": "In", "values": [AGAIN]}
+    final = {"containerName": container, "operator": "In", "values": list(FINAL)}
     evicted = {"type": "DisruptionTarget", "status": "True"}
     return {
         "completionMode": "Indexed",
@@ -244,7 +244,7 @@ def job_spec(job: Job, lead: str, **pod: Any) -> dict[str, Any]:
                 {"action": "Ignore", "onPodConditions": [evicted]},
             ]
         },
-        "template": pod_template(job, lead, **pod),
+        "template": pod_template(job, lead, container=container),
     }
 
 
@@ -259,6 +259,8 @@ def with_queue(job: Job, document: dict[str, Any]) -> dict[str, Any]:
 def _plain_job(job: Job) -> list[dict[str, Any]]:
     spec = job_spec(job, f"{job.name}-0.{job.name}")
     spec["ttlSecondsAfterFinished"] = job.config.launch.kubernetes.keep_seconds
+    if job.machines > 1:  # the Service of the run names its pods
+        spec["template"]["spec"]["subdomain"] = job.name
     return [with_queue(job, {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata(job), "spec": spec})]
 
 

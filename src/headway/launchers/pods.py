@@ -83,7 +83,9 @@ def volume_of(job: Job, path: Any, *, writes: bool = True) -> VolumeConfig | Non
     return max(found, key=lambda volume: len(volume.mount), default=None)
 
 
-def pod_template(job: Job, lead: str, command: list[str] | None = None, component: str = "train") -> dict[str, Any]:
+def pod_template(
+    job: Job, lead: str, command: list[str] | None = None, component: str = "train", *, container: str = CONTAINER
+) -> dict[str, Any]:
     """Return the template of a machine's pod.
 
     Args:
@@ -91,9 +93,11 @@ def pod_template(job: Job, lead: str, command: list[str] | None = None, componen
         lead: Host name of the machine that leads; not used by a run on one machine.
         command: What the container runs; `headway train` when not given.
         component: What the pod is part of.
+        container: Name of the container.
     """
     launch, kubernetes = job.config.launch, job.config.launch.kubernetes
     trains = component == "train"
+    volumes = list(_volumes(job, trains))
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
         "serviceAccountName": kubernetes.service_account or job.name,
@@ -112,7 +116,7 @@ def pod_template(job: Job, lead: str, command: list[str] | None = None, componen
         },
         "containers": [
             {
-                "name": CONTAINER,
+                "name": container,
                 "image": launch.image,
                 "command": command or ["headway", "train", f"{CONFIG_FOLDER}/config.yaml"],
                 "workingDir": launch.workdir,
@@ -121,13 +125,11 @@ def pod_template(job: Job, lead: str, command: list[str] | None = None, componen
                 "ports": _ports(job) if trains else [],
                 "resources": _resources(job, trains),
                 "securityContext": _container_security(kubernetes if trains else KubernetesConfig()),
-                "volumeMounts": [mount for mount, _ in _volumes(job, trains)],
+                "volumeMounts": [mount for mount, _ in volumes],
             }
         ],
-        "volumes": list({volume["name"]: volume for _, volume in _volumes(job, trains)}.values()),
+        "volumes": list({volume["name"]: volume for _, volume in volumes}.values()),
     }
-    if trains and job.machines > 1:
-        pod["subdomain"] = job.name
     pod |= _placement(job, trains)
     annotations = {}
     if trains and kubernetes.host_network is not None:
@@ -194,7 +196,8 @@ def _volumes(job: Job, trains: bool) -> Iterator[tuple[dict[str, Any], dict[str,
     shm: dict[str, Any] = {"medium": "Memory"}
     if kubernetes.shared_memory is not None:
         shm["sizeLimit"] = kubernetes.shared_memory
-    yield {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True}, _config_volume(job)
+    config = {"name": "config", "configMap": {"name": job.name}}
+    yield {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True}, config
     yield {"name": "shm", "mountPath": "/dev/shm"}, {"name": "shm", "emptyDir": shm}
     yield {"name": "tmp", "mountPath": "/tmp"}, {"name": "tmp", "emptyDir": {}}
     for number, volume in enumerate(kubernetes.volumes):
@@ -206,10 +209,6 @@ def _volumes(job: Job, trains: bool) -> Iterator[tuple[dict[str, Any], dict[str,
     for name, path in (("runs", job.config.runs), ("store", job.config.data.store)):
         if volume_of(job, path, writes=name == "runs") is None:
             yield {"name": name, "mountPath": job.in_container(path)}, {"name": name, "emptyDir": {}}
-
-
-def _config_volume(job: Job) -> dict[str, Any]:
-    return {"name": "config", "configMap": {"name": job.name}}
 
 
 def _placement(job: Job, trains: bool) -> dict[str, Any]:

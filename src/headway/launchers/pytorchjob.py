@@ -32,10 +32,8 @@ exit $code
 def _replica(job: Job, count: int) -> dict[str, Any]:
     node = _ANNOUNCE if job.machines > 1 else ""
     script = _SCRIPT.format(node=node, config=f"{CONFIG_FOLDER}/config.yaml", again=AGAIN)
-    template = pod_template(job, f"{job.name}-master-0", ["/bin/sh", "-c", script])
-    template["spec"]["containers"][0]["name"] = _CONTAINER
     # The operator has its own names for pods, and a Service for each.
-    template["spec"].pop("subdomain", None)
+    template = pod_template(job, f"{job.name}-master-0", ["/bin/sh", "-c", script], container=_CONTAINER)
     del template["spec"]["restartPolicy"]
     return {"replicas": count, "restartPolicy": "ExitCode", "template": template}
 

@@ -21,7 +21,6 @@ def _pod(job: Job, component: str) -> dict[str, Any]:
     template = pod_template(job, "", ["unused"], component)
     pod, container = template["spec"], template["spec"]["containers"][0]
     del container["command"]
-    pod.pop("subdomain", None)
     secret = job.config.launch.rayjob.tls_secret_name
     # The lead's address is found by Ray; only machines that hold the token of the cluster may join it.
     hidden = ("HEADWAY_MACHINES", "HEADWAY_LEAD")

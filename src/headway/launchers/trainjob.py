@@ -14,20 +14,14 @@ from headway.launchers.kubernetes import Envelope, KubernetesLauncher, with_queu
 from headway.launchers.pods import metadata
 
 _API = "trainer.kubeflow.org/v1alpha1"
-#: The name that the controller expects of the Job that trains, and the label by which it finds it.
+#: The name that the controller expects of the Job that trains and of its container, and the label of that Job.
 _NODE, _STEP = "node", {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 
 
 def _documents(job: Job) -> list[dict[str, Any]]:
     # The controller names the JobSet like the TrainJob.
-    spec = jobset_spec(job, job.name, _NODE)
+    spec = jobset_spec(job, job.name, _NODE, container=_NODE)
     spec["replicatedJobs"][0]["template"]["metadata"] = {"labels": _STEP}
-    # The controller finds the container that trains by this name.
-    container = spec["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]
-    container["name"] = _NODE
-    for rule in spec["replicatedJobs"][0]["template"]["spec"]["podFailurePolicy"]["rules"]:
-        if "onExitCodes" in rule:
-            rule["onExitCodes"]["containerName"] = _NODE
     runtime = {
         "apiVersion": _API,
         "kind": "TrainingRuntime",
