@@ -10,6 +10,13 @@ from headway.launchers.launcher import State
 from headway.launchers.pods import CONTAINER, metadata
 
 _JOB = "train"
+#: What a condition that holds says about the job.
+_STATES: dict[str, State] = {
+    "Completed": "finished",
+    "Complete": "finished",
+    "Failed": "failed",
+    "Suspended": "waiting",
+}
 
 
 def jobset_spec(job: Job, set_name: str, replicated_job: str = _JOB, container: str = CONTAINER) -> dict[str, Any]:
@@ -43,16 +50,9 @@ def _documents(job: Job) -> list[dict[str, Any]]:
 def jobset_state(document: dict[str, Any]) -> tuple[State, str]:
     """Return the state of a JobSet, or of a TrainJob, which has the same conditions but for their names."""
     status = document.get("status") or {}
-    if document["metadata"].get("deletionTimestamp"):
-        return "stopping", "is being removed"
     for condition in status.get("conditions") or []:
-        words = f"{condition['type']} {condition.get('message') or ''}".strip()
-        if condition.get("status") == "True" and condition["type"] in ("Completed", "Complete"):
-            return "finished", words
-        if condition.get("status") == "True" and condition["type"] == "Failed":
-            return "failed", words
-        if condition.get("status") == "True" and condition["type"] == "Suspended":
-            return "waiting", words
+        if condition.get("status") == "True" and condition["type"] in _STATES:
+            return _STATES[condition["type"]], f"{condition['type']} {condition.get('message') or ''}".strip()
     jobs = status.get("replicatedJobsStatus") or status.get("jobsStatus") or []
     ready, active = (sum(one.get(name) or 0 for one in jobs) for name in ("ready", "active"))
     return ("running" if ready else "waiting"), f"{active} jobs active, {ready} ready"
@@ -64,7 +64,7 @@ LAUNCHER = KubernetesLauncher(
         kind="JobSet",
         resource="jobsets.jobset.x-k8s.io",
         documents=_documents,
-        state_of=jobset_state,
+        read_state=jobset_state,
         install="kubectl apply --server-side -f https://github.com/kubernetes-sigs/jobset/releases/latest/download/manifests.yaml",
     )
 )

@@ -16,7 +16,7 @@ from typing import Any
 from headway.core.console import notice
 from headway.core.errors import ConfigError
 from headway.launchers.job import Job
-from headway.launchers.launcher import Handle, JobState, State
+from headway.launchers.launcher import ALIVE, Handle, JobState, State
 from headway.launchers.patches import patched
 from headway.launchers.pods import (
     AGAIN,
@@ -31,7 +31,7 @@ from headway.launchers.pods import (
     support_objects,
     time_slicing_object,
 )
-from headway.launchers.programs import ask_json, ask_program, show_program, try_program
+from headway.launchers.programs import ask_json, ask_program, parse_answer, show_program, try_program
 
 SUPPORT, PREPARE, TRAIN, SECRET, TIME_SLICING = (
     "10-support.yaml", "20-prepare.yaml", "30-train.yaml", "secret.md", "time-slicing.yaml",
@@ -54,12 +54,18 @@ class Envelope:
     """Its name for kubectl."""
     documents: Callable[[Job], list[dict[str, Any]]]
     """The manifests of a run; the job is the last one."""
-    state_of: Callable[[dict[str, Any]], tuple[State, str]]
-    """A job's state, and the engine's words, from the object that the API server has."""
+    read_state: Callable[[dict[str, Any]], tuple[State, str]]
+    """`state_of` for an object that is not being removed."""
     container: str = CONTAINER
     """The container of its pods that trains."""
     install: str | None = None
     """How to install its controller; None if Kubernetes has it."""
+
+    def state_of(self, document: dict[str, Any]) -> tuple[State, str]:
+        """Return a job's state, and the engine's words, from the object that the API server has."""
+        if document["metadata"].get("deletionTimestamp"):
+            return "stopping", "is being removed"
+        return self.read_state(document)
 
 
 class KubernetesLauncher:
@@ -130,12 +136,11 @@ class KubernetesLauncher:
                     fix=envelope.install,
                 )
         self._check_gpus(job, kubectl)
-        kept = try_program(
-            [*kubectl, "get", envelope.resource, job.name, *_in(job), "--ignore-not-found", "-o", "json"]
-        )
+        words = [*kubectl, "get", envelope.resource, job.name, *_in(job), "--ignore-not-found", "--output=json"]
+        kept = try_program(words)
         if not kept.returncode and kept.stdout.strip():
-            state, said = envelope.state_of(_parse(kept.stdout))
-            if state in ("waiting", "running", "stopping"):
+            state, said = envelope.state_of(parse_answer(words, kept.stdout))
+            if state in ALIVE:
                 raise ConfigError(
                     f"the cluster has a job of this name already: {said}",
                     where=f"{envelope.kind} {job.name}",
@@ -147,10 +152,13 @@ class KubernetesLauncher:
         wanted = job.gpus * job.machines
         if not wanted or kubernetes.autoscaled:
             return
-        asked = try_program([*kubectl, "get", "nodes", "--output=json"])
+        words = [*kubectl, "get", "nodes", "--output=json"]
+        asked = try_program(words)
         if asked.returncode:  # who may start jobs need not be allowed to see nodes
             return
-        allocatable = [node.get("status", {}).get("allocatable", {}) for node in _parse(asked.stdout)["items"]]
+        allocatable = [
+            node.get("status", {}).get("allocatable", {}) for node in parse_answer(words, asked.stdout)["items"]
+        ]
         counts = [int(found.get(kubernetes.gpu_resource, 0)) for found in allocatable]
         fitting = sum(count // job.gpus for count in counts)
         if fitting < job.machines:
@@ -192,11 +200,12 @@ class KubernetesLauncher:
     def status(self, handle: Handle) -> JobState:
         """Ask the API server how a job and its pods are."""
         kubectl, namespace = _of(handle)
-        asked = ["get", self.envelope.resource, handle.id, *namespace, "--ignore-not-found", "--output=json"]
-        text = ask_program([*kubectl, *asked])
+        asked = [*kubectl, "get", self.envelope.resource, handle.id, *namespace]
+        asked += ["--ignore-not-found", "--output=json"]
+        text = ask_program(asked)
         if not text.strip():
             return JobState("gone", "there is no such job any more")
-        state, words = self.envelope.state_of(_parse(text))
+        state, words = self.envelope.state_of(parse_answer(asked, text))
         pods = ask_json([*kubectl, "get", "pods", *namespace, "--selector", _selector(handle.id), "-ojson"])
         running = [pod for pod in pods["items"] if pod.get("status", {}).get("phase") == "Running"]
         reasons = {text for pod in pods["items"] for text in _waiting_for(pod)}
@@ -264,11 +273,9 @@ def _plain_job(job: Job) -> list[dict[str, Any]]:
     return [with_queue(job, {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata(job), "spec": spec})]
 
 
-def job_state(document: dict[str, Any]) -> tuple[State, str]:
+def _job_state(document: dict[str, Any]) -> tuple[State, str]:
     """Return the state of a Job of Kubernetes."""
     status, spec = document.get("status") or {}, document.get("spec") or {}
-    if document["metadata"].get("deletionTimestamp"):
-        return "stopping", "is being removed"
     for condition in status.get("conditions") or []:
         if condition.get("status") == "True" and condition["type"] in ("Complete", "Failed"):
             state: State = "finished" if condition["type"] == "Complete" else "failed"
@@ -319,7 +326,8 @@ def _wait_for_data(job: Job, kubectl: Sequence[str]) -> None:
     name = f"{job.name}-prepare"
     notice(f"waiting for the data: job {name}; Ctrl-C leaves it running, and the same command continues")
     while True:
-        state, words = job_state(ask_json([*kubectl, "get", "jobs.batch", name, *_in(job), "--output=json"]))
+        found = ask_json([*kubectl, "get", "jobs.batch", name, *_in(job), "--output=json"])
+        state, words = LAUNCHER.envelope.state_of(found)
         if state == "finished":
             return
         if state == "failed":
@@ -383,12 +391,6 @@ def _plain_dumper() -> Any:
     return Plain
 
 
-def _parse(text: str) -> Any:
-    from headway.core.foreign import parse_json
-
-    return parse_json(text)
-
-
 def _documents(path: Path) -> list[dict[str, Any]]:
     import yaml
 
@@ -411,6 +413,6 @@ LAUNCHER = KubernetesLauncher(
         kind="Job",
         resource="jobs.batch",
         documents=_plain_job,
-        state_of=job_state,
+        read_state=_job_state,
     )
 )

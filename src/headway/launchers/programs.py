@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headway.core.errors import ConfigError
+from headway.core.foreign import parse_json
 
 _SECONDS = 120.0
 
@@ -64,9 +64,21 @@ def ask_json(words: Sequence[str]) -> Any:
     Raises:
         ConfigError: as `ask_program`; it prints something else.
     """
-    text = ask_program(words)
+    return parse_answer(words, ask_program(words))
+
+
+def parse_answer(words: Sequence[str], text: str) -> Any:
+    """Return the JSON value that a program has printed.
+
+    Args:
+        words: The command.
+        text: What it has printed.
+
+    Raises:
+        ConfigError: it is not JSON.
+    """
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         raise ConfigError(
             f"{words[0]} did not answer in JSON", where=shlex.join(words), fix="check its version"

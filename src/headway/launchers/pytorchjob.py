@@ -56,8 +56,6 @@ def _documents(job: Job) -> list[dict[str, Any]]:
 
 
 def _state(document: dict[str, Any]) -> tuple[State, str]:
-    if document["metadata"].get("deletionTimestamp"):
-        return "stopping", "is being removed"
     states: dict[str, State] = {"Succeeded": "finished", "Failed": "failed", "Running": "running"}
     true = [one for one in (document.get("status") or {}).get("conditions") or [] if one.get("status") == "True"]
     for name, state in states.items():
@@ -73,7 +71,7 @@ LAUNCHER = KubernetesLauncher(
         kind="PyTorchJob",
         resource="pytorchjobs.kubeflow.org",
         documents=_documents,
-        state_of=_state,
+        read_state=_state,
         container=_CONTAINER,
         install="kubectl apply --server-side -k"
         " 'github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.9.3'",

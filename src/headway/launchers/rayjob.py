@@ -103,8 +103,6 @@ def _documents(job: Job) -> list[dict[str, Any]]:
 
 def _state(document: dict[str, Any]) -> tuple[State, str]:
     status = document.get("status") or {}
-    if document["metadata"].get("deletionTimestamp"):
-        return "stopping", "is being removed"
     deployment, said = str(status.get("jobDeploymentStatus") or ""), str(status.get("jobStatus") or "")
     words = " ".join(filter(None, (deployment, said, str(status.get("message") or "")))) or "no state yet"
     if deployment in ("Complete", "Failed") or said in ("SUCCEEDED", "FAILED", "STOPPED"):
@@ -134,7 +132,7 @@ LAUNCHER = _RayJobLauncher(
         kind="RayJob",
         resource="rayjobs.ray.io",
         documents=_documents,
-        state_of=_state,
+        read_state=_state,
         install="helm install kuberay-operator kuberay-operator --repo https://ray-project.github.io/kuberay-helm/",
     )
 )

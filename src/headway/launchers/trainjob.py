@@ -46,7 +46,7 @@ LAUNCHER = KubernetesLauncher(
         kind="TrainJob",
         resource="trainjobs.trainer.kubeflow.org",
         documents=_documents,
-        state_of=jobset_state,
+        read_state=jobset_state,
         container=_NODE,
         install="kubectl apply --server-side -k 'https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref=v2.1.0'",
     )
