@@ -10,6 +10,10 @@ BUDGET_REACHED = "budget reached"
 #: Stopped on purpose; no scheduler starts it again by itself.
 CANCELLED = "cancelled"
 
+#: Exit codes of deliberate errors that the next attempt would meet again: usage and config, data, checkpoint, diverged,
+#: budget reached, and of a stop that is meant.
+FINAL_CODES = (2, 3, 4, 5, 6, 7)
+
 _BY_CODE = {
     0: FINISHED,
     Preempted.exit_code: PREEMPTED,

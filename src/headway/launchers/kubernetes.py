@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.console import notice
-from headway.core.errors import ConfigError
+from headway.core.errors import ConfigError, Preempted
+from headway.core.outcomes import FINAL_CODES
 from headway.launchers.job import Job
 from headway.launchers.launcher import ALIVE, Handle, JobState, State
 from headway.launchers.patches import patched
 from headway.launchers.pods import (
-    AGAIN,
     CONFIG_FOLDER,
     CONTAINER,
-    FINAL,
     SECRET_KEY,
     metadata,
     pod_problems,
@@ -236,8 +235,8 @@ class KubernetesLauncher:
 def job_spec(job: Job, lead: str, container: str = CONTAINER) -> dict[str, Any]:
     """Return the spec of an indexed Job of all machines, which other kinds of job contain too."""
     kubernetes = job.config.launch.kubernetes
-    again = {"containerName": container, "operator": "In", "values": [AGAIN]}
-    final = {"containerName": container, "operator": "In", "values": list(FINAL)}
+    again = {"containerName": container, "operator": "In", "values": [Preempted.exit_code]}
+    final = {"containerName": container, "operator": "In", "values": list(FINAL_CODES)}
     evicted = {"type": "DisruptionTarget", "status": "True"}
     return {
         "completionMode": "Indexed",

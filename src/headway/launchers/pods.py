@@ -14,8 +14,6 @@ CONFIG_FOLDER = "/etc/headway"
 CONTAINER = "headway"
 #: The key of the secret that machines of a run share.
 SECRET_KEY = "HEADWAY_SECRET"
-#: Exit codes that are final: usage, data, checkpoint, diverged, budget, cancelled. 75 is the one that comes back.
-FINAL, AGAIN = (2, 3, 4, 5, 6, 7), 75
 
 
 def labels(job: Job, component: str = "train") -> dict[str, str]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from headway.core.errors import Preempted
 from headway.launchers.job import Job
 from headway.launchers.kubernetes import Envelope, KubernetesLauncher, with_queue
 from headway.launchers.launcher import State
-from headway.launchers.pods import AGAIN, CONFIG_FOLDER, metadata, pod_template
+from headway.launchers.pods import CONFIG_FOLDER, metadata, pod_template
 
 #: The operator looks for a container of this name.
 _CONTAINER = "pytorch"
@@ -31,7 +32,7 @@ exit $code
 
 def _replica(job: Job, count: int) -> dict[str, Any]:
     node = _ANNOUNCE if job.machines > 1 else ""
-    script = _SCRIPT.format(node=node, config=f"{CONFIG_FOLDER}/config.yaml", again=AGAIN)
+    script = _SCRIPT.format(node=node, config=f"{CONFIG_FOLDER}/config.yaml", again=Preempted.exit_code)
     # The operator has its own names for pods, and a Service for each.
     template = pod_template(job, f"{job.name}-master-0", ["/bin/sh", "-c", script], container=_CONTAINER)
     del template["spec"]["restartPolicy"]

@@ -30,10 +30,10 @@ from headway.config import Config, dump_config, load_config
 from headway.core.errors import CheckpointError, HeadwayError, error_with, missing_extra
 from headway.core.files import write_json
 from headway.core.module_command import module_command
+from headway.core.outcomes import FINAL_CODES
 from headway.core.preemption_board import Notice, post
 from headway.core.waiting import wait_until
 from headway.launchers.job import parse_machines
-from headway.launchers.pods import FINAL
 from headway.runs.ownership import OwnerLock
 from headway.runs.run_directory import RunDirectory, attempt_folder
 
@@ -171,7 +171,7 @@ def _train_machine(settings: dict[str, Any]) -> None:
             code = _follow(process, run, leads)
         finally:
             _end(process)
-    if code not in (0, *FINAL):
+    if code not in (0, *FINAL_CODES):
         raise RuntimeError(f"the node process of machine {rank} ended with exit code {code}")
 
 
@@ -200,7 +200,7 @@ def _follow(process: subprocess.Popen[bytes], run: Path, leads: bool) -> int:
     reported, told = -1, False
     while True:
         code = process.poll()
-        if code not in (None, 0, *FINAL):
+        if code not in (None, 0, *FINAL_CODES):
             return int(code)  # the other machines are ended by Ray
         metrics = _newest_metrics(run) if leads else {}
         news = {"step": int(metrics.get("step", -1)), "code": code} if leads else None

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from headway.core.errors import ConfigError
+from headway.core.errors import ConfigError, Preempted
 from headway.core.files import atomic_write
 from headway.core.storage import scheme_of
 from headway.launchers.job import Job, name_problems, survival_problems
 from headway.launchers.launcher import Handle, JobState, State
 from headway.launchers.patches import merge
-from headway.launchers.pods import AGAIN, SECRET_KEY
+from headway.launchers.pods import SECRET_KEY
 from headway.launchers.programs import ask_json, ask_program, show_program
 
 CONFIG, TASK = "config.yaml", "task.yaml"
@@ -122,7 +122,7 @@ def _task(job: Job) -> dict[str, Any]:
         "image_id": None if launch.image is None else f"docker:{launch.image}",
         "use_spot": sky.spot,
         # 75 asks to be started again; other codes are errors, of which so many are forgiven.
-        "job_recovery": {"max_restarts_on_errors": sky.max_restarts, "recover_on_exit_codes": [AGAIN]},
+        "job_recovery": {"max_restarts_on_errors": sky.max_restarts, "recover_on_exit_codes": [Preempted.exit_code]},
     }
     machines = _MACHINES.format(machines=job.machine_range, port=launch.port) if job.machines > 1 else ""
     task: dict[str, Any] = {

@@ -18,15 +18,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headway.config.supervise import SuperviseConfig
+from headway.core.errors import Preempted
 from headway.core.format import format_seconds
+from headway.core.outcomes import FINAL_CODES
 
 #: Signals that only a scheduler, a person or the operating system sends: SIGHUP, SIGINT, SIGUSR1, SIGTERM, SIGPWR.
 _FROM_OUTSIDE = (1, 2, 10, 15, 30) if sys.platform == "linux" else (1, 2, 15, 30)
-
-#: Exit codes of deliberate errors that the next attempt would meet again: usage and config, data, checkpoint, diverged,
-#: budget reached, and of a stop that is meant.
-_FINAL = (2, 3, 4, 5, 6, 7)
-_PREEMPTED = 75
 
 #: Modules of `headway.supervisor` between a command and a worker.
 _STARTERS = ("agent", "attempt_client", "attempt_monitor", "attempt_process", "supervisor", "worker")
@@ -65,7 +62,7 @@ class AttemptOutcome:
     @property
     def is_final(self) -> bool:
         """Whether another attempt would meet the same error."""
-        return self.exit_code in _FINAL
+        return self.exit_code in FINAL_CODES
 
     @property
     def is_from_outside(self) -> bool:
@@ -126,7 +123,7 @@ class RestartPolicy:
         if outcome.is_final:
             return Decision(False, "another attempt would meet the same error")
         delay = self._delay(newest_step)
-        if outcome.exit_code == _PREEMPTED and outcome.kind == "preempted":
+        if outcome.exit_code == Preempted.exit_code and outcome.kind == "preempted":
             if self._config.restart_preempted:
                 return Decision(True, "preempted, which does not count as a failure", delay)
             return Decision(False, "preempted")
