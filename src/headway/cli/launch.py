@@ -116,7 +116,7 @@ def run(
     _print_table(job, on)
     _check_not_launched(job)
     launcher.check(job)
-    if not yes and not _agrees():
+    if not yes and not _agrees("launch", "Launch?"):
         raise typer.Exit(1)
     _submit(launcher, job, files)
 
@@ -228,12 +228,17 @@ def _for_all_machines(job: Job) -> Config:
     return job.config.model_copy(update={"parallel": parallel.model_copy(update=update)})
 
 
-def _agrees() -> bool:
+def _agrees(action: str, question: str) -> bool:
+    """Ask the user.
+
+    Raises:
+        ConfigError: standard input is no terminal.
+    """
     from headway.core.errors import ConfigError
 
     if not sys.stdin.isatty():
-        raise ConfigError("nobody is there to agree to the launch", where="standard input", fix="add -y")
-    return typer.confirm("Launch?", default=True)
+        raise ConfigError(f"nobody is there to agree to the {action}", where="standard input", fix="add -y")
+    return typer.confirm(question, default=True)
 
 
 def _check_not_launched(job: Job) -> None:
@@ -342,7 +347,7 @@ def cancel(
     from headway.launchers.record import audit, request_save_and_stop, user_name
 
     launcher, handle = _launched(run)
-    if not yes and not _agrees_to_cancel(run):
+    if not yes and not _agrees("cancel", f"Cancel {run}?"):
         raise typer.Exit(1)
     # Written first: also a cancel that fails half-way was somebody's.
     audit(run, "cancel", target=handle.target, id=handle.id)
@@ -350,14 +355,6 @@ def cancel(
         notice("the run has saved and stopped")
     launcher.cancel(handle)
     notice(f"{handle.id} is removed from {handle.target}")
-
-
-def _agrees_to_cancel(run: Path) -> bool:
-    from headway.core.errors import ConfigError
-
-    if not sys.stdin.isatty():
-        raise ConfigError("nobody is there to agree to the cancel", where="standard input", fix="add -y")
-    return typer.confirm(f"Cancel {run}?", default=True)
 
 
 def _launched(run: Path) -> tuple[Launcher, Any]:

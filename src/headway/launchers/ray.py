@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from headway.config import Config, dump_config, load_config
 from headway.core.errors import CheckpointError, HeadwayError, error_with, missing_extra
 from headway.core.files import write_json
+from headway.core.foreign import as_number
 from headway.core.module_command import module_command
 from headway.core.outcomes import FINAL_CODES
 from headway.core.preemption_board import Notice, post
@@ -295,7 +296,8 @@ def _newest_metrics(run: Path) -> dict[str, float]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    number = as_number(value)
+    return number is not None and math.isfinite(number)
 
 
 def _newest_checkpoint(run: Path) -> Path | None:

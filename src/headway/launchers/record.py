@@ -80,9 +80,9 @@ def request_save_and_stop(run: Path, why: str, seconds: float) -> bool:
     Returns:
         Whether the attempt has ended.
     """
-    if not is_run(run) or Run(run).state not in _ALIVE:
+    if not is_run(run) or (found := Run(run)).state not in _ALIVE:
         return False
-    number = max(Run(run).attempt_records)
+    number = max(found.attempt_records)
 
     def has_ended() -> bool:
         now = Run(run)
