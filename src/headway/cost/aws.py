@@ -14,9 +14,9 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from headway.core.errors import ConfigError, missing_extra
-from headway.core.foreign import as_number, parse_json
+from headway.core.foreign import parse_json
 from headway.cost.http import get_json
-from headway.cost.offers import BadOffer, Offer, cheapest_per_region, make_offer
+from headway.cost.offers import BadOffer, Offer, cheapest_per_region, make_offer, number_of
 
 #: The data behind the Spot Instance Advisor page.
 SPOT_ADVISOR = "https://spot-bid-advisor.s3.amazonaws.com/spot-advisor-data.json"
@@ -114,7 +114,7 @@ def _spot(client: Any, region: str, rates: dict[tuple[str, str], str]) -> Iterat
     zones: dict[tuple[str, str], list[tuple[datetime, float]]] = defaultdict(list)
     for page in pages:
         for item in page.get("SpotPriceHistory", []):
-            price, moment = _float(item.get("SpotPrice")), item.get("Timestamp")
+            price, moment = number_of(item.get("SpotPrice")), item.get("Timestamp")
             if item.get("InstanceType") not in MACHINES or price is None or not isinstance(moment, datetime):
                 raise _unexpected(f"an entry of the spot price history without a price: {item!r:.100}", region)
             zones[item["InstanceType"], str(item.get("AvailabilityZone"))].append((moment, price))
@@ -143,7 +143,7 @@ def _product(text: Any, machine: str, regions: Sequence[str]) -> Iterator[Offer]
         region = product["product"]["attributes"]["regionCode"]
         terms = product["terms"].get("OnDemand", {})
         prices = [
-            _float(dimension["pricePerUnit"]["USD"])
+            number_of(dimension["pricePerUnit"]["USD"])
             for term in terms.values()
             for dimension in term["priceDimensions"].values()
             if dimension["unit"] == "Hrs"
@@ -179,14 +179,6 @@ def _offer(machine: str, region: str, price: float, *, spot: bool, source: str) 
         return make_offer(record)
     except BadOffer as error:
         raise _unexpected(f"an offer that {error}", f"{region}, {machine}") from None
-
-
-def _float(value: Any) -> float | None:
-    if isinstance(value, str):
-        with suppress(ValueError):
-            return float(value)
-        return None
-    return as_number(value)
 
 
 def _unexpected(what: str, where: str) -> ConfigError:

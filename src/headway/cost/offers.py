@@ -68,16 +68,19 @@ class Offer:
         """Return the age of the price in days; None if it has no date."""
         return None if self.as_of is None else max(0, ((today or date.today()) - self.as_of).days)
 
+    def is_stale(self, today: date | None = None) -> bool:
+        """Return whether the price is older than such prices stay right, or has no date."""
+        days = self.age_days(today)
+        return days is None or days > STALE_DAYS[self.term]
+
     def age_text(self, today: date | None = None) -> str:
         """Return the age in words, with a warning if the price is stale: `66 d, stale`."""
         days = self.age_days(today)
-        if days is None:
-            return "undated, stale"
-        return f"{days} d, stale" if days > STALE_DAYS[self.term] else f"{days} d"
+        age = "undated" if days is None else f"{days} d"
+        return f"{age}, stale" if self.is_stale(today) else age
 
     def as_json(self, today: date | None = None) -> dict[str, Any]:
         """Return the offer as JSON, with what follows from it."""
-        days = self.age_days(today)
         return {
             "offer": self.key,
             "cloud": self.cloud,
@@ -89,8 +92,8 @@ class Offer:
             "usd_per_hour": self.usd_per_hour,
             "usd_per_gpu_hour": self.usd_per_gpu_hour,
             "date": self.as_of and self.as_of.isoformat(),
-            "age_days": days,
-            "stale": days is None or days > STALE_DAYS[self.term],
+            "age_days": self.age_days(today),
+            "stale": self.is_stale(today),
             "source": self.source,
             "interruption": self.interruption,
             "history": [[day.isoformat(), price] for day, price in self.history],
@@ -124,6 +127,16 @@ def make_offer(record: dict[str, Any]) -> Offer:
         interruption=None if interruption is None else str(interruption)[:40],
         history=tuple(sorted(_history(record.get("history") or []))),
     )
+
+
+def number_of(value: Any) -> float | None:
+    """Return a number that is given as such or as text, as CSV and the AWS CLI have it; None if it is neither."""
+    if not isinstance(value, str):
+        return as_number(value)
+    try:
+        return float(value)
+    except ValueError:
+        return None
 
 
 def check_price(price: float | None, given: Any = None) -> float:

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from headway.core.errors import ConfigError
 from headway.core.foreign import read_given_bytes
-from headway.cost.offers import BadOffer, Offer, cheapest_per_region, make_offer
+from headway.cost.offers import BadOffer, Offer, cheapest_per_region, make_offer, number_of
+from headway.cost.price_files import PRICE_FILE_BYTES, parsing_prices, reading_prices
 
-_FILE_BYTES = 64 * 2**20
 _NEEDED = ("InstanceType", "AcceleratorName", "AcceleratorCount", "Price", "SpotPrice", "Region")
 
 #: SkyPilot's names of accelerators that have another name here.
@@ -65,22 +65,13 @@ def read_catalogue(path: Path, cloud: str | None = None, day: date | None = None
     Raises:
         ConfigError: it cannot be read, or a line is broken; the error has its number.
     """
-    try:
-        text = read_given_bytes(path, _FILE_BYTES).decode("utf-8")
+    with reading_prices(path, "name SkyPilot's vms.csv"):
+        text = read_given_bytes(path, PRICE_FILE_BYTES).decode("utf-8")
         day = day or datetime.fromtimestamp(path.stat().st_mtime, UTC).date()
-    except (OSError, UnicodeDecodeError) as error:
-        why = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror or error
-        raise ConfigError(f"the prices cannot be read: {why}", where=str(path), fix="name SkyPilot's vms.csv") from None
     named = cloud or path.absolute().parent.name
     lines = csv.DictReader(StringIO(text, newline=""))
-    try:
+    with parsing_prices(lines, path, "get the file anew"):
         return _read(lines, path, named, day)
-    except csv.Error as error:
-        raise ConfigError(
-            f"a line of the prices is broken: {error}",
-            where=f"{path}, line {lines.line_num + 1}",
-            fix="get the file anew",
-        ) from None
 
 
 def _read(lines: csv.DictReader[str], path: Path, named: str, day: date) -> list[Offer]:
@@ -168,11 +159,8 @@ def _terms(record: dict[str, object], on_demand: float | None, spot: float | Non
 
 def _number(row: Mapping[str, str | None], column: str, lines: csv.DictReader[str]) -> float:
     value = row[column] or ""
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
+    number = number_of(value)
+    if number is None or not math.isfinite(number):
         raise _BrokenLine(lines.line_num, f"has '{value:.40}' as {column}, which is not a number")
     return number
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from io import StringIO
@@ -12,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import ConfigError
-from headway.core.foreign import as_number, parse_json, read_given_bytes
-from headway.cost.offers import BadOffer, check_price
+from headway.core.foreign import parse_json, read_given_bytes
+from headway.cost.offers import check_price, number_of
+from headway.cost.price_files import PRICE_FILE_BYTES, parsing_prices, reading_prices
 
-_FILE_BYTES = 64 * 2**20
 _COLUMNS = ("time", "usd_per_hour")
 
 
@@ -46,11 +47,8 @@ def read_trace(path: Path, zone: str | None = None) -> Trace:
     Raises:
         ConfigError: it cannot be read, or an entry is broken; the error has its line or number.
     """
-    try:
-        text = read_given_bytes(path, _FILE_BYTES).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror or error
-        raise ConfigError(f"the prices cannot be read: {why}", where=str(path), fix="name a file of prices") from None
+    with reading_prices(path, "name a file of prices"):
+        text = read_given_bytes(path, PRICE_FILE_BYTES).decode("utf-8")
     is_json = text.lstrip()[:1] in ("{", "[")
     entries = sorted(_history(text, path, zone) if is_json else _lines(text, path))
     if not entries:
@@ -60,12 +58,8 @@ def read_trace(path: Path, zone: str | None = None) -> Trace:
 
 def _lines(text: str, path: Path) -> Iterator[tuple[float, float]]:
     lines = csv.DictReader(StringIO(text, newline=""))
-    try:
+    with parsing_prices(lines, path, "get it anew"):
         yield from _rows(lines, path)
-    except csv.Error as error:
-        raise ConfigError(
-            f"a line of the prices is broken: {error}", where=f"{path}, line {lines.line_num + 1}", fix="get it anew"
-        ) from None
 
 
 def _rows(lines: csv.DictReader[str], path: Path) -> Iterator[tuple[float, float]]:
@@ -111,15 +105,10 @@ def _history(text: str, path: Path, zone: str | None) -> Iterator[tuple[float, f
 
 
 def _moment(value: Any) -> float:
-    number = as_number(value)
+    number = number_of(value)
     if number is None and isinstance(value, str):
-        try:
-            number = float(value)
-        except ValueError:
-            try:
-                found = datetime.fromisoformat(value)
-            except ValueError:
-                raise ValueError(f"has the time {value!r:.40}, which is neither a date nor a number") from None
+        with suppress(ValueError):
+            found = datetime.fromisoformat(value)
             number = (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
     if number is None or not 0 <= number < 253_402_300_800:
         raise ValueError(f"has the time {value!r:.40}, which is neither a date nor a number")
@@ -127,13 +116,4 @@ def _moment(value: Any) -> float:
 
 
 def _price(value: Any) -> float:
-    number = as_number(value)
-    if number is None and isinstance(value, str):
-        try:
-            number = float(value)
-        except ValueError:
-            number = None
-    try:
-        return check_price(number, value)
-    except BadOffer as error:
-        raise ValueError(str(error)) from None
+    return check_price(number_of(value), value)
