@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-import typer.core
 
-from headway.cli.common import JsonOption, print_json, print_table, writing
+from headway.cli.common import DefaultVerb, JsonOption, print_json, print_table, writing
 from headway.core.console import print_line, print_lines
 
 if TYPE_CHECKING:
@@ -55,18 +54,7 @@ without --again and --failed-again).
 """
 
 
-class SuiteOrVerb(typer.core.TyperGroup):
-    """A group that takes a first word that is not one of its verbs as a suite: `headway bench strategies`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert the omitted verb `run`."""
-        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
-            args = ["run", *args]
-        parsed: list[str] = super().parse_args(ctx, args)
-        return parsed
-
-
-bench = typer.Typer(cls=SuiteOrVerb, no_args_is_help=True, help=HELP, subcommand_metavar="SUITE|COMMAND [ARGS]...")
+bench = typer.Typer(cls=DefaultVerb, no_args_is_help=True, help=HELP, subcommand_metavar="SUITE|COMMAND [ARGS]...")
 
 FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of results.", show_default=False)]
 

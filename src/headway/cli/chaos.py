@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json, writing
+from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json, seconds_of, writing
 from headway.core.console import print_lines
 
 HELP = """Kill a training run again and again, and check that its result is as if nothing had happened.
@@ -108,7 +108,10 @@ def chaos(
         counts = []
     if not counts or min(counts) < 1:
         raise ConfigError(f"'{workers}' is not a list of numbers of workers", where="--workers", fix="--workers 1,2,4")
-    limits = _seconds(max_recovery, "--max-recovery", "10s"), _seconds(max_overhead, "--max-overhead", "2s")
+    limits = (
+        None if max_recovery is None else seconds_of(max_recovery, "--max-recovery", "10s"),
+        None if max_overhead is None else seconds_of(max_overhead, "--max-overhead", "2s"),
+    )
     loaded = load(config, overrides)
     with nullcontext(output) if output else scratch_folder("headway-chaos-") as folder:
         result = run_campaign(
@@ -133,14 +136,3 @@ def chaos(
         raise KeyboardInterrupt
     if not result.passed:
         raise typer.Exit(1)
-
-
-def _seconds(text: str | None, option: str, example: str) -> int | None:
-    """Parse a time as it is written in a config."""
-    from headway.config.units import parse_seconds
-    from headway.core.errors import ConfigError
-
-    try:
-        return None if text is None else parse_seconds(text)
-    except ValueError as error:
-        raise ConfigError(str(error), where=option, fix=f"{option} {example}") from None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+import typer.core
 
 from headway.core.console import print_line, print_lines
 from headway.core.format import printable
@@ -46,6 +47,23 @@ StorageOption = Annotated[
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.", show_default=False)]
 StepOption = Annotated[int | None, typer.Option(help="Checkpoint to use; the newest good one when not given.")]
 DtypeOption = Annotated[Literal["fp32", "bf16"], typer.Option(help="Type of the weights.")]
+
+
+class DefaultVerb(typer.core.TyperGroup):
+    """A group that takes a first word that is not one of its verbs as an argument of its default verb.
+
+    The default verb also runs without any words, unless the group then shows its help.
+    """
+
+    default = "run"
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Insert the omitted verb."""
+        is_omitted = args[0] not in (*self.commands, "-h", "--help") if args else not self.no_args_is_help
+        if is_omitted:
+            args = [self.default, *args]
+        parsed: list[str] = super().parse_args(ctx, args)
+        return parsed
 
 
 def storage_options(given: list[str] | None, *places: str | None) -> dict[str, Any]:
@@ -130,6 +148,21 @@ def as_utf8(text: str, where: str) -> str:
             f"not valid UTF-8 at character {error.start:,}", where=where, fix="convert it to UTF-8"
         ) from None
     return text
+
+
+def seconds_of(text: str, option: str, example: str = "'10 min'") -> int:
+    """Parse a time of an option, as it is written in a config.
+
+    Raises:
+        ConfigError: it is not one.
+    """
+    from headway.config.units import parse_seconds
+    from headway.core.errors import ConfigError
+
+    try:
+        return parse_seconds(text)
+    except ValueError as error:
+        raise ConfigError(str(error), where=option, fix=f"{option} {example}") from None
 
 
 def load(path: Path, overrides: list[str] | None, *, trains: bool = True) -> Config:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.common import JsonOption, RunArgument, print_json, print_table
+from headway.cli.common import JsonOption, RunArgument, print_json, print_table, seconds_of
 from headway.core.console import print_line
 
 cost = typer.Typer(no_args_is_help=True, help="What a run has cost, and what policies on spot machines would cost.")
@@ -110,21 +110,6 @@ def simulate(
         for outcome in found
     ]
     print_table(["POLICY", "COST", "TIME", "INTERRUPTIONS", "LOST"], rows, numeric=(1, 3))
-
-
-def seconds_of(text: str, option: str) -> float:
-    """Parse a time of an option.
-
-    Raises:
-        ConfigError: it is not one.
-    """
-    from headway.config.units import parse_seconds
-    from headway.core.errors import ConfigError
-
-    try:
-        return float(parse_seconds(text))
-    except ValueError as error:
-        raise ConfigError(str(error), where=option, fix=f"{option} '10 min'") from None
 
 
 def register(app: typer.Typer) -> None:

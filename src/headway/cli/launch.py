@@ -7,9 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import typer.core
 
-from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, RunArgument, load, print_json, print_table
+from headway.cli.common import (
+    ConfigArgument,
+    DefaultVerb,
+    JsonOption,
+    OverridesArgument,
+    RunArgument,
+    load,
+    print_json,
+    print_table,
+)
 from headway.core.console import print_line
 from headway.core.user_command import remember_config
 
@@ -50,18 +58,7 @@ Exit codes: 0 launched or written, 1 declined, 2 usage or config; nothing was st
 """
 
 
-class ConfigOrVerb(typer.core.TyperGroup):
-    """A group that takes a first word that is not one of its verbs as a config."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert the omitted verb `run`."""
-        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
-            args = ["run", *args]
-        parsed: list[str] = super().parse_args(ctx, args)
-        return parsed
-
-
-launch = typer.Typer(cls=ConfigOrVerb, no_args_is_help=True, help=HELP, subcommand_metavar="CONFIG|COMMAND [ARGS]...")
+launch = typer.Typer(cls=DefaultVerb, no_args_is_help=True, help=HELP, subcommand_metavar="CONFIG|COMMAND [ARGS]...")
 
 
 @launch.command("run", help=_RUN_HELP)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json, print_table
+from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json, print_table, seconds_of
 from headway.core.console import print_line, print_lines
 from headway.core.format import format_bytes, format_count, format_seconds
 
@@ -131,15 +131,11 @@ def plan(
 def _limits(deadline: str | None, budget: str | None) -> tuple[float | None, float | None] | None:
     """Parse the deadline in hours and the budget in dollars; None without both."""
     from headway.config.cost import parse_budget
-    from headway.config.units import parse_seconds
     from headway.core.errors import ConfigError
 
     if deadline is None and budget is None:
         return None
-    try:
-        hours = None if deadline is None else parse_seconds(deadline) / 3600
-    except ValueError as error:
-        raise ConfigError(str(error), where="--deadline", fix="--deadline 12h") from None
+    hours = None if deadline is None else seconds_of(deadline, "--deadline", "12h") / 3600
     try:
         return hours, None if budget is None else parse_budget(budget)
     except ValueError as error:

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-import typer.core
 
-from headway.cli.common import JsonOption, print_json, print_table
+from headway.cli.common import DefaultVerb, JsonOption, print_json, print_table
 from headway.core.console import print_line
 
 if TYPE_CHECKING:
@@ -32,18 +31,13 @@ Exit codes: 0 listed, 2 usage, or no such accelerator, cloud or region.
 """
 
 
-class ListOrVerb(typer.core.TyperGroup):
+class ListByDefault(DefaultVerb):
     """Makes `headway prices --gpu H100` mean `headway prices list --gpu H100`."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert the omitted verb `list`."""
-        if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
-            args = ["list", *args]
-        parsed: list[str] = super().parse_args(ctx, args)
-        return parsed
+    default = "list"
 
 
-prices = typer.Typer(cls=ListOrVerb, help=HELP, subcommand_metavar="[COMMAND] [ARGS]...")
+prices = typer.Typer(cls=ListByDefault, help=HELP, subcommand_metavar="[COMMAND] [ARGS]...")
 
 
 @prices.command("list")
@@ -163,7 +157,7 @@ def _print(offers: Sequence[Offer]) -> None:
         for offer in offers
     ]
     print_table(headers, rows, numeric=range(2, 5))
-    stale = sum(offer.age_text().endswith("stale") for offer in offers)
+    stale = sum(offer.is_stale() for offer in offers)
     if stale:
         print_line(
             f"{stale} of {len(offers)} prices are stale: headway prices refresh, or import, brings newer ones; --json"

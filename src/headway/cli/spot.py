@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headway.cli.common import seconds_of
+
 if TYPE_CHECKING:
     from headway.launchers.spot import Feed
 
@@ -60,7 +62,6 @@ def spot(
     min_pause: Annotated[str, typer.Option("--min-pause", help="Least time of a pause.")] = "5 min",
 ) -> None:
     """Run `headway spot`."""
-    from headway.cli.cost import seconds_of
     from headway.cost.spot_policy import SpotPolicy
     from headway.launchers.spot import SpotJob, hold_by_price
 
