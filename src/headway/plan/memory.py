@@ -50,25 +50,20 @@ def plan_memory(
         )
     gloo = device == "cpu" if gloo is None else gloo
     length = config.train.sequence_length // layout.mesh.cp
-    # The passes of a model of transformers make their own masks, if any.
-    pairs = (
-        0 if model.implementation == "transformers" else masked_pairs(config, model, layout.mesh.cp, layout.micro_batch)
-    )
-    by_transformers = model.implementation == "transformers"
-    if by_transformers:  # traced with torch; the plan of a native decoder does without
+    stages: list[Stage]
+    if model.implementation == "transformers":  # traced with torch; the plan of a native decoder does without
         from headway.plan.pretrained import pretrained_activations, pretrained_buffers, pretrained_stage
 
         sizes = pretrained_activations(config, model, layout, device)
+        stages = [pretrained_stage(config, model, layout)]
+        tables, pairs = pretrained_buffers(config, model), 0  # its passes make their own masks, if any
     else:
         sizes = Activations.of_layout(config, model, layout, device)
+        stages = pipeline_stages(config, model, layout)
+        tables = 2 * model.max_sequence_length * Shape.of(model).head_dim * FP32_BYTES
+        pairs = masked_pairs(config, model, layout.mesh.cp, layout.micro_batch)
     # Ids and targets in int64. On the CPU the batches of a whole step are in the same memory.
     batches = 16 * layout.micro_batch * length * (layout.micro_batches if device == "cpu" else 1)
-    stages: list[Stage]
-    if by_transformers:
-        tables, stages = pretrained_buffers(config, model), [pretrained_stage(config, model, layout)]
-    else:
-        tables = 2 * model.max_sequence_length * Shape.of(model).head_dim * FP32_BYTES
-        stages = pipeline_stages(config, model, layout)
     moments: list[Moment] = []
     for stage in stages:
         lasting = batches + tables + pairs + stage.received * sizes.gradient

@@ -74,9 +74,8 @@ def export_run(model: Path, step: int | None, folder: Path) -> int | None:
     from headway.training.inference import export_trained, load_trained
 
     trained = load_trained(model, step=step)
-    merge = isinstance(cast(object, trained.model), TransformersModel) and bool(
-        cast(TransformersModel, trained.model).has_adapter
-    )
+    built = cast(object, trained.model)
+    merge = isinstance(built, TransformersModel) and built.has_adapter
     export_trained(trained, folder, merge=merge)
     return trained.step
 

@@ -139,7 +139,7 @@ class BenchmarkProcess:
         try:
             if code == 0:
                 return read_json_object(self.output)
-            lines = self.log.read_text(encoding="utf-8", errors="replace")[-_LAST_CHARACTERS:].strip().splitlines()
+            lines = _end_of(self.log).strip().splitlines()
         except (OSError, ValueError) as error:
             lines = [str(error)]
         raise HeadwayError(
@@ -161,6 +161,10 @@ class BenchmarkProcess:
         """Remove what the process was given, and the export, which it cannot do when it is killed."""
         self.output.with_suffix(".order").unlink(missing_ok=True)
         shutil.rmtree(self.output.with_suffix(_EXPORT), ignore_errors=True)
+
+
+def _end_of(log: Path) -> str:
+    return log.read_text(encoding="utf-8", errors="replace")[-_LAST_CHARACTERS:]
 
 
 def _visible_gpu(device: str) -> str:
@@ -194,8 +198,7 @@ def run_benchmarks(model: Path, step: int | None, wanted: BenchmarksConfig, devi
         except HeadwayError as error:
             log = output.with_suffix(".log")
             if log.is_file():  # its place is about to be removed
-                text = log.read_text(encoding="utf-8", errors="replace")[-_LAST_CHARACTERS:]
-                raise HeadwayError(f"{error.what}\n{text}", where=str(model), fix=error.fix) from None
+                raise HeadwayError(f"{error.what}\n{_end_of(log)}", where=str(model), fix=error.fix) from None
             raise
 
 

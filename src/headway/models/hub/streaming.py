@@ -73,10 +73,9 @@ def build_for_shards(config: ModelConfig, *, seed: int, precision: str) -> tuple
         name: next((names[alias] for alias in aliases.get(name, (name,)) if names[alias] in files), None)
         for name in state
     }
-    needs_conversion = config.adapter is not None and config.adapter.method == "dora"
     missing = [name for name, found_name in in_files.items() if found_name is None and name not in values]
     needs_conversion = (
-        needs_conversion
+        (config.adapter is not None and config.adapter.method == "dora")
         or is_adapter(source)
         or any(name not in model.buffers_at_first for name in missing)
         or _has_more(model, files.keys() - set(names.values()))

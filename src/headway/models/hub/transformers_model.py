@@ -104,8 +104,8 @@ class TransformersModel(nn.Module):
         adapter = self.config.adapter
         if adapter is None or adapter.also_trained_rate == 1.0:
             return {}
-        trained = {name: p for name, p in self.named_parameters() if p.requires_grad}
-        return {p: adapter.also_trained_rate for name, p in trained.items() if ".lora_" not in name}
+        trained = [p for name, p in self.named_parameters() if p.requires_grad and ".lora_" not in name]
+        return dict.fromkeys(trained, adapter.also_trained_rate)
 
     def kept_elsewhere(self) -> set[str]:
         """Return the names of tensors of the state that are in the pretrained model and never change."""
