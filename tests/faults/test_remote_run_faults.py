@@ -134,7 +134,7 @@ def lose_claims(tiny: Tiny, url: str, tmp_path: Path) -> Path:
         assert wait_until(lambda: is_sent(3), 120), "after its claim was removed it publishes again"
         elsewhere = tmp_path / "elsewhere" / "tiny"
         # The writer process still adds checkpoints and removes folders: what tells whose run it is is enough.
-        kept = shutil.ignore_patterns("attempts", "checkpoints", "remote.json", ".owner")
+        kept = shutil.ignore_patterns("attempts", "checkpoints", "checkpoints.sqlite*", "remote.json", ".owner")
         shutil.copytree(run, elsewhere, ignore=kept)
         RemoteTier.find(Objects(f"{url}/tiny"), elsewhere).acquire(elsewhere, 2)
 
