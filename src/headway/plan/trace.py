@@ -50,7 +50,7 @@ class Trace:
     loss_backward: int = 0
 
 
-class _Storages(TorchDispatchMode):
+class LiveStorages(TorchDispatchMode):
     """Counts the bytes of storages, from the operation that makes them until nothing refers to them."""
 
     def __init__(self, existing: Sequence[torch.Tensor]) -> None:
@@ -82,7 +82,7 @@ class _Storages(TorchDispatchMode):
 class _Passes:
     """Hooks that read the counter between the layers of both passes."""
 
-    def __init__(self, model: TransformersModel, layers: Sequence[nn.Module], storages: _Storages) -> None:
+    def __init__(self, model: TransformersModel, layers: Sequence[nn.Module], storages: LiveStorages) -> None:
         self.storages = storages
         self.after: list[int] = []
         """Bytes after the embedding, and after each layer."""
@@ -185,7 +185,7 @@ def _one_document() -> Iterator[None]:
 
 
 def _run(model: TransformersModel, layers: Sequence[nn.Module], ids: torch.Tensor) -> Trace:
-    storages = _Storages([*model.parameters(), *model.buffers(), ids])
+    storages = LiveStorages([*model.parameters(), *model.buffers(), ids])
     is_projected = _is_projected(model, ids)
     passes = _Passes(model, layers, storages)
     loss = loss_backward = 0
