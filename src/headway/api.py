@@ -205,7 +205,7 @@ def _with_precision(config: Config, restart: bool) -> Config:
 def _train(config: Config, options: RunOptions, callbacks: Sequence[Callback], own_process: bool) -> None:
     from headway.session.preflight import examine
 
-    plan = examine(config, options)
+    plan = examine(config, options, begins=world_size_from_environment() is None)
     from headway.session.process_state import restore_process_state
     from headway.session.session import run_in_this_process
     from headway.training.task import language_model_task

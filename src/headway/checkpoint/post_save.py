@@ -15,6 +15,7 @@ from headway.checkpoint.contents import crossed, step_context
 from headway.checkpoint.format.manifest import Manifest, step_name
 from headway.checkpoint.index import LOCAL, CheckpointIndex
 from headway.checkpoint.pruning import Pruner
+from headway.checkpoint.records import RECORDS, pack_records
 from headway.checkpoint.remote_copies import RemoteCopies, TierAccess
 from headway.checkpoint.retention import Every, Rules
 from headway.checkpoint.run_identity import RunIdentity, run_identity
@@ -111,10 +112,14 @@ class CheckpointMaintainer:
             },
         }
 
-    def context(self, step: int) -> dict[str, Any]:
+    def context(self, step: int, folder: Path) -> dict[str, Any]:
         """Return additional context for the manifest of `step`: `kind`, the step's metrics, and more if it is full.
 
         Call this once per save, after the metrics of the step are recorded.
+
+        Args:
+            step: Finished steps.
+            folder: The folder of the save, which gets the run's records if there is a remote tier to take them to.
         """
         now, every = (step, time.time()), self._full_every
         full = (
@@ -126,7 +131,10 @@ class CheckpointMaintainer:
         if full:
             self._last_full = now
         try:
-            return step_context(self.run, step, full)
+            context = step_context(self.run, step, full)
+            if self._remote is not None:
+                context[RECORDS] = pack_records(self.run, folder)
+            return context
         except (OSError, ValueError) as error:
             warning(f"the checkpoint of step {step} is saved without metrics and provenance: {error}")
             return {}

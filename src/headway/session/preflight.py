@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from headway.config import Config, LaneGrid, MeshShape, resolve_lanes, resolve_mesh
 from headway.core.launched import world_size_from_environment
+from headway.runs.take_up import take_up_records
 from headway.session.attempt import RunOptions, check_keys_present
 from headway.session.completed import completed
 
@@ -60,12 +61,15 @@ class RunPlan:
         return {"parameters": count_parameters(self.config.model).total, "vocab_size": self.store.vocab_size}
 
 
-def examine(config: Config, options: RunOptions | None = None) -> RunPlan:
-    """Examine the run of a language model: its config, data, earlier steps and this machine. Nothing is written.
+def examine(config: Config, options: RunOptions | None = None, *, begins: bool = False) -> RunPlan:
+    """Examine the run of a language model: its config, data, earlier steps and this machine.
+
+    Nothing is written, but that a run that begins takes up its records from its remote tier.
 
     Args:
         config: Resolved.
         options: What to do about the run directory; None if no run is intended there.
+        begins: Whether this process is about to begin an attempt, alone.
 
     Raises:
         HeadwayError: the error that would have stopped the run.
@@ -76,6 +80,8 @@ def examine(config: Config, options: RunOptions | None = None) -> RunPlan:
         from headway.session.changes import StoreData, settle_segments
         from headway.session.spending import check_cost
 
+        if begins and not options.restart:
+            take_up_records(config, store.fingerprint)
         config = settle_segments(config, StoreData(config, store), options, store.tokenizer_fingerprint)
         check_cost(config, options)
     plan = RunPlan.of(config, options or RunOptions(), store)

@@ -114,7 +114,7 @@ def _run_again(config: Config, options: RunOptions, attempt: Attempt) -> None:
 
 
 def _run_first(channel: Channel, config: Config, options: RunOptions) -> None:
-    plan = examine(config, options)
+    plan = examine(config, options, begins=True)
     if plan.mesh.size == 1:
         from headway.session.session import run_in_this_process
         from headway.training.task import language_model_task

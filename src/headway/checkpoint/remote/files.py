@@ -9,6 +9,7 @@ from pathlib import Path
 
 from headway.checkpoint.format.manifest import MANIFEST, Manifest
 from headway.checkpoint.format.sealing import SEALED
+from headway.checkpoint.records import RECORDS, RECORDS_FILE
 from headway.checkpoint.remote.objects import Objects
 from headway.core.files import fingerprint
 from headway.core.foreign import read_json_lines
@@ -36,13 +37,18 @@ def name_there(folder: Objects, manifest: Manifest, file: str) -> str:
 
 def names_there(manifest: Manifest) -> set[str]:
     """Return all names that files of a remote checkpoint may have."""
-    return {name for file in manifest.files for name in (sent_name(manifest, file), file)}
+    return {name for file in _files(manifest) for name in (sent_name(manifest, file), file)}
 
 
 def unexpected_objects(names: Iterable[str], manifest: Manifest) -> list[str]:
     """Return the objects in the folder of an uploaded checkpoint that do not belong to it."""
-    own = {sent_name(manifest, file).removesuffix(SEALED) for file in manifest.files} | {MANIFEST}
+    own = {sent_name(manifest, file).removesuffix(SEALED) for file in _files(manifest)} | {MANIFEST}
     return [name for name in names if name.removesuffix(SEALED) not in own]
+
+
+def _files(manifest: Manifest) -> list[str]:
+    """Return the files of a remote checkpoint, the archive of its records among them."""
+    return [*manifest.files, *([RECORDS_FILE] if RECORDS in manifest.context else [])]
 
 
 class Journal:

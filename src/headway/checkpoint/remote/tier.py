@@ -30,6 +30,7 @@ from pathlib import Path
 from headway.checkpoint.format.file_hash import is_as_written
 from headway.checkpoint.format.manifest import MANIFEST, Manifest, read_manifest, step_name, step_of
 from headway.checkpoint.format.sealing import SEALED, VARIABLE, Undecipherable
+from headway.checkpoint.records import RECORDS, RECORDS_FILE
 from headway.checkpoint.remote.files import Journal, names_there, sent_name, unexpected_objects
 from headway.checkpoint.remote.objects import NoAnswer, Objects
 from headway.checkpoint.remote.ownership import (
@@ -307,6 +308,14 @@ class RemoteTier:
             raise closed
         return found
 
+    def fetch_records(self, manifest: Manifest, path: Path) -> bool:
+        """Download the archive of a run's records that came with a checkpoint, and return whether there is one."""
+        name = f"{step_name(manifest.step)}/{sent_name(manifest, RECORDS_FILE)}"
+        if RECORDS not in manifest.context or (there := self.objects.stat(name)) is None:
+            return False
+        self.objects.download(name, path, there.bytes)
+        return True
+
     # Writing
 
     def publish(self, folder: Path, journal: Path, advance: Callable[[int], None] = lambda _: None) -> bool:
@@ -350,6 +359,9 @@ class RemoteTier:
                 self.assert_owner(publishes=False)
                 sent.note(file, entry.hash, self.objects.upload(target, path).version or "")
             advance(entry.bytes)
+        if (folder / RECORDS_FILE).is_file() and RECORDS in manifest.context:
+            self.assert_owner(publishes=False)
+            self.objects.upload(f"{name}/{sent_name(manifest, RECORDS_FILE)}", folder / RECORDS_FILE)
         fault_point("upload.manifest")
         self.assert_owner()
         if self.objects.stat(f"{name}/{_ASIDE}") is not None:

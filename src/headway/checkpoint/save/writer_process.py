@@ -139,7 +139,7 @@ class WriterService:
         with self._store.saving(step, job["tag"], nbytes) as folder:
             mine = write_part(folder, files, staged, self._report_progress, self._key)
             parts = [mine, *(self._part_of(folder, rank) for rank in range(1, self._workers))]
-            more = self._after_save.context(step) if self._after_save else {}
+            more = self._after_save.context(step, folder) if self._after_save else {}
             context = {**job["context"], **more}
             return self._store.publisher.finish(folder, parts, cursor, context, self._report_progress)
 
