@@ -6,23 +6,25 @@ Each machine is a network namespace with a cable and a host name of its own; the
 from __future__ import annotations
 
 import json
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from headway.chaos.machines import can_make_namespaces
+from headway.core.waiting import wait_until
 from headway.runs.ledger_proof import prove
 from headway.runs.run_directory import RunDirectory
 from parts_table import NAMESPACES
 from support import headway, state_hash
-from support_machines import Machine, can_make_machines, machines, wait_for_steps
+from support_machines import Machine, machines, wait_for_steps
+from waits import LONG
 
 pytestmark = [
     pytest.mark.parts(NAMESPACES),
     pytest.mark.timeout(900),
-    pytest.mark.skipif(not can_make_machines(), reason="network namespaces need root, and `ip` (iproute2)"),
+    pytest.mark.skipif(not can_make_namespaces(), reason="network namespaces need root, and `ip` (iproute2)"),
 ]
 
 STEPS = 24
@@ -71,8 +73,33 @@ def outcomes(config: Path) -> list[str]:
     return [json.loads(path.read_text())["outcome"] for path in paths]
 
 
-@pytest.mark.parametrize("determinism", ["run", "elastic"])
-@pytest.mark.parametrize("fault", ["killed", "frozen", "cut off"])
+def strike(machine: Machine, fault: str) -> None:
+    stands = machine.stands
+    {"kill": stands.kill, "freeze": stands.freeze}.get(fault, lambda: stands.cut(fault))()  # type: ignore[arg-type]
+
+
+def undo(machine: Machine, fault: str, command: list[str]) -> None:
+    if fault == "kill":
+        machine.start(*command)
+    elif fault == "freeze":
+        machine.stands.thaw()
+    else:
+        machine.stands.plug()
+
+
+def ends(several: list[Machine]) -> list[int]:
+    return [machine.wait() for machine in several]
+
+
+def said(several: list[Machine]) -> str:
+    return "\n".join(machine.text for machine in several)
+
+
+FAULTS = ["kill", "freeze", "cut", "cut-out", "cut-in"]
+_OF_TWO = [("run", fault) for fault in FAULTS] + [("elastic", "freeze"), ("elastic", "cut-out")]
+
+
+@pytest.mark.parametrize(("determinism", "fault"), _OF_TWO)
 def test_a_machine_that_is_lost_is_named_and_taken_in_again(
     config: Path, two: list[Machine], states: dict[str, str], fault: str, determinism: str
 ) -> None:
@@ -82,54 +109,61 @@ def test_a_machine_that_is_lost_is_named_and_taken_in_again(
         machine.start(*command)
     wait_for_steps(run, 6)
     began = time.monotonic()
-    {
-        "killed": lambda: second.signal_all(signal.SIGKILL),
-        "frozen": lambda: second.signal_all(signal.SIGSTOP),
-        "cut off": second.cut,
-    }[fault]()
-    first.says("machine 1 (hw-b) is lost", 60.0)
+    strike(second, fault)
+    first.says("machine 1 (machine-1) is lost", 60.0)
     named = time.monotonic() - began
-    assert named < (3 if fault == "killed" else SILENCE + 4)
+    assert named < (3 if fault == "kill" else SILENCE + 4)
     if determinism == "elastic":
         wait_for_steps(run, 1)
-        print(f"{fault}: named after {named:.1f} s, next new step after {time.monotonic() - began:.1f} s")
-    if fault == "killed":
-        second.start(*command)
-    elif fault == "frozen":
-        second.signal_all(signal.SIGCONT)
-    else:
+    elif fault.startswith("cut"):
         second.says("the workers of this machine are ended", 60.0)
-        second.plug()
-    assert [first.wait(), second.wait()] == [0, 0], first.text + second.text
-    assert outcomes(config)[0].startswith("machine 1 (hw-b) is lost")
+    undo(second, fault, command)
+    if determinism == "run":
+        wait_for_steps(run, 1)
+    print(f"{fault}, {determinism}: named after {named:.1f} s, next step after {time.monotonic() - began:.1f} s")
+    assert ends(two) == [0, 0], said(two)
+    assert outcomes(config)[0].startswith("machine 1 (machine-1) is lost")
     if determinism == "run":
         assert " 1 worker on " not in first.text, "it was waited for"
     check(config, determinism, states)
 
 
-@pytest.mark.parametrize("fault", ["killed", "frozen", "cut off"])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_lead_that_is_lost_and_comes_back_continues_the_run(
     config: Path, two: list[Machine], states: dict[str, str], fault: str
 ) -> None:
     first, second = two
-    command = words(config, "run")
+    run, command = config.parent / "runs/hurt", words(config, "run")
     for machine in two:
         machine.start(*command)
-    wait_for_steps(config.parent / "runs/hurt", 6)
-    {
-        "killed": lambda: first.signal_all(signal.SIGKILL),
-        "frozen": lambda: first.signal_all(signal.SIGSTOP),
-        "cut off": first.cut,
-    }[fault]()
+    wait_for_steps(run, 6)
+    began = time.monotonic()
+    strike(first, fault)
     second.says("the lead is lost", 60.0)
-    if fault == "killed":
-        first.start(*command)
-    elif fault == "frozen":
-        first.signal_all(signal.SIGCONT)
-    else:
-        first.plug()
-    assert [first.wait(), second.wait()] == [0, 0], first.text + second.text
+    named = time.monotonic() - began
+    undo(first, fault, command)
+    wait_for_steps(run, 1)
+    print(f"lead, {fault}: noticed after {named:.1f} s, next step after {time.monotonic() - began:.1f} s")
+    assert ends(two) == [0, 0], said(two)
     check(config, "run", states)
+
+
+def test_both_machines_are_lost_and_the_same_commands_continue(
+    config: Path, two: list[Machine], states: dict[str, str]
+) -> None:
+    run, command = config.parent / "runs/hurt", words(config, "elastic")
+    for machine in two:
+        machine.start(*command)
+    wait_for_steps(run, 6)
+    began = time.monotonic()
+    for machine in two:
+        machine.stands.kill()
+    for machine in two:
+        machine.start(*command)
+    wait_for_steps(run, 1)
+    print(f"both killed: next step after {time.monotonic() - began:.1f} s")
+    assert ends(two) == [0, 0], said(two)
+    check(config, "elastic", states)
 
 
 def test_a_lead_that_does_not_come_back_ends_the_others_for_their_scheduler(
@@ -140,13 +174,41 @@ def test_a_lead_that_does_not_come_back_ends_the_others_for_their_scheduler(
     for machine in two:
         machine.start(*command)
     wait_for_steps(config.parent / "runs/hurt", 6)
-    first.signal_all(signal.SIGKILL)
+    first.stands.kill()
     assert second.wait() == 75, second.text
     assert "the lead has been gone for" in second.text
     for machine in two:  # both are started again, as after the death of both
         machine.start(*words(config, "run"))
-    assert [first.wait(), second.wait()] == [0, 0], first.text + second.text
+    assert ends(two) == [0, 0], said(two)
     check(config, "run", states)
+
+
+def test_a_machine_that_is_cut_off_publishes_nothing(config: Path, two: list[Machine], states: dict[str, str]) -> None:
+    first, second = two
+    run, command = config.parent / "runs/hurt", words(config, "elastic")
+    for machine in two:  # its writer process stops with its part of the second checkpoint half written
+        machine.start(*command, faults="freeze@checkpoint.shard:2#1%1")
+    wait_for_steps(run, 6)
+    second.stands.freeze()
+    second.stands.cut("cut")
+    first.says("machine 1 (machine-1) is lost", 60.0)
+    wait_for_steps(run, 1)  # the lead continues alone
+    first.stands.freeze()
+    before = published(run)
+    second.stands.thaw()  # now it does what it was about to do, and nobody else does anything
+    second.says("the workers of this machine are ended", 60.0)
+    time.sleep(1.0)
+    assert published(run) == before
+    second.stands.plug()
+    first.stands.thaw()
+    assert ends(two) == [0, 0], said(two)
+    check(config, "elastic", states)
+
+
+def published(run: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of every file that later attempts, or readers, take for part of the run."""
+    paths = [*run.glob("checkpoints/step-*/*"), *run.glob("*.jsonl"), run / "run.json"]
+    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in paths if path.exists()}
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -154,19 +216,20 @@ def test_a_lead_that_does_not_come_back_ends_the_others_for_their_scheduler(
 def test_a_signal_to_any_machine_stops_all_and_saves(
     config: Path, two: list[Machine], states: dict[str, str], when: str, number: int
 ) -> None:
-    command = words(config, "run")
+    run, command = config.parent / "runs/hurt", words(config, "run")
     for machine in two:
-        machine.start(*command, faults="slow@checkpoint=8" if when == "save" else "")
-    run = config.parent / "runs/hurt"
+        machine.start(*command, faults="slow@checkpoint.shard:1" if when == "save" else "")
     if when == "import":
-        time.sleep(0.4)
+        assert wait_until(lambda: two[number].stands.answers_signals, LONG, 0.001)
+    elif when == "step":
+        wait_for_steps(run, 6)
     else:
-        wait_for_steps(run, 6 if when == "step" else 8)
-    two[number].signal(signal.SIGTERM)
-    assert [machine.wait() for machine in two] == [75, 75], two[0].text + two[1].text
+        assert wait_until(lambda: any(run.glob("checkpoints/.*step-00000008*")), LONG, 0.001)
+    two[number].stands.terminate()
+    assert ends(two) == [75, 75], said(two)
     for machine in two:
         machine.start(*command)
-    assert [machine.wait() for machine in two] == [0, 0], two[0].text + two[1].text
+    assert ends(two) == [0, 0], said(two)
     check(config, "run", states)
 
 
@@ -177,10 +240,10 @@ def test_of_three_machines_two_work_and_the_third_takes_the_place_of_a_lost_one(
         for machine in three:
             machine.start(*words(config, "elastic", "3"))
         three[0].says("is a hot spare: the run uses 2 of 3 machines")
-        working = 1 if "machine 2 (hw-c) is a hot spare" in three[0].text else 2
+        working = 1 if "machine 2 (machine-2) is a hot spare" in three[0].text else 2
         wait_for_steps(config.parent / "runs/hurt", 6)
-        three[working].signal_all(signal.SIGKILL)
-        assert [three[0].wait(), three[3 - working].wait()] == [0, 0], three[0].text
+        three[working].stands.kill()
+        assert ends([three[0], three[3 - working]]) == [0, 0], said(three)
         assert " 1 worker on " not in three[0].text
         assert sum("is lost" in outcome for outcome in outcomes(config)) == 1, "the spare was never lost"
     check(config, "elastic", states)

@@ -7,13 +7,17 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headway.chaos.campaign import FEWEST_STEPS, Shape, Stage, Trial, plan_campaign
+from headway.chaos.campaign import FEWEST_STEPS, Shape, Stage, plan_campaign
 from headway.chaos.changes import changing_stages, one_stage
 from headway.chaos.controls import CONTROLS
+from headway.chaos.machine_plan import plan_machine_campaign
+from headway.chaos.machine_trial import MachineRuns
+from headway.chaos.machines import can_make_namespaces, standing_machines
 from headway.chaos.trial import SEED, Runs, TrialResult
 from headway.checkpoint.remote.open import open_place
 from headway.checkpoint.transfer import remote_manifests
@@ -26,6 +30,8 @@ from headway.training.precision import with_precision
 
 #: Descriptions of the measurements.
 _RECOVERY = "from a kill to the next new step"
+_NAMESPACES = "network namespaces"
+_LOOPBACK = "processes on loopback, which are not cut off: network namespaces need root and `ip`"
 _OVERHEAD = "until new workers are started, and to find and load a checkpoint"
 
 
@@ -46,6 +52,8 @@ class CampaignResult:
     """Upper limit of `recoveries`; None to only report them."""
     max_overhead_seconds: float | None = None
     """Upper limit of `own`."""
+    machines: str | None = None
+    """Of a campaign with several machines: how many, and as what they stand on this one."""
 
     @property
     def failed(self) -> bool:
@@ -66,6 +74,11 @@ class CampaignResult:
     def mismatches(self) -> int:
         """Runs whose last state differs from that of the undisturbed run."""
         return sum(trial.state_sha256 != self.expected for trial in self.trials)
+
+    @property
+    def rows_differ(self) -> int:
+        """Runs that lost or repeated rows according to their ledgers."""
+        return sum(trial.rows_differ for trial in self.trials)
 
     @property
     def recoveries(self) -> list[float]:
@@ -116,6 +129,7 @@ def run_campaign(
     controls: bool = True,
     remote: str | None = None,
     changes: bool = False,
+    machines: int = 1,
 ) -> CampaignResult:
     """Train without kills, then with kills, and compare.
 
@@ -131,6 +145,8 @@ def run_campaign(
             local checkpoints are lost. The config's own remote tier is not used.
         changes: Every run, including the undisturbed one, changes to other batches, more data and shorter rows on the
             way (`headway.chaos.changes`). Controls apply to runs without changes and are skipped.
+        machines: Number of machines, each with the only number of `worker_counts` as its workers. With more than one,
+            whole machines are killed, frozen, cut off and stopped, and workers are left alone.
 
     Raises:
         ConfigError: the config does not promise what is tested, the folder is not empty or cannot be created, or a
@@ -138,6 +154,12 @@ def run_campaign(
         HeadwayError: the run without kills fails; the exit code is that of the run.
     """
     check_not_a_worker("chaos")
+    if machines > 1 and (remote or changes or len(worker_counts) > 1):
+        raise ConfigError(
+            "a campaign with several machines has one number of workers, and neither a remote tier nor changes",
+            where="--machines",
+            fix="leave out --remote and --changes, and give one number in --workers: that of each machine",
+        )
     config = with_precision(override(config, ["checkpoint.remote=null", "telemetry.alert=null"]))
     assert config.train.steps is not None
     if config.determinism == "off" or (len(set(worker_counts)) > 1 and config.determinism != "elastic"):
@@ -171,33 +193,51 @@ def run_campaign(
         # Without the config's minimum, so that fewer workers are allowed too.
         *("supervise.max_failures=1000000", "supervise.max_delay_seconds=0.1", "parallel.min_workers=null"),
     ]
+    if machines > 1:
+        # A machine that has missed the end of the run gives up soon, and is started again.
+        overrides.append(f"supervise.rejoin_seconds={max(60.0, 4 * config.supervise.lost_seconds)}")
     place = _place_in(config, remote) if remote else None
-    runs, start = Runs(file, overrides, folder, stages, place), time.monotonic()
-    notice(f"training {steps} steps without kills")
-    result = CampaignResult(seed, runs.reference(worker_counts[0]))
-    try:
-        with stoppable():
-            _disturb(result, runs, plan_campaign(shape, seed), kills)
-            for control in (*CONTROLS, SEED) if controls and not changes else ():
-                notice(f"control run, which loses: {control}")
-                result.controls[control] = runs.control(control, worker_counts[0])
-    except KeyboardInterrupt:
-        result.stopped = True
+    start = time.monotonic()
+    with ExitStack() as stack:
+        if machines == 1:
+            workers, result = worker_counts[0], CampaignResult(seed, "")
+            runs = Runs(file, overrides, folder, stages, place)
+            trials = (runs.carry_out(trial, result.expected) for trial in plan_campaign(shape, seed))
+        else:
+            each, namespaces = worker_counts[0], can_make_namespaces()
+            workers = machines * each if config.determinism == "run" else each
+            stand_as = _NAMESPACES if namespaces else _LOOPBACK
+            result = CampaignResult(seed, "", machines=f"{machines} machines ({stand_as})")
+            standing = stack.enter_context(standing_machines(machines, namespaces))
+            runs = several = MachineRuns(file, overrides, folder, stages, machines=standing, workers=each)
+            lost_seconds = config.supervise.lost_seconds
+            plan = plan_machine_campaign(machines, steps, lost_seconds, can_cut=namespaces, seed=seed)
+            trials = (several.carry_out_on_machines(trial, result.expected) for trial in plan)
+        notice(f"training {steps} steps without kills")
+        result.expected = runs.reference(workers)
+        try:
+            with stoppable():
+                _disturb(result, trials, kills)
+                for control in (*CONTROLS, SEED) if controls and not changes else ():
+                    notice(f"control run, which loses: {control}")
+                    result.controls[control] = runs.control(control, workers)
+        except KeyboardInterrupt:
+            result.stopped = True
     result.seconds = time.monotonic() - start
     return result
 
 
-def _disturb(result: CampaignResult, runs: Runs, trials: Iterator[Trial], kills: int) -> None:
+def _disturb(result: CampaignResult, trials: Iterator[TrialResult], kills: int) -> None:
     """Carry out trials until enough kills have happened."""
     with progress("kills", kills) as bar:
         # Not every planned kill happens: a run may be past its step when the workers start again.
         while (done := sum(result.kills.values())) < kills:
             trial = next(trials)
-            result.trials.append(runs.carry_out(trial, result.expected))
-            came = sum(result.trials[-1].kills.values())
+            result.trials.append(trial)
+            came = sum(trial.kills.values())
             if not came:
-                result.trials[-1].problems.append("no kill happened, so it tested nothing")
-            for problem in result.trials[-1].problems:
+                trial.problems.append("no kill happened, so it tested nothing")
+            for problem in trial.problems:
                 notice(f"run {trial.number}: {problem}")
             bar.advance(min(kills - done, came))
             if not came:
@@ -238,20 +278,29 @@ def render(result: CampaignResult) -> str:
 def _lines(result: CampaignResult) -> Iterator[str]:
     kills, runs = sum(result.kills.values()), len(result.trials)
     workers = sorted({count for trial in result.trials for count in trial.workers})
-    came = f"{counted(kills, 'kill')} in {counted(runs, 'run')}"
-    if workers:
+    word = "fault" if result.machines else "kill"
+    came = f"{counted(kills, word)} in {counted(runs, 'run')}"
+    if result.machines:
+        came += f" on {result.machines}"
+    elif workers:
         came += f" on {_listed(workers)} {plural(workers[-1], 'worker')}"
     differ = "state differs" if result.mismatches == 1 else "states differ"
     found = f"{result.mismatches} {differ} from the undisturbed run's" if runs else "nothing was compared"
     yield f"{came} (seed {result.seed}, {format_seconds(result.seconds)}): {found}"
-    yield from (f"  {kind:28}{count:5}" for kind, count in sorted(result.kills.items()))
+    for kind, count in sorted(result.kills.items()):
+        seconds = sorted(s for trial in result.trials for s in trial.recoveries_by_kind.get(kind, ()))
+        took = f"   next step after {statistics.median(seconds):.1f} s, {seconds[-1]:.1f} s at most" if seconds else ""
+        yield f"  {kind:28}{count:5}{took}"
+    if result.machines:
+        yield f"  {'runs with rows lost or repeated':28}{result.rows_differ:2}"
     if result.disks_lost:
         yield f"local checkpoints were lost {counted(result.disks_lost, 'time')}: resumed from the remote tier"
     if result.recoveries:
         seconds = result.recoveries
+        recovery = _RECOVERY.replace("kill", word)
         yield (
-            f"{_RECOVERY}: median {statistics.median(seconds):.1f} s,"
-            f" longest {seconds[-1]:.1f} s ({counted(len(seconds), 'kill')})"
+            f"{recovery}: median {statistics.median(seconds):.1f} s,"
+            f" longest {seconds[-1]:.1f} s ({counted(len(seconds), word)})"
         )
     if result.own:
         yield (f"of that {_OVERHEAD}: median {statistics.median(result.own):.2f} s, longest {result.own[-1]:.2f} s")

@@ -36,7 +36,7 @@ SUPERVISOR = "kill@supervisor"
 _WAIT = "hang@data"
 _LOOK_SECONDS = 0.05
 #: A leg that takes longer is stuck, which is a problem.
-_LEG_SECONDS = 1800.0
+LEG_SECONDS = 1800.0
 #: Time for a writer process that outlives its run to end.
 _WRITER_SECONDS = 60.0
 #: How often a run is stopped to upload its state: an upload gets a few seconds each time.
@@ -57,7 +57,7 @@ class End:
     def problem(self) -> str | None:
         """The problem; None for a command that ran all steps or was killed as planned."""
         if self.stood_still:
-            return f"was stuck: no end after {format_seconds(_LEG_SECONDS)}"
+            return f"was stuck: no end after {format_seconds(LEG_SECONDS)}"
         return f"ended with exit code {self.code}" if self.code and not self.killed else None
 
 
@@ -73,10 +73,14 @@ class TrialResult:
     state_sha256: str | None = None
     recovery_seconds: list[float] = field(default_factory=list)
     """Seconds from a kill that ended an attempt to the next finished step."""
+    recoveries_by_kind: dict[str, list[float]] = field(default_factory=dict)
+    """The same seconds by kind of fault, for faults of machines."""
     own_seconds: list[float] = field(default_factory=list)
     """Seconds of each recovery before the next attempt began, and for finding and loading a checkpoint."""
     disks_lost: int = 0
     """How often it had to resume from the remote tier."""
+    rows_differ: bool = False
+    """Whether the ledger shows that a row was lost or repeated."""
     seconds: float = 0.0
 
 
@@ -148,15 +152,21 @@ class Runs:
                 result.problems.append(f"command {number}, on {counted(leg.workers, 'worker')}, {end.problem}")
             wanted.append((_last_attempt(run), leg.workers))
         self._count_kills(run, result)
-        last = self._last(name)
+        result.problems += self._other_workers(run, wanted)
+        self._judge(run, result, expected)
+        result.seconds = time.monotonic() - start
+        return result
+
+    def _judge(self, run: Path, result: TrialResult, expected: str) -> None:
+        """Compare the last state with that of the undisturbed run, and check the ledger and all checkpoints."""
+        last = self._last(run.name)
         result.state_sha256 = last.state_sha256 if last else None
         if result.state_sha256 != expected:
             result.problems.append(f"the last state is {result.state_sha256}, not {expected}")
-        result.problems += self._other_workers(run, wanted)
         result.problems += self._damage(run)
-        result.problems += self._ledger_problems(run, result.disks_lost)
-        result.seconds = time.monotonic() - start
-        return result
+        found = self._ledger_problems(run, result.disks_lost)
+        result.rows_differ = bool(found)
+        result.problems += found
 
     def control(self, control: str, workers: int) -> str | None:
         """Run a control; return None if it is detected, else the problem.
@@ -200,7 +210,7 @@ class Runs:
         )
         run = self._folder / name
         log_of_faults = self._folder / f"{name}.faults.jsonl"
-        deadline, last = time.monotonic() + _LEG_SECONDS, leg.supervisor_at
+        deadline, last = time.monotonic() + LEG_SECONDS, leg.supervisor_at
         orders = leg.orders if last is None else (*leg.orders, f"{_WAIT}={self._stages[leg.stage].last - 1}#*")
         variables = {FAULTS_VARIABLE: ",".join(orders), FAULTS_LOG_VARIABLE: str(log_of_faults)}
         waited = _waits(log_of_faults)

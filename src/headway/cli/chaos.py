@@ -16,7 +16,8 @@ Trains the config once undisturbed, then in many runs with kills (SIGKILL) of wo
 write checkpoints and of the supervisor, in every phase of a step and of a save, on changing numbers of workers. The \
 SHA-256 of weights, moments and cursor must be equal, the ledger must prove that no row was lost or repeated, and \
 every checkpoint must verify. Control runs that lose something on purpose must be detected. The recovery time, from a \
-kill to the next new step, is reported, and checked if a limit is given. The config's own run directory is not touched.
+kill to the next new step, is reported, and checked if a limit is given. With --machines whole machines fail instead, \
+and come back. The config's own run directory is not touched.
 
 [bold]Examples[/bold]
 
@@ -24,6 +25,7 @@ headway chaos configs/elastic.yaml train.steps=40 --kills 20
 headway chaos configs/elastic.yaml train.steps=40 --kills 500 --workers 1,2,4 --seed 7 --output chaos
 headway chaos configs/elastic.yaml train.steps=40 --kills 50 --remote s3://bucket/chaos
 headway chaos configs/elastic.yaml train.steps=80 --kills 100 --changes
+headway chaos configs/elastic.yaml train.steps=400 --machines 3 --kills 20
 headway chaos configs/elastic.yaml train.steps=40 --max-recovery 10s --max-overhead 2s
 
 Ctrl-C ends a campaign, which then reports its results so far.
@@ -77,6 +79,15 @@ def chaos(
             show_default=False,
         ),
     ] = None,
+    machines: Annotated[
+        int,
+        typer.Option(
+            "--machines",
+            min=1,
+            help="With more than one: kill, freeze, cut off and stop whole machines instead. As root they are network"
+            " namespaces, else processes on loopback.",
+        ),
+    ] = 1,
     controls: Annotated[bool, typer.Option(help="Also check that losses are detected.")] = True,
     changes: Annotated[
         bool,
@@ -123,6 +134,7 @@ def chaos(
             controls=controls,
             remote=remote,
             changes=changes,
+            machines=machines,
         )
     result.max_recovery_seconds, result.max_overhead_seconds = limits
     if output:

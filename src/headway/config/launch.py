@@ -229,7 +229,7 @@ class LaunchConfig(Section):
     accelerator: str | None = None
     """Their name, as `headway plan` knows it (`H100`), for the table before the launch."""
     port: Annotated[int, Field(ge=1024, le=65535)] = 29400
-    """Port of the first machine, where the others meet it."""
+    """Port of the first machine, where the others meet it. On Slurm each step has one of its own."""
     grace_seconds: Annotated[int, Field(ge=1)] | None = None
     """Time between the signal to stop and the kill. When not given, three times the last save of the run, at least
     120."""

@@ -75,10 +75,10 @@ esac
 exit $code
 """
 
-#: Variables of a run on several machines. A step tells each node process its number; the first machine leads.
+#: Variables of a run on several machines. A step tells each node process its number, and where the first one leads, at
+#: a port of its own: jobs may share a machine.
 _MACHINES = """\
 export HEADWAY_MACHINES={machines}
-export HEADWAY_LEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head --lines=1):{port}
 export HEADWAY_SECRET_FILE={secret}
 [ -e {secret} ] || (umask 077 && head --bytes=32 /dev/urandom | base64 > {secret})
 """
@@ -229,7 +229,7 @@ def _script(job: Job) -> str:
     machines = ""
     if job.machines > 1:
         secret = shlex.quote(str(folder / "secret"))
-        machines = _MACHINES.format(machines=job.machine_range, port=job.config.launch.port, secret=secret)
+        machines = _MACHINES.format(machines=job.machine_range, secret=secret)
     return _SCRIPT.format(
         head=_head(job, _options(job, folder)),
         machines=machines.rstrip(),

@@ -401,7 +401,7 @@ def test_a_run_waits_for_the_death_of_its_supervisor_before_its_last_step(
 def test_a_command_that_stands_still_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, supervisor_at: int | None
 ) -> None:
-    monkeypatch.setattr(trial_module, "_LEG_SECONDS", 0.2)
+    monkeypatch.setattr(trial_module, "LEG_SECONDS", 0.2)
     still = ended(tmp_path, monkeypatch, ["sleep", "60"], supervisor_at=supervisor_at, last_step=1)
     assert still.problem is not None and still.problem.startswith("was stuck")
 

@@ -1,0 +1,250 @@
+"""Machines that stand on this one: network namespaces where that is allowed, otherwise processes on loopback.
+
+A namespace has a cable to a switch that it shares with the others, and a host name of its own. So a machine can be cut
+off, in one direction too. All of them see the same folders.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+from headway.core.signals import defer_signals
+from headway.core.waiting import wait_until
+
+#: What of a machine's traffic is lost: all, as without a cable, or only what it sends, or what is sent to it.
+Cut = Literal["cut", "cut-out", "cut-in"]
+#: A variable that only the processes of one machine have.
+_MARK = "HEADWAY_CHAOS_MACHINE"
+_NETWORK, _PORT, _PREFIX_BITS = "10.231.77", 29450, 24
+#: A network card that no machine has: what is sent there is lost without an error.
+_NOWHERE = "02:00:00:00:00:00"
+_COMMAND_SECONDS = 30.0
+_END_SECONDS = 30.0
+
+
+class Machine:
+    """A machine that is only processes, which end, stop and continue together.
+
+    Args:
+        number: Its number among the machines, from 0.
+        lead: Address of machine 0.
+    """
+
+    def __init__(self, number: int, lead: str) -> None:
+        self.number, self.lead = number, lead
+        self._mark = f"{number}-{secrets.token_hex(8)}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name in records."""
+        return socket.gethostname()
+
+    def start(self, command: Sequence[str], log: Path, variables: Mapping[str, str]) -> None:
+        """Start a command on it, whose output is appended to a file."""
+        environment = {**os.environ, **variables, _MARK: self._mark}
+        with log.open("ab") as file, defer_signals():
+            self._process = subprocess.Popen(
+                self._within(command), stdout=file, stderr=file, env=environment, start_new_session=True
+            )
+
+    def _within(self, command: Sequence[str]) -> list[str]:
+        return [*command]
+
+    @property
+    def code(self) -> int | None:
+        """The exit code of its command, negative for a signal; None while it runs."""
+        assert self._process is not None, "it was started"
+        return self._process.poll()
+
+    def wait(self, seconds: float) -> int:
+        """Wait for the end of its command, and return the exit code."""
+        assert self._process is not None, "it was started"
+        return self._process.wait(seconds)
+
+    @property
+    def answers_signals(self) -> bool:
+        """Whether its command handles SIGTERM, which it does from its first line on."""
+        assert self._process is not None, "it was started"
+        try:
+            status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="ascii")
+        except OSError:
+            return False
+        caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+        return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+
+    def terminate(self) -> None:
+        """Send SIGTERM to its command only, as a scheduler does."""
+        assert self._process is not None, "it was started"
+        with suppress(ProcessLookupError):
+            os.kill(self._process.pid, signal.SIGTERM)
+
+    @property
+    def processes(self) -> list[int]:
+        """Process numbers of all that its command has started, with the command."""
+        import psutil
+
+        found = []
+        for pid in psutil.pids():
+            with suppress(psutil.Error, OSError):
+                if psutil.Process(pid).environ().get(_MARK) == self._mark:
+                    found.append(pid)
+        return found
+
+    def kill(self) -> None:
+        """Kill all of its processes."""
+        self._signal_all(signal.SIGKILL)
+
+    def freeze(self) -> None:
+        """Stop all of its processes."""
+        self._signal_all(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Continue all of its processes."""
+        self._signal_all(signal.SIGCONT)
+
+    def _signal_all(self, number: int) -> None:
+        reached: set[int] = set()
+        while new := set(self.processes) - reached:  # some may start another one meanwhile
+            reached |= new
+            for pid in new:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+    def end(self) -> None:
+        """Leave none of its processes behind."""
+        self.kill()
+        if self._process is not None:
+            self._process.wait(_END_SECONDS)
+        wait_until(lambda: not self.processes, _END_SECONDS, 0.1)
+
+    def cut(self, kind: Cut) -> None:
+        """Lose its traffic."""
+        raise NotImplementedError("processes on loopback have no cable")
+
+    def plug(self) -> None:
+        """Connect it to the others again."""
+
+
+class NetworkMachine(Machine):
+    """A network namespace.
+
+    Args:
+        number: Its number among the machines, from 0.
+        lead: Address of machine 0.
+        prefix: Begins the names of its network devices.
+        others: Numbers of the other machines.
+    """
+
+    def __init__(self, number: int, lead: str, prefix: str, others: Collection[int]) -> None:
+        super().__init__(number, lead)
+        self._prefix, self._others = prefix, others
+
+    @property
+    def name(self) -> str:
+        """Its host name."""
+        return f"machine-{self.number}"
+
+    @property
+    def space(self) -> str:
+        """Name of its namespace."""
+        return _space(self._prefix, self.number)
+
+    def _within(self, command: Sequence[str]) -> list[str]:
+        named = ("unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', self.name)
+        return ["ip", "netns", "exec", self.space, *named, *command]
+
+    def cut(self, kind: Cut) -> None:
+        """Lose its traffic, without an error for whoever sends it."""
+        if kind == "cut":
+            _ip("link", "set", _cable(self._prefix, self.number), "down")
+        for other in self._others if kind != "cut" else ():
+            sender, receiver = (self.number, other) if kind == "cut-out" else (other, self.number)
+            card = ("lladdr", _NOWHERE, "dev", "eth0", "nud", "permanent")
+            _ip("-n", _space(self._prefix, sender), "neighbour", "replace", _address(receiver), *card)
+
+    def plug(self) -> None:
+        """Connect it to the others again."""
+        _ip("link", "set", _cable(self._prefix, self.number), "up")
+        for number in (self.number, *self._others):
+            _ip("-n", _space(self._prefix, number), "neighbour", "flush", "dev", "eth0", "nud", "permanent")
+
+
+def can_make_namespaces() -> bool:
+    """Return whether this process may make network namespaces."""
+    if getattr(os, "getuid", lambda: 1)() != 0 or not all(map(shutil.which, ("ip", "unshare"))):
+        return False
+    name = f"hw{os.getpid()}-probe"
+    try:
+        _ip("netns", "add", name)
+        _ip("netns", "delete", name)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return True
+
+
+@contextmanager
+def standing_machines(count: int, namespaces: bool) -> Iterator[list[Machine]]:
+    """Have some machines for the length of a block; their processes are ended with it.
+
+    Args:
+        count: Number of machines.
+        namespaces: Whether they are network namespaces.
+    """
+    with ExitStack() as stack:
+        machines = _namespaces(count, stack) if namespaces else _processes(count)
+        for machine in machines:
+            stack.callback(machine.end)
+        yield machines
+
+
+def _processes(count: int) -> list[Machine]:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        lead = f"127.0.0.1:{one.getsockname()[1]}"
+    return [Machine(number, lead) for number in range(count)]
+
+
+def _namespaces(count: int, stack: ExitStack) -> list[Machine]:
+    prefix = f"hw{os.getpid()}"
+    switch = f"{prefix}-s"
+    _ip("link", "add", switch, "type", "bridge")
+    stack.callback(_ip, "link", "delete", switch)
+    _ip("link", "set", switch, "up")
+    machines: list[Machine] = []
+    for number in range(count):
+        space, cable = _space(prefix, number), _cable(prefix, number)
+        _ip("netns", "add", space)
+        stack.callback(_ip, "netns", "delete", space)
+        _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", space)
+        _ip("link", "set", cable, "master", switch, "up")
+        _ip("-n", space, "address", "add", f"{_address(number)}/{_PREFIX_BITS}", "dev", "eth0")
+        for device in ("eth0", "lo"):
+            _ip("-n", space, "link", "set", device, "up")
+        others = [other for other in range(count) if other != number]
+        machines.append(NetworkMachine(number, f"{_address(0)}:{_PORT}", prefix, others))
+    return machines
+
+
+def _space(prefix: str, number: int) -> str:
+    return f"{prefix}-{number}"
+
+
+def _cable(prefix: str, number: int) -> str:
+    return f"{prefix}-c{number}"  # a device's name has at most 15 characters
+
+
+def _address(number: int) -> str:
+    return f"{_NETWORK}.{number + 1}"
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=_COMMAND_SECONDS)
