@@ -19,7 +19,8 @@ def test_all_strategies_learn_what_one_worker_does(trials: Callable[..., Trials]
     """Where mistakes stay silent: rows with unequally many tokens, several micro-batches, clipping, a shared matrix."""
     runs = trials(data={"packing": "pad"}, model={"tie_embeddings": True}, train={"lanes": 4, "max_grad_norm": 0.3})
     runs.add("single", 1)
-    names = [runs.add(f"{s}-{n}", n, f"parallel.strategy={s}") for n, s in ways]
+    measured = "telemetry.communication_every=2"
+    names = [runs.add(f"{s}-{n}", n, f"parallel.strategy={s}", measured) for n, s in ways]
     names.append(runs.add("hsdp-4", 4, "parallel.strategy=hsdp"))
     names.append(runs.add("zero3-offload", 2, "parallel.strategy=zero3", "optimizer.offload=true"))
     each = "parallel.reduce_every=micro_batch"
@@ -37,6 +38,10 @@ def test_all_strategies_learn_what_one_worker_does(trials: Callable[..., Trials]
         assert close(runs.losses(name), expected), name
         assert close(runs.metric(name, "train/grad_norm"), norms), name
         assert runs.metric(name, "evaluation/loss") == pytest.approx(runs.metric("single", "evaluation/loss"), abs=1e-5)
+    for name in names[: len(ways)]:  # under every strategy something is exchanged in each step
+        shares = runs.metric(name, "communication/exposed_share")
+        assert len(shares) == STEPS // 2 and all(0 < share < 1 for share in shares), (name, shares)
+        assert min(runs.metric(name, "communication/sent_gib")) > 0, name
 
 
 @pytest.mark.parametrize("ways", [WAYS, pytest.param(OTHER_WAYS, marks=pytest.mark.slow)], ids=["most", "others"])

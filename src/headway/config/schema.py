@@ -396,6 +396,9 @@ class TelemetryConfig(Section):
     """Steps between lines on the screen; `metrics.jsonl` has every step."""
     state_hash_every: Annotated[int, Field(ge=0)] = 0
     """Record the SHA-256 of every state tensor every so many steps (0: never); `headway verify` compares them."""
+    communication_every: Annotated[int, Field(ge=0)] = 0
+    """Measure the collectives of one step in so many on the first worker: their time, their rate, and the share of the
+    step in which nothing was computed beside them (0: never). PyTorch's profiler slows such a step down."""
     report: bool = True
     """Write `report.html` to the run directory when training has finished."""
     usd_per_hour: Annotated[float, Field(ge=0.0)] | None = None

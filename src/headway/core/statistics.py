@@ -18,3 +18,13 @@ def quantile(values: Sequence[float], share: float) -> float:
 def perplexity(loss: float) -> float:
     """Compute exp of a mean loss in nats: infinity on overflow, NaN for NaN."""
     return math.inf if loss > 700 else math.exp(loss)
+
+
+def covered(intervals: Sequence[tuple[int, int]], first: int, last: int) -> int:
+    """Return how much of the range from `first` to `last` the intervals cover."""
+    total, reached = 0, first
+    for start, end in sorted(intervals):
+        begin, stop = max(start, reached), min(end, last)
+        total += max(0, stop - begin)
+        reached = max(reached, stop)
+    return total

@@ -130,7 +130,7 @@ def _scratch(config: Config, folder: Path) -> Config:
             "name": "run",
             "checkpoint": checkpoint,
             "evaluation": config.evaluation.model_copy(update={"every": None}),
-            "telemetry": config.telemetry.model_copy(update={"report": False, "alert": None}),
+            "telemetry": config.telemetry.model_copy(update={"report": False, "alert": None, "communication_every": 0}),
         }
     )
 

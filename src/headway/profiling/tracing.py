@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from headway.core.statistics import covered
 from headway.profiling.record import Memory, Operator, Product
 
 #: Prefix of the marks of parts in the trace.
@@ -245,16 +246,6 @@ class _Resident:
             cuda = self.device.type == "cuda"
             size = torch.cuda.memory_reserved(self.device) if cuda else process.memory_info().rss
             self.samples.append((time.perf_counter(), size))
-
-
-def covered(intervals: Sequence[tuple[int, int]], first: int, last: int) -> int:
-    """Return how much of the range from `first` to `last` the intervals cover."""
-    total, reached = 0, first
-    for start, end in sorted(intervals):
-        begin, stop = max(start, reached), min(end, last)
-        total += max(0, stop - begin)
-        reached = max(reached, stop)
-    return total
 
 
 def running_total(changes: Sequence[tuple[float, int]], base: int) -> list[tuple[float, int]]:

@@ -72,6 +72,7 @@ from headway.session.spending import meter_of, old_price_key
 from headway.telemetry.metrics import read_metrics
 from headway.training.available import shortfalls
 from headway.training.benchmarks import Benchmarks
+from headway.training.communication import CommunicationMeter
 from headway.training.compiling import compile_model
 from headway.training.conditions.watch import ConditionWatch, conditions
 from headway.training.job import Callback, Job, load_callbacks
@@ -430,6 +431,8 @@ def _recorders(
     benchmarks = config.evaluation.benchmarks
     if world.is_first and benchmarks is not None and benchmarks.every is not None:
         recorders.insert(0, Benchmarks(run.path, benchmarks))
+    if world.is_first and world.size > 1 and config.telemetry.communication_every:
+        recorders.insert(0, CommunicationMeter(config.telemetry.communication_every))
     if config.telemetry.state_hash_every:
         recorders.append(StateHashes(run.path / "hashes.jsonl", config.telemetry.state_hash_every))
     return recorders

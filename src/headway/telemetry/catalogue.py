@@ -136,6 +136,22 @@ _LINES: dict[str, tuple[_Line, ...]] = {
         ("speed/mfu", Unit.RATIO, _G, "Model FLOPs utilization; absent when the accelerator's peak is unknown"),
         ("memory/peak_gib", Unit.GIB, _G, "Peak memory of the first worker: of its GPU, else resident memory"),
     ),
+    "measured step": (
+        ("communication/seconds", Unit.SECONDS, _G, "Time of the step in which a collective ran"),
+        (
+            "communication/exposed_share",
+            Unit.RATIO,
+            _G,
+            "Share of the step in which a collective ran and nothing was computed",
+        ),
+        ("communication/sent_gib", Unit.GIB, _G, "What the first worker handed over to collectives in the step"),
+        (
+            "communication/rate_gib_per_second",
+            Unit.GIB_PER_SECOND,
+            _G,
+            "The same by the time of collectives",
+        ),
+    ),
     "evaluation": (
         ("evaluation/loss", Unit.NUMBER, _G, "Loss on the validation data"),
         ("evaluation/perplexity", Unit.NUMBER, _G, "Exponential of the validation loss of a language model"),

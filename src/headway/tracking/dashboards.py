@@ -122,6 +122,9 @@ BOARDS: Mapping[str, Sequence[str | Panel]] = {
             "bytes",
             "By all machines of a run, over Ethernet; InfiniBand and NVLink are counted by DCGM's exporter",
         ),
+        "communication/exposed_share",
+        "communication/rate_gib_per_second",
+        "communication/seconds",
         "speed/step_seconds",
     ),
     "checkpoints": (

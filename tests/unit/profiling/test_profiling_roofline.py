@@ -16,6 +16,7 @@ from headway.cli import profile as verb
 from headway.config import Config
 from headway.core.errors import ConfigError
 from headway.core.heartbeat import Phase, beat, exchanging, observe
+from headway.core.statistics import covered
 from headway.profiling import run as profiling_run
 from headway.profiling.charts import COLOURS, memory_chart
 from headway.profiling.page import render_page
@@ -23,7 +24,7 @@ from headway.profiling.profiler import Plan, _iterations_flops
 from headway.profiling.record import Ceilings, Memory, Product, Profile, StepTimes, Work, WorkerRecord
 from headway.profiling.roofline import Analysis, analyse
 from headway.profiling.tables import part_rows, profiler_text, spread_text, warnings
-from headway.profiling.tracing import clipped, covered, running_total, thinned
+from headway.profiling.tracing import clipped, running_total, thinned
 from support import config_values
 
 WORK = Work(forward_flops=2e9, backward_flops=4e9, update_flops=0.0, update_bytes=4e8, norm_bytes=1e8)
