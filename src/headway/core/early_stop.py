@@ -11,9 +11,11 @@ import signal
 import sys
 from types import FrameType
 
+from headway.core.launch_variables import MACHINES, NODE
+
 _PREEMPTED = 75
 #: Variables that show that other machines wait for this one.
-_SEVERAL = ("HEADWAY_NODE", "HEADWAY_MACHINES", "JOB_COMPLETION_INDEX")
+_SEVERAL = (NODE, MACHINES, "JOB_COMPLETION_INDEX")
 
 _came: list[int] = []
 _defers = False

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Self
 
 from headway.core.errors import ConfigError
+from headway.core.launch_variables import MACHINES
 
 _FIX = "start workers with torchrun, or unset RANK WORLD_SIZE"
 
@@ -31,8 +32,6 @@ def most_threads() -> int | None:
     return int(first)
 
 
-#: The number of machines, or a range; the number of this one; and HOST:PORT of machine 0.
-MACHINES, NODE, LEAD = "HEADWAY_MACHINES", "HEADWAY_NODE", "HEADWAY_LEAD"
 #: The part of a machine in a training on several machines, for the process that starts its workers (`MachinePart`).
 _PART_VARIABLE = "HEADWAY_MACHINE_PART"
 #: Makes the first worker's store listen on the address of MASTER_ADDR only, instead of on every interface.

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from headway.core.cores import Cores
+from headway.core.launch_variables import OF_A_WORKER
 from headway.core.machine import Machine
 from headway.doctor.findings import Finding
 from headway.parallel.interconnect import Interconnect
@@ -158,7 +159,7 @@ def _launchers(machine: Machine) -> Iterator[Finding]:
             " headway train takes this process for one of several workers and waits for the others",
             "RANK, WORLD_SIZE",
             "unless your scheduler sets them for every worker",
-            "unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT",
+            f"unset {' '.join(OF_A_WORKER)}",
         )
 
 

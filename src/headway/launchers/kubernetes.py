@@ -15,6 +15,7 @@ from typing import Any
 
 from headway.core.console import notice
 from headway.core.errors import ConfigError, Preempted
+from headway.core.launch_variables import SECRET
 from headway.core.outcomes import FINAL_CODES
 from headway.launchers.job import Job
 from headway.launchers.launcher import ALIVE, Handle, JobState, State
@@ -22,7 +23,6 @@ from headway.launchers.patches import patched
 from headway.launchers.pods import (
     CONFIG_FOLDER,
     CONTAINER,
-    SECRET_KEY,
     metadata,
     pod_problems,
     pod_template,
@@ -32,7 +32,7 @@ from headway.launchers.pods import (
 )
 from headway.launchers.programs import ask_json, ask_program, parse_answer, show_program, try_program
 
-SUPPORT, PREPARE, TRAIN, SECRET, TIME_SLICING = (
+SUPPORT, PREPARE, TRAIN, SECRET_PAGE, TIME_SLICING = (
     "10-support.yaml", "20-prepare.yaml", "30-train.yaml", "secret.md", "time-slicing.yaml",
 )  # fmt: skip
 #: How long Kubernetes may take to remove a pod after its time to save.
@@ -91,8 +91,8 @@ class KubernetesLauncher:
             found[TIME_SLICING] = [time_slicing_object(kubernetes.time_slicing, kubernetes.gpu_resource)]
         files = {name: _yaml(documents) for name, documents in found.items() if documents}
         if job.machines > 1:
-            files[SECRET] = _SECRET_PAGE.format(
-                name=secret_name(job), namespace=kubernetes.namespace, key=SECRET_KEY, run=job.name
+            files[SECRET_PAGE] = _SECRET_PAGE.format(
+                name=secret_name(job), namespace=kubernetes.namespace, key=SECRET, run=job.name
             )
         return files
 
@@ -317,7 +317,7 @@ def _create_secret(job: Job, kubectl: Sequence[str]) -> None:
     if found.strip():
         return
     about = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata(job, name)}
-    content = _yaml([{**about, "type": "Opaque", "stringData": {SECRET_KEY: secrets.token_hex(32)}}])
+    content = _yaml([{**about, "type": "Opaque", "stringData": {SECRET: secrets.token_hex(32)}}])
     ask_program([*kubectl, "create", "--filename=-"], stdin=content)
 
 

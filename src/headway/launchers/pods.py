@@ -8,12 +8,11 @@ from typing import Any
 
 from headway.config.launch import KubernetesConfig, VolumeConfig
 from headway.core.errors import ConfigError
+from headway.core.launch_variables import LEAD, MACHINES, SECRET
 from headway.launchers.job import Job, name_problems, survival_problems
 
 CONFIG_FOLDER = "/etc/headway"
 CONTAINER = "headway"
-#: The key of the secret that machines of a run share.
-SECRET_KEY = "HEADWAY_SECRET"
 
 
 def labels(job: Job, component: str = "train") -> dict[str, str]:
@@ -152,9 +151,9 @@ def _environment(job: Job, lead: str | None) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in plain.items()]
     if lead is not None and job.machines > 1:
         found += [
-            {"name": "HEADWAY_MACHINES", "value": job.machine_range},
-            {"name": "HEADWAY_LEAD", "value": f"{lead}:{job.config.launch.port}"},
-            {"name": SECRET_KEY, "valueFrom": {"secretKeyRef": {"name": secret_name(job), "key": SECRET_KEY}}},
+            {"name": MACHINES, "value": job.machine_range},
+            {"name": LEAD, "value": f"{lead}:{job.config.launch.port}"},
+            {"name": SECRET, "valueFrom": {"secretKeyRef": {"name": secret_name(job), "key": SECRET}}},
         ]
     return found
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from headway.core.errors import Preempted
+from headway.core.launch_variables import NODE, OF_A_WORKER
 from headway.launchers.job import Job
 from headway.launchers.kubernetes import Envelope, KubernetesLauncher, with_queue
 from headway.launchers.launcher import State
@@ -17,9 +18,9 @@ from headway.launchers.pods import CONFIG_FOLDER, metadata, pod_template
 
 #: The operator looks for a container of this name.
 _CONTAINER = "pytorch"
-_ANNOUNCE = "export HEADWAY_NODE=$RANK\n"
+_ANNOUNCE = f"export {NODE}=$RANK\n"
 _SCRIPT = """\
-{node}unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT
+{node}unset {of_a_worker}
 headway train {config} &
 child=$!
 trap 'kill -TERM $child' TERM
@@ -32,7 +33,10 @@ exit $code
 
 def _replica(job: Job, count: int) -> dict[str, Any]:
     node = _ANNOUNCE if job.machines > 1 else ""
-    script = _SCRIPT.format(node=node, config=f"{CONFIG_FOLDER}/config.yaml", again=Preempted.exit_code)
+    unset = " ".join(OF_A_WORKER)
+    script = _SCRIPT.format(
+        node=node, of_a_worker=unset, config=f"{CONFIG_FOLDER}/config.yaml", again=Preempted.exit_code
+    )
     # The operator has its own names for pods, and a Service for each.
     template = pod_template(job, f"{job.name}-master-0", ["/bin/sh", "-c", script], container=_CONTAINER)
     del template["spec"]["restartPolicy"]

@@ -30,11 +30,12 @@ from headway.config import Config, dump_config, load_config
 from headway.core.errors import CheckpointError, HeadwayError, error_with, missing_extra
 from headway.core.files import write_json
 from headway.core.foreign import as_number
+from headway.core.launch_variables import LEAD, MACHINES, NODE, NODE_NUMBERS, OF_A_WORKER, SECRET
 from headway.core.module_command import module_command
 from headway.core.outcomes import FINAL_CODES
 from headway.core.preemption_board import Notice, post
 from headway.core.waiting import wait_until
-from headway.launchers.job import parse_machines
+from headway.launchers.job import Job, parse_machines
 from headway.runs.ownership import OwnerLock
 from headway.runs.run_directory import RunDirectory, attempt_folder
 
@@ -48,8 +49,6 @@ _LOOK_SECONDS = 1.0
 _OLD_OWNER_SECONDS = 120.0
 #: How long node processes of other machines may take to end after the first one.
 _END_SECONDS = 60.0
-#: By these a library would take the node process for one worker of Ray's or torchrun's.
-_OF_A_WORKER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 #: Runs the rest of the command line, which gets SIGTERM when this process's parent dies (Linux: PR_SET_PDEATHSIG).
 _DIES_WITH_PARENT = (
     "import ctypes, os, sys; parent = int(sys.argv[1]); getattr(ctypes.CDLL(None), 'prctl', int)(1, 15);"
@@ -82,7 +81,7 @@ def fit(
     """
     ray_train, trainer_class = _ray()
     fewest, most = parse_machines(str(machines))
-    gpus = 0 if config.train.device == "cpu" else config.launch.gpus_per_machine or config.parallel.workers
+    gpus = Job(config).gpus
     wanted = dict(resources) if resources is not None else ({"GPU": gpus} if gpus else {"CPU": 1})
     settings = {
         "config": dump_config(config),
@@ -177,16 +176,17 @@ def _train_machine(settings: dict[str, Any]) -> None:
 
 
 def _variables(asked: str, machines: int, rank: int, meeting: Mapping[str, str]) -> dict[str, str]:
-    variables = {name: value for name, value in os.environ.items() if name not in _OF_A_WORKER}
+    # Otherwise the node process would be taken for one worker, or numbered by Ray's own count of machines.
+    variables = {name: value for name, value in os.environ.items() if name not in (*OF_A_WORKER, *NODE_NUMBERS)}
     if machines > 1:
         # Ray has placed so many machines; of a range the rest may come later.
         fewest, _ = parse_machines(asked)
         count = str(machines) if fewest is None else f"{min(fewest, machines)}:{machines}"
         variables |= {
-            "HEADWAY_MACHINES": count,
-            "HEADWAY_NODE": str(rank),
-            "HEADWAY_LEAD": meeting["lead"],
-            "HEADWAY_SECRET": meeting["secret"],
+            MACHINES: count,
+            NODE: str(rank),
+            LEAD: meeting["lead"],
+            SECRET: meeting["secret"],
         }
     return variables
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from headway.core.errors import ConfigError
+from headway.core.launch_variables import LEAD, MACHINES
 from headway.launchers.job import Job
 from headway.launchers.kubernetes import Envelope, KubernetesLauncher, with_queue
 from headway.launchers.launcher import State
@@ -23,7 +24,7 @@ def _pod(job: Job, component: str) -> dict[str, Any]:
     del container["command"]
     secret = job.config.launch.rayjob.tls_secret_name
     # The lead's address is found by Ray; only machines that hold the token of the cluster may join it.
-    hidden = ("HEADWAY_MACHINES", "HEADWAY_LEAD")
+    hidden = (MACHINES, LEAD)
     container["env"] = [one for one in container["env"] if one["name"] not in hidden]
     if secret is not None:
         files = {"RAY_TLS_SERVER_CERT": "tls.crt", "RAY_TLS_SERVER_KEY": "tls.key", "RAY_TLS_CA_CERT": "ca.crt"}

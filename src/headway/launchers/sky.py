@@ -12,11 +12,11 @@ from typing import Any
 
 from headway.core.errors import ConfigError, Preempted
 from headway.core.files import atomic_write
+from headway.core.launch_variables import LEAD, MACHINES, NODE, SECRET
 from headway.core.storage import scheme_of
 from headway.launchers.job import Job, name_problems, survival_problems
 from headway.launchers.launcher import Handle, JobState, State
 from headway.launchers.patches import merge
-from headway.launchers.pods import SECRET_KEY
 from headway.launchers.programs import ask_json, ask_program, show_program
 
 CONFIG, TASK = "config.yaml", "task.yaml"
@@ -27,10 +27,10 @@ _STATES: dict[str, State] = {
     "SUCCEEDED": "finished", "CANCELLED": "cancelled",
 }  # fmt: skip
 
-_MACHINES = """\
-export HEADWAY_MACHINES={machines}
-export HEADWAY_NODE=$SKYPILOT_NODE_RANK
-export HEADWAY_LEAD=$(echo "$SKYPILOT_NODE_IPS" | head -n 1):{port}
+_MACHINES = f"""\
+export {MACHINES}={{machines}}
+export {NODE}=$SKYPILOT_NODE_RANK
+export {LEAD}=$(echo "$SKYPILOT_NODE_IPS" | head -n 1):{{port}}
 """
 
 
@@ -77,7 +77,7 @@ class SkyLauncher:
             if job.machines > 1:  # the secret travels in a file that only this user may read
                 file = Path(private) / "secret.env"
                 with atomic_write(file, "w", private=True) as content:
-                    content.write(f"{SECRET_KEY}={secrets.token_hex(32)}\n")
+                    content.write(f"{SECRET}={secrets.token_hex(32)}\n")
                 words += ["--secret-file", str(file)]
             said = ask_program([*words, str(folder / TASK)], seconds=1800)
         number = re.search(r"[Jj]ob(?: submitted, ID:| ID:?) *(\d+)", said)
@@ -130,7 +130,7 @@ def _task(job: Job) -> dict[str, Any]:
         "num_nodes": job.machines,
         "resources": {name: value for name, value in resources.items() if value is not None},
         "envs": dict(launch.environment),
-        "secrets": {SECRET_KEY: None} if job.machines > 1 else {},
+        "secrets": {SECRET: None} if job.machines > 1 else {},
         "file_mounts": {_REMOTE_CONFIG: str((job.folder / CONFIG).absolute())},
         "workdir": sky.workdir,
         "setup": "\n".join(sky.setup),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import ConfigError
+from headway.core.launch_variables import MACHINES, SECRET_FILE
 from headway.core.waiting import wait_until
 from headway.launchers.job import Job
 from headway.launchers.launcher import Handle, JobState, State
@@ -77,10 +78,10 @@ exit $code
 
 #: Variables of a run on several machines. A step tells each node process its number, and where the first one leads, at
 #: a port of its own: jobs may share a machine.
-_MACHINES = """\
-export HEADWAY_MACHINES={machines}
-export HEADWAY_SECRET_FILE={secret}
-[ -e {secret} ] || (umask 077 && head --bytes=32 /dev/urandom | base64 > {secret})
+_MACHINES = f"""\
+export {MACHINES}={{machines}}
+export {SECRET_FILE}={{secret}}
+[ -e {{secret}} ] || (umask 077 && head --bytes=32 /dev/urandom | base64 > {{secret}})
 """
 
 

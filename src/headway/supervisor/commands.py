@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from headway.core.errors import ConfigError, HeadwayError, error_with
+from headway.core.launch_variables import OF_A_WORKER
 from headway.core.launched import world_size_from_environment
 from headway.core.module_command import module_command
 from headway.core.signals import TERMINATION_SIGNALS, defer_signals, handled
@@ -27,7 +28,7 @@ def check_not_a_worker(verb: str) -> None:
         raise ConfigError(
             f"{verb} starts its workers itself, but this process is already one of {size}",
             where="WORLD_SIZE",
-            fix="start it once, without torchrun: unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT",
+            fix=f"start it once, without torchrun: unset {' '.join(OF_A_WORKER)}",
         )
 
 

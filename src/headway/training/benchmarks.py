@@ -21,6 +21,7 @@ from headway.core.console import notice, warning
 from headway.core.errors import ConfigError, HeadwayError, missing_extra
 from headway.core.files import write_json
 from headway.core.foreign import read_json_object
+from headway.core.launch_variables import OF_A_WORKER
 from headway.core.module_command import module_command
 from headway.training.job import Callback
 
@@ -115,7 +116,7 @@ class BenchmarkProcess:
         write_json(order, {**settings, **given, "device": "cpu" if device == "cpu" else "cuda:0"})
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpus, "TOKENIZERS_PARALLELISM": "false"}
         environment |= {} if wanted.download else _OFFLINE
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        for name in OF_A_WORKER:
             environment.pop(name, None)
         command = module_command("headway.training.benchmark_process", str(order))
         with log.open("wb") as file:

@@ -189,7 +189,10 @@ def test_a_training_operator_brings_75_back_as_143_and_sees_no_worker_of_torchru
     replicas = found["spec"]["pytorchReplicaSpecs"]
     assert [replicas[name]["replicas"] for name in ("Master", "Worker")] == [1, 1]
     script = replicas["Worker"]["template"]["spec"]["containers"][0]["command"][-1]
-    assert replicas["Master"]["restartPolicy"] == "ExitCode" and "unset RANK WORLD_SIZE" in script
+    assert (
+        replicas["Master"]["restartPolicy"] == "ExitCode"
+        and "unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT" in script
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 
+from headway.config import load_config
 from headway.core.errors import Cancelled, ConfigError
+from headway.core.launched import machines_from_environment
 from headway.core.preemption_board import Board
 from headway.launchers import ray
-from headway.launchers.job import parse_machines
+from headway.launchers.job import Job, parse_machines
 from headway.launchers.launcher import Handle, find_launcher
 from headway.launchers.patches import merge
 from headway.launchers.record import audited, progress_of, read_handle, request_save_and_stop, write_handle
@@ -212,6 +217,48 @@ def test_the_command_of_a_ray_job_takes_the_words_that_it_is_given(monkeypatch: 
     *_, module, config, option, machines = words = json.loads(find_launcher("ray").files(job())["entrypoint.json"])
     assert (module, option) == ("headway.launchers.ray", "--machines")
     assert ray.main(words[3:]) == 2 and given == [config, machines]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reserved"),
+    [
+        (["parallel.workers=8"], {"GPU": 8}),
+        (["parallel.workers=4", "launch.gpus_per_machine=8"], {"GPU": 8}),
+        (["parallel.workers=2", "train.device=cpu"], {"CPU": 1}),
+        # Workers may compute on processors although `train.device` does not say so; 0 is a number, too.
+        (["parallel.workers=2", "launch.gpus_per_machine=0"], {"CPU": 1}),
+        # What the section says counts, as it does on every other target.
+        (["parallel.workers=2", "train.device=cpu", "launch.gpus_per_machine=2"], {"GPU": 2}),
+    ],
+)
+def test_ray_reserves_the_gpus_that_every_launcher_counts(
+    overrides: list[str], reserved: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    class Asked(Exception):
+        pass
+
+    def scale(**settings: Any) -> None:
+        asked.update(settings)
+        raise Asked
+
+    ray_train = SimpleNamespace(FailureConfig=dict, RunConfig=dict, CheckpointConfig=dict, ScalingConfig=scale)
+    monkeypatch.setattr(ray, "_ray", lambda: (ray_train, None))
+    config = load_config("quickstart", overrides)
+    with pytest.raises(Asked):
+        ray.fit(config)
+    assert asked["resources_per_worker"] == reserved
+    assert asked["use_gpu"] is ("GPU" in reserved) and reserved.get("GPU", 0) == Job(config).gpus
+
+
+def test_the_node_process_of_ray_inherits_no_place_of_another_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a step of Slurm it would otherwise wait for machines that nobody starts."""
+    monkeypatch.setattr(os, "environ", {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "RANK": "0", "HOME": "/"})
+    one = ray._variables("1", 1, 0, {})
+    assert one == {"SLURM_STEP_NUM_TASKS": "2", "HOME": "/"} and machines_from_environment(one) is None
+    two = ray._variables("2:4", 3, 1, {"lead": "h:1", "secret": "s"})
+    assert (two["HEADWAY_MACHINES"], two["HEADWAY_NODE"]) == ("2:3", "1") and "RANK" not in two
 
 
 def test_a_task_of_skypilot_recovers_on_75_and_keeps_its_secret(

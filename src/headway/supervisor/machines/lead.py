@@ -12,12 +12,12 @@ from typing import Any
 
 from headway.core.console import notice, warning
 from headway.core.errors import ConfigError
-from headway.core.launched import LEAD
+from headway.core.launch_variables import LEAD, SECRET
 from headway.core.signals import STOP_SIGNALS
 from headway.core.waiting import wait_until
 from headway.supervisor.machines.channel import Channel, ChannelError, Refused
 from headway.supervisor.machines.courier import GREETING_SECONDS, Connection, Courier
-from headway.supervisor.machines.place import SECRET, Place
+from headway.supervisor.machines.place import Place
 from headway.supervisor.machines.roster import Member, Refusal, Roster
 
 #: Most connections of processes that have not proven that they know the secret.

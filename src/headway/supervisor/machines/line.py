@@ -10,9 +10,10 @@ from contextlib import suppress
 from typing import Any
 
 from headway.core.errors import ConfigError
+from headway.core.launch_variables import SECRET
 from headway.supervisor.machines.channel import Channel, ChannelError, Refused
 from headway.supervisor.machines.courier import GREETING_SECONDS, Connection, Courier
-from headway.supervisor.machines.place import SECRET, Place
+from headway.supervisor.machines.place import Place
 
 #: Time between two tries to reach the lead, and how long one may take.
 _RETRY_SECONDS, _CONNECT_SECONDS = 1.0, 5.0

@@ -16,10 +16,9 @@ from pathlib import Path
 from headway.config import Config
 from headway.core.errors import ConfigError
 from headway.core.foreign import open_regular
-from headway.core.launched import LEAD, NODE
+from headway.core.launch_variables import LEAD, NODE, NODE_NUMBERS, OF_A_WORKER, SECRET, SECRET_FILE
 from headway.core.waiting import VISIBILITY_TIMEOUT, wait_until
 
-SECRET, SECRET_FILE = "HEADWAY_SECRET", "HEADWAY_SECRET_FILE"
 #: Where the lead listens if only its host is known.
 _PORT = 29450
 #: Ports from which a Slurm step takes one by its number, so that the steps of one machine do not collide.
@@ -67,13 +66,12 @@ def find_place(config: Config, environment: MutableMapping[str, str] | None = No
         return None  # torchrun has started this process as a worker
     node, lead = environment.get(NODE), environment.get(LEAD)
     if node is None:
-        named = ("JOB_COMPLETION_INDEX", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "RANK")
-        node = next((environment[name] for name in named if environment.get(name)), None)
+        node = next((environment[name] for name in NODE_NUMBERS if environment.get(name)), None)
     if lead is None and "SLURM_STEP_NODELIST" in environment:
         lead = f"{_first_of_step(environment)}:{_port_of_step(environment)}"
     if lead is None and environment.get("MASTER_ADDR"):
         lead = f"{environment['MASTER_ADDR']}:{environment.get('MASTER_PORT') or _PORT}"
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+    for name in OF_A_WORKER:
         environment.pop(name, None)
     most = config.parallel.machines
     if node is None or not node.isdecimal() or int(node) >= most:

@@ -1,0 +1,13 @@
+"""The environment variables by which launchers describe machines and workers.
+
+A leaf that imports nothing: `core.early_stop` reads it before anything that takes time.
+"""
+
+#: The number of machines, or a range; the number of this one; and HOST:PORT of machine 0.
+MACHINES, NODE, LEAD = "HEADWAY_MACHINES", "HEADWAY_NODE", "HEADWAY_LEAD"
+#: What the machines of a run share, by which they recognise each other; or a file with it.
+SECRET, SECRET_FILE = "HEADWAY_SECRET", "HEADWAY_SECRET_FILE"
+#: By these schedulers number machines, where NODE does not.
+NODE_NUMBERS = ("JOB_COMPLETION_INDEX", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "RANK")
+#: By these torchrun, Ray and Kubeflow describe one worker. A node process is none, and its workers get their own.
+OF_A_WORKER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
