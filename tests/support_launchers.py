@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import yaml
 
 from headway.config import load_config
 from headway.launchers.job import Job
+from parts_table import environment
+from waits import LONG
 
 VOLUMES = "launch.kubernetes.volumes=[{claim: runs, mount: /runs}, {claim: data, mount: /data, read_only: true}]"
 #: A config that every target takes.
@@ -45,6 +48,21 @@ def documents(files: dict[str, str]) -> list[dict[str, Any]]:
     """All manifests of a launch."""
     texts = (text for name, text in files.items() if name.endswith(".yaml"))
     return [document for text in texts for document in yaml.safe_load_all(text) if document]
+
+
+def read_by_their_models(manifests: list[dict[str, Any]]) -> list[list[str]]:
+    """What models that other projects publish say of each manifest."""
+    python = environment("schemas")
+    if python is None:
+        pytest.skip("there are no models: tests/parts/install.sh")
+    script = Path(__file__).parent / "parts" / "published_models.py"
+    # Without the path of the tests: their packages are not those of the environment.
+    done = subprocess.run(
+        [python, "-I", script], input=json.dumps(manifests), capture_output=True, text=True, timeout=LONG, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found: list[list[str]] = json.loads(done.stdout)
+    return found
 
 
 class Programs:

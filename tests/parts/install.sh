@@ -28,6 +28,18 @@ if [ ! -x build/parts/mlflow/bin/mlflow ] && [ ! -x /opt/mlflow/bin/mlflow ]; th
     python3 -m venv build/parts/mlflow && build/parts/mlflow/bin/pip install -q "mlflow==3.17.2" ||
         echo "the server of MLflow cannot be installed"
 fi
+# Metaflow calls the program `headway`, and needs no package that Headway needs.
+if [ ! -x build/parts/metaflow/bin/python ] && [ ! -x /opt/metaflow/bin/python ]; then
+    python3 -m venv build/parts/metaflow &&
+        build/parts/metaflow/bin/pip install -q "metaflow==2.19.*" metaflow-card-html "boto3>=1.40" "kubernetes<36" ||
+        { rm -rf build/parts/metaflow; echo "Metaflow cannot be installed"; }
+fi
+# Published models of what controllers read: JobSet and TrainJob, PyTorchJob, workflows of Argo.
+if [ ! -x build/parts/schemas/bin/python ] && [ ! -x /opt/schemas/bin/python ]; then
+    python3 -m venv build/parts/schemas &&
+        build/parts/schemas/bin/pip install -q kubeflow-trainer-api==2.3.0 kubeflow-training==1.9.4 hera==7.1.0 ||
+        { rm -rf build/parts/schemas; echo "the models of Kubeflow and Argo cannot be installed"; }
+fi
 if [ ! -x build/parts/kmock/bin/python ]; then
     python3 -m venv build/parts/kmock && build/parts/kmock/bin/pip install --quiet kmock==0.8 ||
         { rm -rf build/parts/kmock; echo "the stand-in for an API server of Kubernetes cannot be installed"; }

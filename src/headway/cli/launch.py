@@ -26,21 +26,23 @@ if TYPE_CHECKING:
     from headway.launchers.job import Job
     from headway.launchers.launcher import Launcher
 
-HELP = """Start a run on a cluster: Slurm, Kubernetes, Ray or SkyPilot place the machines, and every machine runs the \
-same command.
+HELP = """Start a run on a cluster: Slurm, Kubernetes, Ray, SkyPilot or Metaflow place the machines, and every \
+machine runs the same command.
 
 headway launch CONFIG --on TARGET [KEY=VALUE ...]: shows what it will take, asks, writes the files and submits them.
 
 [bold]Targets[/bold]
 
 slurm: a batch script. kubernetes: an indexed Job; jobset, trainjob, pytorchjob, rayjob: the same pods in the job of a \
-controller. ray: a job of a Ray cluster. sky: machines of any cloud. Or package.module:NAME, a launcher of your own.
+controller. ray: a job of a Ray cluster. sky: machines of any cloud. metaflow: a flow that prepares, trains, evaluates \
+and exports, here or on Argo Workflows. Or package.module:NAME, a launcher of your own.
 
 [bold]Examples[/bold]
 
 headway launch configs/gpu-1b.yaml --on slurm --machines 2 launch.slurm.partition=gpu
 headway launch configs/gpu-1b.yaml --on kubernetes --machines 2 --dry-run --out deploy launch.image=registry/headway
 headway launch configs/gpu-1b.yaml --on kubernetes --smoke -y launch.image=registry/headway
+headway launch configs/gpu-1b.yaml --on metaflow
 headway launch status runs/gpu-1b
 headway launch logs runs/gpu-1b --follow
 headway launch cancel runs/gpu-1b
@@ -71,7 +73,7 @@ def run(
         typer.Option(
             "--on",
             metavar="TARGET",
-            help="slurm, kubernetes, jobset, trainjob, pytorchjob, rayjob, ray, sky, or package.module:NAME.",
+            help="slurm, kubernetes, jobset, trainjob, pytorchjob, rayjob, ray, sky, metaflow, or package.module:NAME.",
             show_default=False,
         ),
     ],

@@ -219,6 +219,23 @@ class SkyConfig(Section):
     """Changes of the task, merged last."""
 
 
+class MetaflowConfig(Section):
+    """A flow of Metaflow, which prepares, trains, evaluates and exports; pods are described by `launch.kubernetes`."""
+
+    where: Literal["local", "argo"] = "local"
+    """`local`: the flow runs on this machine. `argo`: it is deployed to Argo Workflows, and each step is a pod."""
+    python: str = "python"
+    """Interpreter with Metaflow, on the machine that launches."""
+    datastore: Literal["local", "s3", "azure", "gs"] | None = None
+    """Where Metaflow keeps artifacts and cards; what its own configuration says when not given."""
+    retries: Annotated[int, Field(ge=0, le=4)] = 4
+    """Most times that a step is started again, after exit code 75 or a kill. Metaflow itself allows 4."""
+    minutes_between_retries: Annotated[int, Field(ge=0)] = 1
+    """Pause before it."""
+    patch: dict[str, Patch] = {}
+    """Arguments of `@kubernetes` that are added or replaced, by step: `{train: {qos: Guaranteed}}`."""
+
+
 class LaunchConfig(Section):
     """How a cluster starts a run, with `headway launch` ([launch.md](launch.md))."""
 
@@ -245,6 +262,7 @@ class LaunchConfig(Section):
     rayjob: RayJobConfig = RayJobConfig()
     ray: RayConfig = RayConfig()
     sky: SkyConfig = SkyConfig()
+    metaflow: MetaflowConfig = MetaflowConfig()
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Self:

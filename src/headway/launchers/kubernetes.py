@@ -30,7 +30,16 @@ from headway.launchers.pods import (
     support_objects,
     time_slicing_object,
 )
-from headway.launchers.programs import ask_json, ask_program, parse_answer, show_program, try_program
+from headway.launchers.programs import (
+    ask_json,
+    ask_program,
+    check_context,
+    check_kind,
+    kubectl_of,
+    parse_answer,
+    show_program,
+    try_program,
+)
 
 SUPPORT, PREPARE, TRAIN, SECRET_PAGE, TIME_SLICING = (
     "10-support.yaml", "20-prepare.yaml", "30-train.yaml", "secret.md", "time-slicing.yaml",
@@ -117,23 +126,10 @@ class KubernetesLauncher:
             ConfigError: one of them is not there.
         """
         kubernetes, envelope = job.config.launch.kubernetes, self.envelope
-        if kubernetes.context is not None:
-            known = ask_program(["kubectl", "config", "get-contexts", "--output=name"]).split()
-            if kubernetes.context not in known:
-                raise ConfigError(
-                    f"kubectl has no context '{kubernetes.context}'",
-                    where="launch.kubernetes.context",
-                    fix=f"one of: {', '.join(known) or 'none; get credentials of the cluster first'}",
-                )
-        kubectl = _kubectl(kubernetes.context)
+        kubectl = kubectl_of(kubernetes.context)
+        check_context(kubernetes.context)
         if envelope.install is not None:
-            asked = try_program([*kubectl, "get", "customresourcedefinition", envelope.resource, "--output=name"])
-            if asked.returncode and "NotFound" in asked.stderr:
-                raise ConfigError(
-                    f"the cluster does not know the kind {envelope.kind} ({envelope.resource})",
-                    where=f"--on {envelope.target}",
-                    fix=envelope.install,
-                )
+            check_kind(kubectl, envelope.kind, envelope.resource, f"--on {envelope.target}", envelope.install)
         self._check_gpus(job, kubectl)
         words = [*kubectl, "get", envelope.resource, job.name, *_in(job), "--ignore-not-found", "--output=json"]
         kept = try_program(words)
@@ -175,7 +171,7 @@ class KubernetesLauncher:
             ConfigError: the API server refuses one, or the preparation fails.
         """
         kubernetes = job.config.launch.kubernetes
-        kubectl = _kubectl(kubernetes.context)
+        kubectl = kubectl_of(kubernetes.context)
         ask_program([*kubectl, "apply", "--filename", str(folder / SUPPORT)])
         if job.machines > 1:
             _create_secret(job, kubectl)
@@ -343,16 +339,12 @@ def _selector(name: str) -> str:
     return f"app.kubernetes.io/instance={name},app.kubernetes.io/component=train"
 
 
-def _kubectl(context: str | None) -> list[str]:
-    return ["kubectl", *([] if context is None else [f"--context={context}"])]
-
-
 def _in(job: Job) -> list[str]:
     return [f"--namespace={job.config.launch.kubernetes.namespace}"]
 
 
 def _of(handle: Handle) -> tuple[list[str], list[str]]:
-    return _kubectl(handle.details.get("context")), [f"--namespace={handle.details['namespace']}"]
+    return kubectl_of(handle.details.get("context")), [f"--namespace={handle.details['namespace']}"]
 
 
 def _waiting_for(pod: dict[str, Any]) -> Iterator[str]:

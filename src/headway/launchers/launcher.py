@@ -21,6 +21,7 @@ LAUNCHERS = {
     "rayjob": "headway.launchers.rayjob:LAUNCHER",
     "ray": "headway.launchers.ray_job:LAUNCHER",
     "sky": "headway.launchers.sky:LAUNCHER",
+    "metaflow": "headway.launchers.metaflow:LAUNCHER",
 }
 
 #: A job's state in one word, whatever its engine calls it.

@@ -49,14 +49,20 @@ def pod_problems(job: Job) -> Iterator[ConfigError]:
         job, shared, "mount a ReadWriteMany volume there with launch.kubernetes.volumes, for example"
         " [{claim: runs, mount: /runs}] with runs=/runs"
     )  # fmt: skip
+    if job.machines > 1:
+        yield from store_problems(job)
+    yield from _quota_problems(job)
+
+
+def store_problems(job: Job) -> Iterator[ConfigError]:
+    """Yield a problem if pods cannot see the token store that another one prepares."""
     store = job.config.data.store
-    if job.machines > 1 and job.config.data.remote is None and volume_of(job, store, writes=False) is None:
+    if job.config.data.remote is None and volume_of(job, store, writes=False) is None:
         yield ConfigError(
             f"the token store {job.in_container(store)} is on no volume that all machines mount",
             where="data.store, launch.kubernetes.volumes",
             fix="put it on a volume, for example data.store=/data/store with [{claim: data, mount: /data}]",
         )
-    yield from _quota_problems(job)
 
 
 def _quota_problems(job: Job) -> Iterator[ConfigError]:

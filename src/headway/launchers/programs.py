@@ -12,6 +12,12 @@ from headway.core.errors import ConfigError
 from headway.core.foreign import parse_json
 
 _SECONDS = 120.0
+#: Python that runs the rest of its command line, which gets SIGTERM when its parent, whose number comes first, dies
+#: (Linux: PR_SET_PDEATHSIG).
+DIES_WITH_PARENT = (
+    "import ctypes, os, sys; parent = int(sys.argv[1]); getattr(ctypes.CDLL(None), 'prctl', int)(1, 15);"
+    " sys.exit(75) if os.getppid() != parent else os.execv(sys.argv[2], sys.argv[2:])"
+)
 
 
 def ask_program(words: Sequence[str], *, stdin: str | None = None, seconds: float = _SECONDS) -> str:
@@ -96,6 +102,46 @@ def show_program(words: Sequence[str]) -> int:
         return subprocess.run(words, check=False).returncode
     except FileNotFoundError:
         raise _missing(words[0]) from None
+
+
+def kubectl_of(context: str | None) -> list[str]:
+    """Return the first words of a command of kubectl."""
+    return ["kubectl", *([] if context is None else [f"--context={context}"])]
+
+
+def check_context(context: str | None) -> None:
+    """Check that kubectl knows a context.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if context is None:
+        return
+    known = ask_program(["kubectl", "config", "get-contexts", "--output=name"]).split()
+    if context not in known:
+        raise ConfigError(
+            f"kubectl has no context '{context}'",
+            where="launch.kubernetes.context",
+            fix=f"one of: {', '.join(known) or 'none; get credentials of the cluster first'}",
+        )
+
+
+def check_kind(kubectl: Sequence[str], kind: str, resource: str, where: str, install: str) -> None:
+    """Check that a cluster knows a kind of object that a controller brings.
+
+    Args:
+        kubectl: The first words of its command.
+        kind: The kind.
+        resource: Its name for kubectl.
+        where: What asks for it.
+        install: How to install its controller.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    asked = try_program([*kubectl, "get", "customresourcedefinition", resource, "--output=name"])
+    if asked.returncode and "NotFound" in asked.stderr:
+        raise ConfigError(f"the cluster does not know the kind {kind} ({resource})", where=where, fix=install)
 
 
 def _missing(program: str) -> ConfigError:

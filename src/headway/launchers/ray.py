@@ -36,6 +36,7 @@ from headway.core.outcomes import FINAL_CODES
 from headway.core.preemption_board import Notice, post
 from headway.core.waiting import wait_until
 from headway.launchers.job import Job, parse_machines
+from headway.launchers.programs import DIES_WITH_PARENT
 from headway.runs.ownership import OwnerLock
 from headway.runs.run_directory import RunDirectory, attempt_folder
 
@@ -49,11 +50,6 @@ _LOOK_SECONDS = 1.0
 _OLD_OWNER_SECONDS = 120.0
 #: How long node processes of other machines may take to end after the first one.
 _END_SECONDS = 60.0
-#: Runs the rest of the command line, which gets SIGTERM when this process's parent dies (Linux: PR_SET_PDEATHSIG).
-_DIES_WITH_PARENT = (
-    "import ctypes, os, sys; parent = int(sys.argv[1]); getattr(ctypes.CDLL(None), 'prctl', int)(1, 15);"
-    " sys.exit(75) if os.getppid() != parent else os.execv(sys.argv[2], sys.argv[2:])"
-)
 
 
 def fit(
@@ -165,7 +161,7 @@ def _train_machine(settings: dict[str, Any]) -> None:
         where = settings["folder"] if Path(settings["folder"]).is_dir() else None
         command = module_command("headway", "train", str(config))
         process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _DIES_WITH_PARENT, str(os.getpid()), *command], cwd=where, env=variables
+            [sys.executable, "-P", "-c", DIES_WITH_PARENT, str(os.getpid()), *command], cwd=where, env=variables
         )
         try:
             code = _follow(process, run, leads)

@@ -1,0 +1,133 @@
+"""A flow of Metaflow on this machine, whose step that trains is killed and whose export fails; and its Argo export."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from test_parts_launch_models import read_by_their_models
+
+from headway.core.waiting import wait_until
+from headway.launchers.launcher import find_launcher
+from object_storage import S3Server, SeaweedFs
+from parts_table import METAFLOW, environment
+from support import headway, state_hash
+from support_launchers import job
+from waits import LONG
+
+pytestmark = [pytest.mark.parts(METAFLOW), pytest.mark.timeout(1800)]
+
+_READ = """
+import json, sys
+from metaflow import Flow, namespace
+from metaflow.cards import get_cards
+namespace(None)
+run = Flow(sys.argv[1]).latest_run
+train = run["train"].task
+print(json.dumps({
+    "evaluation": run["evaluate"].task.data.evaluation, "origin": run.data.evaluation, "ok": run.successful,
+    "card": "<html" in get_cards(train)[0].get(), "report": len(train.data.html),
+}))
+"""
+
+
+@pytest.fixture
+def metaflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The interpreter that has it, with its records in this test's folder."""
+    python = environment("metaflow")
+    if python is None:
+        pytest.skip("there is no Metaflow: tests/parts/install.sh")
+    for name in ("METAFLOW_DATASTORE_SYSROOT_LOCAL", "METAFLOW_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "metaflow"))
+    monkeypatch.setenv("METAFLOW_USER", "tester")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(tmp_path)
+    yield python
+
+
+def _step_processes(name: str) -> list[int]:
+    """The processes of a step of the flow."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_text().split("\0")
+        except OSError:
+            continue
+        if any(word.endswith("flow.py") for word in words) and words[-1:] == [""] and "step" in words and name in words:
+            found.append(int(path.parent.name))
+    return found
+
+
+def test_a_killed_step_is_tried_again_and_a_failed_flow_is_resumed_to_the_same_state(
+    metaflow: Path, tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    config, run = tiny(train={"steps": 60}), tmp_path / "runs" / "flown"
+    in_the_way = run / "export"
+    in_the_way.parent.mkdir(parents=True)
+    in_the_way.write_text("not a folder\n")
+    own = ["name=flown", f"launch.metaflow={{python: {metaflow}, minutes_between_retries: 0, retries: 1}}"]
+    launched = headway("launch", config, "--on", "metaflow", "-y", *own)
+    assert launched.returncode == 0, launched.stderr
+    log = run / "launch" / "flow.log"
+    try:
+        assert wait_until((run / "checkpoints" / "step-00000004").exists, LONG, 0.1), log.read_text()
+        (step,) = _step_processes("train")
+        os.kill(step, signal.SIGKILL)
+        ended = run / "launch" / "flow.exit-code"
+        assert wait_until(ended.exists, LONG, 0.2), log.read_text()
+    finally:
+        headway("launch", "cancel", run, "-y")
+    said = log.read_text()
+    assert "Task is starting (retry)" in said and int(ended.read_text()) != 0, said
+    attempts = sorted(path.name for path in (run / "attempts").iterdir())
+    assert len(attempts) == 2, said
+    whole = headway("train", config, "name=whole")
+    assert whole.returncode == 0, whole.stderr
+    assert state_hash(run) == state_hash(tmp_path / "runs" / "whole")
+
+    in_the_way.unlink()
+    resumed = subprocess.run(
+        [metaflow, run / "launch" / "flow.py", "--no-pylint", "resume"], capture_output=True, text=True, timeout=LONG
+    )
+    assert resumed.returncode == 0, resumed.stdout
+    assert sorted(path.name for path in (run / "attempts").iterdir()) == attempts  # not trained again
+    assert (in_the_way / "model.safetensors").is_file()
+    asked = subprocess.run([metaflow, "-c", _READ, "Flown"], capture_output=True, text=True, timeout=LONG)
+    assert asked.returncode == 0, asked.stderr
+    found = json.loads(asked.stdout.splitlines()[-1])
+    assert found["ok"] and found["card"] and found["report"] > 10_000
+    assert found["evaluation"]["step"] == 60 and found["evaluation"]["loss"] > 0
+
+
+@pytest.mark.parametrize("s3_server", [SeaweedFs], indirect=True)
+def test_the_flow_exports_to_a_workflow_of_argo(metaflow: Path, s3: S3Server, tmp_path: Path) -> None:
+    settings = "launch.metaflow={where: argo, datastore: s3, retries: 3}"
+    given = job(settings, "launch.kubernetes.memory=64Gi", "launch.kubernetes.secret_names=[storage]", machines=1)
+    (tmp_path / "flow.py").write_text(find_launcher("metaflow").files(given)["flow.py"])
+    words = ["--no-pylint", "--datastore=s3", "argo-workflows", "--name=tiny-run", "create", "--only-json"]
+    where = {"METAFLOW_DATASTORE_SYSROOT_S3": f"{s3.url}/metaflow", "METAFLOW_S3_ENDPOINT_URL": s3.endpoint}
+    done = subprocess.run(
+        [metaflow, "flow.py", *words],
+        env={**os.environ, **where},
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    workflow = json.loads(done.stdout)
+    assert read_by_their_models([workflow]) == [[]]
+    templates = {template["name"]: template for template in workflow["spec"]["templates"]}
+    order = [task["name"] for task in templates[workflow["spec"]["entrypoint"]]["dag"]["tasks"]]
+    assert order == ["start", "prepare", "train", "evaluate", "export", "end"]
+    train = templates["train"]
+    assert (train["retryStrategy"]["limit"], train["container"]["image"]) == (3, "registry/headway:1")
+    assert train["container"]["resources"]["limits"]["nvidia.com/gpu"] == "8"
+    mounts = {mount["mountPath"] for mount in train["container"]["volumeMounts"]}
+    assert {"/runs", "/data"} <= mounts
+    assert {"secretRef": {"name": "storage"}} in train["container"]["envFrom"] or "storage" in json.dumps(train)
