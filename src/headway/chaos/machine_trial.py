@@ -16,8 +16,8 @@ from headway.core.errors import Preempted
 from headway.core.files import append_json_line
 from headway.core.foreign import read_json_lines
 from headway.core.format import format_seconds
+from headway.core.launch_variables import SECRET
 from headway.supervisor.commands import place, stoppable, train_command
-from headway.supervisor.machines.place import SECRET
 from headway.telemetry.metrics import FILE_NAME, read_metrics
 
 _LOOK_SECONDS = 0.1
