@@ -20,7 +20,7 @@ MLFLOW, TENSORBOARD, WANDB = "MLflow's server", "TensorBoard", "W&B, offline"
 RAY, KUBECTL, METAFLOW = "Ray", "kubectl", "Metaflow"
 SCHEMAS = "models of Kubeflow and Argo"
 PROMETHEUS, ALERTMANAGER, COMPOSE = "Prometheus", "Alertmanager", "Schema of Compose"
-NAMESPACES = "network namespaces"
+NAMESPACES, CHROMIUM = "network namespaces", "Chromium"
 
 #: Where `tests/parts/install.sh` puts what npm has.
 NODE_PROGRAMS = Path(__file__).parents[1] / "build" / "parts" / "node_modules" / ".bin"
@@ -85,6 +85,7 @@ VERSIONS: Mapping[str, Callable[[], str]] = {
     COMPOSE: lambda: _said("check-jsonschema", "--version"),
     ALERTMANAGER: lambda: _said("prometheus-alertmanager", "--version"),
     NAMESPACES: lambda: _said("ip", "-V"),
+    CHROMIUM: lambda: _said("chromium", "--version"),
 }
 
 

@@ -11,6 +11,7 @@ command -v slurmctld slurmd sbatch >/dev/null 2>&1 || [ -x /usr/sbin/slurmctld ]
 command -v promtool >/dev/null || missing="$missing prometheus"
 command -v prometheus-alertmanager >/dev/null || missing="$missing prometheus-alertmanager"
 command -v npm >/dev/null || missing="$missing npm"
+command -v chromium >/dev/null || missing="$missing chromium"
 if [ -n "$missing" ]; then
     if command -v apt-get >/dev/null && $as_root true 2>/dev/null; then
         export DEBIAN_FRONTEND=noninteractive

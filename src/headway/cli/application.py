@@ -37,6 +37,7 @@ VERBS = (
     "checkpoints",
     "runs",
     "top",
+    "ui",
     "track",
     "dashboards",
     "alerts",

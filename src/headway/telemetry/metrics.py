@@ -286,6 +286,11 @@ class Metrics:
             known.drop_from(step + 1)
 
     @property
+    def size(self) -> int:
+        """Number of values."""
+        return sum(len(column.steps) for column in self._columns.values())
+
+    @property
     def names(self) -> list[str]:
         """Names that have at least one value."""
         return sorted(name for name, column in self._columns.items() if column.steps)

@@ -12,7 +12,8 @@ from headway.core.console import notice, warning
 from headway.core.errors import ConfigError, fix_for
 from headway.core.format import counted, format_seconds
 from headway.tracking.exporter import check_library, registry_of, write_textfile
-from headway.tracking.metrics_server import MetricsServer, check_exposure, parse_address
+from headway.tracking.http_server import check_exposure, parse_address
+from headway.tracking.metrics_server import MetricsServer
 from headway.tracking.runs_folder import RunsFolder
 
 
@@ -60,7 +61,7 @@ def export(
         if address is not None:
             threading.Thread(target=server.serve_forever, name="headway-metrics", daemon=True).start()
             stack.callback(server.shutdown)
-            notice(f"{counted(len(found), 'run')} of {folder} read in {took}; metrics are at {server.url}")
+            notice(f"{counted(len(found), 'run')} of {folder} read in {took}; metrics are at {server.url}metrics")
         # As Ctrl-C: service managers and containers stop it so.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         with suppress(KeyboardInterrupt):

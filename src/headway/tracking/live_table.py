@@ -117,7 +117,7 @@ def _step_text(step: float | None, total: float | None) -> str:
     return f"{done:,}" if total is None else f"{done:,}/{int(total):,}"
 
 
-def _sorted(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+def by_liveness(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
     """Order runs: live ones first, then the most recently updated."""
     return sorted(snapshots, key=lambda item: (_ORDER.get(item.state, 1), -(item.updated or 0.0), item.name))
 
@@ -128,7 +128,7 @@ def table(snapshots: Sequence[Snapshot], now: float, width: int, height: int | N
     from rich.table import Table
     from rich.text import Text
 
-    ordered = _sorted(snapshots)
+    ordered = by_liveness(snapshots)
     shown = ordered if height is None else ordered[: max(1, height - _FRAME_LINES)]
     states = Counter(one.state for one in ordered)
     title = f"{counted(len(ordered), 'run')}: " + ", ".join(f"{count} {state}" for state, count in states.items())
@@ -221,5 +221,5 @@ def as_json(snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
             "values": dict(one.values),
             "machines": {name: dict(values) for name, values in one.machines.items()},
         }
-        for one in _sorted(snapshots)
+        for one in by_liveness(snapshots)
     ]

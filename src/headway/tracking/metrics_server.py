@@ -1,165 +1,41 @@
-"""The HTTP server of the exporter: `/metrics` on the loopback, and beyond it only with a token and TLS."""
+"""The HTTP server of the exporter: `/metrics`."""
 
 from __future__ import annotations
 
-import hmac
-import ipaddress
-import os
-import re
-import ssl
-from dataclasses import dataclass
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from socket import AF_INET6
-from socketserver import TCPServer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from headway.core.errors import ConfigError
+from headway.tracking.http_server import Address, RunsHandler, RunsServer
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-#: Environment variable with the token that scrapers must send as `Authorization: Bearer TOKEN`.
-TOKEN_VARIABLE = "HEADWAY_METRICS_TOKEN"
-#: Shortest token that is accepted.
-_TOKEN_LENGTH = 16
-#: How long a client may take for its request, so that silent clients do not fill the process with threads.
-_CLIENT_SECONDS = 10.0
-_ADDRESS = re.compile(r"(?:(?P<host>[^:\[\]]*|\[[0-9a-fA-F:.]+\]):)?(?P<port>\d{1,5})")
 
-
-@dataclass(frozen=True)
-class Address:
-    """Where the server listens."""
-
-    host: str
-    port: int
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only processes of this machine can connect."""
-        return self.host == "localhost" or _is_loopback(self.host)
-
-    @property
-    def url(self) -> str:
-        """The server's URL without its scheme."""
-        return f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def parse_address(text: str) -> Address:
-    """Parse `:9400`, `9400`, `0.0.0.0:9400` or `[::]:9400`; without a host it is the loopback.
-
-    Raises:
-        ConfigError: it is no address.
-    """
-    found = _ADDRESS.fullmatch(text)
-    if not found or not 0 <= int(found["port"]) < 65536:
-        raise ConfigError(
-            f"'{text}' is no address", where="--serve", fix="for example --serve :9400 or --serve 0.0.0.0:9400"
-        )
-    return Address((found["host"] or "127.0.0.1").strip("[]"), int(found["port"]))
-
-
-def check_exposure(address: Address, certificate: Path | None, key: Path | None) -> str | None:
-    """Check that an address beyond the loopback has a token and TLS; return the token that scrapers must send.
-
-    Raises:
-        ConfigError: something is missing.
-    """
-    token = os.environ.get(TOKEN_VARIABLE) or None
-    if (certificate is None) != (key is None):
-        there = "--tls-cert" if key is None else "--tls-key"
-        raise ConfigError("TLS takes a certificate and its key", where=there, fix="--tls-cert FILE --tls-key FILE")
-    if token is not None and len(token) < _TOKEN_LENGTH:
-        raise ConfigError(
-            f"the token has fewer than {_TOKEN_LENGTH} characters", where=TOKEN_VARIABLE, fix="openssl rand -hex 32"
-        )
-    if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
-        raise ConfigError(
-            "the token has characters that a request cannot carry", where=TOKEN_VARIABLE, fix="openssl rand -hex 32"
-        )
-    if not address.is_loopback and (token is None or certificate is None):
-        missing = f"{TOKEN_VARIABLE} is not set" if token is None else "there is no certificate"
-        raise ConfigError(
-            f"metrics are served beyond this machine only with a token and TLS: {missing}",
-            where=f"--serve {address.url}",
-            fix=f"{TOKEN_VARIABLE}=... headway top RUNS --serve {address.url} --tls-cert FILE --tls-key FILE, or"
-            f" --serve :{address.port} for this machine alone",
-        )
-    return token
-
-
-class _Handler(BaseHTTPRequestHandler):
-    timeout = _CLIENT_SECONDS
+class _Handler(RunsHandler):
     server: MetricsServer
 
-    def do_GET(self) -> None:
-        self._answer(with_body=True)
-
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
-    def _answer(self, *, with_body: bool) -> None:
+    def answer(self) -> None:
         from prometheus_client.exposition import choose_encoder
 
-        expected = self.server.token
-        given = self.headers.get("Authorization", "")
-        if expected is not None and not hmac.compare_digest(given.encode(), f"Bearer {expected}".encode()):
-            self._send(HTTPStatus.UNAUTHORIZED, b"a bearer token is needed\n", challenge=True, with_body=with_body)
+        if not self.has_token():
+            self.send(HTTPStatus.UNAUTHORIZED, b"a bearer token is needed\n", WWW_Authenticate="Bearer")
         elif self.path.partition("?")[0] != "/metrics":
-            self._send(HTTPStatus.NOT_FOUND, b"metrics are at /metrics\n", with_body=with_body)
+            self.send(HTTPStatus.NOT_FOUND, b"metrics are at /metrics\n")
         else:
             encode, content_type = choose_encoder(self.headers.get("Accept", ""))
-            self._send(HTTPStatus.OK, encode(self.server.registry), content_type, with_body=with_body)
-
-    def _send(
-        self,
-        status: HTTPStatus,
-        body: bytes,
-        content_type: str = "text/plain; charset=utf-8",
-        *,
-        challenge: bool = False,
-        with_body: bool = True,
-    ) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
-        if challenge:
-            self.send_header("WWW-Authenticate", "Bearer")
-        self.end_headers()
-        if with_body:
-            self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Log no requests: a scraper makes one every few seconds."""
-
-    def version_string(self) -> str:
-        """Name no versions of software."""
-        return "headway"
+            self.send(HTTPStatus.OK, encode(self.server.registry), content_type)
 
 
-class MetricsServer(ThreadingHTTPServer):
-    """Serves a registry until `shutdown`.
+class MetricsServer(RunsServer):
+    """Serves a registry until `shutdown`; the rest is as for `RunsServer`.
 
     Args:
-        address: Where to listen; port 0 takes a free one.
+        address: Where to listen.
         registry: What is served.
-        token: What scrapers must send; None lets everybody on this machine read.
+        token: What scrapers must send.
         tls: Certificate and key as PEM files.
-
-    Raises:
-        ConfigError: the port cannot be used, or the certificate cannot be loaded.
     """
-
-    daemon_threads = True
 
     def __init__(
         self,
@@ -169,49 +45,5 @@ class MetricsServer(ThreadingHTTPServer):
         token: str | None = None,
         tls: tuple[Path, Path] | None = None,
     ) -> None:
-        self.registry, self.token = registry, token
-        self._context = None if tls is None else _context(*tls)
-        if ":" in address.host:
-            self.address_family = AF_INET6
-        try:
-            super().__init__((address.host, address.port), _Handler)
-        except OSError as error:
-            raise ConfigError(
-                f"nothing can be served there: {error.strerror or error}",
-                where=f"--serve {address.url}",
-                fix="choose another port, or end what listens on this one",
-            ) from None
-        self.address = Address(address.host, int(self.server_address[1]))
-
-    @property
-    def url(self) -> str:
-        """Where metrics are."""
-        return f"{'http' if self._context is None else 'https'}://{self.address.url}/metrics"
-
-    def server_bind(self) -> None:
-        """Bind without asking the name service for this machine's name, which may take long."""
-        TCPServer.server_bind(self)
-
-    def get_request(self) -> tuple[Any, Any]:
-        """Accept a connection; the TLS handshake is made by its own thread, since the client may be slow."""
-        connection, client = super().get_request()
-        if self._context is not None:
-            connection = self._context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
-        return connection, client
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Leave out the traceback of a client that went away or speaks another protocol."""
-
-
-def _context(certificate: Path, key: Path) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(certificate, key)
-    except OSError as error:  # `ssl.SSLError` is one
-        raise ConfigError(
-            f"the certificate cannot be loaded: {error.strerror or error}",
-            where=f"--tls-cert {certificate} --tls-key {key}",
-            fix="name the certificate and its key as PEM files",
-        ) from None
-    return context
+        self.registry = registry
+        super().__init__(address, _Handler, token=token, tls=tls)

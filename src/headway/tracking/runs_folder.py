@@ -69,7 +69,7 @@ class RunsFolder:
             return None
         run = self._runs.get(name) or self._runs.setdefault(name, LiveRun(path, newest=self._newest))
         state, seen = run.last_sign_of_life()
-        if state != RUNNING and seen < now - (_SILENT_SECONDS if state == NOT_ENDED else self._ended_seconds):
+        if state != RUNNING and seen < now - max(self._ended_seconds, _SILENT_SECONDS if state == NOT_ENDED else 0.0):
             self._gone[name] = changed
             self._runs.pop(name)
             return None

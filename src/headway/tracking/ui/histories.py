@@ -1,0 +1,62 @@
+"""Whole histories of runs, read once and then only what is new; those looked at longest ago are forgotten."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from headway.telemetry.metrics import FILE_NAME, Metrics
+from headway.tracking.tail import JsonLinesTail
+
+#: Most values that are kept of all runs together: 16 bytes each.
+_MOST_VALUES = 24_000_000
+
+
+class _RunHistory:
+    """The history of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self._tail = JsonLinesTail(path / FILE_NAME)
+        self.metrics = Metrics()
+        self.lock = threading.Lock()
+
+    def refresh(self) -> None:
+        """Read what is new; what cannot be read is as before."""
+        with suppress(OSError):
+            for begins_anew, records in self._tail.read():
+                if begins_anew:
+                    self.metrics = Metrics()
+                for record in records:
+                    self.metrics.add(record)
+
+
+class Histories:
+    """Histories by path.
+
+    Args:
+        most_values: Most values that are kept; the one that is read is kept whatever its size.
+    """
+
+    def __init__(self, most_values: int = _MOST_VALUES) -> None:
+        self._most = most_values
+        self._kept: OrderedDict[Path, _RunHistory] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @contextmanager
+    def read(self, path: Path) -> Iterator[Metrics]:
+        """Give the history of a run directory as it stands; no other thread adds to it meanwhile."""
+        with self._lock:
+            history = self._kept.setdefault(path, _RunHistory(path))
+            self._kept.move_to_end(path)
+        with history.lock:
+            history.refresh()
+            yield history.metrics
+        with self._lock:
+            while len(self._kept) > 1 and sum(one.metrics.size for one in self._kept.values()) > self._most:
+                self._kept.popitem(last=False)

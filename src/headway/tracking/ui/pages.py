@@ -1,0 +1,170 @@
+"""What the page asks for, as values for JSON; nothing here knows of HTTP.
+
+Names of runs and metrics are foreign. They are made printable here, and the page puts them in as text.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from headway.core.format import printable
+from headway.telemetry.catalogue import CATALOGUE
+from headway.telemetry.metrics import NO_VALUES
+from headway.tracking.alert_rules import firing
+from headway.tracking.live_run import Snapshot
+from headway.tracking.live_table import by_liveness
+from headway.tracking.runs_folder import RunsFolder
+from headway.tracking.ui.curves import Axis, curve_of
+from headway.tracking.ui.histories import Histories
+
+#: Most runs in the list.
+MOST_RUNS = 2000
+#: Most curves in one answer, and most points of each.
+MOST_CURVES, MOST_POINTS = 20, 4000
+#: Strongest smoothing.
+_MOST_SMOOTHING = 0.999
+#: Runs are not read again within this time, however many pages ask.
+_FRESH_SECONDS = 1.0
+
+Query = Mapping[str, Sequence[str]]
+
+
+class BadQuery(ValueError):
+    """A question that cannot be answered; its text says why."""
+
+
+class NotFound(LookupError):
+    """A question about a run that is not in the folder."""
+
+
+class Pages:
+    """Answers about the runs of a folder."""
+
+    def __init__(self, folder: RunsFolder, histories: Histories | None = None) -> None:
+        self._folder, self._histories = folder, histories or Histories()
+        self._lock = threading.Lock()
+        self._read_at = -math.inf
+        self._snapshots: dict[str, Snapshot] = {}
+
+    def runs(self) -> dict[str, Any]:
+        """Return the list of runs, live ones first."""
+        found = by_liveness(list(self._refresh().values()))
+        now = time.time()
+        return {
+            "folder": printable(str(self._folder.path)),
+            "time": now,
+            "runs": [_listed(one, now) for one in found[:MOST_RUNS]],
+            "left_out": max(0, len(found) - MOST_RUNS),
+        }
+
+    def catalogue(self) -> dict[str, Any]:
+        """Return unit and meaning of the metrics of Headway; a name that ends with `<...>` is a family."""
+        return {name: {"unit": entry.unit.words, "help": entry.help} for name, entry in CATALOGUE.items()}
+
+    def curves(self, query: Query) -> dict[str, Any]:
+        """Return one metric of some runs, with the names of their metrics.
+
+        Args:
+            query: `metric`, one or more `run`, and optionally `axis`, `smoothing`, `points`, and `from` with `to`.
+
+        Raises:
+            BadQuery: a value is not allowed.
+            NotFound: there is no such run.
+        """
+        metric, axis = _one(query, "metric"), _one(query, "axis", "step")
+        if axis not in get_args(Axis):
+            raise BadQuery(f"axis is one of {', '.join(get_args(Axis))}")
+        smoothing = _number(query, "smoothing", 0.0, least=0.0, most=_MOST_SMOOTHING)
+        points = int(_number(query, "points", 1000.0, least=10.0, most=MOST_POINTS))
+        between = None
+        if "from" in query or "to" in query:
+            between = (_number(query, "from"), _number(query, "to"))
+        names = query.get("run", ())
+        if not 1 <= len(names) <= MOST_CURVES:
+            raise BadQuery(f"ask for 1 to {MOST_CURVES} runs")
+        snapshots = self._refresh()
+        found = {}
+        for name in names:
+            if name not in snapshots:
+                raise NotFound("there is no such run")
+            with self._histories.read(snapshots[name].path) as metrics:
+                curve = curve_of(metrics, metric, axis=axis, smoothing=smoothing, between=between, limit=points)
+                recorded = [printable(one) for one in metrics.names if one not in NO_VALUES]
+            found[name] = {
+                "x": curve.x.tolist(),
+                "step": curve.steps.tolist(),
+                "value": curve.values.tolist(),
+                "smooth": curve.smooth.tolist(),
+                "points": curve.points,
+                "not_finite": curve.not_finite,
+                "metrics": recorded,
+            }
+        return {"metric": metric, "axis": axis, "smoothing": smoothing, "runs": found}
+
+    def _refresh(self) -> dict[str, Snapshot]:
+        with self._lock:
+            now = time.monotonic()
+            if now >= self._read_at + _FRESH_SECONDS:
+                self._snapshots = {printable(one.name): one for one in self._folder.refresh()}
+                self._read_at = time.monotonic()
+            return self._snapshots
+
+
+def _listed(snapshot: Snapshot, now: float) -> dict[str, Any]:
+    """Return a run of the list; None is what is unknown."""
+    values = snapshot.values
+    live, loss = snapshot.is_live, values.get("train/loss")
+    return {
+        "name": printable(snapshot.name),
+        "state": snapshot.state,
+        "outcome": printable(snapshot.outcome),
+        "live": live,
+        "step": _finite(values.get("step")),
+        "total_steps": _finite(values.get("run/total_steps")),
+        "loss": loss if loss is None or math.isfinite(loss) else "not finite",
+        "losses": [_finite(loss) for loss in snapshot.losses],
+        "items_per_second": _finite(snapshot.items_per_second) if live else None,
+        "item": "tok" if snapshot.is_language_model else "samples",
+        "mfu": _finite(snapshot.mfu) if live else None,
+        "eta_seconds": _finite(values.get("run/eta_seconds")),
+        "spent_usd": _finite(values.get("cost/spent_usd")),
+        "budget_usd": _finite(values.get("run/budget_usd")),
+        "saved": _finite(values.get("run/last_saved_timestamp_seconds")),
+        "updated": _finite(snapshot.updated),
+        "machine": None if snapshot.machine is None else printable(snapshot.machine),
+        "job": None if snapshot.job is None else printable(snapshot.job),
+        "alerts": [
+            {"short": rule.short, "severity": rule.severity, "text": "", "fix": rule.fix}
+            for rule in firing(snapshot, now)
+        ],
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _one(query: Query, name: str, default: str | None = None) -> str:
+    values = query.get(name, ())
+    if not values and default is not None:
+        return default
+    if len(values) != 1:
+        raise BadQuery(f"give {name} once")
+    return values[0]
+
+
+def _number(
+    query: Query, name: str, default: float | None = None, *, least: float = -math.inf, most: float = math.inf
+) -> float:
+    text = _one(query, name, None if default is None else str(default))
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and least <= value <= most):
+        raise BadQuery(f"{name} is no number that can be taken")
+    return value

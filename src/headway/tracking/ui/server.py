@@ -1,0 +1,188 @@
+"""The HTTP server of `headway ui`: the page, its files, and what it asks for. It reads, and changes nothing.
+
+On the loopback a page of another site could reach it through a name that it lets point here (DNS rebinding), so only
+requests to this machine's own names are answered. Beyond the loopback a client needs the token: in the header, or in
+the cookie that the login form gives a browser.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from http import HTTPStatus
+from http.cookies import CookieError, SimpleCookie
+from importlib import resources
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from headway.core.console import notice
+from headway.core.format import counted
+from headway.tracking.http_server import TOKEN_VARIABLE, Address, RunsHandler, RunsServer, check_exposure, is_loopback
+from headway.tracking.runs_folder import RunsFolder
+from headway.tracking.ui.pages import BadQuery, NotFound, Pages
+
+_COOKIE = "headway"
+_HTML, _JSON = "text/html; charset=utf-8", "application/json"
+_SCRIPT, _STYLE = "text/javascript; charset=utf-8", "text/css; charset=utf-8"
+#: Every file that is served, by the path of its request; there is no way to another one.
+_FILES: Mapping[str, tuple[str, str]] = {
+    "/": ("index.html", _HTML),
+    "/style.css": ("style.css", _STYLE),
+    **{
+        f"/{name}.js": (f"{name}.js", _SCRIPT)
+        for name in ("app", "charts", "format", "metrics", "runs", "server", "settings")
+    },
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+    "/uplot/uPlot.iife.min.js": ("uplot/uPlot.iife.min.js", _SCRIPT),
+    "/uplot/uPlot.min.css": ("uplot/uPlot.min.css", _STYLE),
+}
+_LOGIN = ("login.html", _HTML)
+#: Longest body of a request: the form's.
+_BODY_BYTES = 4096
+#: Most fields of a query.
+_FIELDS = 64
+#: Nothing but this server's own files is loaded or run, and no other page can hold this one in a frame.
+_HEADERS: Mapping[str, str] = {
+    "Content_Security_Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
+    " img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X_Content_Type_Options": "nosniff",
+    "Referrer_Policy": "no-referrer",
+    "Cross_Origin_Resource_Policy": "same-origin",
+    "Cache_Control": "no-store",
+}
+
+
+class _Handler(RunsHandler):
+    server: UiServer
+
+    def answer(self) -> None:
+        if not self._is_meant():
+            return
+        url = urlsplit(self.path)
+        questions = self._questions()
+        if not (self.has_token() or self._has_cookie()):
+            if url.path == "/" or url.path == "/login":
+                self._send_file(*_LOGIN, status=HTTPStatus.UNAUTHORIZED)
+            elif url.path in ("/style.css", "/icon.svg"):
+                self._send_file(*_FILES[url.path])
+            else:
+                self._fail(HTTPStatus.UNAUTHORIZED, "a token is needed", WWW_Authenticate="Bearer")
+        elif url.path in _FILES:
+            self._send_file(*_FILES[url.path])
+        elif url.path in questions:
+            self._send_answer(questions[url.path], url.query)
+        else:
+            self._fail(HTTPStatus.NOT_FOUND, "there is nothing here")
+
+    def do_POST(self) -> None:
+        """Take the token of the login form, and give the cookie for it."""
+        if not self._is_meant():
+            return
+        size = self.headers.get("Content-Length", "")
+        if urlsplit(self.path).path != "/login" or not size.isdecimal() or int(size) > _BODY_BYTES:
+            self._fail(HTTPStatus.NOT_FOUND, "there is nothing here")
+            return
+        with suppress(ValueError):
+            fields = parse_qs(self.rfile.read(int(size)).decode(errors="replace"), max_num_fields=_FIELDS)
+            given = fields.get("token", [""])[0]
+            if self.server.token is not None and hmac.compare_digest(given.encode(), self.server.token.encode()):
+                secure = "; Secure" if self.server.url.startswith("https:") else ""
+                cookie = f"{_COOKIE}={self.server.cookie}; HttpOnly; SameSite=Strict; Path=/{secure}"
+                self._send(HTTPStatus.SEE_OTHER, b"", Location="/", Set_Cookie=cookie)
+                return
+        self._send_file(*_LOGIN, status=HTTPStatus.UNAUTHORIZED)
+
+    def _is_meant(self) -> bool:
+        """Check that the request names this machine, where only this machine is served; else refuse it."""
+        if not self.server.address.is_loopback:
+            return True
+        with suppress(ValueError):  # brackets that do not close
+            host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
+            if host == "localhost" or is_loopback(host):
+                return True
+        self._fail(HTTPStatus.FORBIDDEN, "the page is at localhost; requests to other names are not answered")
+        return False
+
+    def _has_cookie(self) -> bool:
+        try:
+            found = SimpleCookie(self.headers.get("Cookie", "")).get(_COOKIE)
+        except CookieError:
+            return False
+        expected = self.server.cookie
+        return (
+            found is not None and expected is not None and hmac.compare_digest(found.value.encode(), expected.encode())
+        )
+
+    def _questions(self) -> Mapping[str, Callable[[Mapping[str, list[str]]], Any]]:
+        pages = self.server.pages
+        return {
+            "/api/runs": lambda _: pages.runs(),
+            "/api/catalogue": lambda _: pages.catalogue(),
+            "/api/curves": pages.curves,
+        }
+
+    def _send_answer(self, ask: Callable[[Mapping[str, list[str]]], Any], query: str) -> None:
+        from orjson import dumps
+
+        try:
+            found = ask(parse_qs(query, max_num_fields=_FIELDS))
+        except NotFound as error:
+            self._fail(HTTPStatus.NOT_FOUND, str(error))
+        except ValueError as error:
+            self._fail(HTTPStatus.BAD_REQUEST, str(error) if isinstance(error, BadQuery) else "the query is too long")
+        else:
+            self._send(HTTPStatus.OK, dumps(found), _JSON)
+
+    def _send_file(self, name: str, content_type: str, *, status: HTTPStatus = HTTPStatus.OK) -> None:
+        self._send(status, resources.files(__package__).joinpath("static", name).read_bytes(), content_type)
+
+    def _fail(self, status: HTTPStatus, why: str, **headers: str) -> None:
+        self._send(status, f"{why}\n".encode(), **headers)
+
+    def _send(
+        self, status: HTTPStatus, body: bytes, content_type: str = "text/plain; charset=utf-8", **headers: str
+    ) -> None:
+        self.send(status, body, content_type, **_HEADERS, **headers)
+
+
+class UiServer(RunsServer):
+    """Serves the page until `shutdown`; the rest is as for `RunsServer`.
+
+    Args:
+        address: Where to listen.
+        folder: The runs.
+        token: What clients must give.
+        tls: Certificate and key as PEM files.
+    """
+
+    def __init__(
+        self, address: Address, folder: RunsFolder, *, token: str | None = None, tls: tuple[Path, Path] | None = None
+    ) -> None:
+        self.pages = Pages(folder)
+        # Not the token itself: the cookie lies in a browser's files. The same after a restart of the server.
+        self.cookie = None if token is None else hmac.new(token.encode(), b"headway ui", hashlib.sha256).hexdigest()
+        super().__init__(address, _Handler, token=token, tls=tls)
+
+
+def serve(folder: Path, address: Address, *, certificate: Path | None = None, key: Path | None = None) -> None:
+    """Serve the page on the runs of a folder until Ctrl-C.
+
+    Raises:
+        ConfigError: the token or the certificate is missing, or the port is in use.
+        CheckpointError: there is no such folder of runs.
+    """
+    token = check_exposure(address, certificate, key)
+    runs = RunsFolder(folder, newest=True, ended_seconds=float("inf"))
+    tls = None if certificate is None or key is None else (certificate, key)
+    with UiServer(address, runs, token=token, tls=tls) as server:
+        found = counted(len(runs.refresh()), "run")
+        login = "" if token is None else f" (it asks for {TOKEN_VARIABLE})"
+        notice(f"{found} of {folder}; the page is at {server.url}{login}")
+        # As Ctrl-C: service managers and containers stop it so.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()

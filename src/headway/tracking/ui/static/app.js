@@ -1,0 +1,129 @@
+// The page: it asks for the runs every few seconds, and shows curves of those that are chosen.
+
+import { Chart } from "./charts.js";
+import { nextMetric, setCatalogue } from "./metrics.js";
+import { makeHead, showRuns } from "./runs.js";
+import { askCatalogue, askRuns } from "./server.js";
+import { loadSettings, saveSettings, settings, watchTheme } from "./settings.js";
+
+const RUNS_SECONDS = 3;
+const CURVES_SECONDS = 6;
+// Runs that are chosen at the first visit.
+const FIRST_RUNS = 4;
+
+const find = (id) => document.getElementById(id);
+let answer = null;
+let charts = [];
+
+function changed() {
+  saveSettings();
+  if (answer) showRuns(answer, chosen);
+  find("unzoom").hidden = !settings.zoom;
+  find("hint").textContent = "Drag across a chart to zoom, double-click to go back. Values are those under the cursor"
+    + (settings.smoothing > 0 ? ": smoothed, then as recorded." : ".");
+}
+
+function chosen() {
+  changed();
+  refreshCharts();
+}
+
+async function refreshCharts() {
+  await Promise.all(charts.map((chart) => chart.refresh().catch(report)));
+}
+
+function report(error) {
+  if (error.name === "AbortError") return;
+  const place = find("connection");
+  place.classList.add("lost");
+  place.textContent = error instanceof TypeError ? "No connection to headway ui" : error.message;
+}
+
+function addChart(choice) {
+  const chart = new Chart(choice, {
+    changed: (one) => {
+      changed();
+      one.refresh().catch(report);
+    },
+    zoomed: (range) => {
+      settings.zoom = range;
+      chosen();
+    },
+    removed: (one) => {
+      one.close();
+      charts = charts.filter((other) => other !== one);
+      settings.charts = charts.map((other) => other.choice);
+      changed();
+    },
+    named: () => charts.forEach((one) => one.fillSelect()),
+  });
+  charts.push(chart);
+  find("charts").append(chart.root);
+  settings.charts = charts.map((other) => other.choice);
+  return chart;
+}
+
+async function refreshRuns() {
+  answer = await askRuns();
+  find("folder").textContent = answer.folder;
+  if (settings.runs === null && answer.runs.length) {
+    settings.runs = answer.runs.slice(0, FIRST_RUNS).map((run) => run.name);
+    chosen();
+  }
+  showRuns(answer, chosen);
+  const place = find("connection");
+  place.classList.remove("lost");
+  place.textContent = `Updated ${new Date().toLocaleTimeString()}`;
+}
+
+/** Do something every so many seconds after it is done, while the page is seen. */
+async function repeat(seconds, work) {
+  for (;;) {
+    if (!document.hidden) await work().catch(report);
+    await new Promise((resolve) => setTimeout(resolve, 1000 * seconds));
+  }
+}
+
+async function start() {
+  loadSettings();
+  makeHead(changed);
+  find("filter").value = settings.filter;
+  find("filter").addEventListener("input", () => {
+    settings.filter = find("filter").value;
+    changed();
+  });
+  find("none").addEventListener("click", () => {
+    settings.runs = [];
+    chosen();
+  });
+  find("axis").value = settings.axis;
+  find("axis").addEventListener("change", () => {
+    settings.axis = find("axis").value;
+    settings.zoom = null; // positions of another axis
+    chosen();
+  });
+  const smoothing = find("smoothing");
+  smoothing.value = settings.smoothing;
+  find("smoothing-value").textContent = settings.smoothing.toFixed(2);
+  smoothing.addEventListener("input", () => {
+    settings.smoothing = Number(smoothing.value);
+    find("smoothing-value").textContent = settings.smoothing.toFixed(2);
+    chosen();
+  });
+  find("unzoom").addEventListener("click", () => {
+    settings.zoom = null;
+    chosen();
+  });
+  settings.charts.map(addChart);
+  find("add").addEventListener("click", () => {
+    addChart({ metric: nextMetric(charts.map((chart) => chart.choice.metric)), log: false }).refresh().catch(report);
+    changed();
+  });
+  watchTheme(find("theme"), () => charts.forEach((chart) => chart.drawn && chart.draw()));
+  changed();
+  await askCatalogue().then(setCatalogue).catch(report);
+  repeat(RUNS_SECONDS, refreshRuns);
+  repeat(CURVES_SECONDS, refreshCharts);
+}
+
+start();

@@ -1,0 +1,283 @@
+// One chart: a metric of the chosen runs, drawn by uPlot.
+
+import { count, duration, precise } from "./format.js";
+import { about, addNames, fillSelect } from "./metrics.js";
+import { askCurves } from "./server.js";
+import { lookOf, settings } from "./settings.js";
+
+const HEIGHT = 280;
+const DASHES = [[], [7, 4], [2, 3]];
+const DASH_NAMES = ["", "dashed", "dotted"];
+// Points of all curves of a chart together, and of each.
+const ALL_POINTS = 24000, FEWEST_POINTS = 200, MOST_POINTS = 1500;
+
+const colour = (variable) => getComputedStyle(document.documentElement).getPropertyValue(variable).trim();
+
+export class Chart {
+  /** `choice` holds metric and log; `changed` is called when the visitor changes them, `zoomed` with the new range. */
+  constructor(choice, { changed, zoomed, removed, named }) {
+    this.choice = choice;
+    this.curves = {};
+    this.zoomed = zoomed;
+    this.named = named;
+    this.root = document.createElement("article");
+    this.root.className = "chart";
+    this.select = document.createElement("select");
+    this.select.setAttribute("aria-label", "Metric");
+    this.select.addEventListener("change", () => {
+      this.choice.metric = this.select.value;
+      this.curves = {};
+      changed(this);
+    });
+    this.unit = document.createElement("span");
+    this.unit.className = "unit muted";
+    const log = document.createElement("input");
+    log.type = "checkbox";
+    log.checked = choice.log;
+    log.addEventListener("change", () => {
+      this.choice.log = log.checked;
+      changed(this);
+    });
+    const label = document.createElement("label");
+    label.append(log, "log axis");
+    const remove = document.createElement("button");
+    remove.type = "button";
+    remove.textContent = "✕";
+    remove.title = "Remove this chart";
+    remove.addEventListener("click", () => removed(this));
+    const tools = document.createElement("div");
+    tools.className = "tools";
+    tools.append(this.select, this.unit, label, remove);
+    this.plot = document.createElement("div");
+    this.plot.className = "plot";
+    this.nothing = document.createElement("p");
+    this.nothing.className = "nothing";
+    this.legend = document.createElement("ul");
+    this.legend.className = "legend";
+    this.root.append(tools, this.plot, this.legend);
+    this.observer = new ResizeObserver(() => this.fit());
+    this.observer.observe(this.plot);
+    this.fillSelect();
+  }
+
+  fillSelect() {
+    fillSelect(this.select, this.choice.metric);
+  }
+
+  close() {
+    this.observer.disconnect();
+    this.asking?.abort();
+    this.drawn?.destroy();
+    this.root.remove();
+  }
+
+  /** Ask for the curves of the chosen runs and draw them; a newer call ends an older one. */
+  async refresh() {
+    this.asking?.abort();
+    const asking = this.asking = new AbortController();
+    const runs = settings.runs ?? [];
+    const points = Math.round(Math.max(FEWEST_POINTS, Math.min(MOST_POINTS, ALL_POINTS / Math.max(1, runs.length))));
+    const question = {
+      runs, points, metric: this.choice.metric, axis: settings.axis, smoothing: settings.smoothing, zoom: settings.zoom,
+    };
+    const { unit, help } = about(this.choice.metric);
+    this.unit.textContent = unit;
+    this.select.title = help;
+    for (const run of Object.keys(this.curves)) if (!runs.includes(run)) delete this.curves[run];
+    this.plot.classList.toggle("busy", runs.some((run) => !this.curves[run]));
+    try {
+      for await (const found of askCurves(question, asking.signal)) {
+        if (asking.signal.aborted) return;
+        Object.assign(this.curves, found);
+        if (Object.values(found).map((curve) => addNames(curve.metrics)).some(Boolean)) this.named();
+        this.draw();
+      }
+      if (!runs.length) this.draw();
+    } finally {
+      if (this.asking === asking) this.plot.classList.remove("busy");
+    }
+  }
+
+  /** The curves that have points, in the order in which their runs were chosen. */
+  shown() {
+    return (settings.runs ?? []).filter((run) => this.curves[run]?.x.length).map((run) => [run, this.curves[run]]);
+  }
+
+  draw() {
+    const shown = this.shown();
+    const smooth = settings.smoothing > 0;
+    const log = this.choice.log;
+    const usable = (values) => (log ? values.map((value) => (value > 0 ? value : null)) : values);
+    const tables = shown.map(([, curve]) => [
+      curve.x, ...(smooth ? [usable(curve.value), usable(curve.smooth)] : [usable(curve.value)]),
+    ]);
+    const data = tables.length ? uPlot.join(tables) : [[]];
+    const looks = shown.map(([run]) => lookOf(run));
+    // What the chart is made of; while it stays the same only the data are new.
+    const form = JSON.stringify([shown.map(([run]) => run), looks, smooth, log, settings.axis, colour("--ground")]);
+    if (this.drawn && this.form === form) {
+      this.drawn.setData(data, false);
+      this.scale();
+    } else {
+      this.form = form;
+      this.drawn?.destroy();
+      this.drawn = new uPlot(this.options(looks, smooth), data, this.plot);
+      this.watchTouch();
+      this.scale();
+    }
+    this.nothing.textContent = (settings.runs ?? []).length ? "No values here" : "Choose runs in the list";
+    if (shown.length) this.nothing.remove();
+    else this.plot.append(this.nothing);
+    this.fillLegend();
+  }
+
+  options(looks, smooth) {
+    const [ink, rule] = [colour("--muted"), colour("--rule")];
+    const axis = { stroke: ink, grid: { stroke: rule, width: 1 }, ticks: { stroke: rule, width: 1, size: 5 } };
+    const series = looks.flatMap(({ variable, dash }) => {
+      const line = { stroke: colour(variable), width: 2, dash: DASHES[dash], spanGaps: true, points: { show: false } };
+      return smooth ? [{ ...line, width: 1, alpha: 0.28 }, line] : [{ ...line, width: 1.5 }];
+    });
+    const log = this.choice.log;
+    return {
+      width: this.plot.clientWidth || 300,
+      height: HEIGHT,
+      legend: { show: false },
+      cursor: {
+        sync: { key: "curves", setSeries: false },
+        drag: { x: true, y: false, setScale: false },
+        points: { show: false },
+        bind: { dblclick: () => () => this.zoomed(null) },
+      },
+      scales: {
+        x: { time: false, auto: false },
+        y: log ? { distr: 3, range: logRange } : { range: linearRange },
+      },
+      axes: [
+        { ...axis, size: 36, values: (_, ticks) => ticks.map(settings.axis === "time" ? duration : count), space: 64 },
+        {
+          ...axis, size: 62, values: (_, ticks) => labels(ticks),
+          ...(log ? { splits: (_, __, low, high) => logTicks(low, high), filter: (_, ticks) => ticks } : {}),
+        },
+      ],
+      series: [{}, ...series],
+      hooks: {
+        setSelect: [(plot) => this.selected(plot)],
+        setCursor: [(plot) => this.fillLegend(plot.cursor.left >= 0 ? plot.posToVal(plot.cursor.left, "x") : null)],
+      },
+    };
+  }
+
+  /** Set the range of the axis: what is zoomed to, or all that there is. */
+  scale() {
+    const ends = this.shown().map(([, { x }]) => [x[0], x.at(-1)]);
+    let [min, max] = settings.zoom ?? [Math.min(...ends.map(([a]) => a)), Math.max(...ends.map(([, b]) => b))];
+    if (!Number.isFinite(min) || !Number.isFinite(max)) [min, max] = [0, 1];
+    if (min === max) [min, max] = [min - 1, max + 1];
+    this.drawn.setScale("x", { min, max });
+  }
+
+  selected(plot) {
+    const { left, width } = plot.select;
+    if (width < 8) return;
+    const range = [plot.posToVal(left, "x"), plot.posToVal(left + width, "x")];
+    plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    this.zoomed(range);
+  }
+
+  /** Let a finger that moves sideways choose a range, as a mouse does. */
+  watchTouch() {
+    const plot = this.drawn;
+    const over = plot.over;
+    let start = null;
+    const at = (event) => Math.max(0, Math.min(over.clientWidth, event.clientX - over.getBoundingClientRect().left));
+    over.addEventListener("pointerdown", (event) => { start = event.pointerType === "touch" ? at(event) : null; });
+    over.addEventListener("pointercancel", () => { start = null; });
+    over.addEventListener("pointermove", (event) => {
+      if (start === null) return;
+      const now = at(event);
+      plot.setCursor({ left: now, top: over.clientHeight / 2 });
+      const select = { left: Math.min(start, now), width: Math.abs(now - start), top: 0, height: over.clientHeight };
+      plot.setSelect(select, false);
+    });
+    over.addEventListener("pointerup", () => {
+      if (start !== null) this.selected(plot);
+      start = null;
+    });
+  }
+
+  /** Show the value of every run at a position of the axis, or the last ones. */
+  fillLegend(position = null) {
+    const items = this.shown().map(([run, curve]) => {
+      const index = position === null ? curve.x.length - 1 : nearest(curve.x, position);
+      const look = lookOf(run);
+      const item = document.createElement("li");
+      const swatch = document.createElement("i");
+      swatch.className = DASH_NAMES[look.dash];
+      swatch.style.setProperty("--swatch", `var(${look.variable})`);
+      const name = document.createElement("span");
+      name.textContent = name.title = run;
+      const value = document.createElement("b");
+      value.textContent = precise(settings.smoothing > 0 ? curve.smooth[index] : curve.value[index]);
+      const raw = settings.smoothing > 0 ? `${precise(curve.value[index])} at ` : "";
+      const where = document.createElement("span");
+      where.className = "at";
+      where.textContent = `${raw}step ${curve.step[index].toLocaleString("en")}`
+        + (curve.not_finite ? ` (${curve.not_finite} not finite)` : "");
+      item.append(swatch, name, value, where);
+      return item;
+    });
+    this.legend.replaceChildren(...items);
+  }
+
+  fit() {
+    if (this.drawn && this.plot.clientWidth) this.drawn.setSize({ width: this.plot.clientWidth, height: HEIGHT });
+  }
+}
+
+/** The index of the value of a rising list that is nearest. */
+function nearest(values, wanted) {
+  let [low, high] = [0, values.length - 1];
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if (values[middle] <= wanted) low = middle;
+    else high = middle;
+  }
+  return wanted - values[low] <= values[high] - wanted ? low : high;
+}
+
+function linearRange(_, low, high) {
+  if (low === null || high === null) return [0, 1];
+  const room = 0.04 * (high - low) || 0.1 * Math.abs(high) || 1;
+  // Amounts that begin at zero or near it are shown from zero.
+  return [low >= 0 && low < 0.3 * (high - low) ? 0 : low - room, high + room];
+}
+
+function logRange(_, low, high) {
+  return low > 0 && high > 0 ? [low / 1.08, high * 1.08] : [0.1, 1];
+}
+
+/** Ticks at 1, 2 and 5 of every decade, or of round numbers where these would be too few or too many. */
+function logTicks(low, high) {
+  const found = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1) {
+    for (const digit of high < 1e3 * low ? [1, 2, 5] : [1]) found.push(Number(`${digit}e${power}`));
+  }
+  const inside = found.filter((tick) => tick >= low && tick <= high);
+  if (inside.length >= 3) return inside;
+  const unit = 10 ** Math.floor(Math.log10((high - low) / 3));
+  const step = [1, 2, 5, 10].map((digit) => digit * unit).find((size) => (high - low) / size <= 6);
+  return Array.from({ length: 7 }, (_, index) => (Math.ceil(low / step) + index) * step).filter((tick) => tick <= high);
+}
+
+/** Labels of an axis, all with as many digits as tell its ticks apart. */
+function labels(ticks) {
+  const known = ticks.filter((tick) => tick !== null);
+  const size = Math.max(...known.map(Math.abs));
+  if (size >= 1e4) return ticks.map(count);
+  const gaps = known.slice(1).map((tick, index) => Math.abs(tick - known[index])).filter(Boolean);
+  const gap = gaps.length ? Math.min(...gaps) : size || 1;
+  if (gap < 1e-4) return ticks.map((tick) => (tick === 0 ? "0" : tick.toExponential(1)));
+  const digits = Math.max(0, Math.min(5, Math.ceil(-Math.log10(gap) - 1e-9)));
+  return ticks.map((tick) => (tick === null ? "" : tick.toFixed(digits)));
+}

@@ -1,0 +1,208 @@
+"""The page of `headway ui` in a real browser, as a visitor uses it."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from headway.tracking.http_server import Address
+from headway.tracking.runs_folder import RunsFolder
+from headway.tracking.ui.server import UiServer
+from parts_table import CHROMIUM, program
+from support_tracking import WrittenRun
+
+pytestmark = pytest.mark.parts(CHROMIUM)
+
+HOSTILE = '<img src=x onerror="window.hit=1">'
+#: Milliseconds; the page asks again every few seconds.
+PATIENCE = 60_000
+
+
+@dataclass
+class Visit:
+    page: Any
+    server: UiServer
+    live: WrittenRun
+
+    def open(self, fragment: str = "") -> None:
+        self.page.goto(f"{self.server.url}{fragment}")
+        self.page.wait_for_selector(".legend li")
+
+    def legend(self, chart: int = 0) -> list[str]:
+        return list(self.page.locator(".chart").nth(chart).locator(".legend li").all_inner_texts())
+
+    def wait_for_legend(self, text: str) -> None:
+        self.page.locator(".legend li", has_text=text).first.wait_for()
+
+    def plot(self) -> dict[str, float]:
+        found = self.page.locator(".u-over").first
+        found.scroll_into_view_if_needed()
+        return dict(found.bounding_box())
+
+    def picture(self) -> bytes:
+        return bytes(self.page.locator(".chart canvas").first.screenshot())
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        pytest.skip("there is no playwright: pip install playwright")
+    chromium = program("chromium")
+    if chromium is None:
+        pytest.skip("there is no chromium: apt-get install chromium")
+    with sync_playwright() as playwright:
+        # Root has no sandbox; nothing but this test's own server is visited.
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser: Any, tmp_path: Path) -> Iterator[Visit]:
+    """A visit to three runs: one that trains, one that has ended, and one with a hostile name."""
+    runs = [WrittenRun(tmp_path / "runs" / name) for name in ("live", "ended", HOSTILE.replace("/", "_"))]
+    for number, run in enumerate(runs):
+        run.begin(alive=number == 0)
+        for step in range(1, 401):
+            run.step(step, **{"train/loss": 1.0 + number + 400 / (step + 40) + (step % 7) / 10})
+    runs[1].end(runs[1].started + 900, "finished")
+    folder = RunsFolder(tmp_path / "runs", ended_seconds=float("inf"))
+    with UiServer(Address("127.0.0.1", 0, "ui"), folder) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        context = browser.new_context(viewport={"width": 1280, "height": 1400}, color_scheme="light")
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE)
+        troubles: list[str] = []
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on("console", lambda message: troubles.append(message.text) if message.type == "error" else None)
+        page.on("request", lambda request: None if request.url.startswith(server.url) else troubles.append(request.url))
+        yield Visit(page, server, runs[0])
+        assert troubles == [], "no error, nothing that the policy refused, nothing from elsewhere"
+        context.close()
+        server.shutdown()
+
+
+def loss(run: int, step: int) -> float:
+    return 1.0 + run + 400 / (step + 40) + (step % 7) / 10
+
+
+def test_list_and_filter(visit: Visit) -> None:
+    visit.open()
+    rows = visit.page.locator("#runs tbody tr")
+    assert rows.count() == 3 and "live" in rows.first.inner_text() and "running" in rows.first.inner_text()
+    assert "400 / 100" in rows.first.inner_text() and "256 tok/s" in rows.first.inner_text()
+    assert f"{loss(0, 400):.3f}" in rows.first.inner_text()
+    assert "no step" in visit.page.locator("#alerts").inner_text(), "the run began long ago"
+    visit.page.fill("#filter", "finished")
+    assert rows.count() == 1 and "ended" in rows.first.inner_text()
+    visit.page.fill("#filter", "nothing like it")
+    assert "No run matches" in visit.page.locator("#runs tbody").inner_text()
+    visit.page.fill("#filter", "")
+    visit.page.get_by_role("button", name="Run", exact=True).click()
+    assert [text.split()[0] for text in rows.all_inner_texts()] == ["<img", "ended", "live"]
+
+
+def test_a_hostile_name_is_text(visit: Visit) -> None:
+    visit.open()
+    assert HOSTILE in visit.page.locator("#runs").inner_text() and HOSTILE in " ".join(visit.legend())
+    assert visit.page.evaluate("window.hit") is None and visit.page.locator("img").count() == 0
+
+
+def test_compare_smooth_and_hover(visit: Visit) -> None:
+    visit.open("#run=live&run=ended&smoothing=0")
+    visit.wait_for_legend("ended")
+    assert [text.split()[0] for text in visit.legend()] == ["live", "ended"]
+    box = visit.plot()
+    for share in (0.25, 0.5):
+        visit.page.mouse.move(box["x"] + share * box["width"], box["y"] + box["height"] / 2)
+        for number, text in enumerate(visit.legend()):
+            step = int(re.search(r"step ([\d,]+)", text)[1].replace(",", ""))  # type: ignore[index]
+            assert abs(step - (1 + share * 399)) <= 2, "the point under the cursor"
+            assert f"{loss(number, step):.4f}".rstrip("0")[:5] in text, (step, text)
+    before = visit.picture()
+    visit.page.locator("#smoothing").fill("0.95")
+    # The last smoothed value, computed here.
+    total = share = 0.0
+    for step in range(1, 401):
+        total, share = 0.95 * total + 0.05 * loss(0, step), 0.95 * share + 0.05
+    visit.page.mouse.move(0, 0)
+    visit.wait_for_legend(f"{total / share:.3f}")
+    assert visit.picture() != before
+    visit.page.get_by_label("log axis").first.check()
+    assert "chart=log" in visit.page.url and "smoothing=0.95" in visit.page.url
+    visit.page.reload()
+    visit.wait_for_legend("ended")
+    assert visit.page.get_by_label("log axis").first.is_checked(), "the address says what was chosen"
+
+
+def test_zoom(visit: Visit) -> None:
+    visit.open("#run=live&smoothing=0")
+    box, whole = visit.plot(), visit.picture()
+    with visit.page.expect_request(lambda request: "from=" in request.url) as asked:
+        visit.page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 50)
+        visit.page.mouse.down()
+        visit.page.mouse.move(box["x"] + 0.75 * box["width"], box["y"] + 60, steps=4)
+        visit.page.mouse.up()
+    query = parse_qs(urlsplit(asked.value.url).query)
+    assert float(query["from"][0]) == pytest.approx(1 + 0.5 * 399, abs=3)
+    assert float(query["to"][0]) == pytest.approx(1 + 0.75 * 399, abs=3)
+    visit.page.mouse.move(box["x"] + 2, box["y"] + 50)
+    visit.wait_for_legend("step 20")
+    assert visit.picture() != whole
+    visit.page.mouse.dblclick(box["x"] + 50, box["y"] + 50)
+    visit.page.locator("#unzoom").wait_for(state="hidden")
+    visit.page.mouse.move(box["x"] + 2, box["y"] + 50)
+    visit.wait_for_legend("step 1")
+
+
+def test_the_page_follows_the_run(visit: Visit) -> None:
+    visit.open("#run=live&smoothing=0&chart=train/loss&chart=mine/own")
+    assert "No values here" in visit.page.locator(".chart").nth(1).inner_text()
+    visit.live.step(401, **{"train/loss": 0.125, "mine/own": 7.5})
+    visit.wait_for_legend("0.125 step 401")
+    visit.page.locator("#runs tbody tr", has_text="401 / 100").wait_for()
+    visit.page.locator(".chart").nth(1).locator(".legend li", has_text="7.5").wait_for()
+    visit.page.locator("select[aria-label=Metric]").first.select_option("mine/own")
+    visit.page.locator(".chart").first.locator(".legend li", has_text="7.5").wait_for()
+    visit.page.get_by_role("button", name="Add a chart").click()
+    assert visit.page.locator(".chart").count() == 3
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_narrow_window_and_the_colours(visit: Visit, theme: str) -> None:
+    visit.page.emulate_media(color_scheme=theme)
+    visit.page.set_viewport_size({"width": 420, "height": 900})
+    visit.open()
+    assert visit.page.evaluate("document.documentElement.scrollWidth") == 420, "nothing is wider than the window"
+    for place in (".chart", "#filter", "#runs tbody tr"):
+        box = visit.page.locator(place).first.bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= 420
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light, dark = "rgb(255, 255, 255)", "rgb(20, 23, 27)"
+    assert visit.page.evaluate(ground) == (dark if theme == "dark" else light), "as the system has it"
+    button = visit.page.locator("#theme")
+    button.click()
+    assert button.inner_text() == "Colours: light" and visit.page.evaluate(ground) == light
+    button.click()
+    assert button.inner_text() == "Colours: dark" and visit.page.evaluate(ground) == dark
+    visit.page.reload()
+    visit.page.wait_for_selector(".legend li")
+    assert visit.page.evaluate(ground) == dark, "it is remembered"
+
+
+def test_without_the_server_the_page_says_so(visit: Visit) -> None:
+    visit.open()
+    visit.page.route("**/api/**", lambda route: route.fulfill(status=500, body="the disk is gone"))
+    visit.page.locator("#connection.lost", has_text="the disk is gone").wait_for()
+    visit.page.unroute("**/api/**")
+    visit.page.locator("#connection:not(.lost)").wait_for()
+    visit.page.evaluate("console.clear()")
