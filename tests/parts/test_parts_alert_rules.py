@@ -160,6 +160,14 @@ CASES = (
         {"speed/data_wait_share": "0.01x27 0.9x3"},
     ),
     *both(
+        "HeadwayAnomaly",
+        {"run/anomaly/<anomaly>": "_x20 1x100"},
+        {},
+        {"run/anomaly/<anomaly>": "_x20 1x100", **FINISHED},
+        {"run/anomaly/<anomaly>": "_x10 1x5 _x100"},  # over
+        labels={"run": "one", "anomaly": "slower: other processes"},
+    ),
+    *both(
         "HeadwayGoodputLow",
         {"run/goodput_ratio": "0.4x200"},
         {"run/goodput_ratio": "0.9x200"},

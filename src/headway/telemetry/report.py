@@ -14,8 +14,10 @@ from headway.core.foreign import SETTINGS_BYTES, as_number, read_bytes, read_jso
 from headway.core.format import UNKNOWN, counted, format_bytes, format_count, format_seconds
 from headway.core.secrets import redact_arguments
 from headway.telemetry import html
+from headway.telemetry.anomalies import AnomalyWatch, episodes
 from headway.telemetry.charts import loss_chart, metric_chart
 from headway.telemetry.goodput import Goodput, goodput_of
+from headway.telemetry.metrics import read_records
 from headway.telemetry.record import DIED, NOT_ENDED, NOT_STARTED, RUNNING, Run, as_int, as_text, dig, open_run
 from headway.telemetry.summary import (
     Summary,
@@ -30,6 +32,8 @@ from headway.telemetry.summary import (
 
 #: Sample text and diffs are truncated to this many characters; the files have the rest.
 _SHOWN_CHARACTERS = 50_000
+#: Most anomalies that are shown.
+_SHOWN_ANOMALIES = 50
 #: Waiting for a processor is shown if it ever took this share of a run's time.
 _SHOWN_WAIT = 0.1
 
@@ -72,6 +76,7 @@ def render_report(run: Run) -> str:
             html.section("Model", html.facts(_model(run))),
             html.section("Changes during the run", _segments(run)),
             html.section("Attempts", _spent(found), _attempts(run, found)),
+            html.section("Anomalies", _anomalies(run)),
             html.section("Benchmarks", _benchmarks(run)),
             html.section("Checkpoints", _checkpoints(run)),
             html.section("Environment", html.facts(_environment(run)), _changes(run)),
@@ -306,6 +311,19 @@ def _attempts(run: Run, found: Goodput | None) -> str:
         for attempt in run.attempts
     ]
     return html.table(headers, rows, numeric=(1, 2, 4, 6))
+
+
+def _anomalies(run: Run) -> str:
+    """Show what was not as usual; nothing if everything was."""
+    watch = AnomalyWatch()
+    watch.configure(run)
+    found = episodes(watch, read_records(run.path))
+    rows = [
+        [f"{one.first_step:,} to {one.last_step:,}", one.anomaly.label, one.anomaly.text, one.anomaly.advice]
+        for one in found[:_SHOWN_ANOMALIES]
+    ]
+    more = f'<p class="muted">{len(found) - len(rows)} more.</p>' if len(rows) < len(found) else ""
+    return html.table(["Steps", "What, and its suspected cause", "Seen", "What may help"], rows) + more
 
 
 def _benchmarks(run: Run) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.files import atomic_write
+from headway.telemetry.anomalies import DATA_WAIT_SHARE
 from headway.telemetry.catalogue import metric
 from headway.tracking.live_run import Snapshot
 
@@ -26,12 +27,12 @@ _SPIKE_DEVIATIONS = 8
 _SPIKE_RATIO = 1.25
 _HOT_CELSIUS = 87
 _IDLE_SHARE = 0.3
-_DATA_WAIT_SHARE = 0.2
 _GOODPUT_RATIO = 0.7
 _YOUNG_SECONDS = 3600
 _DISK_SHARE = 0.05
 _MEMORY_SHARE = 0.95
 _BUDGET_SHARE = 0.9
+_ANOMALY = "HeadwayAnomaly"
 
 #: A run that trains, as far as its exporter can see.
 _LIVE = 'on (run) ({run/state/<state>}{{state=~"running|not ended"}} == 1)'
@@ -219,10 +220,18 @@ RULES: Sequence[AlertRule] = (
     AlertRule(
         "HeadwayDataWaitHigh",
         "warning",
-        f"avg_over_time({{speed/data_wait_share}}[10m]) > {_DATA_WAIT_SHARE} and {_LIVE}",
+        f"avg_over_time({{speed/data_wait_share}}[10m]) > {DATA_WAIT_SHARE} and {_LIVE}",
         "10m",
         "{{ $labels.run }} waits for data {{ $value | humanizePercentage }} of the time",
         "Put the token store on a faster disk; headway profile shows the waits.",
+    ),
+    AlertRule(
+        _ANOMALY,
+        "warning",
+        f"{{run/anomaly/<anomaly>}} == 1 and {_LIVE}",
+        "1m",
+        "{{ $labels.run }} is not as usual: {{ $labels.anomaly }}",
+        "The label names the suspected cause; headway top RUNS --json and headway ui RUNS have the numbers.",
     ),
     AlertRule(
         "HeadwayGoodputLow",
@@ -272,9 +281,25 @@ RULES: Sequence[AlertRule] = (
 )
 
 
-def firing(snapshot: Snapshot, now: float) -> list[AlertRule]:
-    """Return the rules that can be judged by one look, and hold now."""
-    return [rule for rule in RULES if rule.check is not None and rule.check(snapshot, now)]
+@dataclass(frozen=True)
+class Alert:
+    """A rule that holds for a run, or an anomaly of it."""
+
+    name: str
+    severity: str
+    short: str
+    text: str
+    """What was seen, with numbers; empty if the few words say it all."""
+    fix: str
+
+
+def firing(snapshot: Snapshot, now: float) -> list[Alert]:
+    """Return the alerts of a run that can be judged by one look, and hold now."""
+    rules = [rule for rule in RULES if rule.check is not None and rule.check(snapshot, now)]
+    return [
+        *(Alert(rule.name, rule.severity, rule.short, "", rule.fix) for rule in rules),
+        *(Alert(_ANOMALY, "warning", one.label, one.text, one.advice) for one in snapshot.anomalies),
+    ]
 
 
 def rules_document(rules: Sequence[AlertRule] = RULES) -> dict[str, Any]:

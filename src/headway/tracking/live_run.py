@@ -22,6 +22,7 @@ from typing import Any
 from headway.config.units import Interval
 from headway.core.foreign import as_number
 from headway.core.outcomes import BUDGET_REACHED, CANCELLED, FAILED, FINISHED, PREEMPTED
+from headway.telemetry.anomalies import Anomaly, AnomalyWatch
 from headway.telemetry.catalogue import CATALOGUE, Kind, metric
 from headway.telemetry.goodput import was_meant_to_end
 from headway.telemetry.metrics import FILE_NAME, LEFT_OUT, is_own, recorded_number
@@ -86,6 +87,8 @@ class Snapshot:
     """Recent training losses, thinned out."""
     items_per_second: float | None = None
     mfu: float | None = None
+    anomalies: tuple[Anomaly, ...] = ()
+    """What is not as usual, while it trains."""
     is_language_model: bool = True
     updated: float | None = None
     """Last sign of life, Unix seconds."""
@@ -118,17 +121,21 @@ class LiveRun:
     def refresh(self, now: float | None = None) -> Snapshot:
         """Read what is new; what cannot be read is as before."""
         now = time.time() if now is None else now
+        self._read_settings()
         with suppress(OSError):
             for begins_anew, records in self._tail.read():
                 if begins_anew:
                     self._history = _History()
+                    self._history.watch.configure(Run(self.path))
                 for record in records:
                     self._history.add(record)
-        self._read_settings()
         self._read_attempts()
         number, record, outcome, state = self._newest()
         history = self._history
+        anomalies = history.watch.found() if state in (RUNNING, NOT_ENDED) else ()
         values = {**history.latest, **history.totals, **dict(self._derived(state, now))}
+        values["run/anomalies"] = float(len(anomalies))
+        values.update({f"run/anomaly/{one.label}": 1.0 for one in anomalies})
         for one in STATES:
             values[f"run/state/{one}"] = float(one == state)
         known = (as_time(record.get("ended")), as_time(record.get("started")), history.time)
@@ -145,6 +152,7 @@ class LiveRun:
             losses=tuple(history.losses),
             items_per_second=history.rate(0),
             mfu=history.rate(1),
+            anomalies=anomalies,
             is_language_model=self._is_language_model,
             updated=max((moment for moment in known if moment is not None), default=None),
         )
@@ -170,6 +178,7 @@ class LiveRun:
     def _read_settings(self) -> None:
         if self._config.has_changed():
             run = Run(self.path)
+            self._history.watch.configure(run)
             self._settings = {
                 "steps": run.total_steps,
                 "batches": run.batches,
@@ -181,6 +190,7 @@ class LiveRun:
             run = Run(self.path)
             self._job = as_text(dig(run.facts, "variables", "SLURM_JOB_ID"))
             self._is_language_model = run.is_language_model
+            self._history.watch.configure(run)
 
     def _read_attempts(self) -> None:
         """Read the records of attempts; one that has ended does not change any more."""
@@ -243,6 +253,7 @@ class _History:
         # From zero, or the first event would be no increase.
         self.totals: dict[str, float] = dict.fromkeys(_COUNTED.values(), 0.0)
         self.losses: deque[float] = deque(maxlen=_POINTS)
+        self.watch = AnomalyWatch()
         self.time: float | None = None
         self.step_time: float | None = None
         self._at: dict[str, int] = {}
@@ -263,6 +274,7 @@ class _History:
         if attempt != self._attempt or goes_back:
             self._restart_at(step if is_own(record) else step + 1)
         self._step, self._attempt = step, attempt
+        self.watch.add(step, attempt, record)
         latest, at = self.latest, self._at
         for name, value in record.items():
             number = value if type(value) is float else recorded_number(value)

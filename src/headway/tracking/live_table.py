@@ -100,7 +100,7 @@ def row(snapshot: Snapshot, now: float) -> list[str]:
         "" if eta is None else format_seconds(eta),
         cost,
         "" if saved is None else f"{_age(now - saved)} ago",
-        ", ".join(rule.short for rule in firing(snapshot, now)),
+        ", ".join(alert.short for alert in firing(snapshot, now)),
     ]
 
 
@@ -217,7 +217,10 @@ def as_json(snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
             "updated": one.updated,
             "items_per_second": one.items_per_second,
             "mfu": one.mfu,
-            "alerts": [rule.name for rule in firing(one, now)],
+            "alerts": [alert.name for alert in firing(one, now)],
+            "anomalies": [
+                {"kind": anomaly.kind, "cause": anomaly.cause, "text": anomaly.text} for anomaly in one.anomalies
+            ],
             "values": dict(one.values),
             "machines": {name: dict(values) for name, values in one.machines.items()},
         }

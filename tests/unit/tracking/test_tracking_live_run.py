@@ -12,9 +12,14 @@ import pytest
 from headway.core.errors import CheckpointError
 from headway.telemetry.goodput import goodput_of
 from headway.telemetry.record import open_run
+from headway.telemetry.report import render_report
 from headway.tracking import tail as tail_module
+from headway.tracking.alert_rules import firing
+from headway.tracking.exporter import exposition
 from headway.tracking.live_run import LiveRun
+from headway.tracking.live_table import row
 from headway.tracking.runs_folder import RunsFolder
+from headway.tracking.ui.pages import Pages
 from support_tracking import WrittenRun
 
 
@@ -209,3 +214,43 @@ def test_a_run_of_another_machine_stays_for_a_day(run: WrittenRun) -> None:
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no folder"):
         RunsFolder(tmp_path / "none")
+
+
+def test_an_anomaly_is_seen_by_every_reader(run: WrittenRun) -> None:
+    """Of a run whose steps take longer since other processes came, until it ends."""
+    run.begin(alive=True)
+    for step in range(1, 301):
+        slow = step > 200
+        seconds = 4.0 if slow else 2.0
+        busy = {"health/cpu_wait_share": 0.4 * slow, "health/cpu_used_by_others": 1.5 * slow}
+        run.step(step, **{"speed/step_seconds": seconds, "speed/data_wait_share": 0.0, **busy})
+    live = LiveRun(run.path)
+    snapshot = live.refresh()
+    [anomaly] = snapshot.anomalies
+    assert anomaly.label == "slower: other processes" and "a step takes 4 s, 2 s were usual" in anomaly.text
+    assert snapshot.values["run/anomalies"] == snapshot.values["run/anomaly/slower: other processes"] == 1
+    [alert] = [one for one in firing(snapshot, run.started + 610) if one.name == "HeadwayAnomaly"]
+    assert (alert.short, alert.text, alert.fix) == (anomaly.label, anomaly.text, anomaly.advice)
+    assert "slower: other processes" in row(snapshot, run.started + 610)[-1]
+    text = exposition(RunsFolder(run.path.parent)).decode()
+    assert 'headway_run_anomaly{anomaly="slower: other processes",run="one"} 1.0' in text
+    assert 'headway_run_anomalies{run="one"} 1.0' in text
+    [listed] = Pages(RunsFolder(run.path.parent)).runs()["runs"]
+    assert {"short": anomaly.label, "severity": "warning", "text": anomaly.text, "fix": anomaly.advice} in listed[
+        "alerts"
+    ]
+    assert "slower: other processes" in render_report(open_run(run.path)) and "201" not in anomaly.text
+    run.end(run.started + 1200, "finished")
+    assert live.refresh().anomalies == () and live.refresh().values["run/anomalies"] == 0
+
+
+def test_the_limit_of_spikes_and_the_kind_of_memory_are_those_of_the_run(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path / "one", health={"spike_deviations": 12.0})
+    (run.path / "run.json").write_text(json.dumps({"hardware": {"accelerators": [{"name": "one"}]}}))
+    run.begin(alive=True)
+    for step in range(1, 400):
+        run.step(step, **{"health/loss_deviations": 10.0, "memory/peak_gib": 40.0 + step / 100})
+    assert [one.label for one in LiveRun(run.path).refresh().anomalies] == [
+        "data wait: data",
+        "memory growth: gpu memory",
+    ]

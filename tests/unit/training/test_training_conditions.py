@@ -129,6 +129,8 @@ def test_a_gpu_that_falls_off_the_bus_is_told_with_what_the_kernel_says(output: 
         (Load(waited=0.0, others=0.0), ""),
         (Load(waited=0.46, others=1.04), "other processes use 1.0 of 2 processors: this run's threads wait 46% of"),
         (Load(waited=0.46, others=0.0), ""),  # too many threads of its own
+        (Load(waited=0.46, others=0.2), ""),  # the same, on a desktop
+        (Load(waited=0.12, others=0.15), "other processes use 0.1 of 2 processors: this run's threads wait 12% of"),
         (Load(waited=0.02, others=1.9), ""),  # neighbours of low priority
         (Load(stolen=0.25), "other virtual machines took 25% of this one's processors"),
         (Load(throttled=0.4, waited=0.4, others=1.0), "the quota of its control group kept this run"),

@@ -138,8 +138,8 @@ def _listed(snapshot: Snapshot, now: float) -> dict[str, Any]:
         "machine": None if snapshot.machine is None else printable(snapshot.machine),
         "job": None if snapshot.job is None else printable(snapshot.job),
         "alerts": [
-            {"short": rule.short, "severity": rule.severity, "text": "", "fix": rule.fix}
-            for rule in firing(snapshot, now)
+            {"short": alert.short, "severity": alert.severity, "text": alert.text, "fix": alert.fix}
+            for alert in firing(snapshot, now)
         ],
     }
 

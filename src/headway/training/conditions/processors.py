@@ -9,10 +9,12 @@ from collections.abc import Callable
 from headway.core.cores import read_cores
 from headway.core.machine import Machine
 from headway.core.neighbours import Load, LoadMeter
+from headway.telemetry.anomalies import CPU_OTHERS, CPU_WAIT_SHARE
 from headway.training.conditions.condition import Reading
 
-#: The share of lost time from which a run is slowed enough for a warning, and what others must take to be the cause.
-_SLOW, _BUSY = 0.1, 0.1
+#: What others must take of the processors' time that a run waited for to be the cause. A desktop or a service always
+#: takes some, and threads of a run wait for each other too.
+_CAUSED_BY_OTHERS = 0.5
 #: What is measured over less time than this says little.
 _SHORT_SECONDS = 1.0
 #: Neighbours come and go; a warning is not repeated within this time.
@@ -60,13 +62,13 @@ class Processors:
         return Reading(metrics, {} if self._warned is None else {"processors": self._warned[1]})
 
     def _explain(self, load: Load) -> str | None:
-        if load.throttled is not None and load.throttled >= _SLOW:
+        if load.throttled is not None and load.throttled >= CPU_WAIT_SHARE:
             what = f"the quota of its control group kept this run from its processors {load.throttled:.0%} of the time"
             return f"{what}; ask for more of them, or take fewer threads (parallel.threads)"
-        if load.stolen is not None and load.stolen >= _SLOW:
+        if load.stolen is not None and load.stolen >= CPU_WAIT_SHARE:
             return f"other virtual machines took {load.stolen:.0%} of this one's processors: steps take longer"
         waited, others = load.waited or 0.0, load.others or 0.0
-        if waited >= _SLOW and others >= _BUSY:
+        if waited >= CPU_WAIT_SHARE and others >= max(CPU_OTHERS, _CAUSED_BY_OTHERS * waited * self._usable):
             what = f"other processes use {others:.1f} of {self._usable} processors"
             return f"{what}: this run's threads wait {waited:.0%} of their time for one, and steps take longer"
         return None

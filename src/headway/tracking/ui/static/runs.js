@@ -177,7 +177,7 @@ function showAlerts(runs) {
     name.textContent = run.name;
     const fix = document.createElement("p");
     fix.textContent = alert.fix;
-    item.append(name, `: ${alert.text || alert.short}`, fix);
+    item.append(name, `: ${alert.short}${alert.text && ` (${alert.text})`}`, fix);
     return item;
   }));
   const section = document.querySelector("#alerts");

@@ -1,0 +1,376 @@
+"""Anomalies of a run, found in its records: what health has found, and drifts of speed, waiting and memory.
+
+A drift compares the newest stretches of training with earlier ones of equal work. A stretch is at least a minute and
+ten steps long, and a drift takes eight of them, so a tiny run has none: over less time noise looks like a drift. Each
+anomaly names the cause that the records speak for most, which is a suspicion and no proof.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from statistics import fmean, median
+from typing import Any
+
+from headway.core.foreign import as_number
+from headway.core.format import format_seconds
+from headway.telemetry.metrics import LEFT_OUT
+from headway.telemetry.record import Run, dig
+
+#: The share of a run's time that its threads wait for a processor, or that is taken from them, from which it is
+#: slowed; and the number of processors that others must use to be the cause.
+CPU_WAIT_SHARE, CPU_OTHERS = 0.1, 0.1
+#: Waiting for data is an anomaly from this share of the time.
+DATA_WAIT_SHARE = 0.2
+#: What health found is an anomaly for this long, and for so many steps.
+RECENT_SECONDS, _RECENT_STEPS = 600.0, 50
+
+#: A stretch has at least this much training.
+_STRETCH_SECONDS, _STRETCH_STEPS = 60.0, 10
+#: The newest stretches, and those before that they are compared with.
+_NEWEST, _EARLIER = 3, 5
+#: Stretches that are remembered: four hours of them.
+_REMEMBERED = 240
+#: The first steps of an attempt compile and fill caches.
+_WARM_STEPS = 5
+#: A lower speed is a drift from this share, or from so many median deviations of what was usual.
+_SLOWER, _DEVIATIONS = 0.15, 4.0
+#: Steps are uneven from this coefficient of variation, this many times the usual one, and this many seconds.
+_UNEVEN, _MORE_UNEVEN, _UNEVEN_SECONDS = 0.3, 3.0, 0.02
+#: Memory grows by at least this share and this much, over at least so many stretches, without slowing down.
+_GROWTH_SHARE, _GROWTH_GIB, _GROWTH_STRETCHES = 0.05, 0.5, 8
+_HOT_CELSIUS = 85.0
+#: Of the last `_RECENT_STEPS` steps; fewer are how fp16 finds its loss scale.
+_FP16_SKIPS = 6
+#: Work of two stretches is equal up to this share.
+_EQUAL_WORK = 0.1
+
+DATA, RESTART, UNKNOWN = "data", "restart", "unknown"
+OTHER_PROCESSES, QUOTA, VIRTUAL_MACHINES, HEAT = "other processes", "processor quota", "other virtual machines", "heat"
+ROWS, UNSTABLE, NOT_FINITE, GPU_MEMORY, OWN_MEMORY = "rows", "learning rate", "not finite", "gpu memory", "own memory"
+_ADVICE: Mapping[str, str] = {
+    DATA: "Put the token store on a faster disk, or prefetch more; headway profile shows the waits.",
+    RESTART: "The attempt has another machine, number of workers or config: headway runs show RUN.",
+    OTHER_PROCESSES: "Other processes use the processors of the machine: move them away, or take fewer threads.",
+    QUOTA: "The control group allows fewer processors than the run uses: ask for more, or take fewer threads.",
+    VIRTUAL_MACHINES: "The hypervisor gives the processors to other virtual machines: take another machine.",
+    HEAT: "A GPU is hot and slows itself down: check its cooling.",
+    ROWS: "The loss jumped and the gradient did not: look at the rows of the step with headway data preview.",
+    UNSTABLE: "Loss or gradient jumped: lower the learning rate, or let health.on_spike skip or roll back.",
+    NOT_FINITE: "Loss or gradient was not finite or far above the usual: see the log, and docs/health.md.",
+    GPU_MEMORY: "Tensors are kept from step to step, often by a callback that keeps a loss without detaching it.",
+    OWN_MEMORY: "Objects are kept from step to step, often by a callback or a model of your own.",
+    UNKNOWN: "headway profile shows where the time of a step goes, headway doctor examines the machine.",
+}
+
+
+@dataclass(frozen=True)
+class Anomaly:
+    """Something about a run that is not as usual."""
+
+    kind: str
+    cause: str
+    """The suspected cause, one of a few."""
+    text: str
+    """What was seen, with numbers; part of a sentence."""
+
+    @property
+    def label(self) -> str:
+        """Kind and cause in a few words."""
+        return self.kind if self.cause == UNKNOWN else f"{self.kind}: {self.cause}"
+
+    @property
+    def advice(self) -> str:
+        """What to do about the cause."""
+        return _ADVICE[self.cause]
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Some steps of one attempt, one after the other."""
+
+    attempt: int
+    started: float
+    ended: float = 0.0
+    steps: int = 0
+    seconds: float = 0.0
+    squares: float = 0.0
+    items: float = 0.0
+    waited: float = 0.0
+    readings: dict[str, float] = field(default_factory=dict)
+    """The newest of the peak of memory and of each of `_CONDITIONS`."""
+
+    @property
+    def mean(self) -> float:
+        """Seconds of a step."""
+        return self.seconds / self.steps
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the seconds of a step."""
+        return math.sqrt(max(0.0, self.squares / self.steps - self.mean**2))
+
+    @property
+    def work(self) -> float:
+        """Items of a step; 1 if they are not recorded."""
+        return self.items / self.steps or 1.0
+
+    @property
+    def wait_share(self) -> float:
+        """Share of the time that waited for data."""
+        return self.waited / self.seconds
+
+
+_PEAK, _AVAILABLE = "memory/peak_gib", "health/memory_available_gib"
+_CPU_WAIT, _OTHERS = "health/cpu_wait_share", "health/cpu_used_by_others"
+_THROTTLED, _STOLEN = "health/cpu_throttled_share", "health/cpu_stolen_share"
+_HOTTEST = "health/gpu_temperature_celsius"
+#: Readings that few records have.
+_CONDITIONS = frozenset((_AVAILABLE, _CPU_WAIT, _OTHERS, _THROTTLED, _STOLEN, _HOTTEST))
+
+
+class AnomalyWatch:
+    """Takes the records of a run one by one, and says what is not as usual after the last one."""
+
+    def __init__(self) -> None:
+        self.spike_deviations = 8.0
+        """As in the config: `health.spike_deviations`."""
+        self.on_gpu = False
+        """Whether the peak of memory is that of a GPU."""
+        self._stretches: deque[_Stretch] = deque(maxlen=_REMEMBERED)
+        self._open: _Stretch | None = None
+        self._warm = 0
+        self._attempt = -1
+        self._step, self._time = 0, 0.0
+        self._drifts: tuple[Anomaly, ...] | None = ()
+        self._events: dict[str, tuple[int, float, Anomaly]] = {}
+        self._skipped: deque[bool] = deque(maxlen=_RECENT_STEPS)
+        self._counts: dict[str, float] = {}
+
+    def configure(self, run: Run) -> None:
+        """Take limits from the config of a run, and what its memory is from its hardware."""
+        self.spike_deviations = as_number(run.get("health.spike_deviations")) or self.spike_deviations
+        self.on_gpu = bool(dig(run.facts, "hardware", "accelerators"))
+
+    def add(self, step: int, attempt: int, record: Mapping[str, Any]) -> None:
+        """Add the next record that counts."""
+        self._step, self._time = step, as_number(record.get("time")) or self._time
+        if attempt != self._attempt:
+            self._attempt, self._open, self._warm = attempt, None, 0
+            self._counts.clear()
+        self._add_events(record)
+        seconds = as_number(record.get("speed/step_seconds"))
+        if seconds is None or not 0.0 <= seconds < math.inf:
+            return
+        self._warm += 1
+        if self._warm > _WARM_STEPS:
+            self._add_step(seconds, record)
+
+    def found(self) -> tuple[Anomaly, ...]:
+        """Return the anomalies that there are now."""
+        if self._drifts is None:
+            self._drifts = tuple(_drifts(list(self._stretches), self.on_gpu))
+        recent = [
+            anomaly
+            for step, moment, anomaly in self._events.values()
+            if self._time - moment <= RECENT_SECONDS or 0 <= self._step - step < _RECENT_STEPS
+        ]
+        return (*recent, *self._drifts)
+
+    def _add_step(self, seconds: float, record: Mapping[str, Any]) -> None:
+        one = self._open
+        if one is None:
+            one = self._open = _Stretch(self._attempt, self._time - seconds)
+        one.steps += 1
+        one.seconds += seconds
+        one.squares += seconds * seconds
+        one.items += as_number(record.get("train/items")) or 0.0
+        one.waited += seconds * (as_number(record.get("speed/data_wait_share")) or 0.0)
+        one.readings[_PEAK] = as_number(record.get(_PEAK)) or one.readings.get(_PEAK, 0.0)
+        if not _CONDITIONS.isdisjoint(record):
+            one.readings.update(
+                (name, value) for name in _CONDITIONS if (value := as_number(record.get(name))) is not None
+            )
+        if one.seconds >= _STRETCH_SECONDS and one.steps >= _STRETCH_STEPS:
+            one.ended = self._time
+            self._stretches.append(one)
+            self._open, self._drifts = None, None
+
+    def _add_events(self, record: Mapping[str, Any]) -> None:
+        """Note what health has found about the step."""
+        # Most values are floats, and histories are long.
+        loss, norm = record.get("health/loss_deviations"), record.get("health/grad_norm_deviations")
+        if type(loss) is not float or type(norm) is not float:
+            loss, norm = as_number(loss) or 0.0, as_number(norm) or 0.0
+        if loss > self.spike_deviations:
+            cause = UNSTABLE if norm > self.spike_deviations / 2 else ROWS
+            self._note("loss spike", cause, f"the loss was {loss:.1f} deviations above the usual")
+        elif norm > self.spike_deviations:
+            self._note("gradient spike", UNSTABLE, f"the gradient norm was {norm:.1f} deviations above the usual")
+        if "train/skipped_steps" in record:
+            self._skipped.append(self._has_grown("train/skipped_steps", record))
+            least = 1 if "train/loss_scale" not in record else _FP16_SKIPS
+            if self._skipped[-1] and (number := sum(self._skipped)) >= least:
+                self._note("skipped steps", NOT_FINITE, f"{number} of the last {len(self._skipped)} had no update")
+        if LEFT_OUT in record and self._has_grown(LEFT_OUT, record):
+            self._note("rollback", NOT_FINITE, "the run went back to an earlier checkpoint")
+
+    def _has_grown(self, name: str, record: Mapping[str, Any]) -> bool:
+        """Return whether a count is greater than in this attempt's record before; a first one says nothing."""
+        value = as_number(record.get(name))
+        if value is None:
+            return False
+        before, self._counts[name] = self._counts.get(name, value), value
+        return value > before
+
+    def _note(self, kind: str, cause: str, text: str) -> None:
+        self._events[kind] = (self._step, self._time, Anomaly(kind, cause, f"{text} (step {self._step:,})"))
+
+
+@dataclass(frozen=True)
+class Episode:
+    """An anomaly from when it was first found until it was found last."""
+
+    anomaly: Anomaly
+    """As it was first found."""
+    first_step: int
+    last_step: int
+
+
+def episodes(watch: AnomalyWatch, records: Iterable[Mapping[str, Any]]) -> list[Episode]:
+    """Return all anomalies of a history, by their first step, those of steps that were done again included.
+
+    Args:
+        watch: A new watch.
+        records: As they are in the file.
+    """
+    found: dict[str, Episode] = {}
+    closed: list[Episode] = []
+    newest = 0
+    for record in records:
+        step, attempt = record.get("step"), record.get("attempt", 0)
+        if not isinstance(step, int) or not isinstance(attempt, int) or attempt < newest:
+            continue
+        newest = attempt
+        watch.add(step, attempt, record)
+        now = {one.label: one for one in watch.found()}
+        closed += [found.pop(label) for label in list(found) if label not in now]
+        for label, one in now.items():
+            before = found.get(label)
+            found[label] = Episode(one, step, step) if before is None else replace(before, last_step=step)
+    return sorted([*closed, *found.values()], key=lambda one: one.first_step)
+
+
+def _drifts(stretches: list[_Stretch], on_gpu: bool) -> Iterator[Anomaly]:
+    if len(stretches) < _NEWEST:
+        return
+    newest = stretches[-_NEWEST:]
+    work = median(one.work for one in newest)
+    earlier = [one for one in stretches[:-_NEWEST] if abs(one.work - work) <= _EQUAL_WORK * work]
+    cause = _cause(newest, earlier)
+    waits = list(_data_wait(newest, earlier, cause))
+    yield from waits
+    if len(earlier) >= _EARLIER:
+        yield from _slower(newest, earlier, cause, waits_grew=bool(waits))
+        yield from _uneven(newest, earlier, cause)
+    attempt = [one for one in stretches if one.attempt == newest[-1].attempt]
+    yield from _memory_growth(attempt, on_gpu)
+
+
+def _data_wait(newest: list[_Stretch], earlier: list[_Stretch], cause: str) -> Iterator[Anomaly]:
+    share = median(one.wait_share for one in newest)
+    usual = median(one.wait_share for one in earlier) if len(earlier) >= _EARLIER else None
+    lasts = min(one.wait_share for one in newest) > share / 2
+    has_risen = usual is not None and share > DATA_WAIT_SHARE / 2 and share > 3 * usual
+    if lasts and (share > DATA_WAIT_SHARE or has_risen):
+        before = "" if usual is None else f", {usual:.0%} before"
+        yield Anomaly(
+            "data wait", cause if cause != UNKNOWN else DATA, f"{share:.0%} of the time waits for data{before}"
+        )
+
+
+def _slower(newest: list[_Stretch], earlier: list[_Stretch], cause: str, *, waits_grew: bool) -> Iterator[Anomaly]:
+    before = sorted(one.mean / one.work for one in earlier)
+    spread = median(abs(time - median(before)) for time in before)
+    # The faster quarter, so that a run that stays slow does not soon count as usual.
+    usual = before[len(before) // 4]
+    now = [one.mean / one.work for one in newest]
+    # The speed that is lost, as a share: twice the time is half of the speed.
+    limit = usual / (1.0 - min(0.9, max(_SLOWER, _DEVIATIONS * 1.4826 * spread / usual)))
+    if median(now) <= limit or min(now) <= (usual + limit) / 2:
+        return
+    work = median(one.work for one in newest)
+    extra = fmean(one.mean * one.wait_share for one in newest) - fmean(one.mean * one.wait_share for one in earlier)
+    if extra > (median(now) - usual) * work / 2:
+        if waits_grew:  # the same trouble
+            return
+        cause = DATA
+    same = [one.mean / one.work for one in earlier if one.attempt == newest[-1].attempt]
+    if cause == UNKNOWN and len(same) < len(earlier) and min(same, default=math.inf) > (usual + limit) / 2:
+        cause = RESTART
+    text = f"a step takes {median(now) * work:.3g} s, {usual * work:.3g} s were usual"
+    yield Anomaly("slower", cause, text)
+
+
+def _uneven(newest: list[_Stretch], earlier: list[_Stretch], cause: str) -> Iterator[Anomaly]:
+    usual = median(one.deviation / one.mean for one in earlier)
+    now = [one.deviation / one.mean for one in newest]
+    is_much = median(one.deviation for one in newest) > _UNEVEN_SECONDS
+    if is_much and median(now) > max(_UNEVEN, _MORE_UNEVEN * usual) and min(now) > max(_UNEVEN / 2, 1.5 * usual):
+        yield Anomaly("uneven steps", cause, f"step times deviate by {median(now):.0%}, {usual:.0%} were usual")
+
+
+def _memory_growth(stretches: list[_Stretch], on_gpu: bool) -> Iterator[Anomaly]:
+    """Find memory that grows as fast as before; an allocator or a cache that fills up slows down."""
+    own = _growth(stretches, _PEAK)
+    if on_gpu:
+        if own is not None:
+            yield Anomaly("memory growth", GPU_MEMORY, f"the peak of GPU memory grew {own[0]}")
+        return
+    # The peak of a process counts files that are mapped; what is available does not.
+    taken = _growth(stretches, _AVAILABLE, falls=True)
+    if taken is not None:
+        left = format_seconds(taken[1])
+        cause = OWN_MEMORY if own is not None else OTHER_PROCESSES
+        yield Anomaly("memory growth", cause, f"available memory fell {taken[0]}: none is left in {left} at this pace")
+
+
+def _growth(stretches: list[_Stretch], name: str, *, falls: bool = False) -> tuple[str, float] | None:
+    """Return how a reading has grown in words, and how long until a falling one is zero; None if it has not."""
+    known = [(one.ended, one.readings[name]) for one in stretches[1:] if name in one.readings]
+    if len(known) < _GROWTH_STRETCHES:
+        return None
+    sign = -1.0 if falls else 1.0
+    (began, first), (ended, last), middle = known[0], known[-1], known[len(known) // 2][1]
+    growth, newer = sign * (last - first), sign * (last - middle)
+    if growth < max(_GROWTH_GIB, _GROWTH_SHARE * first) or newer < 0.35 * growth:
+        return None
+    half = known[len(known) // 2 :]
+    steps = [sign * (after - before) for (_, before), (_, after) in pairwise(half)]
+    if sum(one > 0 for one in steps) < 0.6 * len(steps):
+        return None
+    took = max(ended - began, 1.0)
+    return f"from {first:.1f} to {last:.1f} GiB in {format_seconds(took)}", last / (growth / took)
+
+
+def _cause(newest: list[_Stretch], earlier: list[_Stretch]) -> str:
+    """Return what else is different about the newest stretches."""
+
+    def is_high(name: str, limit: float) -> bool:
+        now = [one.readings[name] for one in newest if name in one.readings]
+        before = sorted(one.readings[name] for one in earlier if name in one.readings)
+        return bool(now) and fmean(now) >= limit and (not before or fmean(now) > 1.5 * before[len(before) // 4])
+
+    if is_high(_THROTTLED, CPU_WAIT_SHARE):
+        return QUOTA
+    if is_high(_STOLEN, CPU_WAIT_SHARE):
+        return VIRTUAL_MACHINES
+    if is_high(_CPU_WAIT, CPU_WAIT_SHARE) and is_high(_OTHERS, CPU_OTHERS):
+        return OTHER_PROCESSES
+    hot = [one.readings[_HOTTEST] for one in newest if _HOTTEST in one.readings]
+    if hot and min(hot) >= _HOT_CELSIUS:
+        return HEAT
+    return UNKNOWN

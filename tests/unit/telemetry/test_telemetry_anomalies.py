@@ -1,0 +1,228 @@
+"""Anomalies: each fires with its cause, and stays silent where a run is healthy, tiny, or changed on purpose."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from headway.telemetry.anomalies import (
+    _ADVICE,
+    DATA,
+    GPU_MEMORY,
+    HEAT,
+    NOT_FINITE,
+    OTHER_PROCESSES,
+    OWN_MEMORY,
+    QUOTA,
+    RESTART,
+    ROWS,
+    UNKNOWN,
+    UNSTABLE,
+    VIRTUAL_MACHINES,
+    AnomalyWatch,
+    episodes,
+)
+
+Change = Callable[[int], dict[str, Any]]
+LATE = 120
+
+
+def records(
+    steps: int, change: Change = lambda step: {}, *, seconds: float = 6.0, noise: float = 0.05, attempts: int = 1
+) -> Iterator[dict[str, Any]]:
+    """Records of a run: a step of six seconds, ten of which are a stretch, and what changes it by the step."""
+    chance, now = random.Random(3), 1000.0
+    for step in range(1, steps + 1):
+        record = {
+            "step": step,
+            "attempt": 1 + (step - 1) * attempts // steps,
+            "train/loss": 3.0,
+            "train/items": 4096.0,
+            "train/skipped_steps": 0.0,
+            "speed/step_seconds": seconds * (1 + noise * chance.uniform(-1, 1)),
+            "speed/data_wait_share": 0.01,
+            "memory/peak_gib": 40.0,
+            "health/loss_deviations": chance.gauss(0, 1.5),
+            "health/grad_norm_deviations": chance.gauss(0, 1.5),
+        }
+        if step % 10 == 0:
+            record |= {
+                "health/memory_available_gib": 100.0 + chance.uniform(-1, 1),
+                "health/cpu_wait_share": 0.02,
+                "health/cpu_used_by_others": 0.1,
+                "health/cpu_stolen_share": 0.0,
+                "health/cpu_throttled_share": 0.0,
+                "health/gpu_temperature_celsius": 60.0,
+            }
+        record |= {name: value for name, value in change(step).items() if name in record or step % 10}
+        now += record["speed/step_seconds"]
+        yield {**record, "time": now}
+
+
+def found(lines: Iterator[dict[str, Any]], *, on_gpu: bool = True) -> list[tuple[str, str]]:
+    """Kind and cause of what is found after the last record."""
+    watch = AnomalyWatch()
+    watch.on_gpu = on_gpu
+    for record in lines:
+        watch.add(record["step"], record["attempt"], record)
+    return [(one.kind, one.cause) for one in watch.found()]
+
+
+def late(**values: float) -> Change:
+    return lambda step: values if step > LATE else {}
+
+
+SLOW = {"speed/step_seconds": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (late(**SLOW), ("slower", UNKNOWN)),
+        (late(**SLOW, **{"speed/data_wait_share": 0.19}), ("data wait", DATA)),
+        (late(**SLOW, **{"health/cpu_wait_share": 0.3, "health/cpu_used_by_others": 1.5}), ("slower", OTHER_PROCESSES)),
+        (late(**SLOW, **{"health/cpu_throttled_share": 0.2}), ("slower", QUOTA)),
+        (late(**SLOW, **{"health/cpu_stolen_share": 0.2}), ("slower", VIRTUAL_MACHINES)),
+        (late(**SLOW, **{"health/gpu_temperature_celsius": 88.0}), ("slower", HEAT)),
+        (late(**{"speed/data_wait_share": 0.25}), ("data wait", DATA)),
+        (lambda step: {"speed/data_wait_share": 0.3}, ("data wait", DATA)),  # from the beginning
+        (lambda step: {"memory/peak_gib": 40.0 + 0.02 * step}, ("memory growth", GPU_MEMORY)),
+        (
+            lambda step: {"speed/step_seconds": 3.0 if step % 2 else 9.0} if step > LATE else {},
+            ("uneven steps", UNKNOWN),
+        ),
+    ],
+)
+def test_a_drift_is_found_with_its_cause(change: Change, expected: tuple[str, str]) -> None:
+    assert found(records(LATE + 60, change)) == [expected]
+
+
+def test_a_slow_restart_is_suspected_by_its_attempt() -> None:
+    assert found(records(240, late(**SLOW), attempts=2)) == [("slower", RESTART)]
+    assert not found(records(240, attempts=2))
+
+
+@pytest.mark.parametrize(
+    ("growth", "available", "expected"),
+    [
+        (0.02, -0.2, [("memory growth", OWN_MEMORY)]),
+        (0.0, -0.2, [("memory growth", OTHER_PROCESSES)]),
+        (0.02, 0.0, []),  # files that are mapped count to a process, and can be dropped at any time
+    ],
+)
+def test_main_memory_that_runs_out(growth: float, available: float, expected: list[tuple[str, str]]) -> None:
+    def change(step: int) -> dict[str, float]:
+        grown = {"memory/peak_gib": 40.0 + growth * step}
+        return grown | ({"health/memory_available_gib": 100.0 + available * step} if step % 10 == 0 else {})
+
+    assert found(records(180, change), on_gpu=False) == expected
+
+
+def test_how_long_memory_will_last() -> None:
+    """A hundred GiB of which 0.2 go every six seconds last fifty minutes from the first reading on."""
+    watch = AnomalyWatch()
+    change = {"noise": 0.0}
+    lines = records(
+        175, lambda step: {"health/memory_available_gib": 100 - 0.2 * step} if step % 10 == 0 else {}, **change
+    )
+    for record in lines:
+        watch.add(record["step"], record["attempt"], record)
+    [anomaly] = watch.found()
+    left = (100 - 0.2 * 170) / (0.2 / 6.0)
+    assert f"none is left in {left // 60:.0f} m" in anomaly.text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda step: {},
+        late(**{"speed/step_seconds": 6.6}),  # a tenth longer
+        lambda step: {"memory/peak_gib": 50.0 - 10.0 / (1 + step / 10)},  # an allocator that fills up
+        lambda step: {"memory/peak_gib": 41.0 if step > LATE else 40.0},  # once
+        lambda step: SLOW if 60 < step <= 90 else {},  # over
+        lambda step: SLOW if step > LATE + 45 else {},  # too short to tell
+        # A batch ramp: twice the items take twice the time.
+        late(**{"train/items": 8192.0, "speed/step_seconds": 12.0}),
+        late(**{"health/cpu_wait_share": 0.3, "health/cpu_used_by_others": 1.5}),  # without an effect
+    ],
+)
+def test_a_healthy_run_is_left_in_peace(change: Change) -> None:
+    assert found(records(LATE + 60, change)) == []
+
+
+@pytest.mark.parametrize("noise", [0.3, 0.9])
+def test_a_run_that_was_always_uneven_is_left_in_peace(noise: float) -> None:
+    assert found(records(400, noise=noise)) == []
+
+
+def test_a_tiny_run_is_left_in_peace() -> None:
+    """Three hundred steps of 20 to 400 ms, slower and slower, with little to do."""
+    assert found(records(300, lambda step: {"speed/step_seconds": 0.02 + step / 1500}, noise=0.9)) == []
+    assert found(records(300, lambda step: {"speed/data_wait_share": 0.5}, seconds=0.2)) == []
+    # Its steps are milliseconds; the times of such steps vary with everything that a machine does.
+    jitter = lambda step: {"speed/step_seconds": 0.002 if step % 50 else 0.05}  # noqa: E731
+    assert found(records(40_000, lambda step: jitter(step) if step > 20_000 else {}, seconds=0.003)) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"health/loss_deviations": 9.0}, ("loss spike", ROWS)),
+        ({"health/loss_deviations": 9.0, "health/grad_norm_deviations": 5.0}, ("loss spike", UNSTABLE)),
+        ({"health/grad_norm_deviations": 20.0}, ("gradient spike", UNSTABLE)),
+        ({"train/left_out_steps": 1.0}, ("rollback", NOT_FINITE)),
+    ],
+)
+def test_what_health_found_is_an_anomaly_for_a_while(values: dict[str, float], expected: tuple[str, str]) -> None:
+    def at(wanted: int) -> Change:
+        before = {"train/left_out_steps": 0.0}
+        return lambda step: before | (values if step == wanted else {})
+
+    run = lambda steps: [{"train/left_out_steps": 0.0, **one} for one in records(steps, at(101))]  # noqa: E731
+    assert found(iter(run(101))) == [expected] and found(iter(run(140))) == [expected]
+    assert found(iter(run(210))) == [], "ten minutes and fifty steps later"
+    assert found(iter(run(100))) == []
+
+
+def test_the_limit_of_a_spike_is_that_of_the_config() -> None:
+    watch = AnomalyWatch()
+    watch.spike_deviations = 12.0
+    for record in records(20, lambda step: {"health/loss_deviations": 10.0}):
+        watch.add(record["step"], record["attempt"], record)
+    assert not watch.found()
+
+
+def test_skipped_steps() -> None:
+    one = lambda step: {"train/skipped_steps": float(step >= 50)}  # noqa: E731
+    assert found(records(60, one)) == [("skipped steps", NOT_FINITE)]
+    # How fp16 finds its loss scale is no trouble; a loss scale that falls without end is.
+    assert found(dict(record, **{"train/loss_scale": 1024.0}) for record in records(60, one)) == []
+    many = lambda step: {"train/skipped_steps": float(max(0, step - 50))}  # noqa: E731
+    lines = (dict(record, **{"train/loss_scale": 2.0}) for record in records(60, many))
+    assert found(lines) == [("skipped steps", NOT_FINITE)]
+    # A count of an earlier attempt is no news.
+    assert found(records(60, lambda step: {"train/skipped_steps": 7.0})) == []
+
+
+def test_damaged_records_hurt_nothing() -> None:
+    odd = ({"speed/step_seconds": value, "time": "x", "train/items": None} for value in ("NaN", -1.0, 0.0, None, 1e999))
+    assert found({"step": step, "attempt": 1, **one} for step, one in enumerate(odd)) == []
+    nothing = [{"step": step, "attempt": 1, "speed/step_seconds": 0.0} for step in range(1000)]
+    assert found(iter(nothing)) == []
+
+
+def test_episodes_of_a_whole_history() -> None:
+    lines = list(records(400, lambda step: SLOW if 150 < step <= 240 else {}))
+    [episode] = episodes(AnomalyWatch(), [{"step": "x"}, *lines, {"step": 5, "attempt": 0, "train/loss": 1.0}])
+    assert (episode.anomaly.kind, episode.anomaly.cause) == ("slower", UNKNOWN)
+    assert 150 < episode.first_step < 200 and 240 <= episode.last_step < 290
+    assert re.match(r"a step takes (8|8.\d+|7.9\d) s, (6|5.\d+) s were usual", episode.anomaly.text)
+
+
+def test_every_cause_has_advice() -> None:
+    causes = {DATA, RESTART, UNKNOWN, OTHER_PROCESSES, QUOTA, VIRTUAL_MACHINES, HEAT}
+    assert set(_ADVICE) == causes | {ROWS, UNSTABLE, NOT_FINITE, GPU_MEMORY, OWN_MEMORY}
