@@ -228,7 +228,12 @@ _LINES: dict[str, tuple[_Line, ...]] = {
         ("run/allowed_failures", Unit.NUMBER, _G, "Most failures within that window that lead to a new attempt"),
         ("run/budget_usd", Unit.USD, _G, "Budget of the run"),
         ("run/anomalies", Unit.NUMBER, _G, "Anomalies of a run that trains"),
-        ("run/anomaly/<anomaly>", Unit.NUMBER, _G, "Whether the run has this anomaly; the label has its suspected cause"),
+        (
+            "run/anomaly/<anomaly>",
+            Unit.NUMBER,
+            _G,
+            "Whether the run has this anomaly, labelled with its suspected cause",
+        ),
         ("run/steps", Unit.STEPS, _C, "Steps that were computed, those that were repeated included"),
         ("run/saves", Unit.NUMBER, _C, "Checkpoints that were saved"),
         ("run/save_failures", Unit.NUMBER, _C, "Checkpoints that could not be saved"),
