@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from headway.core.format import printable
 from headway.telemetry.catalogue import CATALOGUE
@@ -92,7 +92,9 @@ class Pages:
             if name not in snapshots:
                 raise NotFound("there is no such run")
             with self._histories.read(snapshots[name].path) as metrics:
-                curve = curve_of(metrics, metric, axis=axis, smoothing=smoothing, between=between, limit=points)
+                curve = curve_of(
+                    metrics, metric, axis=cast(Axis, axis), smoothing=smoothing, between=between, limit=points
+                )
                 recorded = [printable(one) for one in metrics.names if one not in NO_VALUES]
             found[name] = {
                 "x": curve.x.tolist(),
