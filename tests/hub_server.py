@@ -10,19 +10,23 @@ Answers are those that the clients look for, as they do in the Hub's own:
 - models have the same, as `/api/models/REPO` and `/REPO/resolve/REV/FILE`;
 - refusals with `X-Error-Code`: a repository that is not there, or private, is 401 without a token and 404 with one; a
   gated one lists its files to everybody, and gives none of them (401, 403);
-- a repository that was renamed answers with a redirect (307).
+- a repository that was renamed answers with a redirect (307);
+- writing of models: `POST /api/repos/create`, `/api/validate-yaml`, `/api/models/REPO/preupload/REV`,
+  `/REPO.git/info/lfs/objects/batch`, `PUT /storage/HASH` (without a token), `/api/models/REPO/commit/REV`; with the
+  writer's token only (403).
 
-Not spoken: Xet, the dataset viewer (`datasets` does without when it is not there), and anything that writes.
+Not spoken: Xet, and the dataset viewer (`datasets` does without when it is not there).
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import PurePosixPath
 from typing import Any
@@ -32,10 +36,14 @@ from local_server import LocalServer
 
 #: Tokens that the server knows: of somebody who may read everything, and of somebody who may read what is public.
 READER, STRANGER = "hf_reader", "hf_stranger"
+#: And of somebody who may write everything.
+WRITER = "hf_writer"
 
 _API = re.compile(
     r"/api/(?:datasets|models)/(?P<repo>[^/]+(?:/[^/]+)?)(?:/(?P<verb>revision|tree|refs)(?:/(?P<rest>.+))?)?"
 )
+_WRITES = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)/(?P<verb>preupload|commit)/(?P<branch>.+)")
+_BATCH = re.compile(r"/(?P<repo>[^/]+/[^/]+)\.git/info/lfs/objects/batch")
 _FILE = re.compile(r"/(?:datasets/)?(?P<repo>[^/]+(?:/[^/]+)?)/resolve/(?P<rest>.+)")
 _CACHE = re.compile(r"/api/resolve-cache/datasets/(?P<repo>.+)/(?P<commit>[0-9a-f]{40})/(?P<path>.+)")
 #: Kept by their hash in a storage, like what is marked so in a repository's `.gitattributes`.
@@ -132,6 +140,8 @@ class HubServer(LocalServer):
             raise _Refused(self.refusals.pop(0))
         url, token = urlsplit(request.path), request.token
         wanted = request.headers.get("Range") or ""
+        if request.command in ("POST", "PUT"):
+            return self._write(request, url.path, token)
         if url.path.startswith("/storage/"):
             if token:
                 raise _Refused(400, "", "Only one auth mechanism allowed")
@@ -148,6 +158,76 @@ class HubServer(LocalServer):
                 return _Answer(307, {"Location": request.path.replace(name, self._renamed[name], 1)})
             return self._api(name, found["verb"], found["rest"] or "main", token, parse_qs(url.query))
         raise _Refused(404)
+
+    def _write(self, request: _Handler, path: str, token: str) -> _Answer:
+        content = request.rfile.read(int(request.headers.get("Content-Length") or 0))
+        if path.startswith("/storage/"):
+            if token or _sha256(content) != path.removeprefix("/storage/"):
+                raise _Refused(400, "", "Only one auth mechanism allowed, and the content that was announced")
+            self._blobs[_sha256(content)] = content
+            return _Answer(200, {})
+        if token not in (WRITER, READER, STRANGER):
+            raise _Refused(401, "", "Invalid credentials in Authorization header")
+        if token != WRITER:
+            raise _Refused(403, "", "You don't have the rights to create a model under this namespace")
+        if path == "/api/validate-yaml":
+            return _json({"errors": [], "warnings": []})
+        if path == "/api/repos/create":
+            asked = json.loads(content)
+            name = f"{asked['organization']}/{asked['name']}"
+            made = {"url": f"{self.endpoint}/{name}", "id": name}
+            if name in self._repos:
+                return replace(_json({**made, "error": "You already created this model repo"}), status=409)
+            self.commit(name, {".gitattributes": ""}, private=asked.get("visibility") == "private")
+            return _json(made)
+        if found := _BATCH.fullmatch(path):
+            self._allowed(found["repo"], token)
+            objects = [self._wanted(one) for one in json.loads(content)["objects"]]
+            return _json({"transfer": "basic", "objects": objects})
+        if (found := _WRITES.fullmatch(path)) is None:
+            raise _Refused(404)
+        repo = self._allowed(found["repo"], token)
+        if found["verb"] == "preupload":
+            modes = {True: "lfs", False: "regular"}
+            paths = [file["path"] for file in json.loads(content)["files"]]
+            files = [{"path": p, "uploadMode": modes[p.endswith(_LARGE)], "shouldIgnore": False} for p in paths]
+            return _json({"files": files})
+        return self._take_commit(found["repo"], repo, found["branch"], content)
+
+    def _wanted(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """What to do with a large file: nothing, when its content is there."""
+        if asked["oid"] in self._blobs:
+            return asked
+        storage = f"http://localhost:{self._server.server_address[1]}/storage/{asked['oid']}"
+        return {**asked, "actions": {"upload": {"href": storage, "header": {}}}}
+
+    def _take_commit(self, name: str, repo: _Repo, branch: str, content: bytes) -> _Answer:
+        lines = [json.loads(line) for line in content.splitlines() if line]
+        new: dict[str, bytes | str] = {}
+        for line in lines:
+            value = line["value"]
+            if line["key"] == "file":
+                new[value["path"]] = base64.b64decode(value["content"])
+            elif line["key"] == "lfsFile":
+                new[value["path"]] = self._blobs[value["oid"]]
+        gone = {line["value"]["path"] for line in lines if line["key"] == "deletedFile"}
+        commit = self.commit(name, new, branch)
+        for path in gone:
+            del repo.commits[commit][path]
+        return _json({"success": True, "commitOid": commit, "commitUrl": f"{self.endpoint}/{name}/commit/{commit}"})
+
+    def files(self, name: str, branch: str = "main") -> dict[str, bytes]:
+        """What a repository holds."""
+        repo = self._repos[name]
+        return dict(repo.commits[repo.branches[branch]])
+
+    def is_private(self, name: str) -> bool:
+        """Whether only those who may read everything see a repository."""
+        return self._repos[name].private
+
+    def commits(self, name: str) -> int:
+        """How many commits a repository has."""
+        return len(self._repos[name].commits)
 
     def _api(self, name: str, verb: str | None, rest: str, token: str, query: Any) -> _Answer:
         repo = self._allowed(name, token)
@@ -204,14 +284,14 @@ class HubServer(LocalServer):
         )
 
     def _allowed(self, name: str, token: str, files: bool = False) -> _Repo:
-        if token not in ("", READER, STRANGER):
+        if token not in ("", READER, STRANGER, WRITER):
             raise _Refused(401, "", "Invalid credentials in Authorization header")
         repo = self._repos.get(name)
-        if repo is None or (repo.private and token != READER):
+        if repo is None or (repo.private and token not in (READER, WRITER)):
             # Of a Hub at https the clients take any 401 for this.
             words = "Repository not found" if token else "Invalid username or password."
             raise _Refused(404 if token else 401, "RepoNotFound", words)
-        if repo.gated and files and token != READER:
+        if repo.gated and files and token not in (READER, WRITER):
             words = f"Access to dataset {name} is restricted."
             raise _Refused(403 if token else 401, "GatedRepo", words)
         return repo
@@ -312,4 +392,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = self.close_connection or allowed < len(content)
         return allowed
 
-    do_GET = do_HEAD = handle_any
+    do_GET = do_HEAD = do_POST = do_PUT = handle_any

@@ -7,12 +7,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from headway.config import Config, identity
+from headway.config.losses import needs_logits
 from headway.core.console import is_first_worker, notice, warning
 from headway.core.errors import ConfigError
 from headway.core.files import fingerprint
+from headway.core.functions import name_of_function
 from headway.core.launched import world_size_from_environment
 from headway.data.in_use import in_use
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from headway.session.attempt import RunOptions
     from headway.supervisor.machines.place import Seat
     from headway.telemetry.metrics import Metrics
+    from headway.training.custom_loss import LogitsLoss
     from headway.training.job import Callback
     from headway.training.task import Task
 
@@ -64,7 +67,7 @@ def train(
     *,
     model: nn.Module | None = None,
     dataset: Any = None,
-    loss: MeanLoss | None = None,
+    loss: MeanLoss | LogitsLoss | None = None,
     validation: Any = None,
     collate: Callable[[list[Any]], Any] | None = None,
     callbacks: Sequence[Callback] = (),
@@ -78,13 +81,15 @@ def train(
     One worker trains in this process. With `parallel.workers` > 1 worker processes are started on this machine,
     watched, and started again when one dies or hangs (config section `supervise`); under torchrun this process is one.
 
-    With `model`, `dataset` and `loss` given, train that module on that dataset instead, as `Trainer` does.
+    With `model` and `dataset` given, train that module on that dataset instead, as `Trainer` does.
 
     Args:
         config: From `load_config`.
         model: A module of your own, as for `Trainer`.
         dataset: What it is trained on, as for `Trainer`.
-        loss: `(model, micro-batch) -> mean loss`, as for `Trainer`.
+        loss: `(model, micro-batch) -> mean loss`, as for `Trainer`. Without `model` and `dataset`, the loss of the
+            language model, as the config's key `loss`: `(logits, micro-batch) -> sum of losses`, a function of a module
+            that worker processes can import too.
         validation: A second dataset, as for `Trainer`.
         collate: Makes a micro-batch from a list of samples, as for `Trainer`.
         callbacks: Called between steps. Worker processes that Headway starts cannot get objects of this process: name
@@ -98,15 +103,18 @@ def train(
     Raises:
         HeadwayError: with the reason; see its `exit_code`.
     """
-    if model is not None or dataset is not None or loss is not None:
+    if model is not None or dataset is not None:
         if model is None or dataset is None or loss is None:
             raise ConfigError("a model of your own needs a dataset and a loss", fix="give model=, dataset= and loss=")
-        trainer = Trainer(model, dataset, loss, config, validation=validation, collate=collate, callbacks=callbacks)
+        own = cast("MeanLoss", loss)
+        trainer = Trainer(model, dataset, own, config, validation=validation, collate=collate, callbacks=callbacks)
         return trainer.fit(restart=restart, accept_changes=accept_changes, start_epoch=start_epoch)
     if validation is not None or collate is not None:
         raise ConfigError(
             "validation and collate belong to a dataset of your own", fix="give model=, dataset= and loss="
         )
+    if loss is not None:
+        config = config.model_copy(update={"loss": name_of_function(loss, "headway.train, loss")})
     config = config.resolved()
     from headway.session.attempt import RunOptions, preemptible
 
@@ -139,6 +147,12 @@ def train(
             "worker processes cannot get callbacks that are objects of this process",
             where="callbacks, parallel.workers",
             fix="callbacks: [package.module:Class] in the config, or start your script with torchrun",
+        )
+    if supervised and (config.loss or "").startswith("__main__:"):
+        raise ConfigError(
+            "worker processes cannot import a loss from the script that starts them",
+            where="loss, parallel.workers",
+            fix="move it into a module of its own, or start your script with torchrun",
         )
     if supervised:
         # Trackers get the report too, so it is written before the last of what they get is sent.
@@ -266,6 +280,12 @@ class Trainer:
                 where="parallel.workers",
                 fix=f"torchrun --nproc-per-node {self.config.parallel.workers} your_script.py",
             )
+        if (key := needs_logits(self.config)) is not None:
+            raise ConfigError(
+                f"{key} is for language models; a module of your own brings its loss",
+                where=key,
+                fix="leave it out, and compute it in the function loss",
+            )
         if self.config.evaluation.benchmarks is not None:
             raise ConfigError(
                 "benchmarks need a language model with a tokenizer; a module of your own has none",
@@ -387,12 +407,13 @@ def _benchmark(config: Config) -> None:
     import torch
 
     from headway.runs.run_directory import RunDirectory
+    from headway.session.attempt import final_step
     from headway.telemetry.metrics import MetricsLog
     from headway.telemetry.record import open_run
     from headway.training.benchmarks import benchmark_at_end
 
     benchmarks, run = config.evaluation.benchmarks, RunDirectory(config.run_directory)
-    found, steps = open_run(run.path), config.train.steps
+    found, steps = open_run(run.path), final_step(config)
     assert benchmarks is not None, "checked"
     if steps is None or found.step != steps or not found.attempts:
         return

@@ -34,6 +34,8 @@ VERBS = (
     "generate",
     "export",
     "merge",
+    "compress",
+    "push",
     "checkpoints",
     "runs",
     "top",

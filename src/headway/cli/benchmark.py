@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.common import JsonOption, StepOption, print_json, print_table
+from headway.cli.common import JsonOption, StepOption, print_json, print_table, seconds_of
 
 HELP = r"""Run tasks of lm-eval on a trained model (pip install 'headway\[lm-eval]').
 
@@ -35,6 +35,7 @@ def benchmark(
     device: Annotated[str, typer.Option(help="cpu or cuda:N.")] = "cpu",
     limit: Annotated[int | None, typer.Option(min=1, help="Most documents per task.")] = None,
     few_shot: Annotated[int | None, typer.Option(min=0, help="Examples before each question.")] = None,
+    timeout: Annotated[str | None, typer.Option(help="End them after this time, such as '2 h'.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Texts that are computed at once.")] = 8,
     download: Annotated[bool, typer.Option("--download", help="Data sets may be fetched from the Hub.")] = False,
     as_json: JsonOption = False,
@@ -42,8 +43,9 @@ def benchmark(
     """Run `headway benchmark`."""
     from headway.training.benchmarks import run_benchmarks, wanted_by_hand
 
+    most = {} if timeout is None else {"timeout_seconds": seconds_of(timeout, "--timeout", "'2 h'")}
     wanted = wanted_by_hand(
-        tasks.split(","), device=device, limit=limit, few_shot=few_shot, rows=batch_size, download=download
+        tasks.split(","), device=device, limit=limit, few_shot=few_shot, rows=batch_size, download=download, **most
     )
     found = run_benchmarks(model, step, wanted, device)
     if as_json:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, PositiveInt
 
 from headway.config.base import Section
+from headway.config.supervise import Seconds
 from headway.config.units import StepInterval
 from headway.core.errors import ConfigError
 from headway.core.launched import workers_of_this_machine, world_size_from_environment
@@ -38,6 +39,8 @@ class BenchmarksConfig(Section):
     """Examples before each question; as the task says when null."""
     rows: PositiveInt = 8
     """Texts that are computed at once."""
+    timeout_seconds: Seconds = 14400.0
+    """Benchmarks that take longer are ended, with a warning."""
     download: bool = False
     """Whether the process may ask the Hub for data sets; otherwise they must be local files or in the cache."""
 

@@ -17,8 +17,10 @@ from headway.config.cost import cost_problems
 from headway.config.credentials import credential_problems
 from headway.config.data import named_sources
 from headway.config.deepspeed import deepspeed_problems
+from headway.config.early_stopping import early_stopping_problems
 from headway.config.experts import parallel_problems
 from headway.config.lanes import LaneGrid, divisors, nearest, resolve_lanes
+from headway.config.losses import loss_problems
 from headway.config.mesh import resolve_mesh, usable_machines
 from headway.config.optimizers import find_optimizer
 from headway.config.pipeline import micro_batch_problem
@@ -56,7 +58,9 @@ def find_problems(config: Config, trains: bool = True) -> list[ConfigError]:
         *pretrained_problems(config),
         *_health(config),
         *checkpoint_problems(config),
+        *loss_problems(config),
         *benchmark_problems(config),
+        *early_stopping_problems(config),
         *credential_problems(config),
         *cost_problems(config),
     ]

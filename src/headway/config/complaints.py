@@ -26,6 +26,8 @@ FOREIGN = {
     "train.micro_batch": ("micro_batch_size", "per_device_train_batch_size", "mbs"),
     "train.precision": ("dtype", "bf16", "fp16", "mixed_precision"),
     "train.activation_checkpointing": ("gradient_checkpointing",),
+    "train.early_stopping.patience": ("early_stopping_patience",),
+    "train.early_stopping.min_delta": ("early_stopping_threshold",),
     "train.max_grad_norm": ("grad_clip", "gradient_clipping", "clip_grad", "max_norm"),
     "model.dim": ("hidden_size", "d_model", "n_embd"),
     "model.layers": ("num_layers", "n_layer", "n_layers", "num_hidden_layers"),

@@ -25,6 +25,7 @@ _INCIDENTAL = (
     "model.preset",
     "train.tokens",
     "train.device",
+    "train.early_stopping",
     "train.skip_limit",
     "train.trial_step",
     "optimizer.offload",
@@ -50,6 +51,8 @@ _INCIDENTAL = (
 _LATER = {
     "model.implementation": ("auto", "native"),
     "model.trust_remote_code": (False,),
+    "loss": (None,),
+    "distill": (None,),
     "model.adapter": (None,),
     "model.adapter.also_trained_rate": (1.0,),
     "model.router_aux_weight": (0.0,),

@@ -29,9 +29,11 @@ from headway.config.checkpoint import CheckpointConfig
 from headway.config.checks import combined, find_problems
 from headway.config.cost import BudgetConfig, CostConfig
 from headway.config.data import DataConfig, SourceConfig, named_sources
+from headway.config.early_stopping import EarlyStoppingConfig
 from headway.config.experts import resolved_balance, shape_problem
 from headway.config.health import HealthConfig
 from headway.config.launch import LaunchConfig
+from headway.config.losses import DistillConfig
 from headway.config.optimizers import DEFAULT_OPTIMIZER, OptimizerName, find_optimizer
 from headway.config.parallel import ParallelConfig
 from headway.config.preemption import PreemptionConfig
@@ -204,6 +206,8 @@ class TrainConfig(Section):
     the outputs of attention and of every second matrix product, and recomputes the rest."""
     max_grad_norm: Annotated[float, Field(gt=0.0)] | None = 1.0
     """Clip gradients to this global norm."""
+    early_stopping: EarlyStoppingConfig | None = None
+    """End training when the validation loss no longer falls; never when null."""
     skip_limit: PositiveInt = 10
     """Steps with a non-finite loss or gradient are skipped; this many in a row end the run."""
     device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
@@ -426,6 +430,11 @@ class Config(Section):
     """`off`: fastest. `run`: equal bits on an equal layout, even after kills. `elastic`: on any number of workers."""
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig(preset="4m")
+    loss: Annotated[str, Field(pattern=FUNCTION_PATTERN)] | None = None
+    """Your own loss, as `package.module:function`, importable from the working directory; the cross-entropy when null
+    ([extending/loss.md](extending/loss.md))."""
+    distill: DistillConfig | None = None
+    """A teacher to learn from; none when null."""
     train: TrainConfig = TrainConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()

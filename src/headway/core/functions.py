@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from headway.core.errors import ConfigError
+from headway.core.files import sha256_file
 
 
 def load_attribute(name: str, where: str, kind: str) -> tuple[Any, Any]:
@@ -67,3 +69,27 @@ def load_function(name: str, where: str, kind: str = "function") -> tuple[Any, C
             fix=f"check the {kind}'s name",
         )
     return module, function
+
+
+def name_of_function(function: Callable[..., Any], where: str) -> str:
+    """Return the `package.module:function` under which `load_function` finds a function.
+
+    Raises:
+        ConfigError: it is no function of a module, as a lambda.
+    """
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if not (isinstance(module, str) and isinstance(name, str)) or "<" in name:
+        raise ConfigError(
+            f"{name or type(function).__name__} is no function of a module, so a resumed run could not find it",
+            where=where,
+            fix="define it with `def` at the top of a module",
+        )
+    return f"{module}:{name}"
+
+
+def source_hash(module: Any) -> str:
+    """Return the SHA-256 of a module's source. Changes of modules that it imports do not show."""
+    source = getattr(module, "__file__", None)
+    if source is None:
+        return f"built into Python {sys.version_info.major}.{sys.version_info.minor}"
+    return sha256_file(Path(inspect.getsourcefile(module) or source))

@@ -7,8 +7,10 @@ leaves room for them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from headway.config.losses import needs_logits
 from headway.config.optimizers import FP32_BYTES, UpdateSizes, find_optimizer
 from headway.core.errors import ConfigError
 from headway.models.shape import Shape
@@ -52,7 +54,12 @@ def plan_memory(
     length = config.train.sequence_length // layout.mesh.cp
     stages: list[Stage]
     if model.implementation == "transformers":  # traced with torch; the plan of a native decoder does without
-        from headway.plan.pretrained import pretrained_activations, pretrained_buffers, pretrained_stage
+        from headway.plan.pretrained import (
+            hidden_size,
+            pretrained_activations,
+            pretrained_buffers,
+            pretrained_stage,
+        )
 
         sizes = pretrained_activations(config, model, layout, device)
         stages = [pretrained_stage(config, model, layout)]
@@ -62,6 +69,14 @@ def plan_memory(
         stages = pipeline_stages(config, model, layout)
         tables = 2 * model.max_sequence_length * Shape.of(model).head_dim * FP32_BYTES
         pairs = masked_pairs(config, model, layout.mesh.cp, layout.micro_batch)
+    teacher = 0
+    if needs_logits(config) is not None:
+        from headway.plan.losses import logits_loss_bytes, teacher_bytes  # traced with torch, too
+
+        dim = hidden_size(config, model) if model.implementation == "transformers" else Shape.of(model).dim
+        assert model.vocab_size is not None, "the config is complete"
+        loss = logits_loss_bytes(config, model.vocab_size, dim, layout.micro_batch * length)
+        sizes, teacher = replace(sizes, loss_forward=loss[0], loss_backward=loss[1]), teacher_bytes(config)
     # Ids and targets in int64. On the CPU the batches of a whole step are in the same memory.
     batches = 16 * layout.micro_batch * length * (layout.micro_batches if device == "cpu" else 1)
     moments: list[Moment] = []
@@ -74,7 +89,7 @@ def plan_memory(
         else:
             step = _Step(stage, layout, sizes, config, on_cpu=on_cpu, gloo=gloo, lasting=lasting)
             moments += step.sharded() if layout.strategy.cuts_parameters else step.replicated()
-    return MemoryPlan(moments)
+    return MemoryPlan([moment.plus(moment.name, weights=teacher) for moment in moments])
 
 
 class _Step(Passes):

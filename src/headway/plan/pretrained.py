@@ -106,6 +106,12 @@ def pretrained_buffers(config: Config, model: ModelConfig) -> int:
     return sum(buffer.nbytes for buffer in built.buffers())
 
 
+def hidden_size(config: Config, model: ModelConfig) -> int:
+    """Return the width of the hidden states that enter the output projection."""
+    built, _ = _built(model, config.train.precision)
+    return int(built.causal.config.get_text_config().hidden_size)
+
+
 def pretrained_activations(config: Config, model: ModelConfig, layout: Layout, device: str) -> Activations:
     """Return the activations of a layout's micro-batch on one worker.
 

@@ -25,6 +25,7 @@ from headway.checkpoint.save.fence import OWNER_FILE
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.verify import verify_checkpoint
 from headway.config import Config, changes, dump_config, identity, load_resolved
+from headway.config.early_stopping import evaluations_in, reason_to_stop
 from headway.core.console import notice, warning
 from headway.core.errors import (
     INTERRUPTED,
@@ -197,12 +198,18 @@ def check_data(config: Config, fingerprints: Mapping[str, str], start: Checkpoin
         before = start.context.get(kind)
         if before in (None, value) or (kind == "data" and before in known):
             continue
-        if kind == "pretrained":
+        needed = {
+            "pretrained": ("pretrained model", config.model.from_pretrained),
+            "teacher": ("teacher", config.distill and config.distill.teacher),
+            "loss": ("source of the loss", config.loss),
+        }
+        if kind in needed:
+            name, place = needed[kind]
             raise DataError(
-                f"the pretrained model has changed: its hash is {value[:12]}, but checkpoint {start.path.name} was made"
+                f"the {name} has changed: its hash is {value[:12]}, but checkpoint {start.path.name} was made"
                 f" from {before[:12]}",
-                where=str(config.model.from_pretrained),
-                fix="restore the model it was made from, or choose another name=... for a new run",
+                where=str(place),
+                fix="restore what it was made from, or choose another name=... for a new run",
             )
         raise DataError(
             f"the {kind} fingerprint is {value[:12]}, but checkpoint {start.path.name} was made with {before[:12]}",
@@ -363,11 +370,21 @@ def _record_outcome(attempt: Attempt) -> Iterator[None]:
     attempt.finish(FINISHED, 0)
 
 
-def are_steps_done(run: RunDirectory, steps: int | None) -> bool:
-    """Return whether the newest attempt of a run has finished, with all these steps committed."""
+def final_step(config: Config) -> int | None:
+    """Return the step at which a run ends: the last one, or the newest saved one if early stopping ends it there."""
+    if config.train.early_stopping is not None and (newest := newest_manifest(RunDirectory(config.run_directory))):
+        step, context = newest
+        if reason_to_stop(config.train.early_stopping, evaluations_in(context, step)) is not None:
+            return step
+    return config.train.steps
+
+
+def are_steps_done(config: Config) -> bool:
+    """Return whether the newest attempt of a run has finished, with all its steps committed."""
+    run = RunDirectory(config.run_directory)
     records = run.attempt_records()
     finished = bool(records) and records[-1].get("outcome") == FINISHED
-    return finished and Ledger(run.ledger_path).committed_step == steps
+    return finished and Ledger(run.ledger_path).committed_step == final_step(config)
 
 
 def is_finished(config: Config, fingerprints: Mapping[str, str], options: RunOptions) -> bool:
@@ -378,16 +395,21 @@ def is_finished(config: Config, fingerprints: Mapping[str, str], options: RunOpt
     run = RunDirectory(config.run_directory)
     if options.restart or not run.config_path.exists() or changes(load_resolved(run.config_path), config):
         return False
-    if not are_steps_done(run, config.train.steps):
+    if not are_steps_done(config):
         return False
     # Verify only the last one: if it is damaged, an attempt recreates it from the one before.
-    last = [f for f in CheckpointStore(run.checkpoints).folders() if f.name == f"step-{config.train.steps:08d}"]
+    steps = final_step(config)
+    last = [f for f in CheckpointStore(run.checkpoints).folders() if f.name == f"step-{steps:08d}"]
     found = verify_checkpoint(last[0]) if last else None
     if found is None or not found.good or found.manifest is None:
         return False
     if any(found.manifest.context.get(kind) != value for kind, value in fingerprints.items()):
         return False
-    notice(f"{run.path} is finished: all {config.train.steps:,} steps are done")
+    is_early = steps != config.train.steps
+    notice(
+        f"{run.path} is finished: "
+        + (f"it stopped early at step {steps:,}" if is_early else f"all {steps:,} steps are done")
+    )
     remote = config.checkpoint.remote
     if remote is not None and not is_sent(remote, run_identity(config), found.manifest, patience_seconds=5.0):
         notice(f"its last checkpoint is not known to be at {remote.url}; uploading it")

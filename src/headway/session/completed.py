@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,34 +109,51 @@ def completed(config: Config) -> tuple[Config, TokenStore]:
     store = open_store(config.data, processes=None if started else config.parallel.workers)
     _warn_of_differences(config.data, store)
     from headway.config.experts import decoder_problems
+    from headway.config.losses import loss_problems
     from headway.models.build import complete
     from headway.models.hub.folder import open_folder
 
-    config = config.model_copy(update={"model": complete(_pinned(config), store.vocab_size)})
-    for problem in decoder_problems(config):  # the shape of a pretrained model is known only now
+    config = _with_pinned_sources(config)
+    config = config.model_copy(update={"model": complete(config.model, store.vocab_size)})
+    for problem in (*decoder_problems(config), *loss_problems(config)):  # a pretrained model's shape is known only now
         raise problem
     if config.model.from_pretrained is not None:
         _check_row_length(config)
         _check_tokenizer(config, open_folder(config.model.from_pretrained), store)
+    if config.distill is not None:
+        _check_teacher(config, config.distill.teacher, store)
     return config, store
 
 
-def _pinned(config: Config) -> ModelConfig:
-    """Return the model with the commit of its source on the Hub: that of the run if it has begun, or the current one.
+def _with_pinned_sources(config: Config) -> Config:
+    """Return the config with the commits of its models on the Hub: those of the run if it has begun, or the current
+    ones.
 
     Raises:
-        ConfigError: the source is not there.
+        ConfigError: a source is not there.
     """
-    source = config.model.from_pretrained
-    if source is None or not is_on_hub(source) or is_pinned(source):
-        return config.model
     saved = RunDirectory(config.run_directory).config_path
-    before = load_resolved(saved).model.from_pretrained if saved.is_file() else None
-    if before is not None and is_pinned(before) and split_hub_name(str(before))[0] == split_hub_name(str(source))[0]:
-        return config.model.model_copy(update={"from_pretrained": before})
+    before = load_resolved(saved) if saved.is_file() else None
+    known = [] if before is None else [before.model.from_pretrained, before.distill and before.distill.teacher]
+    if config.model.from_pretrained is not None:
+        source = _pinned(config.model.from_pretrained, known)
+        config = config.model_copy(update={"model": config.model.model_copy(update={"from_pretrained": source})})
+    if config.distill is not None:
+        teacher = _pinned(config.distill.teacher, known)
+        config = config.model_copy(update={"distill": config.distill.model_copy(update={"teacher": teacher})})
+    return config
+
+
+def _pinned(source: Path | str, known: Sequence[Path | str | None]) -> Path | str:
+    if not is_on_hub(source) or is_pinned(source):
+        return source
+    name, _ = split_hub_name(str(source))
+    for before in known:
+        if before is not None and is_pinned(before) and split_hub_name(str(before))[0] == name:
+            return before
     from headway.models.hub.folder import pinned_source
 
-    return config.model.model_copy(update={"from_pretrained": pinned_source(source)})
+    return pinned_source(source)
 
 
 def _warn_of_differences(data: DataConfig, store: TokenStore) -> None:
@@ -195,6 +213,32 @@ def _check_tokenizer(config: Config, pretrained: Path, store: TokenStore) -> Non
                 warning(problem.what)
                 return
             raise problem
+
+
+def _check_teacher(config: Config, source: Path | str, store: TokenStore) -> None:
+    """Check that a teacher computes the rows of the data.
+
+    Raises:
+        ConfigError: it does not: the rows are too long, packed in a way that may leak, or of another tokenizer.
+    """
+    from headway.models.build import complete
+    from headway.models.hub.folder import base_folder
+
+    teacher = complete(ModelConfig(from_pretrained=source), store.vocab_size)
+    if config.train.sequence_length > teacher.max_sequence_length:
+        raise ConfigError(
+            f"train.sequence_length is {config.train.sequence_length}, but the teacher is meant for"
+            f" {teacher.max_sequence_length}",
+            where="distill.teacher",
+            fix=f"train.sequence_length={teacher.max_sequence_length}",
+        )
+    if config.data.document_mask and teacher.implementation == "transformers":
+        raise ConfigError(
+            "the teacher is computed by transformers, and nothing proves that it tells packed documents apart",
+            where="distill.teacher, data.document_mask",
+            fix="data.document_mask=false, or a teacher that the native decoder computes",
+        )
+    _check_tokenizer(config, base_folder(source), store)
 
 
 def _tokens(file: Path) -> dict[int, str]:

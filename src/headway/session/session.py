@@ -35,6 +35,7 @@ from headway.config import (
     identity,
     ineffective_settings,
 )
+from headway.config.early_stopping import EVALUATIONS
 from headway.config.segments import SEGMENTS, Segment
 from headway.core.alerts import alerting
 from headway.core.console import log_to, notice, warning
@@ -75,6 +76,7 @@ from headway.training.benchmarks import Benchmarks
 from headway.training.communication import CommunicationMeter
 from headway.training.compiling import compile_model
 from headway.training.conditions.watch import ConditionWatch, conditions
+from headway.training.early_stopping import EvaluationHistory, recorded_evaluations
 from headway.training.job import Callback, Job, load_callbacks
 from headway.training.loop import train_loop
 from headway.training.model_proofs import prove_model
@@ -230,6 +232,13 @@ def _train(
         **proofs,
         **left_out,
     }
+    evaluations = None
+    if config.train.early_stopping is not None:
+        known = None
+        if world.is_first:
+            known = recorded_evaluations(start.context if start else None, run.path, state.cursor.step)
+        context[EVALUATIONS] = world.gather_json(known)[0]
+        evaluations = EvaluationHistory(config.train.early_stopping, context)
     notices, remote = NoticeReader(attempt.directory), config.checkpoint.remote
     recorders = [notices, *_recorders(config, run, attempt, start, world, load_seconds=load_seconds)]
     job = Job(
@@ -262,6 +271,7 @@ def _train(
             store, world, None if remote is None else partial(find_tier, remote, run_identity(config))
         ),
         notices=notices,
+        evaluations=evaluations,
         pipeline=make_pipeline(config, task, world),
         own_process=own_process,
     )

@@ -13,7 +13,7 @@ from headway.core.launched import world_size_from_environment
 from headway.cost.pricing import budget_reached, price_of
 from headway.cost.spending import SpendMeter, format_usd
 from headway.runs.account import account_of, measured_saves, save_seconds, start_seconds
-from headway.runs.run_directory import PRICE_KEY, RunDirectory
+from headway.runs.run_directory import PRICE_KEY
 from headway.session.attempt import RunOptions, are_steps_done
 from headway.telemetry.record import Run, is_run, stored_bytes
 
@@ -29,7 +29,7 @@ def check_cost(config: Config, options: RunOptions) -> None:
     path = config.run_directory
     if config.budget.usd is None or options.restart or not is_run(path):
         return
-    if are_steps_done(RunDirectory(path), config.train.steps):
+    if are_steps_done(config):
         return
     run, budget = Run(path), config.budget.usd
     spent = account_of(run, given_price(config)).total_usd

@@ -28,7 +28,14 @@ from headway.core.preemption_board import SIGNAL_KEY, posted
 from headway.core.secrets import redact
 from headway.runs.ownership import OwnerLock
 from headway.runs.run_directory import RESTARTS_KEY, Attempt, RunDirectory, command_line
-from headway.session.attempt import RunOptions, note_restart, prepare_run_directory, price_facts, write_config
+from headway.session.attempt import (
+    RunOptions,
+    final_step,
+    note_restart,
+    prepare_run_directory,
+    price_facts,
+    write_config,
+)
 from headway.supervisor.attempt_client import AttemptProcess
 from headway.supervisor.diagnose import diagnose, exchanges, last_exchange
 from headway.supervisor.follower_process import FollowerProcess
@@ -458,7 +465,7 @@ class AttemptMonitor:
         stopping = signal.Signals(self._signals[0]).name if self._signals else None
         if reported is not None and reported["exit_code"] != 1:
             return _error(_SAVED_KINDS.get(reported["exit_code"], "error"), reported)
-        if stopping is not None and newest_checkpoint(self.config.run_directory) == self.config.train.steps:
+        if stopping is not None and newest_checkpoint(self.config.run_directory) == final_step(self.config):
             return AttemptOutcome("finished", "finished", 0)  # the signal came after the last save
         if stopping is not None and (reported is None or reported.get("signal")):
             what = f"stopped by {stopping} before a checkpoint could be saved; the newest one is intact"

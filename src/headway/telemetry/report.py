@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import shlex
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
+from headway.config.early_stopping import EarlyStoppingConfig, reason_to_stop
 from headway.core.files import atomic_write
 from headway.core.foreign import SETTINGS_BYTES, as_number, read_bytes, read_json_object
 from headway.core.format import UNKNOWN, counted, format_bytes, format_count, format_seconds
+from headway.core.outcomes import FINISHED
 from headway.core.secrets import redact_arguments
 from headway.telemetry import html
 from headway.telemetry.anomalies import AnomalyWatch, episodes
@@ -98,9 +102,22 @@ def _status_note(run: Run, summary: Summary) -> str:
         how = "No attempt is on record."
     else:
         how = f"{summary.outcome[:1].upper()}{summary.outcome[1:]}, {time_text(run.attempts[-1].ended)}."
+    if (early := _stopped_early(run)) is not None:
+        how = f"{how} Stopped early: {early}."
     since = summary.train_loss_not_finite_since
     diverged = "" if since is None else f" The training loss has not been finite since step {since:,}."
     return f"{how} Step {_of(summary.step, summary.total_steps)}.{diverged}"
+
+
+def _stopped_early(run: Run) -> str | None:
+    """Return why a run ended before its last step, if it did so by `train.early_stopping`."""
+    settings = run.get("train.early_stopping")
+    if run.state != FINISHED or run.step == run.total_steps or not isinstance(settings, dict):
+        return None
+    with suppress(ValidationError):  # written by hand
+        evaluations = zip(*map(list, run.metrics.series("evaluation/loss")), strict=True)
+        return reason_to_stop(EarlyStoppingConfig.model_validate(settings), evaluations)
+    return None
 
 
 def _diverged(summary: Summary) -> bool:

@@ -7,9 +7,10 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from headway.core.console import notice, warning
 from headway.core.errors import ConfigError, HeadwayError, missing_extra
 from headway.core.files import write_json
 from headway.core.foreign import read_json_object
+from headway.core.format import format_seconds
 from headway.core.launch_variables import OF_A_WORKER
 from headway.core.module_command import module_command
 from headway.training.job import Callback
@@ -87,6 +89,9 @@ class BenchmarkProcess:
     process: subprocess.Popen[bytes]
     output: Path
     log: Path
+    seconds: float
+    """How long they may take."""
+    began: float = field(default_factory=time.monotonic)
 
     @classmethod
     def start(
@@ -123,7 +128,12 @@ class BenchmarkProcess:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
             )
-        return cls(process, output, log)
+        return cls(process, output, log, wanted.timeout_seconds)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether `results` does not have to wait."""
+        return self.process.poll() is not None or time.monotonic() - self.began > self.seconds
 
     def results(self) -> dict[str, Any]:
         """Wait for the end, and return the results.
@@ -132,7 +142,14 @@ class BenchmarkProcess:
             HeadwayError: there are none; the end of the log says why.
         """
         try:
-            code = self.process.wait()
+            code = self.process.wait(max(0.0, self.began + self.seconds - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.stop()
+            raise HeadwayError(
+                f"the benchmarks were ended after {format_seconds(self.seconds)}",
+                where=str(self.log),
+                fix="raise evaluation.benchmarks.timeout_seconds (--timeout), or set a limit of documents per task",
+            ) from None
         except BaseException:
             self.stop()
             raise
@@ -241,7 +258,7 @@ class Benchmarks(Callback):
 
     def on_step(self, job: Job, step: int, metrics: dict[str, float]) -> None:
         """Add results that have come."""
-        if self._going is None or self._going.process.poll() is None:
+        if self._going is None or not self._going.has_ended:
             return
         going, self._going = self._going, None
         try:

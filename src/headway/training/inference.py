@@ -79,14 +79,22 @@ def load_trained(path: Path, *, step: int | None = None, device: torch.device | 
     if (path / "checkpoints").is_dir() and (path / "config.yaml").is_file():
         return _from_run(path, step, device)
     if (path / "config.json").is_file() or (path / "adapter_config.json").is_file():
-        model = build_any_model(complete(ModelConfig(from_pretrained=path), 1), vocab_size=1, seed=0)
         tokenizer = Tokenizer.load(path)
-        return TrainedModel(model.to(device).eval(), tokenizer, path, tokenizer.begin_of_text(), None, None)
+        return TrainedModel(_from_folder(path, device), tokenizer, path, tokenizer.begin_of_text(), None, None)
     raise ConfigError(
         "neither a run directory nor a Hugging Face folder",
         where=str(path),
         fix="give a folder with config.yaml and checkpoints/, or one with config.json and safetensors",
     )
+
+
+def _from_folder(path: Path, device: torch.device) -> Decoder | TransformersModel:
+    from headway.models.hub.compressed import is_quantized, load_quantized
+
+    if is_quantized(path):
+        return load_quantized(path, device)
+    model = build_any_model(complete(ModelConfig(from_pretrained=path), 1), vocab_size=1, seed=0)
+    return model.to(device).eval()
 
 
 def _from_run(path: Path, step: int | None, device: torch.device) -> TrainedModel:
@@ -248,23 +256,40 @@ def _check_same_tokens(store: TokenStore, trained: TrainedModel) -> None:
         )
 
 
+def evaluate_trained(path: Path, *, step: int | None = None, **settings: Any) -> dict[str, Any]:
+    """Evaluate a run's checkpoint or a Hugging Face folder on a token store; settings are those of `evaluate_model`.
+
+    Raises:
+        ConfigError: as `load_trained` and `evaluate_model`.
+        DataError: as `evaluate_model`.
+    """
+    return evaluate_model(load_trained(path, step=step, device=pick_device("auto")), path, **settings)
+
+
 @_explain_full_gpu()
-def evaluate_trained(
+def evaluate_model(
+    trained: TrainedModel,
     path: Path,
     *,
-    step: int | None = None,
     store_path: Path | None = None,
     split: str = "validation",
     rows: int | None = None,
     sequence_length: int | None = None,
 ) -> dict[str, Any]:
-    """Evaluate a run's checkpoint or a Hugging Face folder on a token store.
+    """Evaluate a model on a token store.
+
+    Args:
+        trained: The model.
+        path: Where it comes from, for messages.
+        store_path: Folder of the store; the run's own when not given.
+        split: Split of the store.
+        rows: Most rows to use; all when not given.
+        sequence_length: Tokens per row; as in training when not given.
 
     Raises:
         ConfigError: the model is no run and no store is given, or the device's memory ran out.
         DataError: the store's vocabulary is not the model's, or its documents begin otherwise.
     """
-    trained = load_trained(path, step=step, device=pick_device("auto"))
     config = trained.config or Config()
     if store_path is None and trained.config is None:
         raise ConfigError("an exported model does not say where its data is", where=str(path), fix="--store FOLDER")

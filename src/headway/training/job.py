@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from headway.parallel.pipeline import Pipeline
     from headway.parallel.strategy import Strategy
     from headway.parallel.world import World
+    from headway.training.early_stopping import EvaluationHistory
     from headway.training.evaluate import Evaluation
     from headway.training.health import Decision
     from headway.training.state import TrainState
@@ -41,6 +42,8 @@ class Job:
     """Returns the run to an earlier checkpoint when health decides so."""
     notices: NoticeReader | None = None
     """Reads notices that this machine will be taken away."""
+    evaluations: EvaluationHistory | None = None
+    """The losses on held-out text by which the run may end early; None without `train.early_stopping`."""
     pipeline: Pipeline | None = None
     """This worker's stages of the model, if other workers have the rest."""
     own_process: bool = False

@@ -13,6 +13,7 @@ from headway.checkpoint.save.fence import Fenced
 from headway.checkpoint.save.outcomes import Outcome
 from headway.checkpoint.store import CheckpointStore
 from headway.core.allocator import give_back_freed_memory
+from headway.core.console import notice
 from headway.core.errors import Cancelled, CheckpointError, CorruptionError, DivergedError, HeadwayError, Preempted
 from headway.core.faults import fault_point
 from headway.core.heartbeat import Phase, beat
@@ -69,7 +70,8 @@ def train_loop(job: Job) -> None:
             if not _evaluate(job, signals):
                 raise _stopped(job, signals)
             step_metrics.restart()
-        for ready, (_, batches) in enumerate(feed):  # fetch
+        last = _ends_early(job)  # the state was saved when the run ended, and the same command was run again
+        for ready, (_, batches) in enumerate(() if last else feed):  # fetch
             flags = (signals.stop, schedule.due() or signals.save)
             with _explain_first_step_memory(job, batches):
                 result = train_step.run(batches, flags)  # step
@@ -86,6 +88,7 @@ def train_loop(job: Job) -> None:
                 raise _diverged(job)
             # A machine that is taken away does not wait for an evaluation; the next attempt does it.
             evaluation_missed = _evaluation_is_due(job) and (stop or not _evaluate(job, signals))
+            last = last or _ends_early(job)
             leaves = evaluation_missed or (stop and not last)
             fault_point("step", step)
             if leaves or save or last or job.due(config.checkpoint.every):  # checkpoint
@@ -105,8 +108,10 @@ def train_loop(job: Job) -> None:
                 _save_with_retries(job)
             if leaves:
                 raise _stopped(job, signals)
+            if last:
+                break
             step_metrics.restart()
-        if state.cursor.step < job.total_steps:  # asked to stop while waiting for the next batches
+        if state.cursor.step < job.total_steps and not last:  # asked to stop while waiting for the next batches
             if state.cursor.step > saved:
                 _checkpoint(job)
             _save_with_retries(job)
@@ -155,7 +160,7 @@ def _evaluate(job: Job, signals: StopSignals) -> bool:
     task, precision = job.task, job.config.train.precision
     assert task.evaluation is not None
     result = evaluate(
-        task.objective,
+        task.evaluated or task.objective,
         job.state.model,
         task.evaluation,
         job.world,
@@ -165,9 +170,20 @@ def _evaluate(job: Job, signals: StopSignals) -> bool:
     )
     if result is None:
         return False
+    if job.evaluations is not None:
+        job.evaluations.add(job.state.cursor.step, result.loss)
     for callback in job.callbacks:
         callback.on_evaluation(job, job.state.cursor.step, result)
     return True
+
+
+def _ends_early(job: Job) -> bool:
+    """Return whether the run ends after the current step by `train.early_stopping`, and report it."""
+    step = job.state.cursor.step
+    reason = None if job.evaluations is None else job.evaluations.reason_to_stop(step)
+    if reason is not None:
+        notice(f"stopped early at step {step:,}: {reason}")
+    return reason is not None
 
 
 def _evaluation_is_due(job: Job) -> bool:
@@ -184,6 +200,8 @@ def _evaluation_pending(job: Job) -> bool:
     step = job.state.cursor.step
     if not 0 < step <= job.total_steps or not _evaluation_is_due(job):
         return False
+    if job.evaluations is not None:
+        return not job.evaluations.has(step)
     pending = job.world.is_first and not _was_evaluated(job.config.run_directory, step)
     return bool(job.world.broadcast_number(int(pending)))
 

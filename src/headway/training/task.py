@@ -12,9 +12,11 @@ from torch import nn
 from headway.config import effective_strategy, find_strategy
 from headway.config.mesh import row_parts
 from headway.core.console import notice
+from headway.core.functions import load_function, source_hash
 from headway.core.model_protocol import Pipelineable
 from headway.core.types import IGNORE_TARGET, Feed, MicroBatch
 from headway.parallel.stages import plan_stages, stages_of_worker
+from headway.training.custom_loss import logits_loss
 
 if TYPE_CHECKING:
     from headway.config import Config, LaneGrid, MeshShape, ModelConfig
@@ -68,6 +70,8 @@ class Task:
     feed: Feed
     objective: Objective
     evaluation: BatchList | None = None
+    evaluated: Objective | None = None
+    """What an evaluation computes, if that is not the objective."""
     fingerprints: dict[str, str] = field(default_factory=dict)
     """Fingerprints of the data manifest and the tokenizer that a checkpoint of this task belongs to."""
     flops_per_item: float | None = None
@@ -134,6 +138,12 @@ def _stage_output(model: nn.Module, batch: MicroBatch, workers: int) -> torch.Te
     return model.stage_output(batch["ids"], workers)
 
 
+def language_model_logits(model: nn.Module, batch: MicroBatch) -> torch.Tensor:
+    """Return the logits of a micro-batch, (B, T, V), with documents as in `language_model_loss`."""
+    logits: torch.Tensor = model(batch["ids"], **_documents(batch))
+    return logits
+
+
 def count_targets(batch: MicroBatch) -> int:
     """Count the targets that take part in the loss."""
     return int(torch.count_nonzero(batch["targets"] != IGNORE_TARGET))
@@ -188,17 +198,24 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
     flops = {length: flops_per_token(shape, over) for length, over in attended.items()}
     task.flops_at = lambda step: flops[plan.sequence_length(step)]
     task.evaluation, task.recut = evaluation, cut
+    loss = logits_loss(config, language_model_logits)
+    if loss is not None:
+        # Evaluations stay comparable with those of other runs, and with `headway eval`.
+        task.evaluated = task.objective
+        task.objective = Objective(lambda model, batch: loss(language_model_logits(model, batch), batch), count_targets)
     task.settle_data = checker.wait_verified if checker is not None else None
     task.fingerprints = language_model_fingerprints(config, store)
     return task
 
 
 def language_model_fingerprints(config: Config, store: TokenStore) -> dict[str, str]:
-    """Return the fingerprints of the data of the run's last segment, the tokenizer, and the pretrained model if any."""
-    from headway.models.hub.folder import pretrained_fingerprint
+    """Return the fingerprints of the data of the run's last segment, of the tokenizer, and of what else it is made of:
+    a pretrained model, a teacher, a loss of the user's own."""
+    from headway.models.hub.folder import pretrained_fingerprints
 
     data = config.segments[-1].data if config.segments else store.fingerprint
-    return {"data": data, "tokenizer": store.tokenizer_fingerprint, **pretrained_fingerprint(config)}
+    loss = {} if config.loss is None else {"loss": source_hash(load_function(config.loss, "loss")[0])}
+    return {"data": data, "tokenizer": store.tokenizer_fingerprint, **pretrained_fingerprints(config), **loss}
 
 
 def decoder_task(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -108,6 +109,18 @@ def test_a_failure_names_its_reason_and_log(stub: Path) -> None:
     assert benchmark_at_end(stub / "model", 5, BenchmarksConfig(tasks=["missing"]), "cpu") == {}, "only a warning"
 
 
+def test_what_takes_too_long_is_ended(stub: Path) -> None:
+    wanted = BenchmarksConfig(tasks=["wait"], timeout_seconds=0.3)
+    output = stub / "results.json"
+    going = BenchmarkProcess.start(stub / "model", None, wanted, output, device="cpu")
+    assert not going.has_ended
+    with pytest.raises(HeadwayError, match="ended after") as caught:
+        going.results()
+    assert "timeout_seconds" in str(caught.value.fix) and going.has_ended
+    assert going.process.poll() == -signal.SIGKILL and not output.with_suffix(".order").exists()
+    assert benchmark_at_end(stub / "model", 5, wanted, "cpu") == {}, "only a warning"
+
+
 def test_the_end_is_measured_once(stub: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = BenchmarksConfig(tasks=["known"])
     # The folder stands for a run directory; what is measured in it is the folder itself.
@@ -172,8 +185,11 @@ class Started:
 
     def __init__(self, step: int | None) -> None:
         self.step, self.code, self.stopped = step, None, False
-        self.process = SimpleNamespace(poll=lambda: self.code)
         self.code: int | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.code is not None
 
     def results(self) -> dict[str, Any]:
         if self.code:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from headway.config.clean import PythonStep
 from headway.core.errors import DataError
-from headway.core.files import sha256_file
-from headway.core.functions import load_function
+from headway.core.functions import load_function, source_hash
 from headway.data.clean.base import Step, named
 from headway.data.clean.counts import Drop
 
@@ -59,7 +55,4 @@ class PythonFunction(Step):
 
     def describe(self) -> dict[str, Any]:
         """Return the hash of the module's source. Changes of imported modules are not detected."""
-        source = getattr(self._module, "__file__", None)
-        if source is None:
-            return {"source": f"built into Python {sys.version_info.major}.{sys.version_info.minor}"}
-        return {"source": sha256_file(Path(inspect.getsourcefile(self._module) or source))}
+        return {"source": source_hash(self._module)}

@@ -142,22 +142,28 @@ def _check_format(folder: Path) -> None:
         )
 
 
-def pretrained_fingerprint(config: Config) -> dict[str, str]:
-    """Return the fingerprint of the pretrained model that a run continues, by its kind; nothing without one.
+def pretrained_fingerprints(config: Config) -> dict[str, str]:
+    """Return the fingerprints of the pretrained models that a run needs: the one it continues, and its teacher.
 
     Raises:
         ConfigError, CheckpointError: as `open_folder` and `weights_fingerprint`.
     """
-    model = config.model
-    if model.from_pretrained is None:
-        return {}
-    with_code = model.trust_remote_code
-    folder = open_folder(model.from_pretrained, with_code=with_code)
-    found = weights_fingerprint(folder, with_code=with_code, cache=config.run_directory / "pretrained.json")
+    model, run, found = config.model, config.run_directory, {}
+    if model.from_pretrained is not None:
+        found["pretrained"] = _fingerprint(model.from_pretrained, model.trust_remote_code, run / "pretrained.json")
+    if config.distill is not None:
+        found["teacher"] = _fingerprint(config.distill.teacher, False, run / "teacher.json")
+    return found
+
+
+def _fingerprint(source: Path | str, with_code: bool, cache: Path) -> str:
+    folder = open_folder(source, with_code=with_code)
+    found = weights_fingerprint(folder, with_code=with_code, cache=cache)
     if is_adapter(folder):
-        base, cache = base_folder(folder, with_code=with_code), config.run_directory / "pretrained-base.json"
-        found = fingerprint([found, weights_fingerprint(base, with_code=with_code, cache=cache)])
-    return {"pretrained": found}
+        base = base_folder(folder, with_code=with_code)
+        of_base = weights_fingerprint(base, with_code=with_code, cache=cache.with_name(f"{cache.stem}-base.json"))
+        found = fingerprint([found, of_base])
+    return found
 
 
 def weights_fingerprint(folder: Path, *, with_code: bool, cache: Path) -> str:

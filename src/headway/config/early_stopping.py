@@ -1,0 +1,66 @@
+"""Early stopping: a run ends when its loss on held-out text no longer falls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, PositiveInt
+
+from headway.config.base import Section
+from headway.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headway.config.schema import Config
+
+#: In the context of a checkpoint: step and loss of every evaluation up to it; the loss is null if it was not finite.
+EVALUATIONS = "evaluations"
+
+
+class EarlyStoppingConfig(Section):
+    """The end of training when the validation loss no longer falls; the state is saved, and the run is finished."""
+
+    patience: PositiveInt
+    """Evaluations in a row without a new best loss, after which training ends."""
+    min_delta: Annotated[float, Field(ge=0.0)] = 0.0
+    """By how much a loss must be below the best one to count as better."""
+
+
+def early_stopping_problems(config: Config) -> Iterator[ConfigError]:
+    """Yield what early stopping lacks."""
+    if config.train.early_stopping is None:
+        return
+    if config.evaluation.every is None:
+        yield ConfigError(
+            "early stopping goes by evaluations, and there are none before the end",
+            where="train.early_stopping, evaluation.every",
+            fix="evaluation.every='100 steps'",
+        )
+
+
+def evaluations_in(context: Mapping[str, Any], step: int) -> list[Any]:
+    """Return the evaluations that the context of a checkpoint has, up to a step."""
+    return [[at, loss] for at, loss in context.get(EVALUATIONS, ()) if at <= step]
+
+
+def reason_to_stop(wanted: EarlyStoppingConfig | None, evaluations: Iterable[Sequence[Any]]) -> str | None:
+    """Return why a run ends after these evaluations; None if it goes on. A loss that is not finite is never better.
+
+    Args:
+        wanted: The config; None asks for no early stopping.
+        evaluations: Step and loss, in the order of steps.
+    """
+    if wanted is None:
+        return None
+    best, at, since = math.inf, 0, 0
+    for step, loss in evaluations:
+        if loss is not None and loss < best - wanted.min_delta:
+            best, at, since = loss, step, 0
+        else:
+            since += 1
+        if since >= wanted.patience:
+            lowest = f"below {best:.4f} of step {at:,}" if at else "finite"
+            by = f" by more than {wanted.min_delta:g}" if at and wanted.min_delta else ""
+            return f"the validation loss has not been {lowest}{by} in {since:,} evaluations"
+    return None

@@ -1,0 +1,90 @@
+"""The model card of a run: the README.md of its repository on the Hugging Face Hub."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from headway.core.format import format_count
+from headway.core.secrets import redact
+from headway.telemetry.record import Run, as_int, dig
+
+_HUB = "hf://"
+
+
+def model_card(run: Run, repository: str, step: int | None = None, *, is_adapter: bool = False) -> str:
+    """Write the card of a run's model, without places of this machine and without credentials.
+
+    Args:
+        run: The run that the model comes from.
+        repository: `organisation/name`.
+        step: Of its weights; the newest finished one when not given.
+        is_adapter: The model is an adapter of peft by itself.
+    """
+    step = run.step if step is None else step
+    base = run.get("model.from_pretrained")
+    base = base if isinstance(base, str) else None
+    on_hub = base.removeprefix(_HUB).partition("@")[0] if base is not None and base.startswith(_HUB) else None
+    header: dict[str, Any] = {
+        "library_name": "peft" if is_adapter else "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["headway"],
+        **({"base_model": on_hub} if on_hub else {}),
+    }
+    kind = "An adapter of" if is_adapter else "Continues"
+    lines = [
+        f"# {repository.partition('/')[2]}",
+        "",
+        f"Trained by Headway in the run `{run.name}`.",
+        *(["", f"{kind} {_place(base)}."] if base is not None else []),
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {title} | {_cell(value)} |" for title, value in _facts(run, step) if value is not None),
+    ]
+    text = "\n".join(lines) + "\n"
+    return redact(f"---\n{yaml.safe_dump(header, sort_keys=False)}---\n\n{text}")
+
+
+def _facts(run: Run, step: int) -> list[tuple[str, Any]]:
+    batches, parameters = run.batches, as_int(dig(run.facts, "parameters"))
+    tokens = None if batches is None else batches.tokens_before(step)
+    sources = [name for source in run.get("data.sources") or [] if (name := _source(source))]
+    return [
+        ("parameters", format_count(parameters) if parameters else None),
+        ("data", ", ".join(sources) or None),
+        ("steps", f"{step:,}"),
+        ("tokens", format_count(tokens) if tokens is not None else None),
+        ("sequence length", run.get("train.sequence_length")),
+        ("optimizer", run.get("optimizer.name")),
+        ("learning rate", run.get("optimizer.learning_rate")),
+        ("adapter", run.get("model.adapter.method")),
+        ("training loss", _at(run, "train/loss", step)),
+        ("validation loss", _at(run, "evaluation/loss", step)),
+        ("seed", run.get("seed")),
+    ]
+
+
+def _at(run: Run, metric: str, step: int) -> str | None:
+    """Return the newest finite value of a loss up to a step."""
+    steps, values = run.metrics.finite(metric)
+    found = [float(value) for at, value in zip(steps, values, strict=True) if at <= step]
+    return f"{found[-1]:.4f}" if found else None
+
+
+def _source(source: Any) -> str | None:
+    """Name a source, by its place too where that is not on this machine."""
+    name, path = dig(source, "name"), dig(source, "path")
+    if not isinstance(path, str) or "://" not in path:
+        return name if isinstance(name, str) else None
+    return path if not isinstance(name, str) else f"{name} ({path})"
+
+
+def _place(base: str) -> str:
+    """Name a pretrained model; of a local folder, only the last part of its path."""
+    return f"`{base.removeprefix(_HUB)}`" if base.startswith(_HUB) else f"`{base.rstrip('/').rpartition('/')[2]}`"
+
+
+def _cell(value: Any) -> str:
+    return " ".join(str(value).split()).replace("|", "\\|")

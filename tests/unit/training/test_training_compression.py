@@ -1,0 +1,166 @@
+"""Compressed models: transformers loads what is written, and the loss is that of the written folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from headway.config import ModelConfig, load_config
+from headway.core.errors import ConfigError
+from headway.models.build import build_model
+from headway.models.hub.compressed import Compression, is_quantized, linear_layers, prune
+from headway.models.huggingface import export_model
+from headway.training.compression import compress_trained
+from headway.training.inference import continue_text, evaluate_trained, load_trained
+from support import headway_in_copy
+
+transformers = pytest.importorskip("transformers")
+
+IDS = torch.arange(1, 25).view(2, 12)
+
+
+@pytest.fixture(scope="module")
+def exported(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained decoder as a Hugging Face folder, with the corpus's tokenizer."""
+    folder = tmp_path_factory.mktemp("exported") / "model"
+    shape = ModelConfig(dim=64, layers=2, heads=4, kv_heads=2, ffn_dim=128, init_std=0.2)
+    export_model(build_model(shape, vocab_size=300, seed=1), folder, corpus / "store/tokenizer")
+    return folder
+
+
+def logits(folder: Path, **options: Any) -> torch.Tensor:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, **options).eval()
+    with torch.no_grad():
+        found: torch.Tensor = model(IDS).logits
+    return found
+
+
+def small(corpus: Path) -> dict[str, Any]:
+    return {"store_path": corpus / "store", "rows": 4, "sequence_length": 32}
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_the_written_folder_is_the_quantized_model(kind: Any, corpus: Path, exported: Path, tmp_path: Path) -> None:
+    torchao = pytest.importorskip("torchao.quantization")
+    found = compress_trained(exported, tmp_path / "out", Compression(kind), **small(corpus))
+    makes = {"int8": torchao.Int8WeightOnlyConfig, "fp8": torchao.Float8WeightOnlyConfig}
+    settings = transformers.TorchAoConfig(makes[kind]())
+    in_memory = logits(exported, dtype=torch.bfloat16, quantization_config=settings)
+    assert torch.equal(logits(tmp_path / "out"), in_memory)
+    model, name = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out"), "model.layers.1.mlp.down_proj"
+    whole, restored = tensors(exported)[f"{name}.weight"], model.get_submodule(name).weight.dequantize().float()
+    largest = whole.abs().amax(1, keepdim=True)
+    # A step of 8 bits, or the last of three bits of a mantissa; the scale and the result are in bf16.
+    limit = largest / 127 if kind == "int8" else whole.abs() / 16 + largest / 448
+    error = (restored - whole).abs()
+    assert error.max() > 0 and (error <= limit + whole.abs() / 128).all()
+    # The losses are those of the two folders, by `headway eval`, and the sizes are what lies there.
+    for side, folder in (("before", exported), ("after", tmp_path / "out")):
+        assert found[side]["loss"] == evaluate_trained(folder, **small(corpus))["loss"]
+        assert found[side]["bytes"] == (folder / "model.safetensors").stat().st_size
+    linear = sum(w.numel() for name, w in tensors(exported).items() if "layers" in name and w.ndim == 2)
+    total = sum(w.numel() for w in tensors(exported).values())
+    assert found["after"]["quantized_share"] == linear / total and found["before"]["quantized_share"] == 0
+    assert found["after"]["bytes"] < 0.5 * found["before"]["bytes"]
+    text = continue_text(load_trained(tmp_path / "out"), "red", max_new_tokens=2, temperature=0, top_p=1, seed=0)
+    assert "".join(text)
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def test_pruned_weights_are_the_smallest(corpus: Path, exported: Path, tmp_path: Path) -> None:
+    found = compress_trained(
+        exported, tmp_path / "out", Compression(prune="magnitude", sparsity=0.25, dtype="fp32"), **small(corpus)
+    )
+    before, after = tensors(exported), tensors(tmp_path / "out")
+    zeros = 0
+    for name, weight in before.items():
+        if "layers" not in name or weight.ndim != 2:
+            assert torch.equal(after[name], weight)
+            continue
+        limit = weight.abs().flatten().sort().values[weight.numel() // 4]
+        assert torch.equal(after[name], torch.where(weight.abs() < limit, 0.0, weight))
+        zeros += weight.numel() // 4
+    assert found["after"]["zero_share"] == zeros / sum(w.numel() for w in before.values())
+    assert found["after"]["loss"] != found["before"]["loss"] and found["after"]["bytes"] == found["before"]["bytes"]
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_two_of_four_neighbours_are_zero(quantize: Any, corpus: Path, exported: Path, tmp_path: Path) -> None:
+    if quantize:
+        pytest.importorskip("torchao")
+    compress_trained(exported, tmp_path / "out", Compression(quantize, prune="2:4", dtype="fp32"), **small(corpus))
+    assert is_quantized(tmp_path / "out") == bool(quantize)
+    after = tensors(tmp_path / "out")
+    name = "model.layers.1.mlp.down_proj._weight_qdata" if quantize else "model.layers.1.mlp.down_proj.weight"
+    assert ((after[name].view(-1, 4) == 0).sum(1) >= 2).all()
+    kept = after[name].view(-1, 4) != 0
+    groups = tensors(exported)["model.layers.1.mlp.down_proj.weight"].view(-1, 4).abs()
+    assert not (kept & (groups < groups.sort(1).values[:, 2:3])).any()
+
+
+def test_rows_that_are_no_groups_of_four_are_refused() -> None:
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.head = nn.Linear(6, 4), nn.Linear(6, 8)
+
+        def get_output_embeddings(self) -> nn.Module:
+            return self.head
+
+    network = Network()
+    assert list(linear_layers(network)) == ["inner"]
+    with pytest.raises(ConfigError, match="groups of four") as caught:
+        prune(network, "2:4", 0.5)
+    assert "inner" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        (Compression(), "nothing"),
+        (Compression("int4"), "CUDA GPU"),
+        (Compression("int4", "2:4"), "keep zeros"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_the_reason(wanted: Compression, words: str) -> None:
+    pytest.importorskip("torchao")
+    with pytest.raises(ConfigError, match=words):
+        wanted.check(torch.device("cpu"))
+
+
+def test_without_torchao_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.models.hub.compressed.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="torchao") as caught:
+        Compression("int8").check(torch.device("cpu"))
+    assert "pip install 'headway[torchao]'" in str(caught.value)
+    Compression(prune="2:4").check(torch.device("cpu"))
+
+
+def test_a_run_is_compressed_by_the_command(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    from headway.api import train
+
+    config = load_config(tiny(train={"steps": 1}))
+    train(config)
+    out = tmp_path / "out"
+    words = ("compress", config.run_directory, out, "--quantize", "int8", "--rows", "4", "--json")
+    code, printed = headway_in_copy(*words, gib=2.0)
+    assert code == 0, printed
+    found = json.loads(printed[printed.index("{") :])
+    assert found["step"] == 1 and found["before"]["loss"] == evaluate_trained(config.run_directory, rows=4)["loss"]
+    assert found["after"]["loss"] == pytest.approx(found["before"]["loss"], abs=0.02)
+    assert torch.isfinite(logits(out)).all() and (out / "tokenizer.json").is_file()
+    (out / "mine.txt").touch()
+    code, printed = headway_in_copy(*words, gib=2.0)
+    assert code == 2 and "no earlier export wrote" in printed

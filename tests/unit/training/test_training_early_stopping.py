@@ -1,0 +1,106 @@
+"""Early stopping follows from the recorded evaluations, whatever ends the process in between."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.api import train
+from headway.checkpoint.store import CheckpointStore
+from headway.config import load_config
+from headway.config.early_stopping import EVALUATIONS, EarlyStoppingConfig, reason_to_stop
+from headway.core.errors import ConfigError
+from headway.runs.run_directory import RunDirectory
+from headway.session.attempt import final_step
+from headway.telemetry.record import open_run
+from headway.telemetry.report import write_report
+from headway.training.early_stopping import EvaluationHistory, recorded_evaluations
+from headway.training.job import Callback, Job
+
+
+@pytest.mark.parametrize(
+    ("losses", "patience", "min_delta", "stops"),
+    [
+        ([3.0, 2.0, 1.0, 0.5], 1, 0.0, None),
+        ([3.0, 3.0], 1, 0.0, 2),
+        ([3.0, 2.0, 2.5, 2.1, 1.9], 3, 0.0, None),
+        ([3.0, 2.0, 2.5, 2.1, 2.0], 3, 0.0, 5),
+        ([3.0, 2.95, 2.92, 2.8], 2, 0.1, 3),  # small steps add up to nothing
+        ([3.0, 2.95, 2.85, 2.8], 2, 0.1, None),  # but one below the best by more does
+        ([None, None], 2, 0.0, 2),
+        ([3.0, None, 2.0, None, None], 2, 0.0, 5),
+    ],
+)
+def test_patience_counts_evaluations_since_the_best(
+    losses: list[float | None], patience: int, min_delta: float, stops: int | None
+) -> None:
+    wanted = EarlyStoppingConfig(patience=patience, min_delta=min_delta)
+    found = [n for n in range(1, len(losses) + 1) if reason_to_stop(wanted, list(enumerate(losses[:n], 1)))]
+    assert found[:1] == ([] if stops is None else [stops])
+    assert reason_to_stop(None, list(enumerate(losses, 1))) is None
+
+
+def test_evaluations_that_the_run_has_gone_back_behind_do_not_count() -> None:
+    context: dict[str, Any] = {}
+    history = EvaluationHistory(EarlyStoppingConfig(patience=1), context)
+    for step, loss in ((10, 3.0), (20, math.nan)):
+        history.add(step, loss)
+    assert history.reason_to_stop(10) is None and "3.0000 of step 10" in str(history.reason_to_stop(20))
+    assert context == {EVALUATIONS: [[10, 3.0], [20, None]]} and history.has(20) and not history.has(15)
+    history.add(15, 2.0)  # after a rollback to step 10
+    assert context == {EVALUATIONS: [[10, 3.0], [15, 2.0]]} and history.reason_to_stop(15) is None
+
+
+def test_without_evaluations_it_is_refused(tiny: Callable[..., Path]) -> None:
+    with pytest.raises(ConfigError, match="goes by evaluations"):
+        load_config(tiny(train={"early_stopping": {"patience": 2}}))
+
+
+class _Dies(Callback):
+    """The machine is lost in step 3, after the checkpoint of step 2."""
+
+    def on_step(self, job: Job, step: int, metrics: dict[str, float]) -> None:
+        if step == 3:
+            raise RuntimeError("lost")
+
+
+def test_a_run_that_was_killed_stops_at_the_same_step(
+    tiny: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # No loss is 10 nats below the first one, so the third evaluation ends the run.
+    wanted = {"steps": 10, "early_stopping": {"patience": 2, "min_delta": 10.0}}
+    config = load_config(
+        tiny(train=wanted, evaluation={"every": "1 steps", "rows": 2}, checkpoint={"every": "2 steps"})
+    )
+    whole = train(config.model_copy(update={"name": "whole"}))
+    assert whole.step == 3
+    with pytest.raises(RuntimeError, match="lost"):
+        train(config, callbacks=[_Dies()])
+    RunDirectory(config.run_directory).metrics_path.unlink()  # its checkpoints are all that is left
+    assert train(config).step == 3
+    assert "stopped early at step 3: the validation loss has not been below" in capfd.readouterr().err
+    assert final_step(config) == 3
+    hashes = [CheckpointStore(config.runs / name / "checkpoints").info(3).state_sha256 for name in ("whole", "tiny")]
+    assert hashes[0] == hashes[1]
+    record = open_run(config.run_directory)
+    assert record.state == "finished" and len(record.attempts) == 2
+    train(config)  # does not begin anything
+    assert "is finished: it stopped early at step 3" in capfd.readouterr().err
+    assert len(open_run(config.run_directory).attempts) == 2
+    # With more patience it goes on.
+    longer = config.train.model_copy(update={"early_stopping": EarlyStoppingConfig(patience=4, min_delta=10.0)})
+    assert train(config.model_copy(update={"train": longer})).step == 5
+    assert "Stopped early: the validation loss" in write_report(whole.directory).read_text()
+
+
+def test_a_run_without_kept_evaluations_takes_those_of_its_history(tmp_path: Path) -> None:
+    losses = {1: 3.5, 2: math.nan, 3: 3.0}
+    lines = [json.dumps({"attempt": 1, "step": step, "evaluation/loss": loss}) for step, loss in losses.items()]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    assert recorded_evaluations({}, tmp_path, 2) == [[1, 3.5], [2, None]]
+    assert recorded_evaluations({EVALUATIONS: [[1, 1.0], [4, 2.0]]}, tmp_path, 3) == [[1, 1.0]]
