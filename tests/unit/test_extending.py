@@ -22,6 +22,7 @@ from headway.config.clean import PythonStep
 from headway.config.data import DataConfig
 from headway.config.schema import OptimizerConfig
 from headway.config.track import TrackConfig
+from headway.core.functions import load_function
 from headway.core.machine import Machine
 from headway.data.clean.cleaner import Cleaner
 from headway.data.reading.sources import find_sources
@@ -33,6 +34,7 @@ from headway.parallel.world import World
 from headway.tracking.follow import follow
 from headway.tracking.follower import Waiting
 from headway.training.conditions.watch import ConditionWatch, conditions
+from headway.training.custom_loss import checked
 from headway.training.optimizer import build_optimizer, optimizer_tensors, set_learning_rate
 from support import manifest, state_hash
 from support_followers import steps, write_run
@@ -81,6 +83,17 @@ def test_an_optimizer_is_built_by_its_name_and_keeps_tensors(monkeypatch: pytest
     assert sorted(state) == ["optimizer.momentum.bias", "optimizer.momentum.weight"]
     spec = find_optimizer(config.name)
     assert sum(t.nbytes for t in state.values()) == sum(spec.moment_bytes(n, tuple(p.shape)) for p, n in names.items())
+
+
+def test_a_loss_is_found_by_its_name_and_sums_over_targets_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    example("loss", monkeypatch)
+    loss = checked(load_function("own_loss:smoothed", "loss")[1], "own_loss:smoothed")
+    torch.manual_seed(0)
+    logits, targets = torch.randn(2, 3, 5), torch.tensor([[1, -100, 2], [4, 0, -100]])
+    log_p = torch.log_softmax(logits, -1)
+    counted = [(log_p[at], targets[at]) for at in ((0, 0), (0, 2), (1, 0), (1, 1))]
+    wanted = sum(-0.9 * row[target] - 0.1 * row.mean() for row, target in counted)
+    torch.testing.assert_close(loss(logits, {"targets": targets}), wanted)
 
 
 def test_a_strategy_follows_the_protocol_and_sums_over_lanes(monkeypatch: pytest.MonkeyPatch) -> None:

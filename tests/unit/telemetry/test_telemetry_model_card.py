@@ -46,9 +46,8 @@ def test_the_card_has_data_steps_losses_and_base(tmp_path: Path) -> None:
         "tags": ["headway"],
         "base_model": "org/base",
     }
-    rows = dict(
-        line.strip("| ").split(" | ") for line in text.splitlines() if line.count("|") == 3 and "--" not in line
-    )
+    cells = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| ") and line != "| | |"]
+    rows = {title.strip(): value.strip() for title, value in cells}
     assert rows["steps"] == "2" and rows["tokens"] == "512" and rows["parameters"] == "30.0k"
     assert rows["training loss"] == "3.0000" and rows["validation loss"] == "5.5000"
     assert rows["data"] == "books, https://***@example.org/a.jsonl, web (hf://datasets/org/web)"

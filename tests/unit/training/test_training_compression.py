@@ -161,6 +161,11 @@ def test_a_run_is_compressed_by_the_command(tiny: Callable[..., Path], tmp_path:
     assert found["step"] == 1 and found["before"]["loss"] == evaluate_trained(config.run_directory, rows=4)["loss"]
     assert found["after"]["loss"] == pytest.approx(found["before"]["loss"], abs=0.02)
     assert torch.isfinite(logits(out)).all() and (out / "tokenizer.json").is_file()
+    code, printed = headway_in_copy("push", config.run_directory, "me/model", "--dry-run", gib=2.0)
+    assert code == 0 and "nothing was sent" in printed, printed
+    assert all(name in printed for name in ("README.md", "model.safetensors", "tokenizer.json", "config.json"))
+    code, printed = headway_in_copy("push", out, "me/model", "--run", config.run_directory, "--dry-run", gib=2.0)
+    assert code == 0 and "README.md" in printed and "model.safetensors" in printed, printed
     (out / "mine.txt").touch()
     code, printed = headway_in_copy(*words, gib=2.0)
     assert code == 2 and "no earlier export wrote" in printed

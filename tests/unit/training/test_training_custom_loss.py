@@ -17,8 +17,11 @@ from headway.config.losses import DistillConfig
 from headway.core.errors import ConfigError, DataError
 from headway.core.functions import name_of_function
 from headway.core.types import IGNORE_TARGET
-from headway.models.build import build_model
+from headway.models.build import build_model, complete
 from headway.models.huggingface import export_model
+from headway.plan.layout import Layout
+from headway.plan.losses import logits_loss_bytes
+from headway.plan.memory import plan_memory
 from headway.training.custom_loss import Distillation, checked, cross_entropy, divergence_from, load_teacher
 from headway.training.job import Callback, Job
 from headway.training.task import language_model_logits
@@ -195,3 +198,25 @@ def test_a_distilled_run_is_resumed_with_its_teacher_only(
     weights.write_bytes(content)
     train(config)
     assert state_hash(config.run_directory) == state_hash(whole.directory)
+
+
+@pytest.mark.parametrize(("precision", "element"), [("fp32", 4), ("bf16", 2)])
+def test_the_plan_counts_logits_and_the_teacher(
+    precision: str, element: int, tiny: Callable[..., Path], corpus: Path, tmp_path: Path
+) -> None:
+    shape, folder = ModelConfig(dim=16, layers=1, heads=2, ffn_dim=32), tmp_path / "teacher"
+    teacher = build_model(shape, vocab_size=300, seed=1)
+    export_model(teacher, folder, corpus / "store/tokenizer")
+    parameters = sum(p.numel() for p in teacher.parameters())
+    kinds: dict[str, Any] = {"plain": {}, "loss": {"loss": "a:b"}, "distill": {"distill": {"teacher": str(folder)}}}
+    plans = {}
+    for name, sections in kinds.items():
+        config = load_config(tiny(train={"precision": precision, "micro_batch": 8}, **sections))
+        moments = plan_memory(config, complete(config.model, 300), Layout.of(config, 1), "cpu").moments
+        plans[name] = {moment.name: moment for moment in moments}
+    assert {m.weights - plans["plain"][n].weights for n, m in plans["distill"].items()} == {element * parameters}
+    assert plans["distill"]["loss"].buffers > plans["loss"]["loss"].buffers > plans["plain"]["loss"].buffers
+    # The cross-entropy keeps its softmax in fp32 beside the logits, and copies those that are in 16 bits.
+    least = (8 if precision == "fp32" else 10) * 256 * 320
+    forward, backward = logits_loss_bytes(config.model_copy(update={"distill": None}), 320, 32, 256)
+    assert least <= forward <= 1.3 * least and 12 * 256 * 320 <= backward <= 1.5 * 12 * 256 * 320
