@@ -47,7 +47,7 @@ class RunPlan:
 
     @cached_property
     def fingerprints(self) -> Mapping[str, str]:
-        """Fingerprints of the data, the tokenizer and the pretrained model, whose weights are read for that."""
+        """Fingerprints of the data, the tokenizer, pretrained models (whose weights are read for that) and the loss."""
         from headway.training.task import language_model_fingerprints
 
         assert self.store is not None, "the examination opened it"

@@ -73,6 +73,16 @@ def test_the_written_folder_is_the_quantized_model(kind: Any, corpus: Path, expo
     assert "".join(text)
 
 
+def test_tied_embeddings_stay_as_they_are(corpus: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    shape = ModelConfig(dim=32, layers=1, heads=2, ffn_dim=64, init_std=0.2, tie_embeddings=True)
+    export_model(build_model(shape, vocab_size=300, seed=1), tmp_path / "model", corpus / "store/tokenizer")
+    compress_trained(tmp_path / "model", tmp_path / "out", Compression("int8", dtype="fp32"), **small(corpus))
+    name = "model.embed_tokens.weight"
+    assert torch.equal(tensors(tmp_path / "out")[name], tensors(tmp_path / "model")[name])
+    assert (logits(tmp_path / "out") - logits(tmp_path / "model")).abs().max() < 0.2
+
+
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
     with safe_open(folder / "model.safetensors", "pt") as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
