@@ -62,7 +62,7 @@ def test_a_real_model_learns_the_standard_library(pretrained: Path, tmp_path: Pa
     values = {
         "runs": str(tmp_path / "runs"),
         "data": {
-            "sources": [str(text / "*.py")],
+            "sources": [{"path": str(text / "*.py"), "format": "text"}],
             "store": str(tmp_path / "store"),
             "validation": 0.1,
             "tokenizer": {"path": str(pretrained)},

@@ -134,7 +134,9 @@ def _with_pinned_sources(config: Config) -> Config:
     """
     saved = RunDirectory(config.run_directory).config_path
     before = load_resolved(saved) if saved.is_file() else None
-    known = [] if before is None else [before.model.from_pretrained, before.distill and before.distill.teacher]
+    known: list[Path | str | None] = []
+    if before is not None:
+        known = [before.model.from_pretrained, before.distill.teacher if before.distill is not None else None]
     if config.model.from_pretrained is not None:
         source = _pinned(config.model.from_pretrained, known)
         config = config.model_copy(update={"model": config.model.model_copy(update={"from_pretrained": source})})
