@@ -26,7 +26,14 @@ def test_image_classifier_learns(tmp_path: Path, workers: int) -> None:
 def overrides(corpus: Path, tmp_path: Path) -> list[str]:
     """Short runs on the tiny corpus."""
     store = f"data.store={tmp_path}/store"
-    return [f"runs={tmp_path}/runs", store, f"data.sources=[{corpus}/corpus.jsonl]", "train.steps=4", "data.workers=1"]
+    return [
+        f"runs={tmp_path}/runs",
+        store,
+        f"data.sources=[{corpus}/corpus.jsonl]",
+        "train.steps=4",
+        "data.workers=1",
+        "parallel.threads=1",
+    ]
 
 
 def test_custom_parts_train_from_config_and_from_python_alike(

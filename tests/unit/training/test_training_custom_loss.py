@@ -169,7 +169,7 @@ def test_a_loss_of_ones_own_is_summed_over_the_global_batch_and_resumed(
     built_in, whole = train(config), train(own.model_copy(update={"name": "whole"}))
     for metric in ("train/loss", "train/grad_norm", "evaluation/loss"):
         ours, theirs = (run.metrics.series(metric)[1] for run in (whole, built_in))
-        assert list(ours) == pytest.approx(list(theirs), rel=1e-5)
+        assert list(ours) == pytest.approx(list(theirs), rel=1e-3)
     killed = own.model_copy(update={"name": "killed"})
     with pytest.raises(RuntimeError, match="lost"):
         train(killed, callbacks=[_Dies()])
