@@ -72,7 +72,11 @@ def rows(documents: bool) -> dict[str, torch.Tensor]:
     if documents:  # two in the first row, one in the second
         numbers = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [2] * 8])
         positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4], list(range(8))])
-        batch |= {"documents": numbers, "positions": positions, "document_bounds": torch.tensor([0, 3, 8, 16])}
+        batch |= {
+            "documents": numbers,
+            "positions": positions,
+            "document_bounds": torch.tensor([0, 3, 8, 16], dtype=torch.int32),
+        }
     return batch
 
 
