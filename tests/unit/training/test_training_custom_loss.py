@@ -90,7 +90,7 @@ def test_the_teacher_is_weighed_against_the_loss(weight: float) -> None:
     with torch.no_grad():
         divergence = reference(teacher(batch["ids"]).flatten(0, 1), logits.detach().flatten(0, 1), [0] * 16, 2.0)
         entropy = float(student(batch["ids"], batch["targets"]))
-    assert float(found) == pytest.approx((1 - weight) * entropy + weight * 4 * divergence, rel=1e-4)
+    assert float(found.detach()) == pytest.approx((1 - weight) * entropy + weight * 4 * divergence, rel=1e-4)
     found.backward()
     assert all(p.grad is None for p in teacher.parameters()) and all(p.grad is not None for p in student.parameters())
 
