@@ -169,6 +169,21 @@ class AnomalyWatch:
         if self._warm > _WARM_STEPS:
             self._add_step(seconds, record)
 
+    def add_sample(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Add a few records from the middle of a history, one after the other, as one stretch of before."""
+        sample = AnomalyWatch()
+        for record in records:
+            seconds, attempt = as_number(record.get("speed/step_seconds")), record.get("attempt", 0)
+            if seconds is None or not 0.0 < seconds < math.inf or not isinstance(attempt, int):
+                continue
+            if sample._open is not None and attempt != sample._open.attempt:
+                break
+            sample._attempt, sample._time = attempt, as_number(record.get("time")) or 0.0
+            sample._add_step(seconds, record, ends=False)
+        if sample._open is not None and sample._open.steps >= _STRETCH_STEPS:
+            sample._open.ended = sample._time
+            self._stretches.append(sample._open)
+
     def found(self) -> tuple[Anomaly, ...]:
         """Return the anomalies that there are now."""
         if self._drifts is None:
@@ -180,7 +195,7 @@ class AnomalyWatch:
         ]
         return (*recent, *self._drifts)
 
-    def _add_step(self, seconds: float, record: Mapping[str, Any]) -> None:
+    def _add_step(self, seconds: float, record: Mapping[str, Any], *, ends: bool = True) -> None:
         one = self._open
         if one is None:
             one = self._open = _Stretch(self._attempt, self._time - seconds)
@@ -194,7 +209,7 @@ class AnomalyWatch:
             one.readings.update(
                 (name, value) for name in _CONDITIONS if (value := as_number(record.get(name))) is not None
             )
-        if one.seconds >= _STRETCH_SECONDS and one.steps >= _STRETCH_STEPS:
+        if ends and one.seconds >= _STRETCH_SECONDS and one.steps >= _STRETCH_STEPS:
             one.ended = self._time
             self._stretches.append(one)
             self._open, self._drifts = None, None
@@ -295,8 +310,8 @@ def _data_wait(newest: list[_Stretch], earlier: list[_Stretch], cause: str) -> I
 def _slower(newest: list[_Stretch], earlier: list[_Stretch], cause: str, *, waits_grew: bool) -> Iterator[Anomaly]:
     before = sorted(one.mean / one.work for one in earlier)
     spread = median(abs(time - median(before)) for time in before)
-    # The faster quarter, so that a run that stays slow does not soon count as usual.
-    usual = before[len(before) // 4]
+    # The fastest tenth, so that a run that stays slow does not soon count as usual.
+    usual = before[len(before) // 10]
     now = [one.mean / one.work for one in newest]
     # The speed that is lost, as a share: twice the time is half of the speed.
     limit = usual / (1.0 - min(0.9, max(_SLOWER, _DEVIATIONS * 1.4826 * spread / usual)))
@@ -362,7 +377,7 @@ def _cause(newest: list[_Stretch], earlier: list[_Stretch]) -> str:
     def is_high(name: str, limit: float) -> bool:
         now = [one.readings[name] for one in newest if name in one.readings]
         before = sorted(one.readings[name] for one in earlier if name in one.readings)
-        return bool(now) and fmean(now) >= limit and (not before or fmean(now) > 1.5 * before[len(before) // 4])
+        return bool(now) and fmean(now) >= limit and (not before or fmean(now) > 1.5 * before[len(before) // 10])
 
     if is_high(_THROTTLED, CPU_WAIT_SHARE):
         return QUOTA

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.config.units import Interval
-from headway.core.foreign import as_number
+from headway.core.foreign import as_number, open_regular, parse_json_lines
 from headway.core.outcomes import BUDGET_REACHED, CANCELLED, FAILED, FINISHED, PREEMPTED
 from headway.telemetry.anomalies import Anomaly, AnomalyWatch
 from headway.telemetry.catalogue import CATALOGUE, Kind, metric
@@ -47,6 +47,9 @@ from headway.tracking.tail import JsonLinesTail
 STATES = (RUNNING, FINISHED, PREEMPTED, BUDGET_REACHED, CANCELLED, FAILED, DIED, RESTORED, NOT_ENDED, NOT_STARTED)
 #: Size of about a thousand records, for readers that show the newest values only.
 NEWEST_BYTES = 512 * 1024
+
+#: Stretches of older records that such readers take, and their size.
+_SAMPLES, _SAMPLE_BYTES = 10, 32 * 1024
 
 #: Number of recent steps over which speed and ETA are averaged, as in the line.
 _WINDOW = 100
@@ -111,12 +114,25 @@ class LiveRun:
         self.path = path
         self._tail = JsonLinesTail(path / FILE_NAME, NEWEST_BYTES if newest else None)
         self._history = _History()
+        if newest:
+            self._sample()
         self._records: dict[int, dict[str, Any]] = {}
         self._config = _Cached(path / "config.yaml")
         self._facts = _Cached(path / "run.json")
         self._settings: dict[str, Any] = {}
         self._job: str | None = None
         self._is_language_model = True
+
+    def _sample(self) -> None:
+        """Read a little of what `newest` leaves out, so that a drift that began before is seen."""
+        with suppress(OSError), open_regular(self.path / FILE_NAME) as file:
+            size = os.fstat(file.fileno()).st_size - NEWEST_BYTES
+            if size < _SAMPLES * _SAMPLE_BYTES:
+                return
+            for number in range(_SAMPLES):
+                file.seek(int(size * (number + 0.5) / _SAMPLES))
+                _, *lines, _ = file.read(_SAMPLE_BYTES).split(b"\n")
+                self._history.watch.add_sample(parse_json_lines(lines))
 
     def refresh(self, now: float | None = None) -> Snapshot:
         """Read what is new; what cannot be read is as before."""

@@ -16,7 +16,7 @@ from headway.telemetry.report import render_report
 from headway.tracking import tail as tail_module
 from headway.tracking.alert_rules import firing
 from headway.tracking.exporter import exposition
-from headway.tracking.live_run import LiveRun
+from headway.tracking.live_run import NEWEST_BYTES, LiveRun
 from headway.tracking.live_table import row
 from headway.tracking.runs_folder import RunsFolder
 from headway.tracking.ui.pages import Pages
@@ -254,3 +254,21 @@ def test_the_limit_of_spikes_and_the_kind_of_memory_are_those_of_the_run(tmp_pat
         "data wait: data",
         "memory growth: gpu memory",
     ]
+
+
+def test_a_drift_that_began_before_the_newest_records_is_seen_too(run: WrittenRun) -> None:
+    """With 4,000 steps of about 250 bytes, of which the newest two thirds are slow, `top` reads half."""
+    run.begin(alive=True)
+    with run.metrics.open("a") as file:
+        for step in range(1, 4001):
+            record = {"step": step, "attempt": 1, "time": run.started + step, "train/loss": 3.0, "train/items": 512.0}
+            values = {
+                "speed/step_seconds": 1.0 if step < 1400 else 1.5,
+                "speed/data_wait_share": 0.0,
+                "x/more": "y" * 160,
+            }
+            file.write(json.dumps({**record, **values}) + "\n")
+    assert run.metrics.stat().st_size > 2 * NEWEST_BYTES - 100_000
+    [anomaly] = LiveRun(run.path, newest=True).refresh().anomalies
+    assert anomaly == LiveRun(run.path).refresh().anomalies[0]
+    assert anomaly.text == "a step takes 1.5 s, 1 s were usual"

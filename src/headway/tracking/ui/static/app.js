@@ -28,8 +28,18 @@ function chosen() {
   refreshCharts();
 }
 
-async function refreshCharts() {
-  await Promise.all(charts.map((chart) => chart.refresh().catch(report)));
+/** Ask for the curves of all chosen runs, or of those alone that may have grown. */
+async function refreshCharts(ended = new Set()) {
+  await Promise.all(charts.map((chart) => chart.refresh(ended).catch(report)));
+}
+
+// A run that has ended is asked for once more after its end.
+let endedBefore = new Set();
+
+async function followRuns() {
+  const ended = new Set((answer?.runs ?? []).filter((run) => !run.live).map((run) => run.name));
+  await refreshCharts(new Set([...ended].filter((name) => endedBefore.has(name))));
+  endedBefore = ended;
 }
 
 function report(error) {
@@ -76,11 +86,12 @@ async function refreshRuns() {
   place.textContent = `Updated ${new Date().toLocaleTimeString()}`;
 }
 
-/** Do something every so many seconds after it is done, while the page is seen. */
+/** Do something again and again while the page is seen, with so many seconds or four times what it took in between. */
 async function repeat(seconds, work) {
   for (;;) {
+    const started = performance.now();
     if (!document.hidden) await work().catch(report);
-    await new Promise((resolve) => setTimeout(resolve, 1000 * seconds));
+    await new Promise((resolve) => setTimeout(resolve, Math.max(1000 * seconds, 4 * (performance.now() - started))));
   }
 }
 
@@ -123,7 +134,7 @@ async function start() {
   changed();
   await askCatalogue().then(setCatalogue).catch(report);
   repeat(RUNS_SECONDS, refreshRuns);
-  repeat(CURVES_SECONDS, refreshCharts);
+  repeat(CURVES_SECONDS, followRuns);
 }
 
 start();

@@ -71,14 +71,17 @@ export class Chart {
     this.root.remove();
   }
 
-  /** Ask for the curves of the chosen runs and draw them; a newer call ends an older one. */
-  async refresh() {
+  /**
+   * Ask for the curves of the chosen runs and draw them; a newer call ends an older one. Curves that are known of runs
+   * in `ended` are not asked for again.
+   */
+  async refresh(ended = new Set()) {
     this.asking?.abort();
     const asking = this.asking = new AbortController();
     const runs = settings.runs ?? [];
     const points = Math.round(Math.max(FEWEST_POINTS, Math.min(MOST_POINTS, ALL_POINTS / Math.max(1, runs.length))));
     const question = {
-      runs, points, metric: this.choice.metric, axis: settings.axis, smoothing: settings.smoothing, zoom: settings.zoom,
+      runs: runs.filter((run) => !(ended.has(run) && this.curves[run])), points, metric: this.choice.metric, axis: settings.axis, smoothing: settings.smoothing, zoom: settings.zoom,
     };
     const { unit, help } = about(this.choice.metric);
     this.unit.textContent = unit;
