@@ -108,6 +108,29 @@ def bring_earlier(
     return found.step if found else None
 
 
+def bring_same(store: CheckpointStore, tier: RemoteTier, step: int, state_sha256: str) -> CheckpointInfo:
+    """Download the checkpoint that the first worker has chosen, on a machine that shares no disk with it.
+
+    A copy from before that verifies is used again; others are removed.
+
+    Raises:
+        CheckpointError: The tier does not have it, or it cannot be downloaded.
+    """
+    for info in store.list():
+        if (info.step, info.state_sha256) == (step, state_sha256) and store.verify(step, full=True).good:
+            return info
+    manifest = tier.manifest(step)
+    if manifest is None or manifest.state_sha256 != state_sha256:
+        raise CheckpointError(
+            f"the remote tier does not have the checkpoint of step {step} that the first machine continues from",
+            where=tier.objects.url_of(step_name(step)),
+            fix="the next attempt looks for it again",
+        )
+    for folder in store.folders():
+        discard(folder)
+    return bring(store, tier, manifest, index=False)
+
+
 def _newer(
     store: CheckpointStore,
     tier: RemoteTier,

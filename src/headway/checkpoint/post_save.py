@@ -83,7 +83,12 @@ class CheckpointMaintainer:
 
     @staticmethod
     def settings(
-        config: Config, attempt: int, skipped_ranges: Sequence[Sequence[int]] = (), data: str | None = None
+        config: Config,
+        attempt: int,
+        skipped_ranges: Sequence[Sequence[int]] = (),
+        data: str | None = None,
+        *,
+        sends_all: bool = False,
     ) -> dict[str, Any]:
         """Return the settings of a maintainer as JSON values.
 
@@ -92,6 +97,7 @@ class CheckpointMaintainer:
             attempt: Number of the attempt that saves.
             skipped_ranges: Half-open ranges of steps whose rows are skipped.
             data: Fingerprint of the data.
+            sends_all: Whether every checkpoint goes to the remote tier, whatever the interval: parts of it are there.
         """
         checkpoint, remote = config.checkpoint, config.checkpoint.remote
         return {
@@ -107,7 +113,7 @@ class CheckpointMaintainer:
             if remote is None
             else {
                 **remote.model_dump(mode="json", include={"url", "options", "encrypt"}),
-                "every": Every.of(remote.every),
+                "every": None if sends_all else Every.of(remote.every),
                 "rules": asdict(Rules.of(remote)),
             },
         }

@@ -8,7 +8,7 @@ from headway.config.identity import changes, identity
 from headway.config.ineffective import ineffective_settings
 from headway.config.lanes import LaneGrid, resolve_lanes, resolve_threads
 from headway.config.load import dump_config, load_config, load_resolved, override
-from headway.config.mesh import MeshShape, resolve_grid, resolve_mesh, usable_machines
+from headway.config.mesh import MeshShape, crossing_groups, resolve_grid, resolve_mesh, usable_machines
 from headway.config.optimizers import OptimizerSpec, find_optimizer
 from headway.config.parallel import ParallelConfig
 from headway.config.preemption import PreemptionConfig
@@ -69,4 +69,5 @@ __all__ = [
     "resolve_mesh",
     "resolve_threads",
     "usable_machines",
+    "crossing_groups",
 ]

@@ -165,8 +165,31 @@ def _copies(config: Config, data: int) -> int:
         return config.parallel.replicate
     if not find_strategy(config.parallel.strategy).two_levels:
         return 1
-    # Two levels need at least two of each. The machines are unknown here, so take the smallest number of copies.
+    # Two levels need at least two of each: a copy on every machine, so that shards stay there, or else the fewest.
+    machines = _machines(config, data * _split(config))
+    if 1 < machines < data and data % machines == 0:
+        return machines
     return min((n for n in divisors(data) if n > 1), default=1)
+
+
+def _machines(config: Config, workers: int) -> int:
+    """Return the number of machines that have the workers; 1 if that is unknown, as under torchrun."""
+    here = config.parallel.workers
+    return workers // here if config.parallel.machines > 1 and workers % here == 0 else 1
+
+
+def crossing_groups(config: Config, workers: int) -> list[str]:
+    """Describe groups of workers that exchange much in every layer and span several machines, one line each."""
+    if _machines(config, workers) == 1:
+        return []
+    parallel, found = config.parallel, []
+    for name, group in (("tensor", parallel.tensor), ("context", parallel.tensor * parallel.context)):
+        if getattr(parallel, name) > 1 and group > 1 and parallel.workers % group:
+            found.append(
+                f"parallel.{name}={getattr(parallel, name)} spans machines, which have {parallel.workers} workers each:"
+                f" every layer waits for the network between them; {name} within a machine and data across is faster"
+            )
+    return found
 
 
 def _problems(config: Config, workers: int) -> Iterator[ConfigError]:
@@ -178,6 +201,14 @@ def _problems(config: Config, workers: int) -> Iterator[ConfigError]:
             f"{workers} workers cannot be arranged as {words}, which takes a multiple of {split}",
             where="parallel.workers, " + ", ".join(f"parallel.{name}" for name, n in degrees.items() if n > 1),
             fix=f"parallel.workers={max(1, round(workers / split)) * split}",
+        )
+        return
+    here, tensor = parallel.workers, parallel.tensor
+    if _machines(config, workers) > 1 and here % tensor and tensor % here:
+        yield ConfigError(
+            f"of tensor={tensor}, some groups would lie on one machine of {here} workers and some on two",
+            where="parallel.tensor, parallel.workers",
+            fix=f"parallel.tensor={max(n for n in divisors(here) if n <= tensor)}",
         )
         return
     data, strategy = workers // split, find_strategy(parallel.strategy)

@@ -36,6 +36,8 @@ def most_threads() -> int | None:
 _PART_VARIABLE = "HEADWAY_MACHINE_PART"
 #: Makes the first worker's store listen on the address of MASTER_ADDR only, instead of on every interface.
 BIND_VARIABLE = "HEADWAY_BIND_STORE"
+#: Tells workers that machines share no disk: each has a folder of its own, and checkpoints go through the remote tier.
+OWN_DISKS_VARIABLE = "HEADWAY_OWN_DISKS"
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class MachinePart:
     port: int
     interface: str | None
     """The network interface of this machine that reaches the others; None if unknown."""
+    own_disks: bool = False
+    """Whether some machine does not see the run directory of the first one."""
 
     def variables(self) -> dict[str, str]:
         """Return the environment variable that hands it to a process."""
@@ -68,6 +72,8 @@ class MachinePart:
             "MASTER_PORT": str(self.port),
             BIND_VARIABLE: "1",
         }
+        if self.own_disks:
+            variables[OWN_DISKS_VARIABLE] = "1"
         if self.interface is not None:
             formats = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
             chosen = {name: text.format(self.interface) for name, text in formats.items()}

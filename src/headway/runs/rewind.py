@@ -9,6 +9,7 @@ since the previous one may have been killed in between.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from headway.checkpoint.discovery import bring_earlier
@@ -39,10 +40,18 @@ class CheckpointRewinder:
         world: The workers.
         find_tier: Return the run's remote tier, if it has one: after a move to another disk, no local checkpoint may be
             old enough.
+        info: Return a checkpoint that the first worker has, called by all workers together; None if all see its folder.
     """
 
-    def __init__(self, store: CheckpointStore, world: World, find_tier: Callable[[], RemoteTier] | None = None) -> None:
+    def __init__(
+        self,
+        store: CheckpointStore,
+        world: World,
+        find_tier: Callable[[], RemoteTier] | None = None,
+        info: Callable[[int], CheckpointInfo] | None = None,
+    ) -> None:
         self._store, self._world, self._find_tier = store, world, find_tier
+        self._info = info or partial(store.info, patience_seconds=VISIBILITY_TIMEOUT)
 
     def target(self, step: int, skipped_ranges: Sequence[tuple[int, int]]) -> int | None:
         """Return the newest step to roll back to; only the first worker searches, since it verifies every byte."""
@@ -62,7 +71,7 @@ class CheckpointRewinder:
         if self._world.is_first:
             discard_outdated(self._store, job.state.skipped_ranges)
         self._world.barrier()
-        info = self._store.info(to_step, VISIBILITY_TIMEOUT)
+        info = self._info(to_step)
         blocks = job.state.prepare_to_load()
         check_same_on_all_hosts(info, blocks, self._world.rank, self._world.gather_json)
         self._store.load_into(info, blocks, self._world.gather_json)

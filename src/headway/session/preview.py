@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.config import Config, ModelConfig, TrainConfig, ineffective_settings, resolve_threads
+from headway.config import Config, ModelConfig, TrainConfig, crossing_groups, ineffective_settings, resolve_threads
 from headway.config.pipeline import idle_share
 from headway.core.console import warning
 from headway.core.cores import usable_cores
@@ -42,7 +42,8 @@ def preview(config: Config, options: RunOptions | None = None) -> str:
     assert store is not None and train.steps is not None, "the examination opened the store of a resolved config"
     steps = train.steps
     store = pinned(store, config.run_directory, config.segments[-1].data) if config.segments else store
-    for line in (*shortfalls(config, device), *ineffective_settings(config, "validation" in store.splits)):
+    ineffective = ineffective_settings(config, "validation" in store.splits)
+    for line in (*shortfalls(config, device), *crossing_groups(config, workers), *ineffective):
         warning(line)
     load_callbacks(config.callbacks)
     check_trackers(config.track)

@@ -32,6 +32,7 @@ from headway.config import (
     Config,
     LaneGrid,
     MeshShape,
+    crossing_groups,
     identity,
     ineffective_settings,
 )
@@ -68,6 +69,7 @@ from headway.session.attempt import (
 from headway.session.compiled import decide_compile
 from headway.session.grid import choose_micro_batch, common_threads
 from headway.session.join import join_workers
+from headway.session.own_disks import CheckpointAccess
 from headway.session.preflight import RunPlan
 from headway.session.spending import meter_of, old_price_key
 from headway.telemetry.metrics import read_metrics
@@ -178,7 +180,9 @@ def _train(
     run = RunDirectory(config.run_directory)
     store = CheckpointStore(run.checkpoints, may_write=attempt.assert_current)
     began = time.monotonic()
-    start = _find_start(config, task, run, store, world, attempt=attempt)
+    step = _find_start(config, task, run, store, world, attempt=attempt)
+    access = CheckpointAccess.agree(config, store, world, attempt, task.fingerprints)
+    start = access.info(step) if step >= 0 else None
     load_seconds = time.monotonic() - began
     config, task = _adopt_segments(start, config, task, make_task=make_task, grid=grid, world=world, run=run)
     _check_rows(config, grid, start)
@@ -258,17 +262,25 @@ def _train(
                 patience_seconds=config.parallel.timeout_seconds,
                 stalled_seconds=config.supervise.save_seconds / 2,  # before the supervisor considers the worker hung
                 after_save=CheckpointMaintainer.settings(
-                    config, attempt.number, state.skipped_ranges, task.fingerprints.get("data")
+                    config,
+                    attempt.number,
+                    state.skipped_ranges,
+                    task.fingerprints.get("data"),
+                    sends_all=access.relay is not None,
                 ),
                 sign=config.checkpoint.sign,
                 encrypt=config.checkpoint.encrypt,
+                relay=None if access.relay is None else access.relay.record(),
             ),
             world.gather_json,
         ),
         checkpoint_context=context,
         callbacks=[*callbacks, *recorders],  # recorders come last, to record what the others have added
         rewinder=CheckpointRewinder(
-            store, world, None if remote is None else partial(find_tier, remote, run_identity(config))
+            store,
+            world,
+            None if remote is None else partial(find_tier, remote, run_identity(config)),
+            access.info,
         ),
         notices=notices,
         evaluations=evaluations,
@@ -330,14 +342,13 @@ def _try_memory(
 
 def _find_start(
     config: Config, task: Task, run: RunDirectory, store: CheckpointStore, world: World, *, attempt: Attempt
-) -> CheckpointInfo | None:
-    """Return the checkpoint to resume from, equal on every worker; None to start at step 0.
+) -> int:
+    """Return the step of the checkpoint to resume from, equal on every worker; -1 to start at step 0.
 
     Only the first worker verifies every byte, and downloads it from the remote tier if necessary.
     """
     if not world.is_first:
-        step = world.broadcast_number(0)
-        return store.info(step, VISIBILITY_TIMEOUT) if step >= 0 else None
+        return world.broadcast_number(0)
     left_out = decided(Ledger(run.ledger_path))
     discard_outdated(store, left_out)
     claimed, remote = None, config.checkpoint.remote
@@ -354,8 +365,7 @@ def _find_start(
         usable=lambda m: not is_outdated(m, left_out),
     )
     found = what_to_do(run, store, find).checkpoint
-    world.broadcast_number(found.step if found else -1)
-    return found
+    return world.broadcast_number(found.step if found else -1)
 
 
 def _claim_number(attempt: Attempt) -> int | None:
@@ -468,6 +478,7 @@ def _report_start(job: Job, start: CheckpointInfo | None, parameters: int) -> No
         evaluates = job.task.evaluation is not None
         for line in (
             *shortfalls(config, world.device),
+            *crossing_groups(config, world.size),
             *old_price_key(config),
             *ineffective_settings(config, evaluates),
         ):

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,9 @@ import pytest
 import torch
 
 from headway.checkpoint.post_save import CheckpointMaintainer
+from headway.checkpoint.remote.relay import Relay
+from headway.checkpoint.remote_copies import TierAccess
+from headway.checkpoint.run_identity import RunIdentity
 from headway.checkpoint.save import memory_snapshot, writer_locks, writer_process
 from headway.checkpoint.save.fence import OWNER_FILE, Fence, Fenced, Owner
 from headway.checkpoint.save.memory_snapshot import MemorySnapshots
@@ -625,7 +629,11 @@ def test_who_lost_the_run_writes_nothing_and_stops(settings: WriterSettings, tmp
     assert names(settings.directory) == ["step-00000001"]
 
 
-def together(settings: WriterSettings, act: Callable[[CheckpointWriter, int], Any], workers: int = 3) -> list[Any]:
+def together(
+    settings: WriterSettings | Callable[[int], WriterSettings],
+    act: Callable[[CheckpointWriter, int], Any],
+    workers: int = 3,
+) -> list[Any]:
     """Workers as threads, which say things to each other at a barrier."""
     barrier, said, results = threading.Barrier(workers), [None] * workers, [None] * workers
 
@@ -640,7 +648,8 @@ def together(settings: WriterSettings, act: Callable[[CheckpointWriter, int], An
         return say
 
     def work(rank: int) -> None:
-        writer = CheckpointWriter(replace(settings, rank=rank, workers=workers), gather(rank))
+        mine = settings(rank) if callable(settings) else settings
+        writer = CheckpointWriter(replace(mine, rank=rank, workers=workers), gather(rank))
         try:
             results[rank] = act(writer, rank)
         finally:
@@ -680,6 +689,66 @@ def test_several_workers_write_one_checkpoint(settings: WriterSettings) -> None:
     assert names(store.info(2).path) == files
     whole = CheckpointStore(settings.directory.parent / "other").save(2, make_state(2), {"step": 2}, {})
     assert store.info(2).state_sha256 == whole.state_sha256, "the name of a state does not tell who saved it"
+
+
+def relayed(settings: WriterSettings, tmp_path: Path) -> Callable[[int], WriterSettings]:
+    """Three workers whose machines share nothing but a remote tier: two on the first, one on the second."""
+    (tmp_path / "remote").mkdir()
+    runs = [tmp_path / machine / "tiny" for machine in ("a", "b")]
+    for run in runs:
+        run.mkdir(parents=True)
+    identity = RunIdentity(runs[0], "0" * 32, "tiny")
+    remote = {"url": f"file://{tmp_path}/remote", "options": {}, "encrypt": False}
+    claim = TierAccess(runs[0], remote, identity, 1).open().claim
+    assert claim is not None
+
+    def of(rank: int) -> WriterSettings:
+        run = runs[rank // 2]
+        relay = Relay(run, remote, claim, identity, first_rank=2).record()
+        return replace(settings, directory=run / "checkpoints", relay=relay)
+
+    return of
+
+
+def test_workers_without_a_common_disk_write_one_checkpoint(settings: WriterSettings, tmp_path: Path) -> None:
+    def save_twice(writer: CheckpointWriter, rank: int) -> list[Any]:
+        for step in (1, 2):
+            writer.submit(step, shard(make_state(step), rank), {"step": step}, {"attempt": 1})
+        writer.wait()
+        return [outcome.error for outcome in writer.outcomes()]
+
+    of = relayed(settings, tmp_path)
+    assert together(of, save_twice) == [[None, None]] * 3
+    store = CheckpointStore(of(0).directory)
+    for step in (1, 2):
+        assert equal(store.load(store.info(step)), make_state(step)) and store.verify(step).good
+    whole = CheckpointStore(tmp_path / "other").save(2, make_state(2), {"step": 2}, {})
+    assert store.info(2).state_sha256 == whole.state_sha256
+    assert names(of(2).directory) == [], "the other machine keeps nothing"
+    tier, sent = Relay.parse(of(0).relay or {}).open(), []
+    folder = tmp_path / "remote/tiny/run-001/step-00000002"
+    (there,) = [path.name for path in folder.glob("*.safetensors")]
+    before = (folder / there).stat().st_ino
+    assert tier.publish(store.info(2).path, tmp_path / "journal", sent.append)
+    assert sorted(path.name[17:] for path in folder.glob("*-*")) == [
+        f"shard-{rank:05d}.safetensors" for rank in range(3)
+    ]
+    assert (folder / there).stat().st_ino == before, "what is there is not sent again"
+    assert (folder / "manifest.json").exists() and len(list(folder.iterdir())) == 4, "notes are removed"
+
+
+def test_a_part_that_cannot_be_sent_fails_the_save_at_once(settings: WriterSettings, tmp_path: Path) -> None:
+    def save(writer: CheckpointWriter, rank: int) -> str:
+        writer.submit(1, shard(make_state(1), rank), {"step": 1}, {"attempt": 1})
+        with suppress(CheckpointError):
+            writer.wait()
+        return str(writer.outcomes()[0].error)
+
+    of = relayed(settings, tmp_path)
+    of(2).directory.write_text("in the way")
+    found = together(lambda rank: replace(of(rank), patience_seconds=1e6), save)
+    assert "worker 2's part does not come: [Errno 20] Not a directory" in found[0] and "Not a directory" in found[2]
+    assert names(of(0).directory) == []
 
 
 def test_a_folder_that_cannot_be_made_holds_no_worker_up(settings: WriterSettings) -> None:

@@ -51,6 +51,8 @@ class Played:
         self.signals: list[tuple[str, int]] = []
         self.refusals: list[Refusal] = []
         self.over: dict[str, Any] | None = None
+        self.answers: dict[int, dict[str, Any]] = {}
+        self.mute: set[int] = set()
         self.pausing = nullcontext
 
     def join(self, number: int) -> Member:
@@ -81,6 +83,15 @@ class Played:
 
     def tell(self, numbers: Any, kind: str, **content: Any) -> None:
         self.told.append((list(numbers), kind, content))
+        for number in set(numbers) - self.mute if kind == "look" else ():
+            answer = {
+                "kind": "seen",
+                "path": content["path"],
+                "file": True,
+                "data": True,
+                **self.answers.get(number, {}),
+            }
+            self.here[number].inbox.append(answer)
 
     def drop(self, number: int, why: str) -> None:
         self.lose(number, why)
@@ -155,6 +166,36 @@ def test_the_first_attempt_waits_for_all_machines_for_as_long_as_one_may_be_sile
     machines = of("1:2", lost_seconds=15.0)
     assert numbers(machines.assemble(lambda: looks.append(1))) == []
     assert 14 <= len(looks) <= 17
+
+
+def test_machines_are_asked_once_whether_they_see_the_folder_and_work_apart_if_one_does_not(
+    lead: Played, tiny: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remote = {"url": f"file://{tmp_path}"}
+    config = load_config(tiny(parallel={"machines": "2"}, checkpoint={"remote": remote}))
+    machines = Machines(config, Seat(Place(0, "h", 1, b"s" * 16), "i"), lambda: 0.0)
+    lead.answers = {1: {"file": False}}
+    lead.join(1)
+    team = machines.assemble(lambda: None)
+    assert "machines share no folder: checkpoints go through the remote tier" in capsys.readouterr().err
+    assert "own_disks" in str(team.variables()) and '"own_disks": true' in str(team.variables())
+    (asked,) = [content for _, kind, content in lead.told if kind == "look"]
+    assert not Path(asked["path"]).exists() and Path(asked["path"]).parent == config.runs, "nothing is left"
+    machines.assemble(lambda: None)
+    assert sum(kind == "look" for _, kind, _ in lead.told) == 1
+    lead.lose(1, "silent")
+    lead.answers = {}
+    lead.join(1)
+    assert '"own_disks": false' in str(machines.assemble(lambda: None).variables()), "a new one is asked"
+    assert sum(kind == "look" for _, kind, _ in lead.told) == 2
+
+
+def test_a_machine_that_does_not_say_what_it_sees_is_dropped(lead: Played, of: Callable[..., Machines]) -> None:
+    machines = of("2", start_seconds=30.0)
+    lead.mute = {1}
+    member = lead.join(1)
+    team = machines.assemble(lambda: None)
+    assert "does not say what it sees" in str(lead.why_gone(member.session)) and team.lost() is not None
 
 
 def test_a_machine_that_does_not_fit_ends_the_command_at_the_start_only(

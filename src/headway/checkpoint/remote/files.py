@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,14 +15,22 @@ from headway.checkpoint.remote.objects import Objects
 from headway.core.files import fingerprint
 from headway.core.foreign import read_json_lines
 
+#: Key of a manifest's context: the digits before the names of its files, if machines without a common disk sent them.
+SENT_AS = "sent_as"
+_DIGITS = re.compile(r"[0-9a-f]{16}")
+
 
 def sent_name(manifest: Manifest, file: str) -> str:
     """Return the name of a file in the store: `<16 hexadecimal digits>-<its name>`.
 
     The digits are unique to the checkpoint. So a fenced process whose upload of the same step finishes late cannot
     overwrite a file of the checkpoint that was published meanwhile. The digits follow from the manifest alone. Hashes
-    of the files alone would let the operator of a store test guesses about the content of encrypted files.
+    of the files alone would let the operator of a store test guesses about the content of encrypted files. If several
+    machines sent the files, the digits belong to the save.
     """
+    digits = manifest.context.get(SENT_AS)
+    if isinstance(digits, str) and _DIGITS.fullmatch(digits):
+        return f"{digits}-{file}"
     files = {name: entry.hash for name, entry in manifest.files.items()}
     return f"{fingerprint([manifest.state_sha256, manifest.context, files])[:16]}-{file}"
 

@@ -31,7 +31,7 @@ from headway.checkpoint.format.file_hash import is_as_written
 from headway.checkpoint.format.manifest import MANIFEST, Manifest, read_manifest, step_name, step_of
 from headway.checkpoint.format.sealing import SEALED, VARIABLE, Undecipherable
 from headway.checkpoint.records import RECORDS, RECORDS_FILE
-from headway.checkpoint.remote.files import Journal, names_there, sent_name, unexpected_objects
+from headway.checkpoint.remote.files import SENT_AS, Journal, names_there, sent_name, unexpected_objects
 from headway.checkpoint.remote.objects import NoAnswer, Objects
 from headway.checkpoint.remote.ownership import (
     NEWEST,
@@ -349,8 +349,14 @@ class RemoteTier:
         for file, entry in manifest.files.items():
             target, path = f"{name}/{sent_name(manifest, file)}", folder / file
             version = sent.version_of(file, entry.hash)
-            there = self.objects.stat(target) if version is not None else None
-            if there is None or there.bytes != entry.bytes or (there.version or "") != version:
+            # What another machine has sent was fetched here, and compared with its hash, before it became a checkpoint.
+            known = version is not None or SENT_AS in manifest.context
+            there = self.objects.stat(target) if known else None
+            if (
+                there is None
+                or there.bytes != entry.bytes
+                or (version is not None and (there.version or "") != version)
+            ):
                 if path.stat().st_size != entry.bytes or not is_as_written(path, entry):
                     raise CheckpointError(
                         f"{file} is damaged and is not uploaded", where=str(folder), fix="none is needed"

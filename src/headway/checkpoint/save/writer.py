@@ -116,7 +116,7 @@ class CheckpointWriter:
         with self._changed:
             process = self._process_or_reason()
             if isinstance(process, str):  # training continues, and the next save tries again
-                self._fail(step, job["tag"], process)
+                self._fail(job, process)
             else:
                 if not self._outstanding:
                     process.heard_seconds = time.monotonic()
@@ -441,36 +441,37 @@ class CheckpointWriter:
             process.ended = True
             lost = sorted(step for step, pending in self._outstanding.items() if pending.process is process)
             for step in lost[:1]:
-                self._fail(step, self._outstanding[step].job["tag"], how, hangs)
+                self._fail(self._outstanding[step].job, how, hangs)
             for step in lost[1:]:
                 pending, successor = self._outstanding[step], self._process_or_reason()
                 if isinstance(successor, str):
-                    self._fail(step, pending.job["tag"], f"{how}, and {successor}", hangs)
+                    self._fail(pending.job, f"{how}, and {successor}", hangs)
                 else:
                     self._outstanding[step] = replace(pending, process=successor)
                     successor.send(pending.job)
 
-    def _fail(self, step: int, tag: str, how: str, hangs: bool = False) -> None:
+    def _fail(self, job: Mapping[str, Any], how: str, hangs: bool = False) -> None:
         """Record that a save failed, since no process writes it."""
-        what = f"{how} before step {step} was saved"
-        self._notify_other_writers(step, tag, what, hangs)
-        self._complete(Outcome(step, error=self._died(what)))
+        what = f"{how} before step {job['step']} was saved"
+        self._notify_other_writers(job, what, hangs)
+        self._complete(Outcome(job["step"], error=self._died(what)))
 
     def _died(self, what: str) -> WriterDied:
         return WriterDied(what, where=str(self._settings.directory))
 
-    def _notify_other_writers(self, step: int, tag: str, why: str, hangs: bool) -> None:
+    def _notify_other_writers(self, job: Mapping[str, Any], why: str, hangs: bool) -> None:
         """Report a failed part to the writer processes that wait for it.
 
         The first worker's process waits for the part, or for a failure note. The others wait for the first worker's
         folder (see `WriterService`).
         """
         if self._settings.rank:
-            self._undelivered.append({"kind": "fail", "step": step, "tag": tag, "why": why})
+            known = {name: job[name] for name in ("step", "tag", "number")}
+            self._undelivered.append({"kind": "fail", **known, "why": why})
             self._process_or_reason()  # the next process gets the message if none can be started now
         elif self._settings.workers > 1 and not hangs:
             with suppress(OSError):  # the folder exists already, or cannot be made
-                Publisher(self._settings.directory).folder(step, tag).mkdir(parents=True)
+                Publisher(self._settings.directory).folder(job["step"], job["tag"]).mkdir(parents=True)
 
 
 @dataclass(frozen=True)

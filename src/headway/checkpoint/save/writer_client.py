@@ -47,6 +47,8 @@ class WriterSettings:
     """Whether to sign manifests with the key from the environment."""
     encrypt: bool = False
     """Whether to encrypt files with the key from the environment."""
+    relay: Mapping[str, Any] | None = None
+    """Record of the `Relay` by which parts come from other machines, if they share no disk with the first worker's."""
 
     def record(self) -> dict[str, Any]:
         """Return the JSON form."""

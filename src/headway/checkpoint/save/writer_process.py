@@ -8,6 +8,7 @@ submitted. The process does not import PyTorch.
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
 import signal
@@ -21,11 +22,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from headway.checkpoint.format.file_layout import Piece, ShardFile, plan_files
-from headway.checkpoint.format.folders import pruning
+from headway.checkpoint.format.folders import TEMPORARY, pruning, remove
 from headway.checkpoint.format.manifest import Manifest
 from headway.checkpoint.format.sealing import key_to_encrypt_with
 from headway.checkpoint.format.signing import key_to_sign_with
 from headway.checkpoint.post_save import CheckpointMaintainer
+from headway.checkpoint.remote.files import SENT_AS
+from headway.checkpoint.remote.relay import Relay, RelayedSave
 from headway.checkpoint.save.fence import Fence, Fenced, OwnerUnknown
 from headway.checkpoint.save.memory_snapshot import MemorySnapshots, SaveJob
 from headway.checkpoint.save.publish import Part, write_part
@@ -40,6 +43,8 @@ from headway.core.signals import STOP_SIGNALS
 
 #: How often the first worker's process looks for the parts of the others.
 _LOOK_SECONDS = 0.02
+#: How often it asks the remote tier for the parts of other machines.
+_ASK_SECONDS = 0.25
 #: The least time between two progress messages to the worker.
 _PROGRESS_SECONDS = 0.2
 #: Once the worker is gone, how long to wait for a part that is not begun, and for one that no longer grows. There is no
@@ -84,6 +89,7 @@ class WriterService:
             Path(settings["directory"]), self._rank, self._workers, self._is_known_to_have_ended, self._patience_seconds
         )
         self._newest_saved = -1
+        self._relay = Relay.parse(settings["relay"]) if settings.get("relay") else None
 
     def tell(self, kind: str, **content: Any) -> None:
         """Send an answer to the worker, which may be gone."""
@@ -121,6 +127,8 @@ class WriterService:
             staged, manifest = StagedFiles(job["descriptor"], files), None
             if self._rank == 0:
                 manifest = self._publish(job, files, staged, nbytes)
+            elif self._is_elsewhere(self._rank):
+                self._send(job, files, staged)
             else:
                 self._contribute(job, files, staged)
         except (HeadwayError, OSError) as error:
@@ -136,11 +144,17 @@ class WriterService:
 
     def _publish(self, job: Mapping[str, Any], files: list[ShardFile], staged: StagedFiles, nbytes: int) -> Manifest:
         step, cursor = job["step"], job["cursor"]
+        save = None
+        if self._relay is not None:
+            save = RelayedSave(self._relay, step, job["number"])
+            save.begin()
         with self._store.saving(step, job["tag"], nbytes) as folder:
             mine = write_part(folder, files, staged, self._report_progress, self._key)
-            parts = [mine, *(self._part_of(folder, rank) for rank in range(1, self._workers))]
+            parts = [mine, *(self._part_of(folder, rank, save) for rank in range(1, self._workers))]
             more = self._after_save.context(step, folder) if self._after_save else {}
             context = {**job["context"], **more}
+            if save is not None:
+                context[SENT_AS] = save.digits
             return self._store.publisher.finish(folder, parts, cursor, context, self._report_progress)
 
     def handle(self, job: Mapping[str, Any]) -> bool:
@@ -191,15 +205,60 @@ class WriterService:
                 leave_failure(folder, self._rank, str(error))
             raise
 
+    def _is_elsewhere(self, rank: int) -> bool:
+        """Return whether a worker's part comes from another machine than the first worker's, by the remote tier."""
+        return self._relay is not None and rank >= self._relay.first_rank
+
+    def _send(self, job: Mapping[str, Any], files: list[ShardFile], staged: StagedFiles) -> None:
+        """Write this worker's part on this machine's own disk, and send it to the remote tier."""
+        assert self._relay is not None, "this worker is elsewhere"
+        save = RelayedSave(self._relay, job["step"], job["number"])
+        for old in self._store.directory.glob(f"{TEMPORARY}*-{self._rank}"):  # of a process that was killed
+            remove(old)
+        folder = self._store.publisher.folder(job["step"], f"{job['tag']}-{self._rank}")
+        try:
+            self._may_write()
+            folder.mkdir(parents=True)
+            part = write_part(folder, files, staged, self._report_progress, self._key)
+            save.send(folder, self._rank, part)
+        except (HeadwayError, OSError) as error:
+            save.report_failure(self._rank, str(error))
+            raise
+        finally:
+            remove(folder)
+
     def _fail(self, job: Mapping[str, Any]) -> None:
         """Report to the first worker's process that this worker's part will not come: its writer process died."""
+        if self._relay is not None and self._is_elsewhere(self._rank):
+            RelayedSave(self._relay, job["step"], job["number"]).report_failure(self._rank, job["why"])
+            return
         folder = self._store.publisher.folder(job["step"], job["tag"])
         with suppress(HeadwayError, OSError):  # the first worker's process no longer waits
             self._wait_for(folder, 0, "the first worker's folder did not come", job=job)
             leave_failure(folder, self._rank, job["why"])
 
-    def _part_of(self, folder: Path, rank: int) -> Part:
+    def _fetch_part(self, save: RelayedSave, folder: Path, rank: int) -> Part:
+        """Wait for the part of a worker on another machine, and fetch it from the remote tier.
+
+        Raises:
+            CheckpointError: It does not come, or has changed on its way.
+        """
+        what, start, alone_since = f"worker {rank} has not sent its part", time.monotonic(), math.inf
+        while (part := save.note(rank)) is None:
+            now = time.monotonic()
+            if os.getppid() != self._worker:  # the worker died, and perhaps the machines with it
+                alone_since = min(alone_since, now)
+            if now - start > self._patience_seconds or now - alone_since > _PATIENCE_ALONE_SECONDS:
+                raise CheckpointError(f"{what} in time", where=str(folder))
+            self._report_progress()
+            time.sleep(_ASK_SECONDS)
+        save.fetch(part, folder, lambda _: self._report_progress())
+        return part
+
+    def _part_of(self, folder: Path, rank: int, save: RelayedSave | None = None) -> Part:
         """Wait for another worker's part and return its files."""
+        if save is not None and self._is_elsewhere(rank):
+            return self._fetch_part(save, folder, rank)
         note, failure = folder / _note(rank), folder / _failure(rank)
         what = f"worker {rank} has not written its part"
         self._wait_for(note, rank, what, failure=failure, written=partial(_bytes_of, folder, rank))

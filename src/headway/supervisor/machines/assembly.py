@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from headway.config import Config, usable_machines
@@ -12,9 +13,11 @@ from headway.core.console import notice, warning
 from headway.core.errors import INTERRUPTED, ConfigError, Preempted
 from headway.core.format import format_seconds
 from headway.core.version import __version__
+from headway.supervisor.machines.folders import check_answers, mark, patience_seconds
 from headway.supervisor.machines.lead import Lead
+from headway.supervisor.machines.likeness import compare_machines, describe_machine
 from headway.supervisor.machines.place import Seat
-from headway.supervisor.machines.roster import Roster, choose_team
+from headway.supervisor.machines.roster import Member, Roster, choose_team
 from headway.supervisor.machines.team import Team
 
 _POLL_SECONDS = 0.05
@@ -41,12 +44,25 @@ class Machines:
         self._config, self._clock = config, clock
         self._lead = Lead(
             seat.place,
-            Roster(parallel.machines, parallel.workers, __version__, seat.identity),
+            Roster(
+                parallel.machines,
+                parallel.workers,
+                __version__,
+                seat.identity,
+                partial(
+                    compare_machines,
+                    describe_machine(),
+                    determinism=config.determinism,
+                    device=config.train.device,
+                ),
+            ),
             config.supervise.lost_seconds,
         )
         self._before: dict[int, str] = {}
         self._spares: list[int] = []
         self._has_begun = False
+        self._answers: dict[int, dict[str, Any]] = {}
+        self._own_disks = False
 
     def hear(self, signals: list[int]) -> list[int]:
         """Add signals that other machines have received, and return all.
@@ -88,13 +104,46 @@ class Machines:
                 notice(f"waiting for {self._missing(here)}")
             time.sleep(_POLL_SECONDS)
         numbers = choose_team(here, usable, self._before)
+        own_disks = self._ask_about_folders([here[number] for number in numbers[1:]], look)
         self._spares = sorted(set(here) - set(numbers))
         for number in self._spares:
             notice(f"{here[number]} is a hot spare: the run uses {usable} of {1 + len(here)} machines")
         self._lead.tell(self._spares, "spare")
         self._has_begun = True
         self._before = {number: here[number].host for number in numbers[1:]}
-        return Team(self._lead, [here[number] for number in numbers[1:]], self._config.parallel.workers)
+        members, workers = [here[number] for number in numbers[1:]], self._config.parallel.workers
+        return Team(self._lead, members, workers, own_disks=own_disks)
+
+    def _ask_about_folders(self, members: Sequence[Member], look: Callable[[], object]) -> bool:
+        """Return whether some machine has a disk of its own; each is asked once, when it has joined.
+
+        Raises:
+            ConfigError: a machine lacks what the run needs.
+        """
+        for session in set(self._answers) - {member.session for member in members}:
+            del self._answers[session]
+        asked = {member.number: member for member in members if member.session not in self._answers}
+        if asked:
+            with mark(self._config) as path:
+                self._lead.tell(list(asked), "look", path=path, store=str(self._config.data.store))
+                # A machine that has just been started loads libraries first.
+                until = self._clock() + patience_seconds(self._config) + self._config.supervise.start_seconds
+                while left := {n for n, member in asked.items() if self._lead.here.get(n) is member}:
+                    look()
+                    for number in left:
+                        for message in self._lead.take_messages(number):
+                            if message["kind"] == "seen" and message.get("path") == path:
+                                self._answers[asked.pop(number).session] = message
+                    if self._clock() > until:
+                        for number in left & set(asked):
+                            self._lead.drop(number, "it does not say what it sees of the lead's disk")
+                    time.sleep(_POLL_SECONDS)
+        answers = {str(member): self._answers[member.session] for member in members if member.session in self._answers}
+        own_disks = check_answers(self._config, answers)
+        if own_disks and not self._own_disks:
+            notice("machines share no folder: checkpoints go through the remote tier, and logs stay on each machine")
+        self._own_disks = own_disks
+        return own_disks
 
     def _patience(self, here: dict[int, Any]) -> float:
         """Return how long to wait for more machines once there are enough."""

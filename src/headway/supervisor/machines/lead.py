@@ -180,6 +180,8 @@ class Lead:
         if self._over is not None:
             connection.channel.send("over", **self._over)
         notice(f"{found} has joined")
+        for difference in found.differs:
+            warning(f"{found} has {difference}")
 
     def _converse(self, number: int, ready: list[socket.socket], now: float) -> None:
         connection, member = self._known[number], self._roster.members[number]

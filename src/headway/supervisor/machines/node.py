@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from headway.checkpoint.save.fence import Owner
 from headway.checkpoint.save.writer_locks import wait_for_writers
 from headway.config import Config
 from headway.core.console import notice, warning
@@ -27,13 +28,15 @@ from headway.core.machine import host_name
 from headway.core.signals import STOP_SIGNALS, handled
 from headway.core.version import __version__
 from headway.core.waiting import VISIBILITY_TIMEOUT, wait_until
-from headway.runs.run_directory import Attempt
-from headway.session.attempt import RunOptions, WorkerDied
+from headway.runs.run_directory import Attempt, RunDirectory
+from headway.session.attempt import RunOptions, WorkerDied, write_config
 from headway.supervisor.attempt_client import AttemptProcess, load_ahead
+from headway.supervisor.machines.folders import look_for, own_folder
 from headway.supervisor.machines.interfaces import interface_of
+from headway.supervisor.machines.likeness import describe_machine
 from headway.supervisor.machines.line import Line
 from headway.supervisor.machines.messages import pack_workers
-from headway.supervisor.machines.place import Seat
+from headway.supervisor.machines.place import Place, Seat
 from headway.supervisor.processes import adopt_orphans, ask_for_stacks, end_all, reap_orphans
 from headway.supervisor.worker_status import WorkerStatuses
 
@@ -67,6 +70,7 @@ class _Node:
             "workers": config.parallel.workers,
             "version": __version__,
             "identity": seat.identity,
+            "machine": describe_machine(),
         }
         self._signals: list[int] = take_early_signals()
         self._began = time.monotonic()
@@ -152,7 +156,9 @@ class _Node:
         kind, attempt = message["kind"], self._attempt
         if kind == "begin":
             self._end_attempt(line)
-            self._attempt = _NodeAttempt.begin(message, line, self._own_process)
+            self._attempt = _NodeAttempt.begin(message, self._place, line, self._own_process)
+        elif kind == "look":
+            line.send("seen", **look_for(message, self._config, lambda: not line.is_up or bool(self._signals)))
         elif kind == "spare":
             self._end_attempt(line)  # of an earlier connection, which was lost for a moment
             notice("this machine is a spare: the run has as many as it can use")
@@ -190,15 +196,18 @@ class _NodeAttempt:
     looked: float = 0.0
 
     @classmethod
-    def begin(cls, order: Mapping[str, Any], line: Line, own_process: bool) -> _NodeAttempt | None:
+    def begin(cls, order: Mapping[str, Any], place: Place, line: Line, own_process: bool) -> _NodeAttempt | None:
         """Start the workers; on an error, report it to the lead and return None."""
-        number = int(order["attempt"])
+        number, owner = int(order["attempt"]), Owner(**order["owner"])
         config = Config.model_validate(order["config"])
         config = config.model_copy(update={"train": config.train.asking(order["asked"])})
+        own_disk = order["own_disk"] is True
+        if own_disk:
+            config = config.model_copy(update={"runs": own_folder(config, place)})
         address = line.interface_address
         part = MachinePart(**{**order["part"], "interface": None if address is None else interface_of(address)})
         try:
-            attempt = _join(config, number, str(order["token"]), line)
+            attempt = _make(config, owner) if own_disk else _join(config, owner, line)
         except HeadwayError as error:
             reported = {"what": error.what, "where": error.where, "fix": error.fix, "exit_code": error.exit_code}
             line.send("attempt_ended", attempt=number, code=error.exit_code, done=False, reported=reported)
@@ -268,13 +277,42 @@ class _NodeAttempt:
             warning(f"processes {left} of this attempt do not end; they can no longer publish anything")
 
 
-def _join(config: Config, number: int, token: str, line: Line) -> Attempt:
+def _make(config: Config, owner: Owner) -> Attempt:
+    """Make this machine's own folder for an attempt that the lead has begun on a disk that is not seen here.
+
+    It is none of the run's record: logs and stacks of this machine's workers, and what they load. `.owner` in it fences
+    earlier attempts, as in the run directory.
+
+    Raises:
+        CheckpointError: the folder cannot be made.
+    """
+    run = RunDirectory(config.run_directory)
+    try:
+        lock = run.claim()
+        try:
+            lock.write(owner)
+        finally:
+            lock.release()
+        attempt = Attempt(run.path, owner)
+        attempt.directory.mkdir(parents=True, exist_ok=True)
+        write_config(config, attempt.directory)
+    except OSError as error:
+        raise CheckpointError(
+            f"{host_name()} cannot make its own folder for the run: {error.strerror or error}",
+            where=str(error.filename or run.path),
+            fix="make room there, or choose a place that can be written to with runs=...",
+        ) from error
+    return attempt
+
+
+def _join(config: Config, owner: Owner, line: Line) -> Attempt:
     """Join the attempt that the lead has begun, once this machine sees it on the shared folder.
 
     Raises:
         CheckpointError: this machine does not see it, or sees another one.
     """
-    attempt = Attempt.join(config.run_directory, number, token, VISIBILITY_TIMEOUT)
+    number = owner.attempt
+    attempt = Attempt.join(config.run_directory, number, owner.token, VISIBILITY_TIMEOUT)
     seen = (attempt.directory / "config.yaml").exists
     if not wait_until(lambda: seen() or not line.is_up, VISIBILITY_TIMEOUT, 0.05) or not seen():
         raise CheckpointError(

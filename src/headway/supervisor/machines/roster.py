@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from headway.supervisor.machines.likeness import Differences
 from headway.supervisor.machines.messages import ClockOffset
 
 #: Two machines may have been started with one number by mistake. A restarted one comes after its old process is gone,
@@ -30,6 +31,8 @@ class Member:
     clock: ClockOffset = field(default_factory=ClockOffset)
     readings: dict[str, Any] | None = None
     """The newest message about its workers."""
+    differs: tuple[str, ...] = ()
+    """How its machine differs from the lead's."""
     inbox: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_WAITING))
 
     def __str__(self) -> str:
@@ -53,12 +56,14 @@ class Roster:
         workers: Workers per machine.
         version: Version of Headway.
         identity: Fingerprint of what the config says about the mathematics of the run.
+        compare: Compares the machine that a process describes with the lead's.
     """
 
     most: int
     workers: int
     version: str
     identity: str
+    compare: Callable[[Any], Differences] = lambda _: Differences(None, "", ())
     members: dict[int, Member] = field(default_factory=dict)
     departed: dict[int, str] = field(default_factory=dict)
     """Why a connection has ended, by its session."""
@@ -77,6 +82,7 @@ class Roster:
             self.leave(number, "it was started again")
         self._sessions += 1
         member = Member(number, str(hello.get("host"))[:64], str(hello.get("process"))[:64], self._sessions, now)
+        member.differs = self.compare(hello.get("machine")).others
         self.members[number] = member
         self._met.add(number)
         return member
@@ -100,7 +106,8 @@ class Roster:
             return Refusal(what, "start all machines with the same --workers")
         if hello.get("identity") != self.identity:
             return Refusal(f"{name} was started with another config than the lead", "start all with the same config")
-        return None
+        found = self.compare(hello.get("machine"))
+        return None if found.refused is None else Refusal(f"{name} has {found.refused}", found.fix)
 
     @property
     def has_met_all(self) -> bool:

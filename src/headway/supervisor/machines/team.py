@@ -58,10 +58,13 @@ class Team:
         lead: Speaks with them; None without any.
         members: The machines, in the order of their ranks.
         workers: Workers per machine.
+        own_disks: Whether every machine has a folder of its own, since some do not see the lead's.
     """
 
-    def __init__(self, lead: Lead | None = None, members: Sequence[Member] = (), workers: int = 1) -> None:
-        self._lead, self.members, self._workers = lead, members, workers
+    def __init__(
+        self, lead: Lead | None = None, members: Sequence[Member] = (), workers: int = 1, *, own_disks: bool = False
+    ) -> None:
+        self._lead, self.members, self._workers, self._own_disks = lead, members, workers, own_disks
         self._ranks = {m.number: range(i * workers, (i + 1) * workers) for i, m in enumerate(members, 1)}
         self._attempt: int | None = None
         self._reserved: socket.socket | None = None
@@ -112,7 +115,8 @@ class Team:
         self._attempt = attempt.number
         shared = {
             "attempt": attempt.number,
-            "token": attempt.owner.token,
+            "owner": asdict(attempt.owner),
+            "own_disk": self._own_disks,
             "config": config.model_dump(mode="json"),
             "asked": config.train.asked(),
             "restarts": restarts,
@@ -122,7 +126,7 @@ class Team:
             self._lead.tell([member.number], "begin", part=part, **shared)
 
     def _part(self, first_rank: int, interface: str | None) -> MachinePart:
-        return MachinePart(first_rank, self.world_size, *self._address, interface)
+        return MachinePart(first_rank, self.world_size, *self._address, interface, self._own_disks)
 
     def look(self) -> None:
         """Take what the machines have sent."""

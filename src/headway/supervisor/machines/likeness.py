@@ -1,0 +1,91 @@
+"""Whether the machines of a run are alike in what decides speed and bits: libraries, processors and GPUs."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from headway.core.machine import Machine
+from headway.telemetry.hardware import cpu_kind
+
+_GPUS = "/proc/driver/nvidia/gpus"
+_TEXT = 200
+
+
+@dataclass(frozen=True)
+class _Fact:
+    """Something that machines may have differently."""
+
+    words: str
+    fix: str
+    is_bits: bool
+    """Whether results differ in their last bits where it differs."""
+
+
+_FACTS = {
+    "torch": _Fact("PyTorch", "install one version on all machines", True),
+    "gpus": _Fact("GPUs of model", "use machines with the same GPUs", True),
+    "gpu_count": _Fact("GPUs", "", False),
+    "processor": _Fact("the processor", "", False),
+    "python": _Fact("Python", "", False),
+}
+
+
+def describe_machine(machine: Machine | None = None) -> dict[str, str]:
+    """Return what a machine has, without loading PyTorch; unknown facts are absent.
+
+    Args:
+        machine: Examined instead of this one.
+    """
+    machine = machine or Machine()
+    found = {"python": platform.python_version(), "processor": cpu_kind()}
+    with suppress(PackageNotFoundError):
+        found["torch"] = version("torch")
+    models = [_model(machine.text(f"{_GPUS}/{name}/information") or "") for name in machine.names(_GPUS)]
+    if models:
+        found |= {"gpus": ", ".join(sorted(set(models))), "gpu_count": str(len(models))}
+    return found
+
+
+def _model(information: str) -> str:
+    """Return the model in the driver's description of a GPU."""
+    lines = (line.partition(":") for line in information.splitlines())
+    return next((value.strip() for name, _, value in lines if name.strip() == "Model"), "unknown")
+
+
+@dataclass(frozen=True)
+class Differences:
+    """How a machine differs from the lead's."""
+
+    refused: str | None
+    """The difference because of which the run's promise cannot be kept; None without one."""
+    fix: str
+    others: tuple[str, ...]
+    """Differences that only cost speed, or that the run does not promise anything about."""
+
+
+def compare_machines(lead: Mapping[str, str], other: Any, determinism: str, device: str) -> Differences:
+    """Compare a machine with the lead's. What is unknown of either is no difference.
+
+    Args:
+        lead: From `describe_machine`.
+        other: The same of the other machine, as it says itself.
+        determinism: What the run promises.
+        device: `train.device`. On CPUs, GPUs do not count.
+    """
+    other = other if isinstance(other, Mapping) else {}
+    refused, fix, others = None, "", []
+    for name, fact in _FACTS.items():
+        here, there = lead.get(name), str(other.get(name, ""))[:_TEXT]
+        if not here or not there or here == there or (device == "cpu" and name.startswith("gpu")):
+            continue
+        words = f"{fact.words} {there}, and the lead {here}"
+        if fact.is_bits and determinism != "off" and refused is None:
+            refused, fix = f"{words}: equal bits (determinism={determinism}) need the same", fact.fix
+        else:
+            others.append(words)
+    return Differences(refused, f"{fix}, or set determinism=off" if fix else "", tuple(others))
