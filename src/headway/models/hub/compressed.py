@@ -23,6 +23,7 @@ from headway.models.hub.transformers_model import (
     complete_from_transformers,
     explained,
     load_transformers,
+    quiet,
 )
 
 Quantization = Literal["int8", "int4", "fp8"]
@@ -150,7 +151,8 @@ def _load(folder: Path, device: torch.device, **options: Any) -> Any:
 
 
 def _torchao_settings(kind: Quantization) -> Any:
-    import torchao.quantization as torchao  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    with quiet():
+        import torchao.quantization as torchao  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     makes = {
         "int8": lambda: torchao.Int8WeightOnlyConfig(version=2),
