@@ -36,7 +36,7 @@ from headway.bench.results import (
 from headway.bench.suite import Cell, Suite
 from headway.bench.worker import Spec
 from headway.core.console import notice, say
-from headway.core.errors import HeadwayError, Preempted
+from headway.core.errors import ConfigError, HeadwayError, Preempted
 from headway.core.faults import FAULTS_VARIABLE, RESTARTS_VARIABLE
 from headway.core.files import write_json
 from headway.core.format import counted, format_bytes, format_count, format_seconds
@@ -74,10 +74,34 @@ class Matrix:
     """Existing repeats that are to be measured anew."""
 
 
+def parse_part(text: str) -> tuple[int, int]:
+    """Parse K/N, the K-th of N parts of a matrix.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    number, slash, count = text.partition("/")
+    if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise ConfigError(f"'{text}' is no part", where="--part", fix="--part 1/4, up to --part 4/4")
+    return int(number), int(count)
+
+
 def open_matrix(
-    suite: Suite, folder: Path, launcher: str = LOCAL, measure_options: MeasureOptions = MeasureOptions()
+    suite: Suite,
+    folder: Path,
+    launcher: str = LOCAL,
+    measure_options: MeasureOptions = MeasureOptions(),
+    part: tuple[int, int] = (1, 1),
 ) -> Matrix:
     """Plan a suite and load the results of earlier runs. Nothing is written.
+
+    Args:
+        suite: The suite.
+        folder: Its folder of results.
+        launcher: What starts the workers of a cell.
+        measure_options: What to do about existing results.
+        part: Take the first of so many parts of the cells, or another one: every N-th cell, so that parts take about
+            as long as each other.
 
     Raises:
         ConfigError: the suite's config is wrong, there is no such launcher, or this process was started as one of
@@ -86,7 +110,10 @@ def open_matrix(
     check_not_a_worker("bench")  # cells would be checked, and worked on, as parts of that
     launch_command(launcher, Path("spec.json"), 1)
     environment = describe_environment(launcher)
-    cells = plan_matrix(suite, environment)
+    number, count = part
+    cells = plan_matrix(suite, environment)[number - 1 :: count]
+    if not cells:
+        raise ConfigError(f"part {number} of {count} has no cell", where="--part", fix="take fewer parts")
     for text in unused_patterns(suite):
         notice(text)
     keys = {planned.key for planned in cells}

@@ -32,7 +32,8 @@ headway bench strategies workers=1,2,4,8 model=350m repeats=5
 headway bench strategies strategy=ddp,zero3 optimizer.name=muon --output bench/muon
 headway bench my-suite.yaml --launcher "torchrun --standalone --nproc-per-node {workers} --no-python"
 headway bench report bench/strategies --compare bench/last-week
-kubectl logs job/bench | headway bench collect - --output bench/cluster
+headway launch bench strategies --on slurm --parts 4
+headway launch logs runs/bench-strategies | headway bench collect - --output bench/cluster
 
 Options of a measurement: headway bench run -h. Every cell runs in separate processes; a cell that fails, hangs or \
 runs out of memory is a result too. The same command, without --again and --failed-again, continues a stopped run.
@@ -81,6 +82,10 @@ def run(
         bool,
         typer.Option("--failed-again", help="Measure failed cells again; to continue after a stop, omit this option."),
     ] = False,
+    part: Annotated[
+        str,
+        typer.Option("--part", metavar="K/N", help="Measure every N-th cell, from the K-th on, into a folder part-K."),
+    ] = "1/1",
     retries: Annotated[
         int | None, typer.Option("--retries", min=0, help="Further tries after a failed one.", show_default=False)
     ] = None,
@@ -106,7 +111,7 @@ def run(
     """Run `headway bench run`."""
     import sys
 
-    from headway.bench.runner import MeasureOptions, open_matrix, run_matrix, stoppable
+    from headway.bench.runner import MeasureOptions, open_matrix, parse_part, run_matrix, stoppable
     from headway.bench.suite import ON_CPU, load_suite
     from headway.core.console import notice
     from headway.telemetry.hardware import local_accelerators
@@ -115,9 +120,12 @@ def run(
     options = [f"{key}={value}" for key, value in given.items() if value is not None]
     accelerator = bool(local_accelerators())
     loaded = load_suite(suite, [*(overrides or []), *options], accelerator=accelerator)
+    number, count = parse_part(part)
     folder = output or Path("bench") / loaded.name
+    if count > 1:  # two processes never measure into one folder
+        folder /= f"part-{number}"
     measure_options = MeasureOptions(again, failed_again)
-    matrix = open_matrix(loaded, folder, launcher, measure_options)
+    matrix = open_matrix(loaded, folder, launcher, measure_options, (number, count))
     if loaded.description.endswith(ON_CPU):
         notice("no accelerator here: measuring the settings that the suite has for processors (on_cpu)")
     if dry_run:

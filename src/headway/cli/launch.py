@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,6 +44,7 @@ headway launch configs/gpu-1b.yaml --on slurm --machines 2 launch.slurm.partitio
 headway launch configs/gpu-1b.yaml --on kubernetes --machines 2 --dry-run --out deploy launch.image=registry/headway
 headway launch configs/gpu-1b.yaml --on kubernetes --smoke -y launch.image=registry/headway
 headway launch configs/gpu-1b.yaml --on metaflow
+headway launch bench strategies --on slurm --parts 4
 headway launch status runs/gpu-1b
 headway launch logs runs/gpu-1b --follow
 headway launch cancel runs/gpu-1b
@@ -60,6 +62,26 @@ Exit codes: 0 launched or written, 1 declined, 2 usage or config; nothing was st
 """
 
 
+OnOption = Annotated[
+    str,
+    typer.Option(
+        "--on",
+        metavar="TARGET",
+        help="slurm, kubernetes, jobset, trainjob, pytorchjob, rayjob, ray, sky, metaflow, or package.module:NAME.",
+        show_default=False,
+    ),
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Print the files, or write them with --out; ask no cluster.")
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", metavar="DIR", help="Folder for the files; in the run directory otherwise.", show_default=False
+    ),
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
 launch = typer.Typer(cls=DefaultVerb, no_args_is_help=True, help=HELP, subcommand_metavar="CONFIG|COMMAND [ARGS]...")
 
 
@@ -68,15 +90,7 @@ def run(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
     *,
-    on: Annotated[
-        str,
-        typer.Option(
-            "--on",
-            metavar="TARGET",
-            help="slurm, kubernetes, jobset, trainjob, pytorchjob, rayjob, ray, sky, metaflow, or package.module:NAME.",
-            show_default=False,
-        ),
-    ],
+    on: OnOption,
     machines: Annotated[
         str,
         typer.Option(
@@ -88,31 +102,43 @@ def run(
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Launch a run of ten steps on one GPU instead, to try image and volumes.")
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the files, or write them with --out; ask no cluster.")
-    ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", metavar="DIR", help="Folder for the files; in the run directory otherwise.", show_default=False
-        ),
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry_run: DryRunOption = False,
+    out: OutOption = None,
+    yes: YesOption = False,
 ) -> None:
     """Run `headway launch`."""
+    job = _job(config, list(overrides or []), machines, smoke, out)
+    start(job, on, _table, dry_run=dry_run, yes=yes)
+
+
+def start(job: Job, on: str, table: Callable[[Job], tuple[list[list[str]], str]], *, dry_run: bool, yes: bool) -> None:
+    """Launch a job, or show what it would be.
+
+    Args:
+        job: The job.
+        on: Name of the launcher.
+        table: Returns what the launch will take, in rows, and why something of it is unknown.
+        dry_run: Print the files, or write them to the job's folder.
+        yes: Do not ask.
+
+    Raises:
+        ConfigError: the launcher or the cluster refuses it; nothing was started then.
+    """
     from headway.config.checks import combined
     from headway.launchers.launcher import find_launcher
 
     launcher = find_launcher(on)
-    job = _job(config, list(overrides or []), machines, smoke, out)
     problems = list(launcher.problems(job))
     if problems:
         raise combined(problems)
     files = launcher.files(job)
     if dry_run:
-        _show_or_write(files, out)
+        _show_or_write(files, job.out)
         return
-    _print_table(job, on)
+    rows, note = table(job)
+    print_table(["LAUNCH", job.name], [["run", str(job.config.run_directory)], ["target", on], *rows])
+    if note:
+        print_line(f"n/a: {note}")
     _check_not_launched(job)
     launcher.check(job)
     if not yes and not _agrees("launch", "Launch?"):
@@ -163,19 +189,20 @@ def _write(files: dict[str, str], folder: Path) -> None:
             file.write(text)
 
 
-def _print_table(job: Job, on: str) -> None:
-    """Print what the launch will take, as far as it is known."""
+def gpus_text(job: Job) -> str:
+    """Return the GPUs of a job in words."""
+    accelerator = job.config.launch.accelerator or ("GPU" if job.gpus else "CPU")
+    return f"{job.gpus} x {accelerator} each, {job.gpus * job.machines} in all" if job.gpus else "none"
+
+
+def _table(job: Job) -> tuple[list[list[str]], str]:
+    """Return what the launch will take, as far as it is known, and why something is not."""
     from headway.core.format import UNKNOWN, counted
 
-    launch = job.config.launch
-    accelerator = launch.accelerator or ("GPU" if job.gpus else "CPU")
-    gpus = f"{job.gpus} x {accelerator} each, {job.gpus * job.machines} in all" if job.gpus else "none"
     memory, hours, price, note = _planned(job)
     rows = [
-        ["run", str(job.config.run_directory)],
-        ["target", on],
         ["machines", job.machine_range],
-        ["GPUs", gpus],
+        ["GPUs", gpus_text(job)],
         ["workers", f"{counted(job.config.parallel.workers, 'worker')} a machine"],
         ["memory", memory],
         ["time", hours],
@@ -183,9 +210,7 @@ def _print_table(job: Job, on: str) -> None:
         ["steps", f"{job.config.train.steps:,}" if job.config.train.steps else UNKNOWN],
         ["time to save", f"{job.grace_seconds} s at a stop"],
     ]
-    print_table(["LAUNCH", job.name], rows)
-    if note:
-        print_line(f"n/a: {note}")
+    return rows, note
 
 
 def _planned(job: Job) -> tuple[str, str, str, str]:
@@ -333,7 +358,7 @@ def logs(
 @launch.command()
 def cancel(
     run: RunArgument,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: YesOption = False,
 ) -> None:
     """Save a launched run, and remove its job. The same launch continues it later.
 
@@ -378,4 +403,7 @@ def _launched(run: Path) -> tuple[Launcher, Any]:
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
+    from headway.cli import launch_bench
+
+    launch_bench.add_commands(launch)
     app.add_typer(launch, name="launch")

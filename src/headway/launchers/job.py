@@ -1,4 +1,7 @@
-"""A run as launchers see it: the config that travels, the machines, and the command that each of them runs."""
+"""A run as launchers see it: the config that travels, the machines, and the command that each of them runs.
+
+A bench suite is launched in the same way, on one machine: its text travels in the place of the config.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +48,10 @@ class Job:
 
     out: Path | None = None
     """Folder that gets the files; one in the run directory when not given."""
+    suite: str | None = None
+    """A suite of `headway bench` in YAML, which is measured instead of training; `config` says where and how."""
+    parts: int = 1
+    """Jobs that share the cells of the suite, where the engine has arrays of jobs."""
 
     @property
     def folder(self) -> Path:
@@ -83,8 +90,20 @@ class Job:
         return max(_LEAST_GRACE_SECONDS, round(_SAVES_IN_A_STOP * (self.save_seconds or 0)))
 
     def config_text(self) -> str:
-        """Return the config in YAML, as the machines read it."""
-        return dump_config(self.config)
+        """Return the config in YAML, or the suite, as the machines read it."""
+        return dump_config(self.config) if self.suite is None else self.suite
+
+    def command(self, config: str) -> list[str]:
+        """Return what each machine runs.
+
+        Args:
+            config: The file that has the text of `config_text` there.
+        """
+        if self.suite is None:
+            return ["headway", "train", config]
+        # Results are also in the log, from which `headway bench collect` reads them.
+        results = str(self.config.run_directory / "results")
+        return ["headway", "bench", "run", config, "--output", results, "--print-results"]
 
     def in_container(self, path: Path | str) -> str:
         """Return a path of the config in a container, where relative ones begin in `launch.workdir`."""
@@ -147,6 +166,8 @@ def survival_problems(job: Job, shared: bool, fix: str) -> Iterator[ConfigError]
         shared: The run directory lies where other machines find it.
         fix: How to have it so with this engine.
     """
+    if job.suite is not None:
+        return  # it saves nothing, and its results are also in the log
     remote = job.config.checkpoint.remote
     is_remote = remote is not None and scheme_of(remote.url) not in (None, "file", "local")
     if not shared and not is_remote:

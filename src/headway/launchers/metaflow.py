@@ -68,6 +68,12 @@ class MetaflowLauncher:
     def problems(self, job: Job) -> Iterator[ConfigError]:
         """Yield what the config alone shows to be wrong."""
         yield from job.problems()
+        if job.suite is not None:
+            yield ConfigError(
+                "a flow prepares, trains, evaluates and exports; it measures no suite",
+                where="--on",
+                fix="--on slurm, or --on kubernetes",
+            )
         if job.machines > 1:
             yield ConfigError(
                 f"a step of Metaflow runs on one machine, not on {job.machines}",

@@ -94,7 +94,7 @@ def pod_template(
     Args:
         job: The run.
         lead: Host name of the machine that leads; not used by a run on one machine.
-        command: What the container runs; `headway train` when not given.
+        command: What the container runs; that of the job when not given.
         component: What the pod is part of.
         container: Name of the container.
     """
@@ -121,7 +121,7 @@ def pod_template(
             {
                 "name": container,
                 "image": launch.image,
-                "command": command or ["headway", "train", f"{CONFIG_FOLDER}/config.yaml"],
+                "command": command or job.command(f"{CONFIG_FOLDER}/config.yaml"),
                 "workingDir": launch.workdir,
                 "env": _environment(job, lead if trains else None),
                 "envFrom": [{"secretRef": {"name": name}} for name in kubernetes.secret_names],

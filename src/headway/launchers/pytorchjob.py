@@ -7,6 +7,7 @@ describes each pod as one worker of torchrun.
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from headway.core.errors import Preempted
@@ -21,7 +22,7 @@ _CONTAINER = "pytorch"
 _ANNOUNCE = f"export {NODE}=$RANK\n"
 _SCRIPT = """\
 {node}unset {of_a_worker}
-headway train {config} &
+{command} &
 child=$!
 trap 'kill -TERM $child' TERM
 # A signal ends `wait` early, so it is called until the process is gone; the last call gives its exit code.
@@ -33,10 +34,8 @@ exit $code
 
 def _replica(job: Job, count: int) -> dict[str, Any]:
     node = _ANNOUNCE if job.machines > 1 else ""
-    unset = " ".join(OF_A_WORKER)
-    script = _SCRIPT.format(
-        node=node, of_a_worker=unset, config=f"{CONFIG_FOLDER}/config.yaml", again=Preempted.exit_code
-    )
+    unset, command = " ".join(OF_A_WORKER), shlex.join(job.command(f"{CONFIG_FOLDER}/config.yaml"))
+    script = _SCRIPT.format(node=node, of_a_worker=unset, command=command, again=Preempted.exit_code)
     # The operator has its own names for pods, and a Service for each.
     template = pod_template(job, f"{job.name}-master-0", ["/bin/sh", "-c", script], container=_CONTAINER)
     del template["spec"]["restartPolicy"]

@@ -21,6 +21,13 @@ _STATES: dict[str, State] = {
 }  # fmt: skip
 
 
+def ray_command(job: Job, config: str) -> list[str]:
+    """Return the command of a job of Ray: Ray Train places the machines of a training, and a bench runs by itself."""
+    if job.suite is not None:
+        return job.command(config)
+    return ["python", "-m", "headway.launchers.ray", config, "--machines", job.machine_range]
+
+
 class RayJobLauncher:
     """A launcher for jobs of a Ray cluster."""
 
@@ -40,7 +47,7 @@ class RayJobLauncher:
             **({"pip": list(ray.packages)} if ray.packages else {}),
         }
         environment = merge(environment, dict(ray.patch))
-        words = ["python", "-m", "headway.launchers.ray", CONFIG, "--machines", job.machine_range]
+        words = ray_command(job, CONFIG)
         texts = {ENVIRONMENT: environment, COMMAND: words}
         return {
             CONFIG: job.config_text(),
@@ -65,6 +72,8 @@ class RayJobLauncher:
         name = f"{job.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         words = ["ray", "job", "submit", *_address(address), "--no-wait", "--submission-id", name]
         environment = ["--working-dir", str(folder), "--runtime-env-json", (folder / ENVIRONMENT).read_text()]
+        if job.suite is not None and job.gpus:
+            words += ["--entrypoint-num-gpus", str(job.gpus)]
         ask_program([*words, *environment, "--", *json.loads((folder / COMMAND).read_text())], seconds=600)
         return Handle("ray", name, job.machine_range, job.grace_seconds, {"address": address}, time.time())
 

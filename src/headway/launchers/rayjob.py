@@ -12,6 +12,7 @@ from headway.launchers.job import Job
 from headway.launchers.kubernetes import Envelope, KubernetesLauncher, with_queue
 from headway.launchers.launcher import State
 from headway.launchers.pods import CONFIG_FOLDER, labels, metadata, pod_template
+from headway.launchers.ray_job import ray_command
 
 _TLS_FOLDER = "/etc/ray-tls"
 _GROUP = "machines"
@@ -66,7 +67,7 @@ def _documents(job: Job) -> list[dict[str, Any]]:
         # The autoscaler, which runs in this pod, asks the API server: KubeRay makes an account with the rights for it.
         del head["spec"]["serviceAccountName"], head["spec"]["automountServiceAccountToken"]
     head["spec"]["containers"][0]["ports"] = [*ports, {"name": "client", "containerPort": 10001}]
-    words = ["python", "-m", "headway.launchers.ray", f"{CONFIG_FOLDER}/config.yaml", "--machines", job.machine_range]
+    words = ray_command(job, f"{CONFIG_FOLDER}/config.yaml")
     cluster = {
         "rayVersion": settings.ray_version,
         "enableInTreeAutoscaling": settings.min_machines is not None,
@@ -97,6 +98,8 @@ def _documents(job: Job) -> list[dict[str, Any]]:
         "submissionMode": "K8sJobMode",
         "rayClusterSpec": cluster,
     }
+    if job.suite is not None and job.gpus:
+        spec["entrypointNumGpus"] = job.gpus  # a bench is no training of Ray Train: it runs where its GPUs are
     policies = [_dashboard_policy(job)] if kubernetes.network_policy else []
     run = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": metadata(job), "spec": spec}
     return [*policies, with_queue(job, run)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import shlex
 import tempfile
 import time
 from collections.abc import Iterator
@@ -135,7 +136,8 @@ def _task(job: Job) -> dict[str, Any]:
         "workdir": sky.workdir,
         "setup": "\n".join(sky.setup),
         # `exec`: the node process itself gets the signals.
-        "run": f"{machines}exec headway train {_REMOTE_CONFIG}\n",
+        # Without quotes around the config: the shell knows where its home is.
+        "run": f"{machines}exec {shlex.join(job.command(CONFIG)).replace(CONFIG, _REMOTE_CONFIG)}\n",
     }
     merged: dict[str, Any] = merge({name: value for name, value in task.items() if value}, dict(sky.patch))
     return merged

@@ -50,7 +50,7 @@ _SCRIPT = """\
 trap : TERM USR1
 # The step gets Slurm's signals; `wait` returns early when bash gets one too. The last call gives the step's exit code,
 # which bash remembers, also if a signal came at the very end, or the step ended before the first call.
-srun {srun}headway train {config} &
+srun {srun}{command} &
 step=$!
 while wait $step; kill -0 $step 2>/dev/null; do :; done
 code=0
@@ -102,7 +102,8 @@ class SlurmLauncher:
     def files(self, job: Job) -> dict[str, str]:
         """Return the script, the config, and the script that prepares the data where there is no store yet."""
         files = {CONFIG: job.config_text(), SCRIPT: _script(job)}
-        if not (job.config.data.store / "manifest.json").exists() and job.config.data.remote is None:
+        has_store = (job.config.data.store / "manifest.json").exists() or job.config.data.remote is not None
+        if not has_store and job.suite is None:
             files[PREPARE] = _prepare_script(job)
         return files
 
@@ -139,7 +140,7 @@ class SlurmLauncher:
         folder = folder.absolute()
         (folder / CANCELLED).unlink(missing_ok=True)
         after: list[str] = []
-        details: dict[str, Any] = {"folder": str(folder)}
+        details: dict[str, Any] = {"folder": str(folder), **({"parts": job.parts} if job.parts > 1 else {})}
         if (folder / PREPARE).exists():
             details["prepare"] = ask_program(["sbatch", "--parsable", str(folder / PREPARE)]).strip().partition(";")[0]
             after = [f"--dependency=afterok:{details['prepare']}", "--kill-on-invalid-dep=yes"]
@@ -149,9 +150,13 @@ class SlurmLauncher:
     def status(self, handle: Handle) -> JobState:
         """Ask `squeue`, and `sacct` once the job has left the queue."""
         asked = ["squeue", "--noheader", "--jobs", handle.id, "--states=all", "--format=%T|%D|%r"]
-        line = try_program(asked).stdout.strip().splitlines()
-        if line:
-            word, machines, reason = line[0].split("|", 2)
+        lines = try_program(asked).stdout.strip().splitlines()
+        if lines:
+            # Of an array, the part that needs most attention: one that runs or waits, else one that failed.
+            order = ("running", "stopping", "waiting", "failed")
+            states = [_STATES.get(line.partition("|")[0], "unknown") for line in lines]
+            newest = next((states.index(one) for one in order if one in states), 0)
+            word, machines, reason = lines[newest].split("|", 2)
             state = _STATES.get(word, "unknown")
             words = word if reason in ("None", "") else f"{word} ({reason})"
             return JobState(state, words, int(machines) if state == "running" and machines.isdecimal() else None)
@@ -161,8 +166,11 @@ class SlurmLauncher:
 
     def logs(self, handle: Handle, follow: bool) -> int:
         """Print the job's log."""
-        log = str(Path(handle.details["folder"]) / _LOG.replace("%j", handle.id))
-        return show_program(["tail", "--lines=+1", *(["--follow=name", "--retry"] * follow), log])
+        folder = Path(handle.details["folder"])
+        logs = [str(folder / _LOG.replace("%j", handle.id))]
+        if handle.details.get("parts", 1) > 1:
+            logs = sorted(map(str, folder.glob(_LOG.replace("%j", "*")))) or logs
+        return show_program(["tail", "--lines=+1", *(["--follow=name", "--retry"] * follow), *logs])
 
     def cancel(self, handle: Handle) -> None:
         """Signal the machines, wait for their saves, then remove the job.
@@ -194,6 +202,7 @@ def _options(job: Job, folder: Path) -> dict[str, Any]:
         "qos": slurm.qos,
         "time": slurm.time,
         "gres": slurm.gres or (f"gpu:{job.gpus}" if job.gpus else None),
+        "array": f"1-{job.parts}" if job.parts > 1 else None,
         "requeue": True,
         # To the step of the run, so long before the time limit or a preemption.
         "signal": f"USR1@{job.grace_seconds + _KILL_SECONDS}",
@@ -227,6 +236,7 @@ def _script(job: Job) -> str:
     if slurm.container is not None:
         mounts = ",".join([f"{Path.cwd()}:{Path.cwd()}", *slurm.container_mounts])
         srun += [f"--container-image={slurm.container}", f"--container-mounts={mounts}"]
+    part = f' --part "$SLURM_ARRAY_TASK_ID/{job.parts}"' if job.parts > 1 else ""
     machines = ""
     if job.machines > 1:
         secret = shlex.quote(str(folder / "secret"))
@@ -235,7 +245,7 @@ def _script(job: Job) -> str:
         head=_head(job, _options(job, folder)),
         machines=machines.rstrip(),
         srun=f"{shlex.join(srun)} ",
-        config=shlex.quote(str(folder / CONFIG)),
+        command=f"{shlex.join(job.command(str(folder / CONFIG)))}{part}",
         cancelled=shlex.quote(str(folder / CANCELLED)),
     )
 

@@ -1,0 +1,60 @@
+"""A suite as a job of a cluster: the suite that travels, and the config that says where it is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from headway.bench.matrix import cell_config, cells_of
+from headway.bench.suite import Suite, load_suite
+from headway.config import Config
+from headway.config.load import override
+from headway.core.errors import ConfigError
+from headway.launchers.job import Job
+
+#: Keys of the config that say where a suite is measured, not how: they are no part of its results.
+_OF_THE_LAUNCH = ("launch", "runs")
+
+
+def bench_job(name: str, overrides: Sequence[str], parts: int = 1, out: Path | None = None) -> Job:
+    """Return the job that measures a suite on a machine of a cluster.
+
+    Args:
+        name: A YAML file, or the name of a built-in suite.
+        overrides: As `load_suite` takes them; `launch.` and `config.runs` say where.
+        parts: Jobs that share the cells.
+        out: Folder that gets the files.
+
+    Raises:
+        ConfigError: the suite is wrong, or has fewer cells than parts.
+    """
+    suite = load_suite(name, overrides)
+    if suite.config.get("train", {}).get("device") == "cpu":
+        suite = load_suite(name, overrides, accelerator=False)
+    cells = list(cells_of(suite))
+    if parts > len(cells):
+        raise ConfigError(f"{len(cells)} cells make no {parts} parts", where="--parts", fix=f"--parts {len(cells)}")
+    config = _config(suite)
+    kept = {key: value for key, value in suite.config.items() if key not in _OF_THE_LAUNCH}
+    return Job(config, out=out, suite=_yaml(suite.model_copy(update={"config": kept})), parts=parts)
+
+
+def _config(suite: Suite) -> Config:
+    """Return the config of the cell with most workers that has one: a strategy may lack its package here."""
+    problems = []
+    for cell in sorted(cells_of(suite), key=lambda cell: -cell.workers):
+        try:
+            found = override(cell_config(suite, cell), [f"name=bench-{suite.name}"])
+        except ConfigError as problem:
+            problems.append(problem)
+            continue
+        most = max(cell.workers for cell in cells_of(suite))
+        return found.model_copy(update={"parallel": found.parallel.model_copy(update={"workers": most})})
+    raise problems[0]
+
+
+def _yaml(suite: Suite) -> str:
+    import yaml
+
+    values = suite.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+    return str(yaml.safe_dump({"name": suite.name, **values}, sort_keys=False, width=120))

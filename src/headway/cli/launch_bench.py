@@ -1,0 +1,52 @@
+"""`headway launch bench`: measure a suite on a cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headway.cli.launch import DryRunOption, OnOption, OutOption, YesOption, gpus_text, start
+
+if TYPE_CHECKING:
+    from headway.launchers.job import Job
+
+
+def bench(
+    suite: Annotated[str, typer.Argument(metavar="SUITE", help="Built-in suite or YAML file.", show_default=False)],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Overrides, for example workers=1,2.", show_default=False),
+    ] = None,
+    *,
+    on: OnOption,
+    parts: Annotated[int, typer.Option("--parts", min=1, help="Jobs that share the cells: an array of Slurm.")] = 1,
+    dry_run: DryRunOption = False,
+    out: OutOption = None,
+    yes: YesOption = False,
+) -> None:
+    """Measure a suite of `headway bench` on a machine of a cluster, or on several that share its cells.
+
+    Results are in the log, too: where no folder comes back, headway bench collect reads them there.
+
+    [bold]Examples[/bold]
+
+    headway launch bench strategies --on slurm --parts 4 launch.slurm.partition=gpu
+    headway launch bench smoke --on kubernetes --dry-run launch.image=registry/headway train.device=cpu
+    headway launch logs runs/bench-smoke | headway bench collect - --output bench/smoke
+    """
+    from headway.bench.job import bench_job
+    from headway.core.errors import ConfigError
+
+    if parts > 1 and on != "slurm":
+        raise ConfigError(f"{on} has no arrays of jobs", where="--parts", fix="--parts 1, or --on slurm")
+    start(bench_job(suite, list(overrides or []), parts, out), on, _table, dry_run=dry_run, yes=yes)
+
+
+def _table(job: Job) -> tuple[list[list[str]], str]:
+    return [["suite", job.name.removeprefix("bench-")], ["parts", str(job.parts)], ["GPUs", gpus_text(job)]], ""
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the command to the group."""
+    app.command()(bench)
