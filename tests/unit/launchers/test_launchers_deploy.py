@@ -1,4 +1,4 @@
-"""The deployment patterns of the docs: each command of `examples/deploy` writes the files that stand beside it."""
+"""The deployment patterns: each command of `examples/deploy` writes the files that stand beside it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ STARTS = ("30-train.yaml", "task.yaml", "job.sh")
 PATTERNS = sorted(path.stem for path in DEPLOY.glob("*.yaml") if "headway launch examples" in path.read_text())
 
 
-def test_every_pattern_of_the_docs_is_there() -> None:
-    page = (ROOT / "docs" / "deployment.md").read_text()
+def test_every_pattern_is_on_the_page() -> None:
+    page = (DEPLOY / "README.md").read_text()
     named = set(re.findall(r"examples/deploy/([a-z-]+)\.yaml", page))
     assert named == {*PATTERNS} and len(PATTERNS) >= 9
     for name in PATTERNS:
