@@ -298,7 +298,8 @@ def _submit(launcher: Launcher, job: Job, files: dict[str, str]) -> None:
     handle = launcher.submit(job, job.folder)
     directory.mkdir(parents=True, exist_ok=True)
     write_handle(directory, handle)
-    audit(directory, "launch", target=handle.target, id=handle.id, machines=handle.machines, command=suggest("launch"))
+    command = suggest("launch" if job.suite is None else "launch bench")
+    audit(directory, "launch", target=handle.target, id=handle.id, machines=handle.machines, command=command)
     notice(f"launched {handle.id} on {handle.target}; headway launch status {directory} shows how it is")
 
 

@@ -37,7 +37,9 @@ def bench(
     """
     from headway.bench.job import bench_job
     from headway.core.errors import ConfigError
+    from headway.core.user_command import remember_config
 
+    remember_config(suite, list(overrides or []))
     if parts > 1 and on != "slurm":
         raise ConfigError(f"{on} has no arrays of jobs", where="--parts", fix="--parts 1, or --on slurm")
     start(bench_job(suite, list(overrides or []), parts, out), on, _table, dry_run=dry_run, yes=yes)
