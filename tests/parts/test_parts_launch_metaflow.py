@@ -68,8 +68,6 @@ def test_a_killed_step_is_tried_again_and_a_failed_flow_is_resumed_to_the_same_s
 ) -> None:
     config, run = tiny(train={"steps": 60}), tmp_path / "runs" / "flown"
     in_the_way = run / "export"
-    in_the_way.parent.mkdir(parents=True)
-    in_the_way.write_text("not a folder\n")
     own = ["name=flown", f"launch.metaflow={{python: {metaflow}, minutes_between_retries: 0, retries: 1}}"]
     launched = headway("launch", config, "--on", "metaflow", "-y", *own)
     assert launched.returncode == 0, launched.stderr
@@ -78,6 +76,7 @@ def test_a_killed_step_is_tried_again_and_a_failed_flow_is_resumed_to_the_same_s
         assert wait_until((run / "checkpoints" / "step-00000004").exists, LONG, 0.1), log.read_text()
         (step,) = _step_processes("train")
         os.kill(step, signal.SIGKILL)
+        in_the_way.write_text("not a folder\n")
         ended = run / "launch" / "flow.exit-code"
         assert wait_until(ended.exists, LONG, 0.2), log.read_text()
     finally:

@@ -304,7 +304,11 @@ def _start(command: list[str], folder: Path) -> None:
     files = {"pid": _PID, "log": _LOG, "code": _CODE}
     paths = {name: shlex.quote(str(folder / file)) for name, file in files.items()}
     script = _RUNS_ON.format(command=shlex.join(words), **paths)
-    process = subprocess.Popen(["sh", "-c", script], stdin=subprocess.DEVNULL, start_new_session=True)
+    # With no stream of this command: what reads its output would wait for the end of the flow.
+    nothing = subprocess.DEVNULL
+    process = subprocess.Popen(
+        ["sh", "-c", script], stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
+    )
     wait_until(lambda: (folder / _RUN_ID).exists() or process.poll() is not None, _START_SECONDS, 0.1)
     if not (folder / _RUN_ID).exists():
         said = (folder / _LOG).read_text(errors="replace").strip().splitlines()

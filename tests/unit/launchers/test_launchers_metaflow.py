@@ -275,6 +275,26 @@ def test_a_local_flow_runs_on_after_the_launch_and_is_ended_by_a_cancel(
         assert LAUNCHER.status(handle).state == "gone"
 
 
+def test_what_reads_the_output_of_a_launch_does_not_wait_for_the_flow(
+    python: tuple[Programs, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBER", "17")
+    monkeypatch.setenv("LASTS", "600")
+    reads, writes = os.pipe()
+    before = os.dup(1)
+    os.dup2(writes, 1)
+    try:
+        handle = LAUNCHER.submit(job(machines=1), tmp_path)
+    finally:
+        os.dup2(before, 1)
+        os.close(before)
+        os.close(writes)
+    assert os.read(reads, 1) == b""  # closed, although the flow runs
+    os.close(reads)
+    os.kill(int((tmp_path / "flow.pid").read_text()), signal.SIGKILL)
+    assert wait_until(lambda: LAUNCHER.status(handle).state == "failed", LONG)
+
+
 def test_a_flow_that_does_not_start_says_why(python: tuple[Programs, Path], tmp_path: Path) -> None:
     (python[0].folder / "python").write_text("#!/bin/sh\necho 'no such option' >&2; exit 2\n")
     with pytest.raises(ConfigError, match="has not started: no such option"):
