@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from test_parts_launch_models import read_by_their_models
 
 from headway.core.waiting import wait_until
 from headway.launchers.launcher import find_launcher
 from object_storage import S3Server, SeaweedFs
 from parts_table import METAFLOW, environment
 from support import headway, state_hash
-from support_launchers import job
+from support_launchers import job, read_by_their_models
 from waits import LONG
 
 pytestmark = [pytest.mark.parts(METAFLOW), pytest.mark.timeout(1800)]
