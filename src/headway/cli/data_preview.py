@@ -28,8 +28,8 @@ def preview(
 ) -> None:
     """Show the exact rows of a step, lane by lane, decoded, with their sources.
 
-    Also shows the share of each source: as configured, in the step, and so far. ⏹ marks the end of a document. With
-    --json, texts are complete and tokens are listed.
+    Also shows the share of each source: as configured, in the step, and so far. ⏹ marks the end of a document, ⟦ ⟧ what
+    is trained of conversations. With --json, texts are complete and tokens are listed.
 
     [bold]Examples[/bold]
 
@@ -80,7 +80,7 @@ def _print(view: StepView, characters: int) -> None:
         print_line(f"lane {lane}" + (f" ({len(shown)} of {in_lane} rows)" if len(shown) < in_lane else ""))
         for row in shown:
             print_line(f"  {_place(row)}")
-            print_line(f"    {_shortened(_END.join(row.documents), characters)}")
+            print_line(f"    {_shortened(_END.join(row.marked or row.documents), characters)}")
 
 
 def _place(row: RowView) -> str:

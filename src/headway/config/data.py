@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model
 from headway.config.base import LocalPath, Section, Share, conflict
 from headway.config.batches import Batches
 from headway.config.clean import CleanStep, step_list
-from headway.config.template import parse_template
+from headway.config.template import CHAT, parse_template
 from headway.config.units import SHARE_OR_INTERVAL, Amount, Bytes, Interval, share_or_interval
 
 #: Default of `data.max_document_bytes`.
@@ -31,8 +31,10 @@ class SourceConfig(Section):
     `stdlib:` the source text of Python's standard library."""
     name: str | None = None
     """Name in manifests and reports; the last part of the path when not given."""
-    format: Literal["auto", "text", "jsonl", "parquet", "csv", "arrow"] = "auto"
-    """`auto` uses the file's extension, below `.gz`, `.zst`, `.bz2` and `.xz`. A text file is one document."""
+    format: Literal["auto", "text", "jsonl", "parquet", "csv", "arrow", "chat"] = "auto"
+    """`auto` uses the file's extension, below `.gz`, `.zst`, `.bz2` and `.xz`. A text file is one document. `chat`:
+    conversations in JSON Lines, Parquet or Arrow, rendered with the tokenizer's chat template; only what the assistant
+    says is trained ([continue-a-model.md](continue-a-model.md))."""
     field: str = "text"
     """The field (JSON Lines) or column (Parquet, CSV, Arrow) with a document's text; `a.b` is field `b` of `a`."""
     template: str | None = None
@@ -53,6 +55,19 @@ class SourceConfig(Section):
     storage_options: dict[str, Any] = {}
     """Options of `fsspec` for the URL: `endpoint_url`, `profile`, ... Credentials come from the environment; in a
     value, `${NAME}` stands for the content of a variable, as in `headers: {Authorization: "Bearer ${NAME}"}`."""
+
+    @property
+    def text_template(self) -> str | None:
+        """The template for readers."""
+        return CHAT if self.format == "chat" else self.template
+
+    @model_validator(mode="after")
+    def _check_chat(self) -> Self:
+        if self.format == "chat" and (self.template is not None or self.field != "text"):
+            raise conflict("the fields of conversations are found by their names", "format", "field", "template")
+        if self.format == "chat" and self.path == "stdlib:":
+            raise conflict("the standard library has no conversations", "format", "path")
+        return self
 
     @model_validator(mode="after")
     def _check_template(self) -> Self:
@@ -254,6 +269,18 @@ class DataConfig(Section):
     def _check_begin_of_text(self) -> Self:
         if self.begin_of_text == "always" and self.tokenizer.path is None and self.remote is None:
             raise conflict("a tokenizer that is trained has no begin-of-text token", "begin_of_text", "tokenizer.path")
+        return self
+
+    @model_validator(mode="after")
+    def _check_chat(self) -> Self:
+        if not any(source.format == "chat" for source in self.sources):
+            return self
+        if self.tokenizer.path is None and self.remote is None:
+            raise conflict("conversations need a tokenizer with a chat template", "sources", "tokenizer.path")
+        if self.clean:
+            raise conflict("cleaning steps are for texts, and a source has conversations", "clean", "sources")
+        if self.dedup.paragraphs:
+            raise conflict("conversations have no paragraphs", "dedup.paragraphs", "sources")
         return self
 
     @model_validator(mode="after")

@@ -5,6 +5,9 @@ from __future__ import annotations
 import string
 from typing import NamedTuple
 
+#: Template of a source with `format: chat`, for its readers. It names no field, so no template of a user equals it.
+CHAT = "chat:"
+
 
 class Part(NamedTuple):
     """Literal text, and the field that follows it."""

@@ -51,6 +51,7 @@ class _Opened:
     path: Path
     bytes: int
     sha256: str
+    has_ids: bool = True
 
 
 class ShardChecker:
@@ -73,13 +74,13 @@ class ShardChecker:
         self._unverified_since: int | None = None
         self._wrong: tuple[Path, str] | None = None
 
-    def opened(self, path: Path, size: int, sha256: str) -> None:
-        """Queue a shard for verification, unless it was queued before."""
+    def opened(self, path: Path, size: int, sha256: str, *, has_ids: bool = True) -> None:
+        """Queue a file for verification, unless it was queued before; `has_ids` if it holds token ids."""
         with self._changed:
             if path in self._seen:
                 return
             self._seen.add(path)
-            self._waiting.append(_Opened(path, size, sha256))
+            self._waiting.append(_Opened(path, size, sha256, has_ids))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="headway-verify", daemon=True)
                 self._thread.start()
@@ -186,7 +187,7 @@ class ShardChecker:
         while block := os.pread(descriptor, _BLOCK, done):
             hashed.update(block)
             done += len(block)
-            whole = len(block) - len(block) % self._dtype.itemsize
+            whole = (len(block) - len(block) % self._dtype.itemsize) if item.has_ids else 0
             largest = max(largest, int(np.frombuffer(block[:whole], self._dtype).max(initial=0)))
         self._read_bytes += done
         self._read_seconds += time.monotonic() - started

@@ -1,7 +1,8 @@
 """Location of a run's documents in a store that has been prepared again with more text.
 
 An unchanged shard keeps its name. A shard changes when its unit of input grew; its documents are then found one by one,
-by a hash of their tokens. So new data may lie anywhere: before the old data, after it, or in the middle of a file.
+by a hash of their tokens and loss mask. So new data may lie anywhere: before the old data, after it, or in the middle
+of a file.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 
@@ -55,9 +57,9 @@ class _Finder:
     def __init__(self, store: TokenStore, split: str, source: str, known: Sequence[TokenStore]) -> None:
         self._split, self._source = split, source
         self._there = store.shard_entries(split, source)
-        there = {(shard["file"], shard["sha256"]) for shard in self._there}
-        files = {(e["file"], e["sha256"]) for part in known for e in part.shard_entries(split, source)}
-        self._same = {file for file, _ in files & there}
+        there = {_content(shard) for shard in self._there}
+        files = {_content(entry) for part in known for entry in part.shard_entries(split, source)}
+        self._same = {file for file, *_ in files & there}
         changed = [number for number, shard in enumerate(self._there) if shard["file"] not in self._same]
         self._documents = _Documents(store, split, source, changed) if files - there else None
 
@@ -78,8 +80,12 @@ class _Finder:
         return stretches
 
 
+def _content(shard: Mapping[str, Any]) -> tuple[str, str, str | None]:
+    return shard["file"], shard["sha256"], shard.get("mask_sha256")
+
+
 class _Documents:
-    """Documents of some shards, indexed by their tokens. Each is found once."""
+    """Documents of some shards, indexed by a digest. Each is found once."""
 
     def __init__(self, store: TokenStore, split: str, source: str, shards: Sequence[int]) -> None:
         self._places: dict[bytes, list[tuple[int, int]]] = {}
@@ -95,7 +101,7 @@ class _Documents:
                 bar.advance(entries[shard]["documents"])
 
     def take(self, digest: bytes) -> tuple[int, int] | None:
-        """Return an unused document with these tokens as (shard, document), or None if there is none left.
+        """Return an unused document with this digest as (shard, document), or None if there is none left.
 
         The document after the last one found comes first, so that stretches stay contiguous.
         """
@@ -114,8 +120,10 @@ def _digests(store: TokenStore, split: str, source: str, shard: int) -> Iterator
     bounds = store.shard_documents(split, source, shard).astype(np.int64)
     first = int(bounds[0])
     tokens = np.asarray(store.read(split, source, first, int(bounds[-1]) - first))
+    trained = store.read_mask(split, source, first, len(tokens))
     for start, end in zip((bounds[:-1] - first).tolist(), (bounds[1:] - first).tolist(), strict=True):
-        yield hashlib.blake2b(tokens[start:end].tobytes(), digest_size=16).digest()
+        mask = b"" if trained is None else trained[start:end].tobytes()
+        yield hashlib.blake2b(tokens[start:end].tobytes() + mask, digest_size=16).digest()
 
 
 def _stretches(places: Sequence[tuple[int, int]], shards: Sequence[Mapping[str, int]]) -> Iterator[str]:

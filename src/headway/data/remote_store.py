@@ -21,9 +21,19 @@ from headway.core.files import atomic_write, fingerprint, sha256_bytes, write_js
 from headway.core.foreign import LISTING_BYTES, read_bytes, read_json
 from headway.core.format import format_bytes
 from headway.core.launched import workers_of_this_machine, world_size_from_environment
+from headway.data.loss_mask import mask_bytes
 from headway.data.reading.remote import MissingError, UnreachableError
 from headway.data.remote_cache import KEEPING, Copies, RemotePart, WrongContentError, locked
-from headway.data.store import MANIFEST, Shard, ShardStream, TokenStore, file_problem, own_tokens, parse_manifest
+from headway.data.store import (
+    MANIFEST,
+    Shard,
+    ShardStream,
+    TokenStore,
+    file_problem,
+    mask_file,
+    own_tokens,
+    parse_manifest,
+)
 
 _SOURCE = f"{KEEPING}/source.json"
 _TOKENIZER = "tokenizer/tokenizer.json"
@@ -204,6 +214,7 @@ class RemoteTokenStore(TokenStore):
         shards = self._part(split, source)["shards"]
         numbers = self._stream(split, source).shards_with(starts, count)
         parts = [_token_part(split, source, shards[number], self.dtype) for number in numbers]
+        parts += [_mask_part(split, source, shards[number]) for number in numbers if "mask_sha256" in shards[number]]
         if index:
             found = [self.shards(split, source)[number] for number in numbers]
             parts += [_index_part(split, source, shard) for shard in found]
@@ -261,6 +272,10 @@ class RemoteTokenStore(TokenStore):
 
         return ShardStream(self._part(split, source), map_shard, keep=0)
 
+    def _map_mask(self, split: str, source: str, shard: dict[str, Any]) -> NDArray[np.uint8]:
+        part = _mask_part(split, source, shard)
+        return self._explain_changes(lambda: self.copies.map(part, np.dtype(np.uint8)))
+
     def _explain_changes(self, work: Callable[[], T]) -> T:
         """Call `work`; if a file is missing or wrong because the store has changed, raise an error that says so."""
         try:
@@ -288,6 +303,11 @@ class RemoteTokenStore(TokenStore):
 def _token_part(split: str, source: str, shard: dict[str, Any], dtype: np.dtype[Any]) -> RemotePart:
     tokens = shard.get("file_tokens", shard["tokens"])
     return RemotePart(f"{split}/{source}/{shard['file']}", tokens * dtype.itemsize, shard["sha256"])
+
+
+def _mask_part(split: str, source: str, shard: dict[str, Any]) -> RemotePart:
+    size = mask_bytes(shard.get("file_tokens", shard["tokens"]))
+    return RemotePart(f"{split}/{source}/{mask_file(shard['file'])}", size, shard["mask_sha256"])
 
 
 def _index_part(split: str, source: str, shard: Shard) -> RemotePart:

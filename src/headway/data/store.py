@@ -23,6 +23,7 @@ from headway.core.foreign import LISTING_BYTES, parse_json, read_bytes, read_jso
 from headway.core.format import printable
 from headway.core.user_command import suggest
 from headway.data.first_use import ShardChecker
+from headway.data.loss_mask import MASK, MaskBits, mask_bytes
 from headway.data.store_manifest import check_manifest
 
 FORMAT = "headway-token-store"
@@ -36,7 +37,7 @@ SKIPPED = "skipped.jsonl"
 REPORT = "report.html"
 #: Folder of packing plans. Missing plans are computed again.
 PACKING = "packing"
-#: Suffixes of a shard's two files: token ids, and document offsets.
+#: Suffixes of a shard's files: token ids, and document offsets; a loss mask is beside them where not all are trained.
 TOKENS, INDEX = ".bin", ".idx"
 # Tokens checked per step of `verify`.
 _BLOCK = 2**20
@@ -65,11 +66,13 @@ class Shard:
     file_tokens: int | None = None
     """Tokens of the whole file, if the shard is a part of it."""
     file_documents: int | None = None
+    mask_sha256: str | None = None
+    """Of the loss mask; None if all tokens are trained."""
 
     @property
     def index(self) -> str:
         """Name of the file with the document offsets."""
-        return self.file.removesuffix(TOKENS) + INDEX
+        return index_file(self.file)
 
     @property
     def index_bytes(self) -> int:
@@ -103,6 +106,7 @@ class TokenStore:
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
         self.path, self.manifest = path, manifest
         self._streams: dict[tuple[str, str], ShardStream] = {}
+        self._masks: dict[tuple[str, str], ShardStream | None] = {}
 
     @classmethod
     def open(cls, path: Path | str, *, check: bool = True) -> TokenStore:
@@ -127,16 +131,20 @@ class TokenStore:
         self.checker = ShardChecker(self.path, self.dtype, self.vocab_size)
         return self.checker
 
-    def _note(self, split: str, source: str, shard: Mapping[str, Any]) -> None:
-        """Pass a shard that was just opened to the checker, if there is one."""
+    def _note(self, split: str, source: str, shard: Mapping[str, Any], *, mask: bool = False) -> None:
+        """Pass a shard, or its loss mask, that was just opened to the checker, if there is one."""
         if self.checker is not None:
-            size = shard.get("file_tokens", shard["tokens"]) * self.dtype.itemsize
-            self.checker.opened(self.path / split / source / shard["file"], size, shard["sha256"])
+            tokens, file = shard.get("file_tokens", shard["tokens"]), self.path / split / source / shard["file"]
+            if mask:
+                file = file.with_name(mask_file(file.name))
+                self.checker.opened(file, mask_bytes(tokens), shard["mask_sha256"], has_ids=False)
+            else:
+                self.checker.opened(file, tokens * self.dtype.itemsize, shard["sha256"])
 
     def with_manifest(self, manifest: dict[str, Any]) -> Self:
         """Return this store as another manifest describes it, for example that of an earlier preparation."""
         store = copy(self)
-        store.manifest, store._streams = manifest, {}
+        store.manifest, store._streams, store._masks = manifest, {}, {}
         return store
 
     def with_shards(self, split: str, files: Mapping[str, Sequence[str]]) -> Self:
@@ -197,10 +205,14 @@ class TokenStore:
             folder = self.path / split / source
             sizes = _sizes(folder)  # one directory scan: a stat call for each of ten thousand files is slow
             for shard in self._part(split, source)["shards"]:
-                size = shard.get("file_tokens", shard["tokens"]) * width
-                if sizes.get(shard["file"]) != size:
-                    file = folder / shard["file"]
-                    raise _damaged(file, file_problem(file, size, None) or "it changed while it was checked")
+                tokens = shard.get("file_tokens", shard["tokens"])
+                files = {shard["file"]: tokens * width}
+                if "mask_sha256" in shard:
+                    files[mask_file(shard["file"])] = mask_bytes(tokens)
+                for name, size in files.items():
+                    if sizes.get(name) != size:
+                        problem = file_problem(folder / name, size, None) or "it changed while it was checked"
+                        raise _damaged(folder / name, problem)
 
     @property
     def fingerprint(self) -> str:
@@ -314,6 +326,22 @@ class TokenStore:
             self.checker.check_verified()
         return self._stream(split, source).read(start, count)
 
+    def has_mask(self, split: str, source: str) -> bool:
+        """Return whether some tokens of a source are not trained."""
+        return any("mask_sha256" in shard for shard in self.shard_entries(split, source))
+
+    def read_mask(self, split: str, source: str, start: int, count: int) -> NDArray[np.bool_] | None:
+        """Return for tokens [start, start + count) of a source whether they are trained; None if all of it are.
+
+        Raises:
+            IndexError, DataError: as in `read`.
+        """
+        key = (split, source)
+        if key not in self._masks:
+            self._masks[key] = self._make_mask_stream(split, source) if self.has_mask(split, source) else None
+        stream = self._masks[key]
+        return None if stream is None else stream.read(start, count).astype(np.bool_, copy=False)
+
     def want(self, split: str, source: str, starts: NDArray[np.int64], count: int, index: bool = False) -> None:
         """Announce reads of tokens [start, start + count) of a source, so that a remote store can prefetch them.
 
@@ -410,6 +438,8 @@ class TokenStore:
                 tokens = shard.tokens if shard.file_tokens is None else shard.file_tokens
                 files.append((f"{folder}/{shard.file}", tokens * width, shard.sha256))
                 files.append((f"{folder}/{shard.index}", shard.index_bytes, shard.index_sha256))
+                if shard.mask_sha256 is not None:
+                    files.append((f"{folder}/{mask_file(shard.file)}", mask_bytes(tokens), shard.mask_sha256))
         return files
 
     def _parts(self) -> list[tuple[str, str]]:
@@ -443,6 +473,24 @@ class TokenStore:
 
         return ShardStream(self._part(split, source), map_shard, _MAPPED)
 
+    def _make_mask_stream(self, split: str, source: str) -> ShardStream:
+        def map_mask(shard: dict[str, Any]) -> Tokens | MaskBits:
+            if "mask_sha256" not in shard:
+                return np.broadcast_to(np.True_, shard["tokens"])
+            bits = MaskBits(self._map_mask(split, source, shard), shard)
+            self._note(split, source, shard, mask=True)
+            return bits
+
+        return ShardStream(self._part(split, source), map_mask, _MAPPED if self.at_hand else 0)
+
+    def _map_mask(self, split: str, source: str, shard: dict[str, Any]) -> NDArray[np.uint8]:
+        file = self.path / split / source / mask_file(shard["file"])
+        size = mask_bytes(shard.get("file_tokens", shard["tokens"]))
+        problem = file_problem(file, size, None)
+        if problem:
+            raise _damaged(file, problem)
+        return np.asarray(np.memmap(file, dtype=np.uint8, mode="r", shape=(size,)))
+
     def _content(self, name: str, size: int | None, digest: str) -> bytes:
         """Return the content of a file that is not mapped. If the length is known, only `verify` checks the hash."""
         file = self.path / name
@@ -459,6 +507,22 @@ def _map(folder: Path, shard: dict[str, Any], dtype: np.dtype[Any]) -> Tokens:
         raise _damaged(file, problem)
     # Wrap the mapping in a plain array: slicing `np.memmap` itself costs microseconds each time.
     return own_tokens(np.asarray(np.memmap(file, dtype=dtype, mode="r", shape=(tokens,))), shard)
+
+
+def index_file(file: str) -> str:
+    """Return the name of a shard's document index, given the name of its token file."""
+    return file.removesuffix(TOKENS) + INDEX
+
+
+def mask_file(file: str) -> str:
+    """Return the name of a shard's loss mask, given the name of its token file."""
+    return file.removesuffix(TOKENS) + MASK
+
+
+def shard_files(shard: Mapping[str, Any]) -> list[str]:
+    """Return the names of the files of a shard entry."""
+    file = str(shard["file"])
+    return [file, index_file(file), *([mask_file(file)] if "mask_sha256" in shard else [])]
 
 
 def own_tokens(tokens: Tokens, shard: Mapping[str, Any]) -> Tokens:
@@ -490,10 +554,12 @@ class ShardStream:
         keep: Shards that stay mapped.
     """
 
-    def __init__(self, part: dict[str, Any], map_shard: Callable[[dict[str, Any]], Tokens], keep: int) -> None:
+    def __init__(
+        self, part: dict[str, Any], map_shard: Callable[[dict[str, Any]], Tokens | MaskBits], keep: int
+    ) -> None:
         self._part, self._map_shard, self._keep = part, map_shard, keep
         self._starts = list(accumulate((shard["tokens"] for shard in part["shards"]), initial=0))
-        self._mapped: OrderedDict[int, Tokens] = OrderedDict()
+        self._mapped: OrderedDict[int, Tokens | MaskBits] = OrderedDict()
 
     @cached_property
     def shards(self) -> list[Shard]:
@@ -520,7 +586,7 @@ class ShardStream:
             found += len(parts[-1])
         return np.concatenate(parts)
 
-    def _map(self, number: int) -> Tokens:
+    def _map(self, number: int) -> Tokens | MaskBits:
         array = self._mapped.get(number)
         if array is None:
             array = self._map_shard(self._part["shards"][number])

@@ -17,6 +17,7 @@ SPLITS = ("train", "validation")
 MOST_TOKENS = 2**53
 
 _SHARD = ("file", "tokens", "documents", "sha256", "index_sha256")
+_MASK = "mask_sha256"
 _WIDTHS = {"uint16": 2**16, "uint32": 2**32}
 _LONGEST_NAME = 255
 _hexadecimal: Callable[[str], Any] = re.compile(r"[0-9a-f]{64}").fullmatch
@@ -123,7 +124,7 @@ def _part(part: dict[str, Any], where: str) -> int:
 
 
 def _is_shard(shard: Any) -> bool:
-    if type(shard) is not dict or len(shard) != len(_SHARD):
+    if type(shard) is not dict or len(shard) != len(_SHARD) + (_MASK in shard):
         return False
     try:
         tokens, documents, file = shard["tokens"], shard["documents"], shard["file"]
@@ -134,6 +135,7 @@ def _is_shard(shard: Any) -> bool:
             and len(file.encode("utf-8", "surrogatepass")) <= _LONGEST_NAME
             and _hexadecimal(shard["sha256"])
             and _hexadecimal(shard["index_sha256"])
+            and (_MASK not in shard or _hexadecimal(shard[_MASK]))
         )
     except (KeyError, TypeError):
         return False
@@ -154,7 +156,9 @@ def _raise_shard_error(shard: Any, where: str) -> None:
     _count(shard, "documents", f"{where}.", least=1, most=tokens)
     for key in ("sha256", "index_sha256"):
         _hash(shard, key, f"{where}.")
-    other = next(key for key in shard if key not in _SHARD)
+    if _MASK in shard:
+        _hash(shard, _MASK, f"{where}.")
+    other = next(key for key in shard if key not in (*_SHARD, _MASK))
     raise ManifestError(f"{where} has the unknown key '{_shown(other)}'")
 
 

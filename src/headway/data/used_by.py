@@ -17,7 +17,7 @@ from typing import Any
 from headway.core.files import write_json
 from headway.core.foreign import read_json_object
 from headway.data.pinned import kept_manifest
-from headway.data.store import INDEX, TOKENS
+from headway.data.store import shard_files
 
 #: Folder of the marks in a store.
 MARKS = ".runs"
@@ -36,13 +36,13 @@ class Use:
 
     @property
     def files(self) -> list[str]:
-        """Shards and indexes that the run reads, relative to the store."""
+        """Files of shards that the run reads, relative to the store."""
         return [
             f"{split}/{source}/{name}"
             for split, sources in self.manifest["splits"].items()
             for source, part in sources.items()
             for shard in part["shards"]
-            for name in (shard["file"], shard["file"].removesuffix(TOKENS) + INDEX)
+            for name in shard_files(shard)
         ]
 
 

@@ -57,7 +57,9 @@ def prove_model(
         model.loss_from_hidden = bool(known.get("loss_from_hidden"))
         _compare_kernels(known.get("kernels"), model.kernels(), config)
         return {PROOFS: known}
-    batch = to_device(task.feed.batch(0, 0)[0], world.device)
+    batches = task.feed.batch(0, 0)
+    # A loss mask can leave out all of a micro-batch, and then its gradients would prove nothing.
+    batch = to_device(next((b for b in batches if task.objective.count_items(b)), batches[0]), world.device)
     cuda = [world.device] if world.device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices=cuda), kept_buffers(model):
@@ -92,6 +94,8 @@ def _passes(
 ) -> dict[str, Any]:
     """Compare forward passes that must agree, in evaluation mode: dropout would differ."""
     ids, targets = batch["ids"][:1], batch["targets"][:1].clone()
+    if not (targets != IGNORE_TARGET).any():
+        targets[:, :-1] = ids[:, 1:]
     targets[:, -1] = IGNORE_TARGET  # the loss of transformers has no target for the last position
     trained = state.trained
     rounded = config.train.precision not in ("fp32", "tf32")

@@ -197,6 +197,9 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
     shape = cast("ModelConfig", task.model.config)
     flops = {length: flops_per_token(shape, over) for length, over in attended.items()}
     task.flops_at = lambda step: flops[plan.sequence_length(step)]
+    if any(store.has_mask("train", source) for source in store.sources("train")):
+        # Tokens that a mask leaves out are no items, but they are computed, so the FLOPs per item are unknown.
+        task.flops_per_item = task.flops_at = None
     task.evaluation, task.recut = evaluation, cut
     loss = logits_loss(config, language_model_logits)
     if loss is not None:

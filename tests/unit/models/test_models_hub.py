@@ -26,6 +26,7 @@ from headway.session.preview import preview
 from headway.training.inference import continue_text, evaluate_trained, export_trained, load_trained
 from support import config_values, manifest, state_hash, write_config, write_corpus
 from support import headway as command
+from support_chat import MARKED, chat_tokenizer, conversation, write_records
 from support_families import FAMILIES, VOCAB, CrashAt, write_family
 
 transformers = pytest.importorskip("transformers")
@@ -433,3 +434,52 @@ def test_a_projection_that_is_frozen_costs_no_gradient() -> None:
     assert [t.shape for t in saved] == [x.shape]
     loss.backward()
     torch.testing.assert_close(x.grad, (torch.softmax(x @ weight.T, 1) - F.one_hot(targets, 20)) @ weight)
+
+
+@pytest.mark.parametrize("implementation", ["native", "transformers"])
+def test_losses_of_conversations_are_those_of_a_loop_with_labels(implementation: str, tmp_path: Path) -> None:
+    """The mean over the trained tokens of the global batch, whose micro-batches have different numbers of them."""
+    source = write_family("qwen3", tmp_path / "model", max_position_embeddings=256)
+    chat_tokenizer(source, MARKED)
+    conversations = [conversation(number, turns=1 + number % 3) for number in range(12)]
+    write_records(tmp_path / "chats.jsonl", [{"messages": messages} for messages in conversations])
+    values = config_values(
+        tmp_path,
+        data={
+            "sources": [{"path": str(tmp_path / "chats.jsonl"), "format": "chat"}],
+            "tokenizer": {"path": str(source)},
+            "packing": "pad",
+            "validation": 0.0,
+        },
+        train={"steps": 3, "sequence_length": 159, "global_batch": 6, "lanes": 2, "max_grad_norm": None},
+        optimizer={"learning_rate": 1e-3, "weight_decay": 0.0},
+        schedule={"name": "constant", "warmup": 0.0},
+    )
+    model = {"from_pretrained": str(source), "implementation": implementation}
+    config = Config.model_validate({**values, "model": model})
+    ours = _losses(headway.train(config).directory)
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    labels_of: dict[tuple[int, ...], list[int]] = {}
+    for messages in conversations:
+        out = tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
+        pairs = zip(out["input_ids"], out["assistant_masks"], strict=True)
+        labels_of[tuple(out["input_ids"])] = [token if trained else -100 for token, trained in pairs]
+    config, store = completed(config.resolved())
+    grid = resolve_lanes(config, 1)
+    feed = TokenFeed.of(config, grid, store)
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).train()
+    update = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0)
+    theirs = []
+    for step in range(3):
+        ids = torch.cat([batch["ids"] for lane in range(grid.lanes) for batch in feed.batch(step, lane)])
+        labels = torch.full_like(ids, -100)
+        for row, tokens in enumerate(ids.tolist()):
+            found = next(known for known in labels_of if tuple(tokens[: len(known)]) == known)
+            labels[row, : len(found)] = torch.tensor(labels_of[found])
+        loss = model(ids, labels=labels).loss
+        update.zero_grad()
+        loss.backward()
+        update.step()
+        theirs.append(loss.item())
+    assert ours == pytest.approx(theirs, abs=1e-5)

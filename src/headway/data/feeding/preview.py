@@ -59,6 +59,10 @@ class RowView:
     """The text of the row with special tokens, cut where a document ends; the end-of-text token is omitted."""
     ids: list[int]
     """The input tokens, (T,)."""
+    trained: list[bool] | None = None
+    """Whether each input token is trained as a target, (T,); None if the source has no loss mask."""
+    marked: list[str] | None = None
+    """`documents` with what is trained between ⟦ and ⟧; None without a loss mask."""
 
 
 @dataclass(frozen=True)
@@ -170,10 +174,12 @@ class _RowReader:
         views = []
         for row, tokens in enumerate(block.tokens[:, :-1]):
             documents = None if block.documents is None else block.documents[row, :-1]
+            trained = None if block.trained is None else block.trained[row, :-1]
             if documents is None:
                 text, ends = tokens, np.flatnonzero(tokens == self._end_of_text) + 1
             else:
                 text, ends = tokens[documents >= 0], np.flatnonzero(np.diff(documents[documents >= 0])) + 1
+            parts = [part for part in np.split(np.arange(len(text)), ends) if len(part)]
             source_row = int(picks.rows[row])
             views.append(
                 RowView(
@@ -185,11 +191,18 @@ class _RowReader:
                     source_row=source_row,
                     first_token=None if self._packed else source_row * length,
                     padding=len(tokens) - len(text),
-                    documents=[self._text(part) for part in np.split(text, ends) if len(part)],
+                    documents=[self._text(text[part]) for part in parts],
                     ids=tokens.tolist(),
+                    trained=None if trained is None else trained.tolist(),
+                    marked=None if trained is None else [self._marked(text[part], trained[part]) for part in parts],
                 )
             )
         return views
+
+    def _marked(self, ids: NDArray[np.integer[Any]], trained: NDArray[np.bool_]) -> str:
+        borders = np.flatnonzero(np.diff(trained)) + 1
+        pieces = zip(np.split(ids, borders), np.split(trained, borders), strict=True)
+        return "".join(f"⟦{self._text(some)}⟧" if bits[0] else self._text(some) for some, bits in pieces)
 
     def _text(self, ids: NDArray[np.integer[Any]]) -> str:
         ended = ids[-1] == self._end_of_text

@@ -40,6 +40,8 @@ class RowBlock:
     continued: NDArray[np.bool_] | None = None
     """First tokens of pieces that continue a document from another row, where the token is a target already,
     (n, T + 1); None where there are none."""
+    trained: NDArray[np.bool_] | None = None
+    """Whether each token is trained (the store's loss mask), (n, T + 1); None where all are."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -48,7 +50,8 @@ class RowBlock:
         """Return some of the rows, as views."""
         documents = None if self.documents is None else self.documents[rows]
         continued = None if self.continued is None else self.continued[rows]
-        return RowBlock(self.tokens[rows], documents, self.masked, continued)
+        trained = None if self.trained is None else self.trained[rows]
+        return RowBlock(self.tokens[rows], documents, self.masked, continued, trained)
 
 
 def join_blocks(blocks: Sequence[RowBlock], places: Sequence[NDArray[np.intp]]) -> RowBlock:
@@ -64,13 +67,16 @@ def join_blocks(blocks: Sequence[RowBlock], places: Sequence[NDArray[np.intp]]) 
     tokens = np.empty((count, first.tokens.shape[1]), dtype=np.int64)
     documents = None if first.documents is None else np.empty(tokens.shape, dtype=np.int32)
     continued = None if first.continued is None else np.empty(tokens.shape, dtype=np.bool_)
+    trained = None if all(block.trained is None for block in blocks) else np.ones(tokens.shape, dtype=np.bool_)
     for block, place in zip(blocks, places, strict=True):
         tokens[place] = block.tokens
+        if trained is not None and block.trained is not None:
+            trained[place] = block.trained
         if documents is not None and block.documents is not None:
             documents[place] = block.documents
         if continued is not None and block.continued is not None:
             continued[place] = block.continued
-    return RowBlock(tokens, documents, first.masked, continued)
+    return RowBlock(tokens, documents, first.masked, continued, trained)
 
 
 class SourceRows(Protocol):
@@ -135,7 +141,13 @@ class ConcatRows:
             self._store.want(self._split, self._source, rows * self._length, self._length + 1, index=self._masked)
         for place, row in enumerate(rows.tolist()):
             tokens[place] = self._store.read(self._split, self._source, row * self._length, self._length + 1)
-        return RowBlock(tokens, self._documents(rows), self._masked)
+        return RowBlock(tokens, self._documents(rows), self._masked, trained=self._trained(rows))
+
+    def _trained(self, rows: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+        starts, length = (rows * self._length).tolist(), self._length + 1
+        masks = (self._store.read_mask(self._split, self._source, start, length) for start in starts)
+        found = [mask for mask in masks if mask is not None]
+        return np.stack(found) if found else None
 
     def _documents(self, rows: NDArray[np.int64]) -> NDArray[np.int32] | None:
         if not self._masked:
@@ -179,6 +191,7 @@ class PackedRows:
         tokens = np.full((len(rows), self._length + 1), self._store.end_of_text_id, dtype=np.int64)
         documents = np.full(tokens.shape, -1, dtype=np.int32)
         continued = np.zeros(tokens.shape, dtype=np.bool_)
+        trained: NDArray[np.bool_] | None = None
         low, high = self._plan.rows[rows].tolist(), self._plan.rows[rows + 1].tolist()
         if not self._store.at_hand:
             pieces = [self._plan.starts[first:last] for first, last in zip(low, high, strict=True)]
@@ -193,8 +206,12 @@ class PackedRows:
                 tokens[place, end : end + length] = piece
                 documents[place, end : end + length] = number
                 continued[place, end] = continues[number]
+                mask = self._store.read_mask(self._split, self._source, start, length)
+                if mask is not None:
+                    trained = np.ones(tokens.shape, dtype=np.bool_) if trained is None else trained
+                    trained[place, end : end + length] = mask
                 end += length
-        return RowBlock(tokens, documents, self._masked, continued)
+        return RowBlock(tokens, documents, self._masked, continued, trained)
 
     def _piece(self, start: int, length: int, room: int) -> NDArray[np.integer[Any]]:
         try:
@@ -239,17 +256,19 @@ def micro_batch_of(block: RowBlock) -> MicroBatch:
     """Make the micro-batch that a model trains on from some rows.
 
     Returns:
-        `ids` and next-token `targets`, int64 (n, T). A target is `IGNORE_TARGET` if it is padding, or if it begins a
-        piece that continues a document from another row. With the mask it is also `IGNORE_TARGET` if it belongs to
-        another document than its input. The mask adds `documents`, int32 (n, T), the number of each input's document
-        in its row (-1: padding); `positions`, int64 (n, T), the place of each input in its document; and
-        `document_bounds`, int32 (segments + 1,), the starts of documents in the flattened inputs, and the end. The
-        bounds are computed on the CPU, which avoids a device synchronization. They are padded with the end to 2^k + 1
-        elements (empty segments), so that compiled code sees few shapes.
+        `ids` and next-token `targets`, int64 (n, T). A target is `IGNORE_TARGET` if it is padding, if it is not
+        trained, or if it begins a piece that continues a document from another row. With the mask it is also
+        `IGNORE_TARGET` if it belongs to another document than its input. The mask adds `documents`, int32 (n, T), the
+        number of each input's document in its row (-1: padding); `positions`, int64 (n, T), the place of each input in
+        its document; and `document_bounds`, int32 (segments + 1,), the starts of documents in the flattened inputs, and
+        the end. The bounds are computed on the CPU, which avoids a device synchronization. They are padded with the
+        end to 2^k + 1 elements (empty segments), so that compiled code sees few shapes.
     """
     rows = torch.from_numpy(block.tokens)
     # Clone even a single row, whose two parts are contiguous already: they must not share memory.
     ids, targets = (part.clone(memory_format=torch.contiguous_format) for part in (rows[:, :-1], rows[:, 1:]))
+    if block.trained is not None:
+        targets[torch.from_numpy(~block.trained[:, 1:])] = IGNORE_TARGET
     if block.documents is None:
         return {"ids": ids, "targets": targets}
     now, after = block.documents[:, :-1], block.documents[:, 1:]

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.config.data import DataConfig
+from headway.config.template import CHAT
 from headway.config.units import Amount
 from headway.core.console import Progress, progress
 from headway.core.faults import fault_point
@@ -73,6 +74,7 @@ class Builder:
         tokenizer: The vocabulary.
         workers: Number of pieces to process at a time.
         keeps_for: Processes of runs whose shards stay in the store.
+        chat: Hash of what determines the ids of conversations, beside the vocabulary.
 
     Attributes:
         duplicates: The report of the search for duplicates, if there was one.
@@ -91,8 +93,9 @@ class Builder:
         tokenizer: Tokenizer,
         workers: int,
         keeps_for: Collection[int] = (),
+        chat: str | None = None,
     ) -> None:
-        self.keeps_for = keeps_for
+        self.keeps_for, self._chat = keeps_for, chat
         self._data, self._sources, self.records, self._hashes = data, sources, records, hashes
         self._recipe, self._steps, self._workers = recipe, described_steps, workers
         self._tokenizer = tokenizer
@@ -199,7 +202,7 @@ class Builder:
 
     def _survey_key(self, unit: Unit, inputs: list[dict[str, Any]], budget: Amount | None) -> str:
         config = self._data.sources[unit.source]
-        how = {"field": config.field, "template": config.template, "skip_bad": self._recipe.skip_bad}
+        how = {"field": config.field, "template": config.text_template, "skip_bad": self._recipe.skip_bad}
         prints = None
         if self._data.dedup.wanted:
             from headway.data.dedup import prints_recipe
@@ -216,6 +219,8 @@ class Builder:
         # A folder's tokenizer_config.json may name another end-of-text token for an equal tokenizer.json.
         vocabulary = (self._tokenizer.fingerprint, self._tokenizer.end_of_text_id)
         tokens = (*vocabulary, recipe.special_tokens_in_text, str(recipe.bound))
+        if self._sources[outcome.unit.source].template == CHAT:
+            return key_of("chat", _CODE, outcome.key, *tokens, self._chat, _hash_of(verdict))
         begin = [["begin", *recipe.begin]] if recipe.begin else []
         fixes = self._tokenizer.special_in_text.key_marks(recipe.special_tokens_in_text)
         fixes += ["cut at words"] if self._tokenizer.was_cut_otherwise else []

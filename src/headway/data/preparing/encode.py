@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from headway.config.clean import CleanStep
 from headway.config.data import DedupConfig
+from headway.config.template import CHAT
 from headway.config.units import Amount
 from headway.core.errors import DataError
 from headway.core.faults import fault_point
@@ -20,7 +21,9 @@ from headway.data.reading.documents import BadDocument, text_size
 from headway.data.reading.locating import places_of
 from headway.data.reading.readers import read_batches
 from headway.data.reading.sources import Piece
+from headway.data.tokenizing.chat import ChatEncoder
 from headway.data.tokenizing.library import UnencodableTextError
+from headway.data.tokenizing.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from headway.data.clean import CleanCounts
@@ -56,6 +59,8 @@ class Recipe:
     """The tokens that begin every document."""
     unavoidable: dict[int, str] = field(default_factory=dict)
     """Special tokens, by id, without which some text cannot be encoded; a document that needs one is malformed."""
+    chat: str | None = None
+    """The file of the tokenizer whose chat template renders conversations, for messages; None if there are none."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,15 @@ class SplitPart:
     """Ids of all documents, in the store's dtype, with the tokens that begin and end each document."""
     lengths: NDArray[np.int64]
     """Tokens of each document, with those that begin and end it."""
+    trained: Bits | None = None
+    """For each token of conversations whether it is trained; None for texts, all of whose tokens are."""
+
+    def split(self, documents: int) -> tuple[SplitPart, SplitPart]:
+        """Return the first documents, and the others."""
+        border = int(self.lengths[:documents].sum())
+        masks = (None, None) if self.trained is None else (self.trained[:border], self.trained[border:])
+        first = SplitPart(self.tokens[:border], self.lengths[:documents], masks[0])
+        return first, SplitPart(self.tokens[border:], self.lengths[documents:], masks[1])
 
 
 @dataclass
@@ -129,6 +143,8 @@ class PieceResult:
     unencodable: int = 0
     """Documents that the tokenizer cannot encode; they are omitted."""
     unencodable_list: list[BadDocument] = field(default_factory=list)
+    trained_tokens: int = 0
+    """Tokens of conversations that are trained."""
     without_tokens: int = 0
     """Documents for which the tokenizer gives no token; they consist of the tokens that begin and end a document."""
     first_without: str | None = None
@@ -150,6 +166,7 @@ class PieceWorker:
     def __init__(self, recipe: Recipe, encoder: TextEncoder | None = None, end_of_text: int = 0) -> None:
         self.recipe = recipe
         self._encoder, self._end = encoder, end_of_text
+        self._chat: ChatEncoder | None = None
         self._cleaner = None
         if recipe.clean:
             from headway.data.clean import Cleaner
@@ -184,7 +201,7 @@ class PieceWorker:
                 prints.append(fingerprint_documents(chosen, self.recipe.fingerprints))
             if self._encoder is not None and chosen:
                 encoding.first = result.read - len(texts)
-                for split, part in self._encode(self._encoder, chosen, numbers, encoding):
+                for split, part in self._encode(self._encoder_of(work.piece), chosen, numbers, encoding):
                     parts[split].append(part)
         encoding.locate_problems()
         if self.recipe.fingerprints is not None:
@@ -264,8 +281,16 @@ class PieceWorker:
         train = [text for text, out in zip(texts, held_out, strict=True) if not out]
         return train, [text for text, out in zip(texts, held_out, strict=True) if out]
 
+    def _encoder_of(self, piece: Piece) -> TextEncoder | ChatEncoder:
+        assert self._encoder is not None
+        if piece.template != CHAT:
+            return self._encoder
+        if self._chat is None:
+            self._chat = open_chat_encoder(self.recipe)
+        return self._chat
+
     def _encode(
-        self, encoder: TextEncoder, texts: list[str], numbers: Sequence[int], encoding: _Encoding
+        self, encoder: TextEncoder | ChatEncoder, texts: list[str], numbers: Sequence[int], encoding: _Encoding
     ) -> list[tuple[str, SplitPart]]:
         """Encode texts, those for training first, so that one call encodes all and no id is copied twice.
 
@@ -282,11 +307,10 @@ class PieceWorker:
         before = result.text_bytes, result.smallest, result.largest
         train, validation = self._split(texts, result)
         try:
-            ids, lengths = encoder.encode(train + validation)
-            sound = not self.recipe.unavoidable or not np.isin(ids, list(self.recipe.unavoidable)).any()
+            part = self._part(encoder, train + validation)
         except UnencodableTextError as error:
-            sound, problem = False, error
-        if not sound:
+            part, problem = None, error
+        if part is None:
             result.text_bytes, result.smallest, result.largest = before
             problems = dict(self._problems(encoder, texts, 0))
             if problem is not None and not problems:
@@ -296,26 +320,33 @@ class PieceWorker:
             left = [place for place in range(len(texts)) if place not in problems]
             texts, numbers = [texts[place] for place in left], [numbers[place] for place in left]
             return self._encode(encoder, texts, numbers, encoding) if texts else []
-        if not lengths.all():
+        if (part.lengths == 1 + len(self.recipe.begin)).any() and part.trained is None:
+            lengths = part.lengths - (1 + len(self.recipe.begin))
             empty = {id(text) for text, length in zip(train + validation, lengths, strict=True) if not length}
             encoding.without += [encoding.first + n for t, n in zip(texts, numbers, strict=True) if id(t) in empty]
         if not self.recipe.holds_out:  # otherwise `document_hashes` has counted the bytes
             result.text_bytes += sum(map(text_size, texts))
         result.documents += len(texts)
         result.characters += sum(map(len, texts))
-        tokens = framed(ids, lengths, self._end, self.recipe.begin)
-        lengths = lengths + (1 + len(self.recipe.begin))
-        border = int(lengths[: len(train)].sum())
-        return [
-            ("train", SplitPart(tokens[:border], lengths[: len(train)])),
-            ("validation", SplitPart(tokens[border:], lengths[len(train) :])),
-        ]
+        if part.trained is not None:
+            result.trained_tokens += int(np.count_nonzero(part.trained))
+        return [*zip(SPLITS, part.split(len(train)), strict=True)]
 
-    def _problems(self, encoder: TextEncoder, texts: list[str], first: int) -> Iterator[tuple[int, str]]:
+    def _part(self, encoder: TextEncoder | ChatEncoder, texts: list[str]) -> SplitPart | None:
+        """Encode texts; return None if a special token is in them."""
+        if isinstance(encoder, ChatEncoder):
+            return SplitPart(*encoder.encode_masked(texts))
+        ids, lengths = encoder.encode(texts)
+        if self.recipe.unavoidable and np.isin(ids, list(self.recipe.unavoidable)).any():
+            return None
+        tokens = framed(ids, lengths, self._end, self.recipe.begin)
+        return SplitPart(tokens, lengths + (1 + len(self.recipe.begin)))
+
+    def _problems(self, encoder: TextEncoder | ChatEncoder, texts: list[str], first: int) -> Iterator[tuple[int, str]]:
         """Find the texts that cannot be encoded by bisection; yield their numbers, counted from `first`, and why."""
         try:
             ids, lengths = encoder.encode(texts)
-            special = np.isin(ids, list(self.recipe.unavoidable))
+            special = np.isin(ids, [] if encoder is self._chat else list(self.recipe.unavoidable))
         except UnencodableTextError as error:
             if len(texts) == 1:
                 yield first, error.what
@@ -328,6 +359,17 @@ class PieceWorker:
             number = int(np.searchsorted(np.cumsum(lengths), place, side="right"))
             token = self.recipe.unavoidable[int(ids[place])]
             yield first + number, f"it has the special token {token!r}, which the vocabulary makes of ordinary text"
+
+
+def open_chat_encoder(recipe: Recipe) -> ChatEncoder:
+    """Open the encoder of a recipe's conversations.
+
+    Raises:
+        ConfigError: transformers is not installed, or the tokenizer has no chat template.
+        DataError: The tokenizer cannot be read.
+    """
+    assert recipe.tokenizer is not None and recipe.chat is not None
+    return ChatEncoder(recipe.tokenizer, Tokenizer.load(recipe.tokenizer), recipe.chat, recipe.special_tokens_in_text)
 
 
 class _Encoding:
@@ -404,7 +446,12 @@ def framed(ids: NDArray[Any], lengths: NDArray[np.int64], end: int, begin: Seque
 def _joined(parts: Sequence[SplitPart]) -> SplitPart:
     if len(parts) == 1:
         return parts[0]
-    return SplitPart(np.concatenate([p.tokens for p in parts]), np.concatenate([p.lengths for p in parts]))
+    masks = [part.trained for part in parts if part.trained is not None]
+    return SplitPart(
+        np.concatenate([p.tokens for p in parts]),
+        np.concatenate([p.lengths for p in parts]),
+        np.concatenate(masks) if masks else None,
+    )
 
 
 def _affordable(sizes: Sequence[int], budget: Amount, result: PieceResult) -> int:

@@ -32,6 +32,8 @@ def inputs_json(
         facts: dict[str, Any] = {"name": source.name, "field": config.field}
         if config.template is not None:
             facts["template"] = config.template
+        if config.format == "chat":
+            facts["format"] = config.format
         if config.limit is not None:
             facts["limit"] = str(config.limit)
         facts |= _counts(mine)
@@ -84,6 +86,8 @@ def _counts(outcomes: Sequence[Outcome]) -> dict[str, int]:
     counts = {key: sum(getattr(outcome.survey, key) for outcome in outcomes) for key in _READ}
     counts |= {key: sum(getattr(outcome.shards, key) for outcome in outcomes) for key in _WRITTEN}
     unencodable = sum(outcome.shards.unencodable for outcome in outcomes)
+    trained = sum(outcome.shards.trained_tokens for outcome in outcomes)
+    counts |= {"trained_tokens": trained} if trained else {}
     return counts | ({"unencodable": unencodable} if unencodable else {})
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.config.data import DataConfig
+from headway.config.template import CHAT
 from headway.core.console import warning
 from headway.core.cores import usable_cores
 from headway.core.errors import ConfigError, DataError, fix_for
@@ -25,7 +26,7 @@ from headway.core.format import UNKNOWN, format_bytes, format_count, format_seco
 from headway.data.in_use import check_not_in_use
 from headway.data.preparing.build import Builder, Outcome
 from headway.data.preparing.building import building, check_not_foreign, publish
-from headway.data.preparing.encode import LISTED, Recipe
+from headway.data.preparing.encode import LISTED, Recipe, open_chat_encoder
 from headway.data.preparing.inputs import InputHashes
 from headway.data.preparing.manifest import inputs_json, manifest_json
 from headway.data.preparing.records import WORK, Records, record_encoder, recorded_encoder
@@ -72,6 +73,8 @@ class PrepareReport:
     """Skipped documents that are larger than `max_document_bytes`."""
     unencodable: int
     """Documents that the tokenizer cannot encode; they are skipped (`bad_documents: skip`)."""
+    trained_tokens: int | None
+    """Tokens that are trained, of all sources; None if there are no conversations."""
     without_tokens: int
     """Encoded documents for which the tokenizer gives no token; units of older versions do not count them."""
     empty_documents: int
@@ -90,9 +93,16 @@ class PrepareReport:
         parts = [
             f"{_many(self.documents, 'document')} ({format_count(self.validation_documents)} for validation)",
             _many(self.tokens, "token"),
+            *(
+                []
+                if self.trained_tokens is None
+                else [f"{self.trained_tokens / max(1, self.tokens):.1%} of them trained"]
+            ),
             f"{self.text_bytes / max(1, self.tokens):.2f} bytes per token",
             f"encoded by {self.encoder or UNKNOWN}",
         ]
+        if self.trained_tokens is not None:
+            parts.insert(2, f"{self.trained_tokens / max(1, self.tokens):.1%} of them trained")
         if not self.up_to_date:
             rate = self.processed_bytes / 1e6 / self.seconds
             parts.append(f"{format_bytes(self.processed_bytes)} in {format_seconds(self.seconds)} ({rate:.1f} MB/s)")
@@ -166,7 +176,7 @@ def prepare(
         encoder = choose_encoder(
             tokenizer,
             data.tokenizer.encoder,
-            sample_text(sources, _sample_bytes(sources)),
+            sample_text([source for source in sources if source.template != CHAT], _sample_bytes(sources)),
             data.tokenizer.special_tokens_in_text,
             threads=_threads_per_call(count, sources),
         )
@@ -180,6 +190,7 @@ def prepare(
             clean=tuple(data.clean),
             begin=tuple(begin.values()),
             unavoidable={} if data.tokenizer.special_tokens_in_text else tokenizer.unavoidable,
+            chat=tokenizer.where if any(source.template == CHAT for source in sources) else None,
         )
         width, most = tokenizer.dtype.itemsize, data.max_document_bytes
         records = Records(folder, path, width, most, fresh=force, hashed=repair)
@@ -193,6 +204,7 @@ def prepare(
             tokenizer=tokenizer,
             workers=count,
             keeps_for=keeps_for,
+            chat=open_chat_encoder(recipe).fingerprint if recipe.chat is not None else None,
         )
         outcomes, bound = _build_units(builder, data, sources, present)
         _warn_of_cut_files(outcomes)
@@ -441,6 +453,12 @@ def _explain_os_errors(what: str, where: Path, fix: str) -> Iterator[None]:
         raise DataError(f"{what}: {error.strerror or error}", where=str(where), fix=fix_for(error, fix)) from error
 
 
+def _trained_tokens(sources: Sequence[Mapping[str, int]]) -> int | None:
+    if all("trained_tokens" not in source for source in sources):
+        return None
+    return sum(source.get("trained_tokens", source["tokens"]) for source in sources)
+
+
 def _report(
     path: Path,
     manifest: dict[str, Any],
@@ -470,6 +488,7 @@ def _report(
         processed_bytes=sum(builder.processed.values()),
         removed=total("read") - total("documents") - unencodable,
         unencodable=unencodable,
+        trained_tokens=_trained_tokens(manifest["sources"]),
         without_tokens=sum(outcome.shards.without_tokens for outcome in outcomes),
         skipped=total("skipped"),
         too_large=sum(outcome.survey.too_large for outcome in outcomes),

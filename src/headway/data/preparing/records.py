@@ -16,8 +16,9 @@ from typing import Any
 from headway.config.data import MAX_DOCUMENT_BYTES
 from headway.core.files import atomic_write, fingerprint, write_json
 from headway.core.foreign import LISTING_BYTES, read_json_object
+from headway.data.loss_mask import mask_bytes
 from headway.data.preparing.encode import LISTED, PieceResult
-from headway.data.store import INDEX, TOKENS, file_problem
+from headway.data.store import TOKENS, file_problem, index_file, mask_file, shard_files
 
 #: Folder of the store for files that only preparation needs.
 WORK = ".work"
@@ -113,6 +114,8 @@ class Shards:
     """Documents that the tokenizer cannot encode."""
     unencodable_list: list[dict[str, str]] = field(default_factory=list)
     """Some documents that the tokenizer cannot encode."""
+    trained_tokens: int = 0
+    """Tokens of conversations that are trained."""
     without_tokens: int = 0
     """Documents for which the tokenizer gives no token."""
     first_without: str | None = None
@@ -134,6 +137,7 @@ class Shards:
         self.unencodable += result.unencodable
         listed = [{"where": bad.where, "reason": bad.reason} for bad in result.unencodable_list]
         self.unencodable_list += listed[: _LISTED - len(self.unencodable_list)]
+        self.trained_tokens += result.trained_tokens
         self.without_tokens += result.without_tokens
         self.first_without = self.first_without or result.first_without
         self.smallest, self.largest = min(self.smallest, result.smallest), max(self.largest, result.largest)
@@ -204,10 +208,12 @@ class Records:
         """Return whether the files of shards exist and match their entries."""
         for split, entry in splits.items():
             folder, name = place / split / source, entry["file"]
-            files = (
+            files: tuple[tuple[str, int, str], ...] = (
                 (name, self._width * entry["tokens"], entry["sha256"]),
-                (_index(name), 8 * (entry["documents"] + 1), entry["index_sha256"]),
+                (index_file(name), 8 * (entry["documents"] + 1), entry["index_sha256"]),
             )
+            if "mask_sha256" in entry:
+                files += ((mask_file(name), mask_bytes(entry["tokens"]), entry["mask_sha256"]),)
             if any(file_problem(folder / file, size, digest if self._hashed else None) for file, size, digest in files):
                 return False
         return True
@@ -282,13 +288,9 @@ class Records:
 
 
 def _files_of(source: str, splits: dict[str, dict[str, Any]]) -> list[str]:
-    """Return both files of each shard, relative to the store."""
-    files = [f"{split}/{source}/{entry['file']}" for split, entry in splits.items()]
-    return [*files, *(_index(file) for file in files)]
-
-
-def _index(file: str) -> str:
-    return file.removesuffix(TOKENS) + INDEX
+    """Return the files of each shard, relative to the store."""
+    folders = {split: f"{split}/{source}" for split in splits}
+    return [f"{folders[split]}/{name}" for split, entry in splits.items() for name in shard_files(entry)]
 
 
 def _read(path: Path) -> dict[str, Any] | None:

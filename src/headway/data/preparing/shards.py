@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from headway.core.faults import fault_point
 from headway.core.files import begin_flush, sync_folder
+from headway.data.loss_mask import MASK, MaskPacker
 from headway.data.preparing.encode import SplitPart
 from headway.data.store import INDEX, TOKENS
 
@@ -21,11 +22,11 @@ _FLUSHED_BYTES = 2**20
 
 
 class ShardWriter:
-    """The two files of one shard, written piece by piece under temporary names.
+    """The files of one shard, written piece by piece under temporary names.
 
     Args:
         folder: `<split>/<source>` of the store that is being built; created with the first token.
-        name: Name of both files, without the suffix.
+        name: Name of the files, without the suffix.
 
     Attributes:
         tokens: Ids written so far.
@@ -34,6 +35,7 @@ class ShardWriter:
     def __init__(self, folder: Path, name: str) -> None:
         self._folder, self._name = folder, name
         self._files: dict[str, _HashedFile] = {}
+        self._packer = MaskPacker()
         self.tokens = self._documents = 0
 
     def append(self, part: SplitPart) -> None:
@@ -43,14 +45,15 @@ class ShardWriter:
             OSError: The files cannot be written, for example because the disk is full.
         """
         if len(part.lengths):
-            self.write(part.tokens, np.cumsum(part.lengths))
+            self.write(part.tokens, np.cumsum(part.lengths), part.trained)
 
-    def write(self, ids: NDArray[Any], ends: NDArray[np.int64]) -> None:
+    def write(self, ids: NDArray[Any], ends: NDArray[np.int64], trained: NDArray[np.bool_] | None = None) -> None:
         """Add ids.
 
         Args:
             ids: Token ids; the last document may continue in the next call.
             ends: Where documents end: the place after their last id.
+            trained: The loss mask; all calls give one, or none does.
 
         Raises:
             OSError: The files cannot be written, for example because the disk is full.
@@ -58,15 +61,18 @@ class ShardWriter:
         if not self._files:
             fault_point("data.shard")
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._files = {ending: _HashedFile(self._folder / f".{self._name}{ending}") for ending in (TOKENS, INDEX)}
+            endings = (TOKENS, INDEX) if trained is None else (TOKENS, INDEX, MASK)
+            self._files = {ending: _HashedFile(self._folder / f".{self._name}{ending}") for ending in endings}
             self._files[INDEX].write(np.zeros(1, dtype="<u8"))
         self._files[INDEX].write((self.tokens + ends).astype("<u8"))
         self._files[TOKENS].write(ids)
+        if trained is not None:
+            self._files[MASK].write(self._packer.pack(trained))
         self._documents += len(ends)
         self.tokens += len(ids)
 
     def finish(self) -> dict[str, Any] | None:
-        """Flush both files to disk and give them their final names.
+        """Flush the files to disk and give them their final names.
 
         Returns:
             The shard's entry in the manifest; None if the shard has no documents.
@@ -76,6 +82,8 @@ class ShardWriter:
         """
         if not self._files:
             return None
+        if MASK in self._files:
+            self._files[MASK].write(self._packer.end())
         hashes = {ending: file.close() for ending, file in self._files.items()}
         for ending in self._files:
             (self._folder / f".{self._name}{ending}").replace(self._folder / f"{self._name}{ending}")
@@ -86,6 +94,7 @@ class ShardWriter:
             "documents": self._documents,
             "sha256": hashes[TOKENS],
             "index_sha256": hashes[INDEX],
+            **({"mask_sha256": hashes[MASK]} if MASK in hashes else {}),
         }
 
     def abandon(self) -> None:

@@ -74,7 +74,7 @@ def read_arrow(
     """Yield the texts of some record batches. A row whose text has more than `most` bytes is malformed."""
     with open_arrow(file) as (stream, reader):
         names = reader.schema.names
-        wanted = [name if name in names else name.split(".")[0] for name in wanted_fields(field, template)]
+        wanted = [name if name in names else name.split(".")[0] for name in wanted_fields(field, template, names)]
         columns = sorted({names.index(name) for name in wanted})
         if hasattr(reader, "num_record_batches"):
             parts = _file_parts(file, span or (0, reader.num_record_batches), stream, columns)

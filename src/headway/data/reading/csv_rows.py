@@ -18,10 +18,10 @@ from typing import Any, BinaryIO, cast
 from headway.core.errors import DataError
 from headway.core.format import format_bytes
 from headway.data.reading.compression import BlockReader, is_damage, open_content
-from headway.data.reading.documents import BadDocument, too_large
+from headway.data.reading.documents import BadDocument, BadRecordError, too_large
 from headway.data.reading.json_lines import BOM, damaged
 from headway.data.reading.pieces import Piece
-from headway.data.reading.records import BadRecordError, check_fields, text_getter, wanted_fields
+from headway.data.reading.records import check_fields, text_getter, wanted_fields
 
 # Bytes scanned for the ends of rows at a time.
 _BLOCK = 2**16

@@ -12,6 +12,14 @@ from headway.core.format import format_bytes
 UNPACKED = 16
 
 
+class BadRecordError(Exception):
+    """A record yields no text; the message says why."""
+
+
+class MissingFieldError(BadRecordError):
+    """A record yields no text because it lacks the field."""
+
+
 @dataclass(frozen=True)
 class BadDocument:
     """A document, or the rest of a file, that cannot be used."""

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from headway.config.data import SourceConfig
+from headway.config.template import CHAT
 from headway.core.errors import ConfigError, DataError, missing_extra
 from headway.core.foreign import SETTINGS_BYTES, parse_json
 from headway.core.format import format_bytes, printable
 from headway.data.reading.arrow_files import batches_of, open_arrow
+from headway.data.reading.conversations import check_layout
 from headway.data.reading.hub_errors import hub_error, lacking
 from headway.data.reading.places import Place, is_remote, open_file
 from headway.data.reading.records import check_fields, missing_field, wanted_fields
@@ -72,7 +74,9 @@ def find_named(config: SourceConfig) -> Found:
 
 def _files_or_rows(found: Any, config: SourceConfig) -> Found:
     present = found.column_names or []
-    fields = wanted_fields(config.field, config.template)
+    fields = wanted_fields(config.field, config.text_template, present or None)
+    if config.text_template == CHAT and present:
+        check_layout(fields, present, config.path)
     # `a.b` means field `b` of column `a`, unless a column is named `a.b`.
     wanted = list(dict.fromkeys(name if name in present else name.split(".")[0] for name in fields))
     for column in wanted if present else ():
@@ -262,7 +266,7 @@ def _columns(place: Place, opened: ExitStack, config: SourceConfig | None) -> It
     """
     _, reader = opened.enter_context(open_arrow(place))
     if config is not None:
-        fields = columns_for(reader.schema, config.field, config.template, place.location)
+        fields = columns_for(reader.schema, config.field, config.text_template, place.location)
     else:
         fields = ["indices"]
         check_fields(reader.schema.names, "indices", None, place.location)

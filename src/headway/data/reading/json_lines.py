@@ -15,9 +15,9 @@ from typing import Any, BinaryIO
 
 from headway.config.data import MAX_DOCUMENT_BYTES
 from headway.data.reading.compression import BlockReader, is_damage, open_content
-from headway.data.reading.documents import BadDocument, Batch, too_large
+from headway.data.reading.documents import BadDocument, BadRecordError, Batch, MissingFieldError, too_large
 from headway.data.reading.places import SourceFile, open_file, stamp_of
-from headway.data.reading.records import BadRecordError, MissingFieldError, text_getter
+from headway.data.reading.records import text_getter
 
 BOM = b"\xef\xbb\xbf"
 BLOCK = 2**20

@@ -8,8 +8,9 @@ from itertools import count
 from typing import Any
 
 from headway.data.reading.compression import open_content
+from headway.data.reading.documents import BadRecordError
 from headway.data.reading.pieces import Piece
-from headway.data.reading.records import BadRecordError, text_getter
+from headway.data.reading.records import text_getter
 
 _BOM = b"\xef\xbb\xbf"
 _BLOCK = 2**20

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
-from headway.config.template import parse_template, template_fields
+from headway.config.template import CHAT, parse_template, template_fields
 from headway.core.errors import DataError
+from headway.data.reading.conversations import CHAT_FIELDS, conversation_text
+from headway.data.reading.documents import BadRecordError, MissingFieldError
 
 _MISSING = object()
 # Types with one form in JSON (bool is a subclass of int). Lists, objects and dates have several forms, and a silent
@@ -16,23 +18,17 @@ _MISSING = object()
 _PLAIN = (int, float)
 
 
-class BadRecordError(Exception):
-    """A record yields no text; the message says why."""
-
-
-class MissingFieldError(BadRecordError):
-    """A record yields no text because it lacks the field."""
-
-
 def text_getter(field: str, template: str | None, by_orjson: bool = False) -> Callable[[Any], str]:
     """Return a function from a record to its text. It raises `BadRecordError` if the record yields none.
 
     Args:
         field: Field that holds the text.
-        template: Template over several fields, instead of `field`.
+        template: Template over several fields, instead of `field`; `CHAT` for conversations.
         by_orjson: Whether the records come from `orjson`. Its strings need no check, but it rounds integers of more
             than 64 bits: a template that would show such a number raises `BadRecordError`.
     """
+    if template == CHAT:
+        return partial(conversation_text, by_orjson=by_orjson)
     return _rendering(template, by_orjson) if template is not None else _one_field(field)
 
 
@@ -122,8 +118,10 @@ def unicode_text(text: str) -> str:
     return text
 
 
-def wanted_fields(field: str, template: str | None) -> list[str]:
-    """Return the fields that form a document's text."""
+def wanted_fields(field: str, template: str | None, present: Sequence[str] | None = None) -> list[str]:
+    """Return the fields that form a document's text; those of a conversation may be absent where `present` is known."""
+    if template == CHAT:
+        return [name for name in CHAT_FIELDS if present is None or name in present]
     return [field] if template is None else template_fields(template)
 
 

@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from headway.config.data import MAX_DOCUMENT_BYTES, SourceConfig, source_name, stored_names
+from headway.config.template import CHAT
 from headway.config.units import Amount
 from headway.core.console import progress, warning
 from headway.core.errors import ConfigError, DataError
@@ -44,6 +45,8 @@ _FORMATS = {
 }
 # Formats with their own index and compression.
 _TABLES = ("parquet", "arrow")
+# Formats whose records may hold the messages of a conversation.
+_WITH_LISTS = ("jsonl", *_TABLES)
 # Tables opened in parallel: opening a remote table is mostly latency.
 _OPENED = 16
 _KNOWN = f"({', '.join(_FORMATS)}, all but tables also under {', '.join(ENDINGS)}, and .json under these)"
@@ -118,7 +121,7 @@ def find_sources(
                     raise _behind_a_limit(file, sources[owner].name, name)
             if not files:
                 warning(f"source '{name}' has no files of its own: earlier sources have them all")
-        how = config.template, stream, config.path, config.limit, most
+        how = config.text_template, stream, config.path, config.limit, most
         sources.append(Source(name, config.field, files, ignored, *how))
     return sources
 
@@ -126,7 +129,9 @@ def find_sources(
 def _reading_of(file: SourceFile, config: SourceConfig) -> tuple[str | None, ...]:
     """Return a key that is equal for two sources that read the same text of a file."""
     place = str(file.path.resolve()) if file.local else file.location
-    return (place, "text", None, None) if file.format == "text" else (place, file.format, config.field, config.template)
+    if file.format == "text":
+        return place, "text", None, None
+    return place, file.format, config.field, config.text_template
 
 
 def _behind_a_limit(file: SourceFile, owner: str, name: str) -> ConfigError:
@@ -182,11 +187,13 @@ def _format_of(config: SourceConfig, name: str) -> tuple[str, str | None] | None
         endings.pop()
     if config.path == STDLIB:
         return "text", None
-    if config.format != "auto":
+    if config.format not in ("auto", "chat"):
         return config.format, None if config.format in _TABLES else compression
     kind = _FORMATS.get(endings[-1]) if endings else None
-    if compression and endings[-1:] == [".json"]:
+    if (compression or config.format == "chat") and endings[-1:] == [".json"]:
         return "jsonl", compression  # the shards of C4, Dolma and others; a plain .json is often one large value
+    if config.format == "chat" and kind not in _WITH_LISTS:
+        return None
     if kind is None or (kind in _TABLES and compression):
         return None
     return kind, compression
@@ -317,4 +324,5 @@ def _check_first_records(source: Source) -> None:
         complaint = first_complaint(first, source.field, source.template, source.most)
         if complaint is not None:
             fix = "set the source's field" if source.template is None else "name fields in the template that are there"
+            fix = "rename the fields, or leave format: chat out" if source.template == CHAT else fix
             raise DataError(complaint.reason, where=complaint.where, fix=fix)

@@ -7,11 +7,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from headway.config.data import MAX_DOCUMENT_BYTES
+from headway.config.template import CHAT
 from headway.config.units import Amount
 from headway.core.errors import ConfigError, DataError, HeadwayError
 from headway.core.functions import load_function
-from headway.data.reading.documents import BadDocument, Batch, text_size, too_large
-from headway.data.reading.records import BadRecordError, MissingFieldError, text_getter, unicode_text
+from headway.data.reading.documents import (
+    BadDocument,
+    BadRecordError,
+    Batch,
+    MissingFieldError,
+    text_size,
+    too_large,
+)
+from headway.data.reading.records import text_getter, unicode_text
 
 Stream = Callable[[], Iterable[Any]]
 
@@ -82,7 +90,7 @@ def read_stream(
     left = math.inf if limit is None else limit.amount
     for number, item in enumerate(_items(name, stream), 1):
         try:
-            text = unicode_text(item) if isinstance(item, str) else text_of(item)
+            text = unicode_text(item) if isinstance(item, str) and template != CHAT else text_of(item)
         except BadRecordError as error:
             fields_seen = fields_seen or not isinstance(error, MissingFieldError)
             batch.add(BadDocument(f"{name}:item {number}", str(error)))

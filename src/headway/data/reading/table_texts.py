@@ -14,19 +14,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.config.template import CHAT
 from headway.core.errors import DataError, missing_extra
 from headway.core.format import counted, format_bytes
 from headway.data.reading.compression import is_damage
-from headway.data.reading.documents import UNPACKED, BadDocument, Batch, TooLargeError, too_large
+from headway.data.reading.conversations import check_layout
+from headway.data.reading.documents import (
+    UNPACKED,
+    BadDocument,
+    BadRecordError,
+    Batch,
+    TooLargeError,
+    too_large,
+)
 from headway.data.reading.json_lines import damaged
 from headway.data.reading.places import Place
-from headway.data.reading.records import BadRecordError, check_unique_name, missing_field, text_getter, wanted_fields
+from headway.data.reading.records import check_unique_name, missing_field, text_getter, wanted_fields
 
 # Rows and bytes converted at a time: few enough for memory even if documents are long.
 ROWS, BATCH_BYTES = 1024, 2**20
 
 #: Fix for a file that cannot be read.
 REPAIR = "repair it, or leave it out of data.sources"
+
+# Levels of lists and structs in a column of conversations, and elements of the lists of a record batch.
+_DEPTH, _ELEMENTS = 16, 2**24
 
 Span = tuple[int, int]
 Lengths = NDArray[np.int64]
@@ -107,6 +119,8 @@ def columns_for(schema: Any, field: str, template: str | None, where: str) -> li
     Raises:
         DataError: a column does not exist, or holds no text.
     """
+    if template == CHAT:
+        return _columns_of_conversations(schema, where)
     columns = wanted_fields(field, template)
     for column in columns:
         kind = _type_of(schema, column, where)
@@ -118,6 +132,31 @@ def columns_for(schema: Any, field: str, template: str | None, where: str) -> li
             fix = "name columns of text in the template" if template is not None else "set the source's field"
             raise DataError(f"column '{column}' holds {kind}{many}", where=where, fix=fix)
     return columns
+
+
+def _columns_of_conversations(schema: Any, where: str) -> list[str]:
+    """Return the columns that form a conversation; those of a layout must exist."""
+    columns = wanted_fields("", CHAT, schema.names)
+    check_layout(columns, schema.names, where)
+    for column in columns:
+        check_unique_name(column, schema.names, where)
+        if not _is_nested_text(schema.field(column).type):
+            what = f"column '{column}' holds {schema.field(column).type}, not lists and structs of text"
+            raise DataError(what, where=where, fix="write it as JSON Lines, or leave the column out")
+    return columns
+
+
+def _is_nested_text(kind: Any, depth: int = 0) -> bool:
+    """Return whether a type holds text and numbers only, at any depth that a conversation may have."""
+    import pyarrow as arrow
+
+    if arrow.types.is_struct(kind):
+        names = [part.name for part in kind]
+        inner = [part.type for part in kind]
+        return len(set(names)) == len(names) and depth < _DEPTH and all(_is_nested_text(i, depth + 1) for i in inner)
+    if arrow.types.is_list(kind) or arrow.types.is_large_list(kind):
+        return depth < _DEPTH and _is_nested_text(kind.value_type, depth + 1)
+    return (_is_text(kind) and not isinstance(kind, arrow.BaseExtensionType)) or _is_plain(kind)
 
 
 def _type_of(schema: Any, column: str, where: str) -> Any:
@@ -199,7 +238,7 @@ class TableTexts:
         self.most, self._where = most, where
         self._field = field if template is None else None
         self._text_of = text_getter(field, template)
-        self._fields = wanted_fields(field, template)
+        self._wanted = field, template
         self.rows = 0
         """Rows so far."""
 
@@ -209,7 +248,7 @@ class TableTexts:
         Raises:
             UnsoundError: the batch is invalid; none of its rows is counted.
         """
-        columns = sound_columns(table, self._fields)
+        columns = sound_columns(table, wanted_fields(*self._wanted, table.schema.names))
         lengths = sum((_text_bytes(column) for column in columns.values()), np.zeros(table.num_rows, np.int64))
         alone = columns.get(self._field) if self._field is not None else None
         for start, end in _slices(lengths, self.most):
@@ -275,7 +314,9 @@ def sound_columns(table: Any, fields: Sequence[str]) -> dict[str, Any]:
         columns = {name: _pruned(table.column(name), tree) for name, tree in wanted.items()}
         for column in columns.values():
             check_sound(column)
-        columns = {name: column.view(_as_text(column.type)) for name, column in columns.items()}
+        # A view of lists can lose their elements: of nulls, which have no buffer, it cannot tell the number.
+        kinds = {name: _as_text(column.type) for name, column in columns.items()}
+        columns = {n: column if column.type == kinds[n] else column.view(kinds[n]) for n, column in columns.items()}
     except arrow.ArrowException as error:
         raise UnsoundError(str(error)) from None
     return columns
@@ -363,6 +404,13 @@ def _text_bytes(array: Any) -> Lengths:
     if types.is_struct(kind):
         parts = (_text_bytes(array.field(number)) for number in range(kind.num_fields))
         return sum(parts, np.zeros(len(array), np.int64))
+    if types.is_list(kind) or types.is_large_list(kind):
+        ends = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
+        if len(array.values) > _ELEMENTS or ends[-1] > len(array.values):
+            raise UnsoundError(f"its lists have {max(len(array.values), int(ends[-1])):,} elements")
+        # An element counts even if it is empty: a list of nulls can be far longer than its file.
+        before = np.concatenate([[0], np.cumsum(_text_bytes(array.values) + 1)])
+        return np.asarray(np.diff(before[ends]), dtype=np.int64)
     if types.is_dictionary(kind):
         of_values = np.append(_text_bytes(array.dictionary), 0)
         places = array.indices.cast(arrow.int64()).fill_null(len(array.dictionary))

@@ -1,0 +1,320 @@
+"""Conversations: which tokens are trained, what is refused, and the bytes of their stores.
+
+Right values come from transformers' own mask of a template that marks what the assistant says.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headway.config import Config
+from headway.config.data import DataConfig
+from headway.core.errors import ConfigError, DataError
+from headway.core.types import IGNORE_TARGET
+from headway.data.feeding.rows import micro_batch_of, open_rows
+from headway.data.first_use import WrongShardError
+from headway.data.loss_mask import MASK
+from headway.data.preparing import records
+from headway.data.preparing.prepare import prepare
+from headway.data.reading import sources as source_module
+from headway.data.store import SKIPPED, TokenStore
+from support import store_contents
+from support_chat import CHATML, MARKED, chat_tokenizer, conversation, write_records
+
+transformers = pytest.importorskip("transformers")
+# As templates of models that think: earlier answers lose what the last one has.
+THINKING = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.role == 'assistant' and loop.last %}so: {% endif %}{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\nso: {% endif %}"
+)
+
+
+def chat_config(records: list[Any] | None, template: str | None = CHATML, **values: Any) -> DataConfig:
+    if records is not None:
+        write_records(Path("chats.jsonl"), records)
+    values = {
+        "sources": [{"path": "chats.jsonl", "format": "chat"}],
+        "store": "store",
+        "tokenizer": {"path": str(chat_tokenizer(Path("tokenizer"), template))},
+        "validation": 0,
+        **values,
+    }
+    return DataConfig.model_validate(values)
+
+
+def prepared(records: list[Any] | None, template: str | None = CHATML, **values: Any) -> TokenStore:
+    data = chat_config(records, template, **values)
+    prepare(data, workers=1)
+    store = TokenStore.open(data.store)
+    assert not store.verify()
+    return store
+
+
+def documents_of(store: TokenStore, split: str = "train", source: str = "chats") -> list[tuple[list[int], list[bool]]]:
+    bounds = store.documents(split, source).astype(int).tolist()
+    found = []
+    for start, end in zip(bounds[:-1], bounds[1:], strict=True):  # noqa: RUF007
+        mask = store.read_mask(split, source, start, end - start)
+        assert mask is not None
+        found.append((store.read(split, source, start, end - start).tolist(), mask.tolist()))
+    return found
+
+
+def of_transformers(conversations: list[list[dict[str, str]]]) -> list[tuple[list[int], list[bool]]]:
+    """Encode by the template that marks what is trained, and end each with an end of text that is not."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(chat_tokenizer(Path("marked"), MARKED))
+    found = []
+    for messages in conversations:
+        out = tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
+        found.append(([*out["input_ids"], tokenizer.eos_token_id], [*map(bool, out["assistant_masks"]), False]))
+    return found
+
+
+CONVERSATIONS = [conversation(number, turns=1 + number % 3) for number in range(12)]
+RECORDS = [{"messages": messages} for messages in CONVERSATIONS]
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED])
+def test_the_mask_is_that_of_transformers(template: str) -> None:
+    store = prepared(RECORDS, template)
+    expected = of_transformers(CONVERSATIONS)
+    assert documents_of(store) == expected
+    trained = sum(sum(mask) for _, mask in expected)
+    assert store.manifest["sources"][0]["trained_tokens"] == trained > 0
+
+
+def test_all_layouts_become_the_same_conversation() -> None:
+    messages = [
+        {"role": "system", "content": "be kind"},
+        {"role": "user", "content": "how do\n\nrivers run"},
+        {"role": "assistant", "content": "down to seas"},
+    ]
+    layouts = [
+        {"messages": messages, "source": "elsewhere"},
+        {"messages": [{**m, "name": None, "content": [{"type": "text", "text": m["content"]}]} for m in messages]},
+        {"system": "be kind", "conversations": [{"from": "human", "value": "how do\n\nrivers run"}, messages[2]]},
+        {
+            "conversations": [
+                {"from": "system", "value": "be kind"},
+                {"from": "user", "value": "how do\n\nrivers run"},
+                {"from": "gpt", "value": "down to seas"},
+            ]
+        },
+        {"system": "be kind", "instruction": "how do", "input": "rivers run", "output": "down to seas"},
+        {"system": "be kind", "instruction": "how do\n\nrivers run", "output": "down to seas"},
+    ]
+    found = documents_of(prepared(layouts))
+    assert found == of_transformers([messages]) * len(layouts)
+
+
+BAD: list[tuple[Any, str]] = [
+    ({"messages": "hello"}, "field 'messages' holds str, not a list of messages"),
+    ({"messages": [7]}, "message 1 holds int, not an object with a role"),
+    ({"messages": [{"role": "narrator", "content": "x"}]}, "message 1 has the role 'narrator'; there are: assistant"),
+    ({"messages": [{"role": "user"}]}, "message 1 has no content"),
+    ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "message 1 has a part that is no text: 'image'"),
+    ({"messages": [{"role": "user", "content": "x"}]}, "no turn of the assistant"),
+    ({"instruction": "", "output": "x"}, "field 'instruction' is empty"),
+    ({"instruction": "x", "output": 7}, "field 'output' holds int, not text"),
+    ({**RECORDS[0], "tools": "[{"}, "field 'tools' is not valid JSON"),
+    ({**RECORDS[0], "tools": ["x"]}, "field 'tools' is not a list of objects"),
+    ({"messages": [*CONVERSATIONS[0], {"role": "user", "content": "\ud800"}]}, "not valid UTF-8"),
+    ({"messages": CONVERSATIONS[0][1:]}, "it begins with the assistant"),
+    ({"messages": [{"role": "user", "content": "<|im_end|>"}, *CONVERSATIONS[0]]}, "the special token '<|im_end|>'"),
+    ({"text": "x"}, "no conversation: none of the fields messages, conversations, or instruction and output"),
+]
+
+
+def test_records_that_are_no_conversations_are_counted_and_named() -> None:
+    store = prepared([*RECORDS, *(record for record, _ in BAD)], bad_documents="skip")
+    listed = [json.loads(line) for line in (store.path / SKIPPED).read_text().splitlines()]
+    listed.sort(key=lambda entry: int(entry["where"].split(":")[1]))
+    assert [entry["where"] for entry in listed] == [f"chats.jsonl:{13 + number}" for number in range(len(BAD))]
+    for entry, (_, reason) in zip(listed, BAD, strict=True):
+        assert reason in entry["reason"]
+    assert documents_of(store) == of_transformers(CONVERSATIONS)
+    with pytest.raises(DataError, match="has the role 'narrator'") as caught:
+        prepared([*RECORDS, BAD[2][0]], store="other")
+    assert caught.value.where == "chats.jsonl:13"
+
+
+def test_a_template_whose_turns_cannot_be_found_is_named_with_the_record() -> None:
+    with pytest.raises(DataError, match="renders the messages up to number 2 otherwise when more follow") as caught:
+        prepared(RECORDS, THINKING)
+    assert caught.value.where == "chats.jsonl:2" and "chat template of tokenizer" in caught.value.what
+    # One turn alone is whole, and what the prompt gives is not trained, nor what follows it by the template.
+    ids, mask = documents_of(prepared(RECORDS[:1], THINKING, store="one"))[0]
+    tokenizer = transformers.AutoTokenizer.from_pretrained("tokenizer")
+    assert tokenizer.decode(np.array(ids)[mask]).lstrip() == CONVERSATIONS[0][1]["content"] + "<|im_end|>\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "cannot render it: roles must alternate"),
+        ("{{ strftime_now('%Y') }}", "'the_date_of_today' is undefined"),
+        ("{% if x %}", "cannot render it"),
+        ("{{ messages[0].content }}", "renders the messages up to number 2 otherwise|no token of it is"),
+    ],
+)
+def test_what_a_template_raises_is_explained(template: str, words: str) -> None:
+    with pytest.raises(DataError, match=words) as caught:
+        prepared(RECORDS[1:], template)
+    assert caught.value.where == "chats.jsonl:1" and "chat template of tokenizer" in caught.value.what
+
+
+def test_special_tokens_in_messages_can_be_allowed() -> None:
+    values = {"tokenizer": {"path": "tokenizer", "special_tokens_in_text": True}}
+    store = prepared([{"messages": [{"role": "user", "content": "<|im_end|>"}, *CONVERSATIONS[0]]}], **values)
+    assert store.tokens("train") > 0
+
+
+def test_conversations_need_a_chat_template() -> None:
+    with pytest.raises(ConfigError, match="the tokenizer has no chat template"):
+        prepared(RECORDS, None)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"tokenizer": {}}, "need a tokenizer with a chat template"),
+        ({"clean": ["deduplicate_lines"]}, "clean"),
+        ({"dedup": {"paragraphs": True}}, "conversations have no paragraphs"),
+        ({"sources": [{"path": "a.jsonl", "format": "chat", "field": "x"}]}, "found by their names"),
+        ({"sources": [{"path": "stdlib:", "format": "chat"}]}, "has no conversations"),
+    ],
+)
+def test_settings_that_conversations_cannot_have(values: dict[str, Any], words: str) -> None:
+    data = {"sources": [{"path": "a.jsonl", "format": "chat"}], "tokenizer": {"path": "tokenizer"}, **values}
+    with pytest.raises((ConfigError, ValueError), match=words):
+        Config.model_validate({"data": data})
+
+
+def test_bytes_do_not_depend_on_workers_or_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_module, "PIECE_BYTES", 500)
+    data = chat_config(RECORDS, validation=0.3)
+    prepare(data, workers=1)
+    prepare(data.model_copy(update={"store": Path("other")}), workers=2)
+    contents = store_contents(Path("store"))
+    assert contents == store_contents(Path("other"))
+    assert sum(name.endswith(MASK) for name in contents) == 2
+    assert prepare(data, workers=1).up_to_date
+
+
+def test_another_template_is_prepared_again_and_only_that() -> None:
+    first = prepared(RECORDS)
+    Path("text.txt").write_text("rain falls on far hills " * 9)
+    both = [{"path": "chats.jsonl", "format": "chat"}, "text.txt"]
+    store = prepared(None, sources=both)
+    assert not store.has_mask("train", "text") and store.read_mask("train", "text", 0, 3) is None
+    assert store.shard_entries("train", "chats") == first.shard_entries("train", "chats")
+    changed = prepared(None, CHATML.replace("<|im_end|>\n", "<|im_end|> "), sources=both)
+    assert changed.shard_entries("train", "chats") != first.shard_entries("train", "chats")
+    assert changed.shard_entries("train", "text") == store.shard_entries("train", "text")
+
+
+def test_damage_to_a_mask_is_found() -> None:
+    store = prepared(RECORDS)
+    file = next(store.path.glob(f"train/*/*{MASK}"))
+    whole = file.read_bytes()
+    file.write_bytes(bytes([whole[0] ^ 1, *whole[1:]]))
+    assert [problem for problem in store.verify() if MASK in problem and "SHA-256" in problem]
+    checked = TokenStore.open(store.path)
+    checker = checked.check_on_first_use()
+    checked.read_mask("train", "chats", 0, 4)
+    with pytest.raises(WrongShardError, match="its SHA-256 is not the manifest's"):
+        checker.wait_verified(1, 60)
+    file.write_bytes(whole[:-1])
+    with pytest.raises(DataError, match="bytes long"):
+        TokenStore.open(store.path)
+    assert not prepare(chat_config(None), workers=1).up_to_date  # it is made again
+    assert file.read_bytes() == whole
+    assert records.Records(store.path, store.path, 2).used == set()
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit", "pad"])
+@pytest.mark.parametrize("document_mask", [False, True])
+def test_targets_that_are_not_trained_are_ignored(packing: str, document_mask: bool) -> None:
+    store = prepared(RECORDS)
+    rows = open_rows(store, "train", "chats", 24, packing, document_mask=document_mask)
+    numbers = np.arange(rows.count)
+    batch = micro_batch_of(rows.read(numbers))
+    without = micro_batch_of(_without_mask(rows.read(numbers)))
+    masks: dict[tuple[int, ...], set[bool]] = {}
+    for ids, mask in documents_of(store):
+        for place in range(3, len(ids)):
+            masks.setdefault(tuple(ids[place - 3 : place + 1]), set()).add(mask[place])
+    trained = (batch["targets"] != IGNORE_TARGET).numpy()
+    assert (batch["ids"] == without["ids"]).all() and trained.any()
+    kept = without["targets"].numpy()
+    for row, place in zip(*np.nonzero(kept != IGNORE_TARGET), strict=True):
+        window = (*batch["ids"][row, max(0, place - 2) : place + 1].tolist(), int(kept[row, place]))
+        if len(found := masks.get(window, ())) == 1:  # the place in its document is known
+            assert trained[row, place] in found
+    assert (batch["targets"].numpy()[trained] == kept[trained]).all()
+
+
+def _without_mask(block: Any) -> Any:
+    return type(block)(block.tokens, block.documents, block.masked, block.continued)
+
+
+def test_part_of_a_shard_has_its_own_part_of_the_mask() -> None:
+    store = prepared(RECORDS)
+    file = store.shard_entries("train", "chats")[0]["file"]
+    part = store.with_shards("train", {"chats": [f"{file}:3:7", f"{file}:9:10"]})
+    whole = documents_of(store)
+    assert documents_of(part) == [*whole[3:7], whole[9]]
+
+
+def test_conversations_of_tables_and_python_are_those_of_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import feather, parquet
+
+    expected = of_transformers(CONVERSATIONS)
+    table = arrow.table({"id": list(range(12)), "messages": CONVERSATIONS, "tools": [None] * 12})
+    parquet.write_table(table, "chats.parquet", row_group_size=5)
+    feather.write_feather(table, "chats.arrow", chunksize=5)
+    Path("own_chats.py").write_text(f"def all():\n    return {RECORDS!r}\n")
+    for number, path in enumerate(("chats.parquet", "chats.arrow", "python:own_chats:all")):
+        source = {"path": path, "format": "chat", "name": "chats"}
+        assert documents_of(prepared(None, sources=[source], store=f"store-{number}")) == expected
+    parquet.write_table(arrow.table({"text": ["x"]}), "chats.parquet")
+    with pytest.raises(DataError, match="no conversations: none of the columns messages"):
+        prepared(None, sources=[{"path": "chats.parquet", "format": "chat"}], store="store-4")
+
+
+def test_tables_that_say_more_than_they_hold_are_malformed() -> None:
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    from headway.data.reading.table_texts import TableTexts
+
+    long = arrow.ListArray.from_arrays(arrow.array([0, 1, 2_000], arrow.int32()), arrow.nulls(2_000))
+    batch = arrow.record_batch({"messages": long})
+    found = list(TableTexts("text", "chat:", 1_000, str).batches(batch))
+    assert [bad.too_large for part in found for bad in part.bad] == [False, True]
+    parquet.write_table(arrow.table({"messages": [[{"a": [b"x"], "b": {1: 2}.items() and 1}]]}), "a.parquet")
+    with pytest.raises(DataError, match="message 1 has the role None"):
+        prepared(None, sources=[{"path": "a.parquet", "format": "chat"}])
+
+
+def test_a_preview_marks_what_is_trained(config: Callable[..., DataConfig]) -> None:
+    from headway.config import resolve_lanes
+    from headway.data.feeding.preview import preview_step
+
+    prepared(RECORDS)
+    data = chat_config(None, packing="pad").model_dump(mode="json")
+    run = Config.model_validate({"data": data, "train": {"steps": 1, "sequence_length": 64, "global_batch": 4}})
+    run = run.resolved()
+    row = preview_step(run, resolve_lanes(run, 1), TokenStore.open("store"), 0).rows[0]
+    assert row.marked is not None and row.trained is not None
+    answer = next(m for m in CONVERSATIONS if m[0]["content"] in row.documents[0])[1]["content"]
+    assert f"<|im_start|>assistant\n⟦{answer}<|im_end|>\n⟧" in row.marked[0]
+    assert row.marked[0].replace("⟦", "").replace("⟧", "") == row.documents[0]
