@@ -52,3 +52,5 @@ def evaluate(
             f"{model}{at}: loss {result['loss']:.4f}, perplexity {result['perplexity']:,.2f},"
             f" {result['tokens']:,} tokens"
         )
+        if (replay := result.get("replay")) is not None:
+            print_line(f"replayed sources: loss {replay['loss']:.4f}, perplexity {replay['perplexity']:,.2f}")

@@ -1,4 +1,4 @@
-"""`headway tokenizer`: train a tokenizer, inspect one, and compare several."""
+"""`headway tokenizer`: train a tokenizer, inspect one, compare several, extend that of a model."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headway.cli import tokenizer_extend
 from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, as_utf8, load, print_json, writing
 from headway.core.console import exact_results, print_line
 from headway.core.user_command import suggest
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from headway.data.tokenizing.statistics import TokenizerFigures
     from headway.data.tokenizing.tokenizer import Tokenizer
 
-tokenizer = typer.Typer(no_args_is_help=True, help="Train a tokenizer, inspect one, and compare several.")
+tokenizer = typer.Typer(no_args_is_help=True, help="Train a tokenizer, inspect, compare or extend one.")
 
 _SAMPLE_BYTES = 1_000_000
 
@@ -291,4 +292,5 @@ def _print_comparison(results: list[tuple[str, TokenizerFigures]]) -> None:
 
 def register(app: typer.Typer) -> None:
     """Add the verbs."""
+    tokenizer_extend.register(tokenizer)
     app.add_typer(tokenizer, name="tokenizer")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from itertools import count
 from pathlib import Path
@@ -44,6 +44,9 @@ class SourceConfig(Section):
     """Read at most this much: `10k documents` or `2 GB` (of text, in input order)."""
     weight: Annotated[float, Field(gt=0.0)] | None = None
     """Share of the training rows, relative to the weights of the other sources; give all sources a weight, or none."""
+    role: Literal["train", "replay"] = "train"
+    """`replay`: text like that of the model's earlier training, whose validation loss is measured by itself
+    (`evaluation/replay_loss`), so that forgetting is seen. Its share of the rows is set by weights."""
     max_epochs: Annotated[float, Field(gt=0.0)] | None = None
     """Training repeats the source at most this many times; then the other sources take its share."""
     subset: str | None = None
@@ -113,6 +116,11 @@ def stored_names(sources: Iterable[SourceConfig]) -> list[str]:
         base = re.sub(r"[^\w.-]+", "-", source.name or source_name(source.path)).strip(".-") or "source"
         names.append(base if base not in names else next(f"{base}-{n}" for n in count(2) if f"{base}-{n}" not in names))
     return names
+
+
+def sources_of_role(sources: Sequence[SourceConfig], role: str) -> list[str]:
+    """Return the names in a token store of the sources with a role."""
+    return [name for name, source in zip(stored_names(sources), sources, strict=True) if source.role == role]
 
 
 def _source_list(value: Any) -> Any:
@@ -286,6 +294,8 @@ class DataConfig(Section):
     @model_validator(mode="after")
     def _check_weights(self) -> Self:
         weighted = [source.weight is not None for source in self.sources]
+        if all(source.role == "replay" for source in self.sources):
+            raise conflict("all sources are replayed, so there is nothing to learn", "sources")
         if any(weighted) and not all(weighted):
             missing = ", ".join(str(s.name or s.path) for s in self.sources if s.weight is None)
             raise conflict(f"some sources have a weight, but not: {missing}", "sources")

@@ -47,6 +47,9 @@ _INCIDENTAL = (
 )
 
 
+#: Keys of sources that do not change what is computed.
+_INCIDENTAL_OF_SOURCES = ("role",)
+
 #: Keys that are newer than some runs, with the values that they had without them.
 _LATER = {
     "model.implementation": ("auto", "native"),
@@ -69,6 +72,10 @@ _ROUNDING = {"parallel.reduce_precision": "fp32", "parallel.compression": "none"
 def identity(config: Config) -> dict[str, Any]:
     """Return the dotted keys and values that determine the mathematics of a run. The data has its own fingerprint."""
     flat = dict(_flatten(config.model_dump(mode="json"), ""))
+    flat["data.sources"] = [
+        {key: value for key, value in source.items() if key not in _INCIDENTAL_OF_SOURCES}
+        for source in flat["data.sources"]
+    ]
     rounding = {key: flat[key] for key, exact in _ROUNDING.items() if flat[key] != exact}
     if "parallel.compression" in rounding:
         rounding["parallel.powersgd_rank"] = flat["parallel.powersgd_rank"]

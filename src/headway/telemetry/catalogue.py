@@ -155,6 +155,8 @@ _LINES: dict[str, tuple[_Line, ...]] = {
     "evaluation": (
         ("evaluation/loss", Unit.NUMBER, _G, "Loss on the validation data"),
         ("evaluation/perplexity", Unit.NUMBER, _G, "Exponential of the validation loss of a language model"),
+        ("evaluation/replay_loss", Unit.NUMBER, _G, "Loss on the validation data of replayed sources"),
+        ("evaluation/replay_perplexity", Unit.NUMBER, _G, "Exponential of the validation loss of replayed sources"),
         ("evaluation/benchmarks/<benchmark>", Unit.NUMBER, _G, "Result of a benchmark's task, by its task and metric"),
         ("evaluation/benchmarks_step", Unit.STEPS, _G, "Step of the checkpoint that benchmarks were run on"),
     ),

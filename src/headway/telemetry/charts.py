@@ -147,6 +147,10 @@ def loss_chart(run: Run) -> Chart | None:
         if len(evaluated):
             axes.plot(evaluated, validation, color=SERIES[1], linewidth=1.2, marker="o", markersize=4.5, zorder=4)
             legend.append(Entry("validation loss", 1, "dots"))
+        replayed, replay = run.metrics.finite("evaluation/replay_loss")
+        if len(replayed):
+            axes.plot(replayed, replay, color=SERIES[2], linewidth=1.2, marker="o", markersize=4.5, zorder=4)
+            legend.append(Entry("validation loss of replayed sources", 2, "dots"))
         legend += _shade_not_finite(axes, run, "train/loss")
         _mark_attempts(axes, run, numbered=True)
         _mark_segments(axes, run, labelled=True)

@@ -75,10 +75,18 @@ def _age(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 10 else format_seconds(seconds)
 
 
-def render_evaluation(step: int, loss: float, *, language_model: bool = True) -> str:
-    """Return the line of an evaluation; for a language model with the perplexity exp(loss)."""
+def render_evaluation(step: int, loss: float, replay: float | None = None, *, language_model: bool = True) -> str:
+    """Return the line of an evaluation; for a language model with the perplexity exp(loss).
+
+    Args:
+        step: The step.
+        loss: Validation loss.
+        replay: That of replayed sources, if there are any.
+        language_model: Whether items are tokens.
+    """
     text = f"step {step:,} · validation loss {loss:.3f}"
-    return f"{text} · perplexity {perplexity(loss):,.2f}" if language_model else text
+    text = f"{text} · perplexity {perplexity(loss):,.2f}" if language_model else text
+    return text if replay is None else f"{text} · replay loss {replay:.3f}"
 
 
 class StatusLine:
@@ -141,9 +149,9 @@ class StatusLine:
             # A live line leaves no trace, so the attempt's log file gets the plain line in either case.
             (write_log if live else notice)(self._text())
 
-    def evaluation(self, step: int, loss: float) -> None:
+    def evaluation(self, step: int, loss: float, replay: float | None = None) -> None:
         """Show a finished evaluation."""
-        notice(render_evaluation(step, loss, language_model=self._language_model))
+        notice(render_evaluation(step, loss, replay, language_model=self._language_model))
 
     def saved(self) -> None:
         """Note that a checkpoint has been saved."""

@@ -133,7 +133,8 @@ def _tiles(summary: Summary) -> list[tuple[str, str, str]]:
     repeated = f"{again} done again after restarts" if summary.repeated_steps else ""
     skipped = f", {summary.skipped_steps:,} skipped" if summary.skipped_steps else ""
     over = "median of all steps"
-    mfu = ("MFU", share_text(summary.mfu), "" if summary.mfu is not None else "this device's peak is not known")
+    unknown = "the device's peak or the FLOPs of a token are not known"
+    mfu = ("MFU", share_text(summary.mfu), "" if summary.mfu is not None else unknown)
     if summary.language_model:
         perplexity, speed = summary.perplexity, summary.tokens_per_second
         of_items = [
@@ -151,6 +152,7 @@ def _tiles(summary: Summary) -> list[tuple[str, str, str]]:
     return [
         _training_tile(summary),
         _validation_tile(summary),
+        *_replay_tiles(summary),
         *of_items,
         ("Wall time", format_seconds(summary.seconds), "while an attempt was going"),
         ("Cost", usd_text(summary.spent_usd), cost_note(summary)),
@@ -175,6 +177,12 @@ def _validation_tile(summary: Summary) -> tuple[str, str, str]:
     if summary.best_validation_loss is not None and summary.best_validation_loss != summary.validation_loss:
         notes.append(f"best {loss_text(summary.best_validation_loss)} at step {summary.best_validation_step:,}")
     return "Validation loss", value, ", ".join(notes)
+
+
+def _replay_tiles(summary: Summary) -> list[tuple[str, str, str]]:
+    if summary.replay_loss is None:
+        return []
+    return [("Replay loss", loss_text(summary.replay_loss), f"first {loss_text(summary.first_replay_loss)}")]
 
 
 def _gib(amount: float | None) -> str:

@@ -73,6 +73,10 @@ class Summary:
     """The part of the cost between attempts, while the machines were held."""
     storage_usd: float | None = None
     """The part of the cost of keeping checkpoints."""
+    replay_loss: float | None = None
+    """Newest finite validation loss of replayed sources."""
+    first_replay_loss: float | None = None
+    """The first one, which shows whether the model forgets."""
 
 
 def summarize(run: Run) -> Summary:
@@ -81,6 +85,7 @@ def summarize(run: Run) -> Summary:
     train_loss, window = _final_loss(metrics)
     evaluated, validation = metrics.finite("evaluation/loss")
     at, _ = metrics.series("evaluation/loss")
+    _, replay = metrics.finite("evaluation/replay_loss")
     not_finite_since = metrics.not_finite_since("evaluation/loss")
     newest = float(validation[-1]) if len(validation) and not_finite_since is None else None
     skipped = metrics.last("train/skipped_steps")
@@ -116,6 +121,8 @@ def summarize(run: Run) -> Summary:
         samples_per_second=None if language_model else speed,
         idle_usd=_max(metrics, "cost/idle_usd"),
         storage_usd=_max(metrics, "cost/storage_usd"),
+        replay_loss=float(replay[-1]) if len(replay) else None,
+        first_replay_loss=float(replay[0]) if len(replay) else None,
     )
 
 

@@ -16,7 +16,7 @@ from headway.parallel.pipeline import Pipeline
 from headway.parallel.world import World
 from headway.training.precision import autocast
 from headway.training.step import exact_sum
-from headway.training.task import BatchList, Objective, to_device
+from headway.training.task import BatchList, HasReplay, Objective, to_device
 
 #: About how often workers ask each other whether one of them was asked to stop. In between they do not wait.
 _AGREE_SECONDS = 1.0
@@ -31,6 +31,8 @@ class Evaluation:
     loss: float
     """Mean over all evaluated items, in nats; NaN when no item took part in the loss."""
     items: int
+    replay: Evaluation | None = None
+    """The loss on replayed sources, which the other numbers leave out; None if there are none."""
 
     @property
     def perplexity(self) -> float:
@@ -86,9 +88,15 @@ def evaluate(
         return None
     # The sum is exact, so it does not matter which worker computed which batch.
     workers = world.gather(sums + items)
-    total = exact_sum([value for worker in workers for value in worker[:batches]])
-    count = int(sum(value for worker in workers for value in worker[batches:]))
-    return Evaluation(total / count if count else math.nan, count)
+
+    def over(first: int, last: int, replay: Evaluation | None = None) -> Evaluation:
+        total = exact_sum([value for worker in workers for value in worker[first:last]])
+        count = int(sum(value for worker in workers for value in worker[batches + first : batches + last]))
+        return Evaluation(total / count if count else math.nan, count, replay)
+
+    if not isinstance(feed, HasReplay):
+        return over(0, batches)
+    return over(0, feed.replay_from, over(feed.replay_from, batches))
 
 
 class _Agreement:

@@ -16,7 +16,7 @@ from headway.core.console import warning
 from headway.core.errors import CheckpointError, ConfigError, DataError
 from headway.core.files import sha256_file
 from headway.core.foreign import LISTING_BYTES, read_bytes
-from headway.data.feeding.feed import EvaluationFeed
+from headway.data.feeding.feed import evaluation_feed
 from headway.data.remote_store import open_store
 from headway.data.remote_store import tokenizer_folder as folder_of
 from headway.data.store import TokenStore
@@ -25,7 +25,7 @@ from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.models.build import build_any_model, complete
 from headway.models.huggingface import export_model
 from headway.parallel.world import World, pick_device
-from headway.training.evaluate import evaluate
+from headway.training.evaluate import Evaluation, evaluate
 from headway.training.generation import generate, stream_text
 from headway.training.state import model_tensors
 from headway.training.task import LANGUAGE_MODELLING
@@ -266,6 +266,10 @@ def evaluate_trained(path: Path, *, step: int | None = None, **settings: Any) ->
     return evaluate_model(load_trained(path, step=step, device=pick_device("auto")), path, **settings)
 
 
+def _numbers(result: Evaluation) -> dict[str, Any]:
+    return {"loss": result.loss, "perplexity": result.perplexity, "tokens": result.items}
+
+
 @_explain_full_gpu()
 def evaluate_model(
     trained: TrainedModel,
@@ -296,23 +300,14 @@ def evaluate_model(
     store = TokenStore.open(store_path) if store_path else open_store(config.data)
     _check_same_tokens(store, trained)
     length = sequence_length or min(config.train.sequence_length, trained.model.config.max_sequence_length)
-    feed = EvaluationFeed(
-        store,
-        split=split,
-        sequence_length=length,
-        limit=rows,
-        micro_batch=8,
-        packing=config.data.packing,
-        document_mask=config.data.document_mask,
-    )
+    feed = evaluation_feed(config.data, store, split=split, sequence_length=length, limit=rows, micro_batch=8)
     world = World(0, 1, 0, next(trained.model.parameters()).device)
     result = evaluate(LANGUAGE_MODELLING, trained.model, feed, world, precision=config.train.precision)
     assert result is not None, "nothing asks it to stop"
     return {
         "step": trained.step,
-        "loss": result.loss,
-        "perplexity": result.perplexity,
-        "tokens": result.items,
+        **_numbers(result),
+        **({} if result.replay is None else {"replay": _numbers(result.replay)}),
         "split": split,
         "sequence_length": length,
     }

@@ -85,8 +85,11 @@ class Recorder(Callback):
         values = {"evaluation/loss": result.loss}
         if job.task.is_language_model:
             values["evaluation/perplexity"] = result.perplexity
+        if result.replay is not None:
+            values["evaluation/replay_loss"] = result.replay.loss
+            values["evaluation/replay_perplexity"] = result.replay.perplexity
         self._log.write(step, values)
-        self._line.evaluation(step, result.loss)
+        self._line.evaluation(step, result.loss, None if result.replay is None else result.replay.loss)
 
     def before_save(self, job: Job) -> None:
         """Write pending records, so that a run that resumes from this state has those of all steps up to it."""

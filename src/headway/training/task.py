@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import nn
@@ -30,6 +30,16 @@ class BatchList(Protocol):
 
     def batch(self, index: int) -> MicroBatch:
         """Micro-batch `index`."""
+        ...
+
+
+@runtime_checkable
+class HasReplay(Protocol):
+    """A list of micro-batches whose last ones are of replayed sources, which have a loss of their own."""
+
+    @property
+    def replay_from(self) -> int:
+        """Number of the first of them."""
         ...
 
 
@@ -157,7 +167,7 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
 
     The model is on the CPU, or on the meta device where its weights will be cut (`Task.first_value`).
     """
-    from headway.data.feeding.feed import EvaluationFeed, TokenFeed
+    from headway.data.feeding.feed import TokenFeed, evaluation_feed
     from headway.data.feeding.packing import total_figures
     from headway.data.feeding.rows import packing_notice
     from headway.data.pinned import open_run_store
@@ -168,16 +178,15 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
     store = open_run_store(config, patience_seconds=0.8 * config.supervise.data_seconds)
     checker = store.check_on_first_use() if config.data.verify == "first_use" else None
 
-    def cut(grid: LaneGrid) -> tuple[TokenFeed, EvaluationFeed | None]:
-        evaluation = None
+    def cut(grid: LaneGrid) -> tuple[TokenFeed, BatchList | None]:
+        evaluation: BatchList | None = None
         if "validation" in store.splits:
-            evaluation = EvaluationFeed(
+            evaluation = evaluation_feed(
+                config.data,
                 store,
                 sequence_length=config.train.sequence_length,
                 limit=config.evaluation.rows,
                 micro_batch=grid.micro_batch,
-                packing=config.data.packing,
-                document_mask=config.data.document_mask,
                 parts=row_parts(config),
             )
         return TokenFeed.of(config, grid, store), evaluation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,15 +16,20 @@ import torch
 from torch import nn
 
 from headway.api import train
-from headway.config import load_config
+from headway.config import Config, load_config
+from headway.config.identity import changes
 from headway.core import faults
 from headway.core.errors import Preempted
+from headway.data.feeding.feed import EvaluationFeed
+from headway.data.store import TokenStore
 from headway.runs.ledger_proof import prove
 from headway.telemetry.metrics import read_metrics
+from headway.telemetry.report import write_report
 from headway.training import evaluate as evaluate_module
 from headway.training.evaluate import Evaluation, evaluate
+from headway.training.inference import evaluate_trained, load_trained
 from headway.training.task import Objective
-from support import state_hash
+from support import config_values, state_hash, write_corpus
 from waits import LONG
 
 OBJECTIVE = Objective(lambda model, batch: model(batch["x"]).sum(), lambda batch: len(batch["x"]))
@@ -174,3 +180,55 @@ def test_an_evaluation_that_was_left_is_the_next_attempts(
     before = (tmp_path / "runs/left/metrics.jsonl").read_bytes()
     attempt("left")
     assert (tmp_path / "runs/left/metrics.jsonl").read_bytes() == before, "now it is finished"
+
+
+class Replayed(Batches):
+    """Whose last batches are of replayed sources."""
+
+    replay_from = 3
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_replayed_sources_have_a_loss_of_their_own(workers: int) -> None:
+    together, model = Together(workers), nn.Identity()
+    with ThreadPoolExecutor(workers) as pool:
+        jobs = [pool.submit(evaluate, OBJECTIVE, model, Replayed(5), together.world(n)) for n in range(workers)]
+        results = [job.result() for job in jobs]
+    # Each of two items of batch n has the loss 3 n.
+    assert results == [Evaluation(3.0, 6, Evaluation(10.5, 4))] * workers
+
+
+def test_replay_is_recorded_and_shown_beside_what_is_learnt(tmp_path: Path) -> None:
+    write_corpus(tmp_path)
+    old = [{"text": f"old {number}: " + "far hills " * 9} for number in range(40)]
+    (tmp_path / "old.jsonl").write_text("".join(json.dumps(record) + "\n" for record in old))
+    data = {"sources": [str(tmp_path / "corpus.jsonl"), {"path": str(tmp_path / "old.jsonl"), "role": "replay"}]}
+    values = config_values(tmp_path, data={**data, "validation": 0.2}, evaluation={"every": "1 steps", "rows": 4})
+    config = Config.model_validate({**values, "train": {**values["train"], "steps": 2}})
+    run = train(config).directory
+    found = read_metrics(run)
+    assert len(found.series("evaluation/replay_loss")[1]) == len(found.series("evaluation/loss")[1]) == 2
+
+    numbers = evaluate_trained(run, rows=4)
+    assert found.last("evaluation/replay_loss") == pytest.approx(numbers["replay"]["loss"])
+    assert found.last("evaluation/loss") == pytest.approx(numbers["loss"])
+    store = TokenStore.open(config.data.store)
+    feed = EvaluationFeed(store, sequence_length=32, limit=4, micro_batch=8, only=["old"])
+    batch = feed.batch(0)
+    model = load_trained(run).model
+    with torch.no_grad():
+        loss = model(batch["ids"], batch["targets"]) / (batch["targets"] != -100).sum()
+    assert numbers["replay"]["loss"] == pytest.approx(loss.item(), rel=1e-5)
+
+    page = write_report(run).read_text()
+    assert "Replay loss" in page and "validation loss of replayed sources" in page
+
+
+def test_another_role_is_no_other_run(tmp_path: Path) -> None:
+    values = config_values(tmp_path, data={"sources": ["a.jsonl", "b.jsonl"]})
+    plain = Config.model_validate(values)
+    values["data"]["sources"] = ["a.jsonl", {"path": "b.jsonl", "role": "replay"}]
+    assert not changes(plain, Config.model_validate(values))
+    values["data"]["sources"] = [{"path": "b.jsonl", "role": "replay"}]
+    with pytest.raises(ValueError, match="nothing to learn"):
+        Config.model_validate(values)

@@ -8,7 +8,7 @@ micro-batches, nor on how far ahead batches are read.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from math import gcd
@@ -18,6 +18,7 @@ import numpy as np
 from torch.utils.data import default_collate
 
 from headway.config.batches import Batches
+from headway.config.data import DataConfig, sources_of_role
 from headway.core.console import is_first_worker, warning
 from headway.core.errors import ConfigError, DataError
 from headway.core.types import MicroBatch
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from headway.config import Config, LaneGrid
     from headway.config.segments import Segment
 
-__all__ = ["TokenFeed", "EvaluationFeed", "DatasetFeed", "DatasetEvaluationFeed", "Prefetcher"]
+__all__ = ["TokenFeed", "EvaluationFeed", "evaluation_feed", "DatasetFeed", "DatasetEvaluationFeed", "Prefetcher"]
 
 
 #: Name of the only source of a run on a map-style dataset.
@@ -296,6 +297,7 @@ class EvaluationFeed:
         packing: `data.packing`.
         document_mask: `data.document_mask`.
         parts: Number of equal parts into which workers cut every row.
+        only: Names of sources; the others are omitted.
 
     Tokens at a source's end that do not fill a row are omitted. If no source fills a row, the longest one gives one
     shorter row, so that a tiny split can still be evaluated.
@@ -315,11 +317,14 @@ class EvaluationFeed:
         packing: Literal["concat", "best_fit", "pad"] = "concat",
         document_mask: bool = False,
         parts: int = 1,
+        only: Collection[str] | None = None,
     ) -> None:
-        longest = max((store.tokens(split, name) for name in store.sources(split)), default=0)
+        names = [name for name in store.sources(split) if only is None or name in only]
+        longest = max((store.tokens(split, name) for name in names), default=0)
         if longest < 2:
+            of = "" if only is None else f" of {', '.join(sorted(only))}"
             raise DataError(
-                f"split '{split}' holds no text to evaluate on", where=str(store.path), fix="raise data.validation"
+                f"split '{split}' holds no text{of} to evaluate on", where=str(store.path), fix="raise data.validation"
             )
         if longest <= parts:
             raise DataError(
@@ -330,7 +335,7 @@ class EvaluationFeed:
             )
         length = min(sequence_length, longest - 1)
         self._length, self._micro_batch = length - length % parts, micro_batch
-        self._rows = SplitRows(store, split, self._length, packing=packing, document_mask=document_mask)
+        self._rows = SplitRows(store, split, self._length, packing=packing, document_mask=document_mask, only=only)
         self._starts = np.cumsum([0, *self._rows.counts(self._length)])
         self._total = int(self._starts[-1])
         self.rows = self._total if limit is None else min(limit, self._total)
@@ -348,6 +353,72 @@ class EvaluationFeed:
         chosen = np.array([place * self._total // self.rows for place in places], dtype=np.int64)
         sources = np.searchsorted(self._starts, chosen, side="right") - 1
         return micro_batch_of(self._rows.read(self._length, sources, chosen - self._starts[sources]))
+
+
+class EvaluationWithReplay:
+    """The held-out rows of the sources to learn from, followed by those of the replayed ones.
+
+    Args:
+        own: Rows of the sources to learn from.
+        replay: Rows of the replayed ones.
+    """
+
+    def __init__(self, own: EvaluationFeed, replay: EvaluationFeed) -> None:
+        self._own, self._replay = own, replay
+
+    @property
+    def replay_from(self) -> int:
+        """Number of the first micro-batch of replayed sources."""
+        return len(self._own)
+
+    def __len__(self) -> int:
+        """Return the number of micro-batches in one evaluation."""
+        return len(self._own) + len(self._replay)
+
+    def batch(self, index: int) -> MicroBatch:
+        """Read micro-batch `index`."""
+        first = self.replay_from
+        return self._own.batch(index) if index < first else self._replay.batch(index - first)
+
+
+def evaluation_feed(
+    data: DataConfig,
+    store: TokenStore,
+    *,
+    split: str = "validation",
+    sequence_length: int,
+    limit: int | None,
+    micro_batch: int,
+    parts: int = 1,
+) -> EvaluationFeed | EvaluationWithReplay:
+    """Open the rows that evaluations use: those of replayed sources by themselves, if there are any.
+
+    Args:
+        data: The config of the run.
+        store, split, sequence_length, limit, micro_batch, parts: As in `EvaluationFeed`; the limit is for each role.
+
+    Raises:
+        DataError: A role has too little text to evaluate on.
+    """
+
+    def opened(only: Collection[str] | None) -> EvaluationFeed:
+        return EvaluationFeed(
+            store,
+            split=split,
+            sequence_length=sequence_length,
+            limit=limit,
+            micro_batch=micro_batch,
+            packing=data.packing,
+            document_mask=data.document_mask,
+            parts=parts,
+            only=only,
+        )
+
+    replayed = set(sources_of_role(data.sources, "replay"))
+    if not replayed & {source["name"] for source in store.manifest["sources"]}:
+        return opened(None)
+    others = {source["name"] for source in store.manifest["sources"]} - replayed
+    return EvaluationWithReplay(opened(others), opened(replayed))
 
 
 class DatasetFeed(_PlannedFeed):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import numpy as np
@@ -55,6 +55,7 @@ class SplitRows:
         lengths: Tokens per row, one length or several; sources that have no row of any length are omitted.
         packing: `data.packing`.
         document_mask: `data.document_mask`.
+        only: Names of sources; the others are omitted.
 
     Attributes:
         sources: Names of the sources that have rows.
@@ -72,10 +73,12 @@ class SplitRows:
         *lengths: int,
         packing: Literal["concat", "best_fit", "pad"] = "concat",
         document_mask: bool = False,
+        only: Collection[str] | None = None,
     ) -> None:
         parts: Sequence[TokenStore] = store if isinstance(store, list) else [store]
         self.where, self.packing, self.document_mask = str(parts[-1].path), packing, document_mask
-        names = dict.fromkeys(name for part in parts for name in part.sources(split))
+        found = dict.fromkeys(name for part in parts for name in part.sources(split))
+        names = [name for name in found if only is None or name in only]
 
         def rows_of(name: str, length: int) -> SourceRows:
             opened = [
