@@ -327,8 +327,8 @@ class TokenStore:
         return self._stream(split, source).read(start, count)
 
     def has_mask(self, split: str, source: str) -> bool:
-        """Return whether some tokens of a source are not trained."""
-        return any("mask_sha256" in shard for shard in self.shard_entries(split, source))
+        """Return whether a source has a loss mask: its shards have one, or none has."""
+        return "mask_sha256" in next(iter(self.shard_entries(split, source)), {})
 
     def read_mask(self, split: str, source: str, start: int, count: int) -> NDArray[np.bool_] | None:
         """Return for tokens [start, start + count) of a source whether they are trained; None if all of it are.
@@ -475,8 +475,6 @@ class TokenStore:
 
     def _make_mask_stream(self, split: str, source: str) -> ShardStream:
         def map_mask(shard: dict[str, Any]) -> Tokens | MaskBits:
-            if "mask_sha256" not in shard:
-                return np.broadcast_to(np.True_, shard["tokens"])
             bits = MaskBits(self._map_mask(split, source, shard), shard)
             self._note(split, source, shard, mask=True)
             return bits

@@ -107,16 +107,19 @@ def _part(part: dict[str, Any], where: str) -> int:
     shards = part.get("shards")
     if not isinstance(shards, list):
         raise ManifestError(f"{where}.shards is not a list of shards")
-    files, tokens, documents = set(), 0, 0
+    files, tokens, documents, masks = set(), 0, 0, 0
     for number, shard in enumerate(shards):
         # A fast check for the common case: a store may have tens of thousands of shards.
         if not _is_shard(shard):
             _raise_shard_error(shard, f"{where}.shards[{number}]")
         files.add(shard["file"])
         tokens += shard["tokens"]
+        masks += _MASK in shard
         documents += shard["documents"]
     if len(files) != len(shards):
         raise ManifestError(f"{where}.shards names a file twice")
+    if masks not in (0, len(shards)):
+        raise ManifestError(f"{where}.shards has {masks:,} loss masks for {len(shards):,} shards")
     for key, total in (("tokens", tokens), ("documents", documents)):
         if _count(part, key, f"{where}.") != total:
             raise ManifestError(f"{where}.{key} is {part[key]:,}, but its shards have {total:,}")

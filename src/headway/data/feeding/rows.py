@@ -128,6 +128,7 @@ class ConcatRows:
     def __init__(self, store: TokenStore, split: str, source: str, sequence_length: int, *, masked: bool) -> None:
         self._store, self._split, self._source = store, split, source
         self._length, self._masked = sequence_length, masked
+        self._has_mask = store.has_mask(split, source)
         self.count = max(0, store.tokens(split, source) - 1) // sequence_length
         firsts = [shard.first_token for shard in store.shards(split, source)] if masked else []
         self._firsts = np.array(firsts, dtype=np.int64)
@@ -144,10 +145,14 @@ class ConcatRows:
         return RowBlock(tokens, self._documents(rows), self._masked, trained=self._trained(rows))
 
     def _trained(self, rows: NDArray[np.int64]) -> NDArray[np.bool_] | None:
-        starts, length = (rows * self._length).tolist(), self._length + 1
-        masks = (self._store.read_mask(self._split, self._source, start, length) for start in starts)
-        found = [mask for mask in masks if mask is not None]
-        return np.stack(found) if found else None
+        if not self._has_mask:
+            return None
+        trained = np.empty((len(rows), self._length + 1), dtype=np.bool_)
+        for place, start in enumerate((rows * self._length).tolist()):
+            mask = self._store.read_mask(self._split, self._source, start, self._length + 1)
+            assert mask is not None
+            trained[place] = mask
+        return trained
 
     def _documents(self, rows: NDArray[np.int64]) -> NDArray[np.int32] | None:
         if not self._masked:
@@ -179,6 +184,7 @@ class PackedRows:
     ) -> None:
         self._store, self._split, self._source = store, split, source
         self._length, self._masked = sequence_length, masked
+        self._has_mask = store.has_mask(split, source)
         self._plan, self._figures = open_plan(store, split, source, sequence_length, packing)
         self.count = self._figures.rows
 
@@ -191,7 +197,7 @@ class PackedRows:
         tokens = np.full((len(rows), self._length + 1), self._store.end_of_text_id, dtype=np.int64)
         documents = np.full(tokens.shape, -1, dtype=np.int32)
         continued = np.zeros(tokens.shape, dtype=np.bool_)
-        trained: NDArray[np.bool_] | None = None
+        trained = np.ones(tokens.shape, dtype=np.bool_) if self._has_mask else None
         low, high = self._plan.rows[rows].tolist(), self._plan.rows[rows + 1].tolist()
         if not self._store.at_hand:
             pieces = [self._plan.starts[first:last] for first, last in zip(low, high, strict=True)]
@@ -206,9 +212,9 @@ class PackedRows:
                 tokens[place, end : end + length] = piece
                 documents[place, end : end + length] = number
                 continued[place, end] = continues[number]
-                mask = self._store.read_mask(self._split, self._source, start, length)
-                if mask is not None:
-                    trained = np.ones(tokens.shape, dtype=np.bool_) if trained is None else trained
+                if trained is not None:
+                    mask = self._store.read_mask(self._split, self._source, start, length)
+                    assert mask is not None
                     trained[place, end : end + length] = mask
                 end += length
         return RowBlock(tokens, documents, self._masked, continued, trained)

@@ -50,6 +50,9 @@ class MemoryStore:
     def tokens(self, split: str, source: str) -> int:
         return len(self.streams[source])
 
+    def has_mask(self, split: str, source: str) -> bool:
+        return False
+
     def documents(self, split: str, source: str) -> NDArray[np.uint64]:
         return np.cumsum([0, *map(len, self.texts[source])]).astype(np.uint64)
 
