@@ -568,8 +568,8 @@ class ShardStream:
             for shard, token, document in zip(self._part["shards"], self._starts, documents, strict=False)
         ]
 
-    def read(self, start: int, count: int) -> NDArray[np.integer[Any]]:
-        """Return tokens [start, start + count), (count,)."""
+    def read(self, start: int, count: int) -> NDArray[Any]:
+        """Return tokens [start, start + count), or their bits, (count,)."""
         if start < 0 or count < 0 or start + count > self._starts[-1]:
             raise IndexError(f"tokens [{start}, {start + count}) are not inside [0, {self._starts[-1]})")
         number = min(bisect_right(self._starts, start), len(self._starts) - 1) - 1
