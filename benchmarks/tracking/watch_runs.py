@@ -1,4 +1,4 @@
-"""What it takes to watch many runs: a scrape of the exporter, and a reading of `headway top`.
+"""What it takes to watch many runs: a scrape of the exporter, a reading of `headway top`, and a chart of `headway ui`.
 
 Makes a folder of runs that train, as their files look, and measures while each of them goes on:
 
@@ -16,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import orjson
 import psutil
 from rich.console import Console
 
@@ -23,6 +24,7 @@ from headway.core.machine import host_name
 from headway.tracking.exporter import exposition
 from headway.tracking.live_table import pause_seconds, table
 from headway.tracking.runs_folder import RunsFolder
+from headway.tracking.ui.pages import Pages
 
 CONFIG = """\
 name: {name}
@@ -137,6 +139,20 @@ def main() -> None:
         mean = sum(took) / len(took)
         pause = pause_seconds(given.every, mean)
         print(f"headway top: {mean * 1e3:.0f} ms a reading, one in {pause:.1f} s: {mean / pause:.1%} of a core")
+        pages = Pages(RunsFolder(folder, newest=True))
+        names = [one["name"] for one in pages.runs()["runs"]]
+        for when in ("first", "next"):
+            started, size = time.process_time(), 0
+            for start in range(0, len(names), 8):
+                query = {
+                    "metric": ["train/loss"],
+                    "smoothing": ["0.9"],
+                    "points": ["480"],
+                    "run": names[start : start + 8],
+                }
+                size += len(orjson.dumps(pages.curves(query)))
+            took_seconds = time.process_time() - started
+            print(f"headway ui: {when} chart of all runs {took_seconds:.2f} s, {size / 1024:.0f} KiB")
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(f"peak memory of this process: {peak:.0f} MiB")
 
