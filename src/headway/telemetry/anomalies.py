@@ -48,11 +48,12 @@ _FP16_SKIPS = 6
 #: Work of two stretches is equal up to this share.
 _EQUAL_WORK = 0.1
 
-DATA, RESTART, UNKNOWN = "data", "restart", "unknown"
+DATA_WAIT, STORAGE, RESTART, UNKNOWN = "data wait", "storage", "restart", "unknown"
 OTHER_PROCESSES, QUOTA, VIRTUAL_MACHINES, HEAT = "other processes", "processor quota", "other virtual machines", "heat"
 ROWS, UNSTABLE, NOT_FINITE, GPU_MEMORY, OWN_MEMORY = "rows", "learning rate", "not finite", "gpu memory", "own memory"
 _ADVICE: Mapping[str, str] = {
-    DATA: "Put the token store on a faster disk, or prefetch more; headway profile shows the waits.",
+    DATA_WAIT: "The steps wait for their data; headway profile shows the waits.",
+    STORAGE: "Put the token store on a faster disk, or prefetch more; headway profile shows the waits.",
     RESTART: "The attempt has another machine, number of workers or config: headway runs show RUN.",
     OTHER_PROCESSES: "Other processes use the processors of the machine: move them away, or take fewer threads.",
     QUOTA: "The control group allows fewer processors than the run uses: ask for more, or take fewer threads.",
@@ -303,7 +304,7 @@ def _data_wait(newest: list[_Stretch], earlier: list[_Stretch], cause: str) -> I
     if lasts and (share > DATA_WAIT_SHARE or has_risen):
         before = "" if usual is None else f", {usual:.0%} before"
         yield Anomaly(
-            "data wait", cause if cause != UNKNOWN else DATA, f"{share:.0%} of the time waits for data{before}"
+            "data wait", cause if cause != UNKNOWN else STORAGE, f"{share:.0%} of the time waits for data{before}"
         )
 
 
@@ -318,11 +319,11 @@ def _slower(newest: list[_Stretch], earlier: list[_Stretch], cause: str, *, wait
     if median(now) <= limit or min(now) <= (usual + limit) / 2:
         return
     work = median(one.work for one in newest)
-    extra = fmean(one.mean * one.wait_share for one in newest) - fmean(one.mean * one.wait_share for one in earlier)
+    extra = fmean(one.mean * one.wait_share for one in newest) - median(one.mean * one.wait_share for one in earlier)
     if extra > (median(now) - usual) * work / 2:
         if waits_grew:  # the same trouble
             return
-        cause = DATA
+        cause = DATA_WAIT
     same = [one.mean / one.work for one in earlier if one.attempt == newest[-1].attempt]
     if cause == UNKNOWN and len(same) < len(earlier) and min(same, default=math.inf) > (usual + limit) / 2:
         cause = RESTART

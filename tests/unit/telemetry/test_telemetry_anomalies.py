@@ -11,7 +11,7 @@ import pytest
 
 from headway.telemetry.anomalies import (
     _ADVICE,
-    DATA,
+    DATA_WAIT,
     GPU_MEMORY,
     HEAT,
     NOT_FINITE,
@@ -20,6 +20,7 @@ from headway.telemetry.anomalies import (
     QUOTA,
     RESTART,
     ROWS,
+    STORAGE,
     UNKNOWN,
     UNSTABLE,
     VIRTUAL_MACHINES,
@@ -83,13 +84,15 @@ SLOW = {"speed/step_seconds": 8.0}
     ("change", "expected"),
     [
         (late(**SLOW), ("slower", UNKNOWN)),
-        (late(**SLOW, **{"speed/data_wait_share": 0.19}), ("data wait", DATA)),
+        (late(**SLOW, **{"speed/data_wait_share": 0.19}), ("data wait", STORAGE)),
         (late(**SLOW, **{"health/cpu_wait_share": 0.3, "health/cpu_used_by_others": 1.5}), ("slower", OTHER_PROCESSES)),
         (late(**SLOW, **{"health/cpu_throttled_share": 0.2}), ("slower", QUOTA)),
         (late(**SLOW, **{"health/cpu_stolen_share": 0.2}), ("slower", VIRTUAL_MACHINES)),
         (late(**SLOW, **{"health/gpu_temperature_celsius": 88.0}), ("slower", HEAT)),
-        (late(**{"speed/data_wait_share": 0.25}), ("data wait", DATA)),
-        (lambda step: {"speed/data_wait_share": 0.3}, ("data wait", DATA)),  # from the beginning
+        # Less than a tenth of the time, but most of what is lost.
+        (late(**{"speed/step_seconds": 7.15, "speed/data_wait_share": 0.0995}), ("slower", DATA_WAIT)),
+        (late(**{"speed/data_wait_share": 0.25}), ("data wait", STORAGE)),
+        (lambda step: {"speed/data_wait_share": 0.3}, ("data wait", STORAGE)),  # from the beginning
         (lambda step: {"memory/peak_gib": 40.0 + 0.02 * step}, ("memory growth", GPU_MEMORY)),
         (
             lambda step: {"speed/step_seconds": 3.0 if step % 2 else 9.0} if step > LATE else {},
@@ -224,5 +227,5 @@ def test_episodes_of_a_whole_history() -> None:
 
 
 def test_every_cause_has_advice() -> None:
-    causes = {DATA, RESTART, UNKNOWN, OTHER_PROCESSES, QUOTA, VIRTUAL_MACHINES, HEAT}
+    causes = {DATA_WAIT, STORAGE, RESTART, UNKNOWN, OTHER_PROCESSES, QUOTA, VIRTUAL_MACHINES, HEAT}
     assert set(_ADVICE) == causes | {ROWS, UNSTABLE, NOT_FINITE, GPU_MEMORY, OWN_MEMORY}

@@ -21,6 +21,8 @@ class _RunHistory:
     def __init__(self, path: Path) -> None:
         self._tail = JsonLinesTail(path / FILE_NAME)
         self.metrics = Metrics()
+        self.size = 0
+        """Number of its values; other threads may ask for it at any time."""
         self.lock = threading.Lock()
 
     def refresh(self) -> None:
@@ -31,6 +33,7 @@ class _RunHistory:
                     self.metrics = Metrics()
                 for record in records:
                     self.metrics.add(record)
+        self.size = self.metrics.size
 
 
 class Histories:
@@ -58,5 +61,5 @@ class Histories:
             history.refresh()
             yield history.metrics
         with self._lock:
-            while len(self._kept) > 1 and sum(one.metrics.size for one in self._kept.values()) > self._most:
+            while len(self._kept) > 1 and sum(one.size for one in self._kept.values()) > self._most:
                 self._kept.popitem(last=False)

@@ -72,17 +72,18 @@ export class Chart {
   }
 
   /**
-   * Ask for the curves of the chosen runs and draw them; a newer call ends an older one. Curves that are known of runs
-   * in `ended` are not asked for again.
+   * Ask for the curves of the chosen runs and draw them; a newer call ends an older one. What is known of runs in
+   * `ended` is not asked for again.
    */
   async refresh(ended = new Set()) {
     this.asking?.abort();
     const asking = this.asking = new AbortController();
     const runs = settings.runs ?? [];
     const points = Math.round(Math.max(FEWEST_POINTS, Math.min(MOST_POINTS, ALL_POINTS / Math.max(1, runs.length))));
-    const question = {
-      runs: runs.filter((run) => !(ended.has(run) && this.curves[run])), points, metric: this.choice.metric, axis: settings.axis, smoothing: settings.smoothing, zoom: settings.zoom,
-    };
+    const { axis, smoothing, zoom } = settings;
+    const question = { metric: this.choice.metric, axis, smoothing, zoom, points };
+    const asked = JSON.stringify(question);
+    question.runs = runs.filter((run) => !(ended.has(run) && this.curves[run]?.asked === asked));
     const { unit, help } = about(this.choice.metric);
     this.unit.textContent = unit;
     this.select.title = help;
@@ -91,7 +92,7 @@ export class Chart {
     try {
       for await (const found of askCurves(question, asking.signal)) {
         if (asking.signal.aborted) return;
-        Object.assign(this.curves, found);
+        for (const [run, curve] of Object.entries(found)) this.curves[run] = { ...curve, asked };
         if (Object.values(found).map((curve) => addNames(curve.metrics)).some(Boolean)) this.named();
         this.draw();
       }
