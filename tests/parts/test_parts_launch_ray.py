@@ -1,4 +1,4 @@
-"""Ray Train places a machine of a run: its node process is killed, and the run ends with the same bits."""
+"""Ray places a machine of a run, and units of input on several: what is killed is done again, to the same bits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pytest
 
 from headway.core.waiting import wait_until
 from parts_table import RAY
-from support import headway, state_hash
+from support import headway, state_hash, store_contents
+from support_prepare import Corpus
 from waits import LONG
 
 pytestmark = [pytest.mark.parts(RAY), pytest.mark.timeout(1800)]
@@ -61,3 +62,31 @@ def test_a_node_process_that_is_killed_is_started_again_and_the_state_is_equal(
     whole = headway("train", config, "name=whole")
     assert whole.returncode == 0, whole.stderr
     assert state_hash(tmp_path / "runs/placed") == state_hash(tmp_path / "runs/whole")
+
+
+def test_a_machine_that_is_killed_while_it_prepares_data_changes_no_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster_utils = pytest.importorskip("ray.cluster_utils", reason="there is no Ray: pip install 'headway[ray]'")
+    corpus = Corpus(tmp_path)
+    corpus.prepare_alone()
+    for name, value in {**_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path), "NOTES": f"{tmp_path}/notes",
+                        "PAUSE": "0.1", "RAY_memory_monitor_refresh_ms": "0"}.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        nodes = [cluster.add_node(num_cpus=1) for _ in range(3)]
+        preparing = corpus.prepare("--on", "ray", pause=0.1, RAY_ADDRESS=cluster.address)
+        assert wait_until(lambda: len(corpus.surveyed()) >= 2 or preparing.poll() is not None, LONG, 0.05)
+        # The machine whose process has cleaned a document last is at work.
+        working = Path(f"/proc/{corpus.workers()[-1]}/stat").read_text().rpartition(")")[2].split()[1]
+        at_work = next(n for n in nodes if str(n.all_processes["raylet"][0].process.pid) == working)
+        finished = corpus.surveyed()
+        cluster.remove_node(at_work, allow_graceful=False)
+        assert preparing.wait(LONG) == 0, corpus.log()
+    finally:
+        cluster.shutdown()
+    assert store_contents(tmp_path / "many") == store_contents(tmp_path / "one")
+    once = corpus.times("notes-one")
+    assert {file: corpus.times()[file] for file in finished} == {file: once[file] for file in finished}
+    assert corpus.times() != once, "the machine was not at work"

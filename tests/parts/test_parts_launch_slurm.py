@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +16,8 @@ from headway.launchers.launcher import Handle
 from headway.launchers.record import audited, read_handle
 from headway.launchers.slurm import LAUNCHER
 from parts_table import SLURM
-from support import headway, state_hash
+from support import headway, state_hash, store_contents
+from support_prepare import Corpus
 from support_slurm import Slurm, slurm_cluster
 from waits import LONG
 
@@ -204,6 +207,21 @@ def test_a_real_run_that_is_cancelled_has_saved_and_continues_by_hand(
     done = headway("train", pair, "name=gone")
     assert done.returncode == 0, done.stderr
     check(pair, "gone", whole)
+
+
+def test_an_element_that_is_killed_while_it_prepares_data_changes_no_byte(slurm: Slurm, tmp_path: Path) -> None:
+    corpus = Corpus(tmp_path)
+    corpus.prepare_alone()
+    preparing = corpus.prepare("--on", "slurm", "--tasks", "4", "launch.slurm.partition=low", pause=0.1)
+    assert wait_until(lambda: len(corpus.surveyed()) >= 2 or preparing.poll() is not None, LONG, 0.05), corpus.log()
+    finished = corpus.surveyed()
+    os.kill(corpus.workers()[-1], signal.SIGKILL)
+    assert preparing.wait(LONG) == 0, corpus.log()
+    assert "another one follows" in corpus.log()
+    assert store_contents(tmp_path / "many") == store_contents(tmp_path / "one")
+    once = corpus.times("notes-one")
+    assert {file: corpus.times()[file] for file in finished} == {file: once[file] for file in finished}
+    assert corpus.times() != once, "the element was not at work"
 
 
 def stand_in(folder: Path) -> Path:

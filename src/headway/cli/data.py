@@ -14,7 +14,9 @@ from headway.core.console import print_line, print_lines
 from headway.core.user_command import suggest
 
 if TYPE_CHECKING:
+    from headway.config import Config
     from headway.data.store import TokenStore
+    from headway.launchers.data_pools import DataPool
 
 data = typer.Typer(no_args_is_help=True, help="Prepare text for training, and inspect the result.")
 
@@ -33,7 +35,16 @@ def prepare(
     repair: Annotated[
         bool, typer.Option("--repair", help="Also hash existing shards, and prepare damaged ones again.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be read, and stop.")] = False,
+    on: Annotated[
+        str | None,
+        typer.Option("--on", metavar="CLUSTER", help="Have other machines do it: ray, slurm, or package.module:NAME."),
+    ] = None,
+    tasks: Annotated[
+        int | None, typer.Option("--tasks", min=1, help="With --on: tasks of Ray at a time, elements of Slurm's array.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List what would be read (and submitted), and stop.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Turn text into a token store: read, clean, remove duplicates, tokenize.
@@ -41,7 +52,8 @@ def prepare(
     Sources are files (.txt, .jsonl, .csv, also under .gz, .zst, .bz2, .xz; .parquet, .arrow), folders, globs, s3://,
     gs://, az:// and https:// URLs, hf://NAME and python:MODULE:FUNCTION. Only input that is new or changed since
     the last time is processed. An existing store is replaced only when the new one is complete. After an error or a
-    kill the same command continues.
+    kill the same command continues. With --on, the machines of a cluster share the work, --workers are the processes of
+    each task, and the store has the same bytes.
 
     [bold]Examples[/bold]
 
@@ -49,6 +61,8 @@ def prepare(
     headway data prepare run.yaml data.sources=corpus data.bad_documents=skip
     headway data prepare run.yaml --dry-run
     headway data prepare run.yaml --repair
+    headway data prepare run.yaml --on ray
+    headway data prepare run.yaml --on slurm --tasks 32 --workers 8 --dry-run
     """
     from dataclasses import asdict
 
@@ -62,14 +76,18 @@ def prepare(
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     if not dry_run:
         begin_loading_named(config, overrides or [])
-    settings = load(config, overrides, trains=False).data
+    loaded = load(config, overrides, trains=False)
+    settings = loaded.data
+    pool = _pool(loaded, on, tasks, workers)
     if dry_run:
-        data_listing.list_sources(settings, json)
+        data_listing.list_sources(settings, json, pool)
         return
     begin_loading_file(settings.tokenizer.path, settings.tokenizer.encoder)
     from headway.data.preparing.prepare import prepare as prepare_store
 
-    report = prepare_store(settings, workers=workers, force=force, repair=repair)
+    # On a cluster, the option counts the processes of a task; this machine does what cannot travel.
+    own = workers if pool is None else None
+    report = prepare_store(settings, workers=own, force=force, repair=repair, pool=pool)
     if report.up_to_date:
         notice("up to date: nothing has changed since the store was made (--force makes it again)")
     if json:
@@ -78,6 +96,19 @@ def prepare(
         print_lines(report.describe())
     if not settings.clean and not any(source.path.startswith("python:") for source in settings.sources):
         allow_fast_exit()
+
+
+def _pool(config: Config, on: str | None, tasks: int | None, workers: int | None) -> DataPool | None:
+    """Return the cluster that shares the work, if one does."""
+    if on is None:
+        if tasks is None:
+            return None
+        from headway.core.errors import ConfigError
+
+        raise ConfigError("--tasks counts those of a cluster", where="--tasks", fix="--on ray | slurm, or --workers")
+    from headway.launchers.data_pools import find_pool
+
+    return find_pool(on)(config, tasks=tasks, workers=workers or 1)
 
 
 @data.command()

@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from headway.cli.common import print_json, print_table
-from headway.core.console import print_line
+from headway.core.console import print_line, print_lines
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from headway.config.data import DataConfig
     from headway.data.reading.places import SourceFile
     from headway.data.reading.sources import Source
+    from headway.launchers.data_pools import DataPool
 
 
-def list_sources(settings: DataConfig, json: bool) -> None:
-    """Print the files of all sources; only their lengths are read.
+def list_sources(settings: DataConfig, json: bool, pool: DataPool | None = None) -> None:
+    """Print the files of all sources, and what a cluster would get; only lengths and tables' footers are read.
 
     Raises:
         DataError: a source has no files, or cannot be reached.
@@ -23,8 +26,10 @@ def list_sources(settings: DataConfig, json: bool) -> None:
     from headway.data.reading.sources import find_sources
 
     sources = find_sources(settings.sources, most=settings.max_document_bytes)
+    submitted = None if pool is None else pool.describe(_units(settings, sources))
     if json:
-        print_json([_facts(source) for source in sources])
+        facts = [_facts(source) for source in sources]
+        print_json(facts if submitted is None else {"sources": facts, "submitted": submitted})
         return
     rows = [row for source in sources for row in _rows(source)]
     print_table(["SOURCE", "FORMAT", "SIZE", "FILE"], rows, numeric=[2])
@@ -36,6 +41,20 @@ def list_sources(settings: DataConfig, json: bool) -> None:
         what = "a stream of unknown length" if source.stream else f"{files}, {size}"
         print_line(f"{source.name}: {what}{ignored}{limit}")
     print_line(f"would be written to {settings.store}")
+    if submitted is not None:
+        print_lines(submitted)
+
+
+def _units(settings: DataConfig, sources: Sequence[Source]) -> int:
+    """Return the number of units that other machines can process."""
+    from headway.data.preparing.units import units_of
+
+    return sum(
+        1
+        for number, source in enumerate(sources)
+        if source.stream is None and source.limit is None
+        for _ in units_of(number, source, settings.shard_bytes)
+    )
 
 
 def _rows(source: Source) -> list[list[str]]:

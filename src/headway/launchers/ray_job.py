@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from headway.config.launch import LaunchConfig
 from headway.core.errors import ConfigError
 from headway.core.waiting import wait_until
 from headway.launchers.job import Job, survival_problems
@@ -40,13 +41,8 @@ class RayJobLauncher:
 
     def files(self, job: Job) -> dict[str, str]:
         """Return the config, the runtime environment and the command of the job."""
-        ray = job.config.launch.ray
         # Ray copies the folder of the launch to the machines; your own code comes with `working_dir` in the patch.
-        environment: dict[str, Any] = {
-            "env_vars": dict(job.config.launch.environment),
-            **({"pip": list(ray.packages)} if ray.packages else {}),
-        }
-        environment = merge(environment, dict(ray.patch))
+        environment = runtime_environment(job.config.launch)
         words = ray_command(job, CONFIG)
         texts = {ENVIRONMENT: environment, COMMAND: words}
         return {
@@ -99,6 +95,16 @@ class RayJobLauncher:
         """
         ask_program(["ray", "job", "stop", *_address(handle.details.get("address")), "--no-wait", handle.id])
         wait_until(lambda: self.status(handle).state not in ("waiting", "running"), handle.grace_seconds, 1.0)
+
+
+def runtime_environment(launch: LaunchConfig) -> dict[str, Any]:
+    """Return what Ray sets up on its machines before our code runs there."""
+    environment: dict[str, Any] = {
+        "env_vars": dict(launch.environment),
+        **({"pip": list(launch.ray.packages)} if launch.ray.packages else {}),
+    }
+    merged: dict[str, Any] = merge(environment, dict(launch.ray.patch))
+    return merged
 
 
 def _address(address: str | None) -> list[str]:

@@ -122,7 +122,7 @@ class SlurmLauncher:
                 where="launch.slurm.partition",
                 fix=f"one of: {', '.join(known)}",
             )
-        tried = try_program(["sbatch", "--test-only", *_words(_options(job, Path())), "--wrap=true"])
+        tried = try_program(["sbatch", "--test-only", *_words(batch_options(job, Path())), "--wrap=true"])
         if tried.returncode:
             said = tried.stderr.strip().splitlines()
             raise ConfigError(
@@ -190,7 +190,7 @@ class SlurmLauncher:
         ask_program(["scancel", "--quiet", handle.id])
 
 
-def _options(job: Job, folder: Path) -> dict[str, Any]:
+def batch_options(job: Job, folder: Path) -> dict[str, Any]:
     """Return the options of sbatch."""
     slurm = job.config.launch.slurm
     options: dict[str, Any] = {
@@ -221,7 +221,7 @@ def _lines(options: dict[str, Any]) -> str:
     return "\n".join(f"#SBATCH {shlex.quote(word)}" for word in _words(options))
 
 
-def _head(job: Job, options: dict[str, Any]) -> str:
+def script_head(job: Job, options: dict[str, Any]) -> str:
     launch = job.config.launch
     exports = [f"export {name}={shlex.quote(value)}" for name, value in launch.environment.items()]
     setup = "\n".join([*exports, *launch.slurm.setup])
@@ -242,7 +242,7 @@ def _script(job: Job) -> str:
         secret = shlex.quote(str(folder / "secret"))
         machines = _MACHINES.format(machines=job.machine_range, secret=secret)
     return _SCRIPT.format(
-        head=_head(job, _options(job, folder)),
+        head=script_head(job, batch_options(job, folder)),
         machines=machines.rstrip(),
         srun=f"{shlex.join(srun)} ",
         command=f"{shlex.join(job.command(str(folder / CONFIG)))}{part}",
@@ -254,10 +254,10 @@ def _prepare_script(job: Job) -> str:
     """Return the script that prepares the token store, on one machine and without GPUs."""
     folder = job.folder.absolute()
     left_out = ("gres", "signal", "requeue")
-    options = {name: value for name, value in _options(job, folder).items() if name not in left_out}
+    options = {name: value for name, value in batch_options(job, folder).items() if name not in left_out}
     options |= {"job-name": f"{job.name}-prepare", "nodes": 1, "ntasks-per-node": 1}
     words = ["exec", "srun", "headway", "data", "prepare", str(folder / CONFIG)]
-    return f"{_head(job, options)}\n{shlex.join(words)}\n"
+    return f"{script_head(job, options)}\n{shlex.join(words)}\n"
 
 
 def _seconds(limit: str) -> int:

@@ -21,27 +21,25 @@ from headway.config.template import CHAT
 from headway.config.units import Amount
 from headway.core.console import Progress, progress
 from headway.core.faults import fault_point
-from headway.core.files import atomic_write
 from headway.data.in_use import check_not_in_use
-from headway.data.preparing.encode import SPLITS, PieceResult, PieceWorker, Recipe, Verdict, Work
+from headway.data.preparing.collecting import KEPT, PRINTS, UnitCollector, search_files
+from headway.data.preparing.encode import PieceResult, PieceWorker, Recipe, Verdict, Work
 from headway.data.preparing.inputs import InputHashes, files_of
+from headway.data.preparing.pools import Line, Lines, UnitPool
 from headway.data.preparing.records import WORK, Records, Shards, Survey, key_of
-from headway.data.preparing.shards import ShardWriter
+from headway.data.preparing.tasks import UnitTask
 from headway.data.preparing.units import Unit, units_of
-from headway.data.preparing.workers import Pipeline, pipeline, prepared
+from headway.data.preparing.workers import prepared
 from headway.data.reading.sources import Source
 from headway.data.tokenizing.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from headway.data.dedup import DocumentPrints
     from headway.data.dedup.fingerprints import Prints
 
 # Version of the code's results; it is raised when they change for equal input, so that old records are not reused.
 _CODE = 1
 # Version of the results for units in which a source's limit may be reached.
 _LIMITS = 3
-# Files of a survey for the search for duplicates: fingerprints, and a mask of the documents that passed the cleaning.
-_PRINTS, _KEPT = "prints", "kept.npy"
 # Documents of streams, between the two passes.
 _TEXTS = "texts"
 
@@ -73,6 +71,7 @@ class Builder:
         described_steps: The cleaning steps with everything they depend on.
         tokenizer: The vocabulary.
         workers: Number of pieces to process at a time.
+        pool: Other machines, which process the units that can travel.
         keeps_for: Processes of runs whose shards stay in the store.
         chat: Hash of what determines the ids of conversations, beside the vocabulary.
 
@@ -92,16 +91,17 @@ class Builder:
         described_steps: Any,
         tokenizer: Tokenizer,
         workers: int,
+        pool: UnitPool | None = None,
         keeps_for: Collection[int] = (),
         chat: str | None = None,
     ) -> None:
         self.keeps_for, self._chat = keeps_for, chat
         self._data, self._sources, self.records, self._hashes = data, sources, records, hashes
         self._recipe, self._steps, self._workers = recipe, described_steps, workers
-        self._tokenizer = tokenizer
+        self._tokenizer, self._pool = tokenizer, pool
         self.duplicates: dict[str, Any] | None = None
         self.processed: dict[str, int] = {}
-        self._open: set[_UnitJob] = set()
+        self._open: set[UnitCollector] = set()
 
     def run(self, bound: int) -> list[Outcome]:
         """Make the shards of all units, in input order; documents whose hash is below `bound` are held out.
@@ -136,9 +136,9 @@ class Builder:
     def _read_pass(self, recipe: Recipe) -> list[Outcome]:
         """Survey all units, and also encode them if the recipe has a tokenizer."""
         outcomes: list[Outcome] = []
-        others = [] if recipe.fingerprints is None else self._kept_files()
+        others = search_files(recipe)
         label = "tokenizing" if recipe.tokenizer else "reading"
-        with self._pipeline(recipe, label, self._input_bytes()) as (line, bar):
+        with self._pipeline(recipe, label, self._input_bytes()) as (lines, bar):
             for outcome in self._outcomes(bar):
                 outcomes.append(outcome)
                 survey = self.records.survey(outcome.key, others)
@@ -149,14 +149,14 @@ class Builder:
                     bar.skip(outcome.unit.bytes)
                     outcome.unit = outcome.unit.without_texts(self._texts_for(recipe))
                 else:
-                    _UnitJob(self, outcome, bar, recipe, key).submit(line)
-                if outcome.budget is not None:
-                    line.drain()  # the next unit's budget depends on this unit's result
+                    line = _UnitJob(self, outcome, bar, recipe, key).submit(lines)
+                    if outcome.budget is not None:
+                        line.drain()  # the next unit's budget depends on this unit's result
         return outcomes
 
     def _encode_pass(self, recipe: Recipe, outcomes: Sequence[Outcome], verdicts: Sequence[Verdict]) -> None:
         total = sum(outcome.unit.bytes for outcome in outcomes)
-        with self._pipeline(recipe, "tokenizing", total) as (line, bar):
+        with self._pipeline(recipe, "tokenizing", total) as (lines, bar):
             for outcome, verdict in zip(outcomes, verdicts, strict=True):
                 key = self._shards_key(outcome, recipe, verdict)
                 shards = self.records.shards(key, self._name(outcome))
@@ -164,17 +164,18 @@ class Builder:
                     outcome.shards = shards
                     bar.skip(outcome.unit.bytes)
                 else:
-                    _UnitJob(self, outcome, bar, recipe, key, verdict=verdict).submit(line)
+                    _UnitJob(self, outcome, bar, recipe, key, verdict=verdict).submit(lines)
 
     @contextmanager
-    def _pipeline(self, recipe: Recipe, label: str, total: int | None) -> Iterator[tuple[Pipeline, Progress]]:
-        with progress(label, total, "B") as bar, pipeline(recipe, self._workers, self._tokenizer) as line:
+    def _pipeline(self, recipe: Recipe, label: str, total: int | None) -> Iterator[tuple[Lines, Progress]]:
+        lines = Lines(recipe, self.records, workers=self._workers, pool=self._pool, tokenizer=self._tokenizer)
+        with progress(label, total, "B") as bar, lines:
             try:
-                yield line, bar
-                line.drain()
+                yield lines, bar
+                lines.drain()
             finally:
-                for job in self._open:
-                    job.abandon()
+                for collector in self._open:
+                    collector.abandon()
                 self._open.clear()
 
     def _input_bytes(self) -> int | None:
@@ -233,25 +234,21 @@ class Builder:
         """Return the file that holds the documents of streams for the second pass, if there is one."""
         return self.records.new_file("", _TEXTS) if recipe.fingerprints is not None else None
 
-    def _kept_files(self) -> list[str]:
-        """Return the suffixes of a survey's files for the search for duplicates."""
-        return [_PRINTS, _KEPT] if self._recipe.clean else [_PRINTS]
-
     def _load_prints(self, outcome: Outcome) -> Prints:
         from headway.data.dedup import DocumentPrints
 
-        return DocumentPrints.load(self.records.path_of(f"{WORK}/{outcome.key}.{_PRINTS}"))
+        return DocumentPrints.load(self.records.path_of(f"{WORK}/{outcome.key}.{PRINTS}"))
 
     def _load_kept(self, outcome: Outcome) -> NDArray[np.bool_]:
         """Return, per document read, whether it passed the cleaning."""
         if not self._recipe.clean:
             return np.ones(outcome.survey.read, dtype=bool)
-        kept: NDArray[np.bool_] = np.load(self.records.path_of(f"{WORK}/{outcome.key}.{_KEPT}"), allow_pickle=False)
+        kept: NDArray[np.bool_] = np.load(self.records.path_of(f"{WORK}/{outcome.key}.{KEPT}"), allow_pickle=False)
         return kept
 
 
 class _UnitJob:
-    """A unit that the workers process: collects the results of its pieces, and records them when all are there."""
+    """A unit to process, here or elsewhere; its outcome is complete when its results are recorded."""
 
     def __init__(
         self,
@@ -265,54 +262,85 @@ class _UnitJob:
     ) -> None:
         self._builder, self._outcome, self._bar, self._recipe = builder, outcome, bar, recipe
         self._key, self._verdict = shards_key, verdict
-        self._kept: list[NDArray[np.bool_]] = []
-        self._prints: list[DocumentPrints] = []
-        self._writers: dict[str, ShardWriter] = {}
         pieces = outcome.unit.pieces
         # If the source's limit was reached within the unit, survey and verdict cover only the first pieces.
         self._pieces = pieces if verdict is None else pieces[: len(outcome.survey.piece_documents)]
         self._next = 0
         self._ended = False
-        if shards_key:
-            folder, name = builder.records.folder, builder._name(outcome)
-            self._writers = {split: ShardWriter(folder / split / name, shards_key) for split in SPLITS}
+        self._collector: UnitCollector | None = None
 
-    def submit(self, line: Pipeline) -> None:
-        """Submit the pieces to the workers."""
+    @property
+    def travels(self) -> bool:
+        """Whether another machine can process it: not documents of a stream, nor a unit that a limit may end."""
+        whole = self._outcome.budget is None or self._verdict is not None
+        return whole and all(piece.texts is None and piece.problem is None for piece in self._pieces)
+
+    def task(self) -> UnitTask:
+        """Return the unit as another machine gets it."""
+        outcome = self._outcome
+        name, counts = self._builder._name(outcome), outcome.survey.piece_documents
+        key = outcome.key if self._verdict is None else None
+        verdicts = () if self._verdict is None else tuple(_split_verdict(self._verdict, counts))
+        return UnitTask(name, key, self._key, self._pieces, outcome.inputs, verdicts)
+
+    def submit(self, lines: Lines) -> Line:
+        """Submit the unit, and return the line that has it."""
         if not self._builder.processed:  # this unit is the first change to the store
             check_not_in_use(self._builder._data.store, self._builder.keeps_for)
-        self._builder._open.add(self)
         self._builder.processed[self._outcome.key] = self._outcome.unit.bytes
         self._check_unchanged()
-        counts = self._outcome.survey.piece_documents
+        return lines.submit(self)
+
+    def work(self) -> Iterator[Work]:
+        """Yield the work on each piece, for workers of this machine; `accept` gets the results in this order."""
+        outcome, builder = self._outcome, self._builder
+        key = outcome.key if self._verdict is None else None
+        self._collector = UnitCollector(builder.records, self._recipe, builder._name(outcome), key, self._key)
+        if key is not None:
+            outcome.survey = self._collector.survey
+        outcome.shards = self._collector.shards
+        builder._open.add(self._collector)
+        counts = outcome.survey.piece_documents
         verdicts: Iterator[Verdict] = iter(()) if self._verdict is None else _split_verdict(self._verdict, counts)
         for piece in self._pieces:
-            line.submit(Work(piece, verdict=next(verdicts, None)), self._accept)
+            yield Work(piece, verdict=next(verdicts, None))
 
-    def _accept(self, result: PieceResult) -> None:
+    def accept(self, result: PieceResult) -> None:
+        """Take the result of the next piece.
+
+        Raises:
+            DataError: The piece could not be processed, or an input file has changed.
+        """
+        assert self._collector is not None
         piece = self._pieces[self._next]
         self._next += 1
         if not self._ended:
             if self._verdict is None:
                 result = self._within_budget(piece, result)
-            if result.error is not None:
-                raise result.error
-            if self._verdict is None:
-                if result.failed is not None:
-                    raise result.failed.error()
-                self._outcome.survey.add(result)
-                if result.kept is not None:
-                    self._kept.append(result.kept)
-                if result.prints is not None:
-                    self._prints.append(result.prints)
-            self._outcome.shards.add(result)
-            for split, part in result.splits.items():
-                self._writers[split].append(part)
+            self._collector.add(result)
         self._bar.advance(piece.bytes)
         fault_point("data.piece")
         if self._next == len(self._pieces):
             self._bar.skip(self._outcome.unit.bytes - sum(piece.bytes for piece in self._pieces))
-            self._finish()
+            self._check_unchanged()
+            self._collector.finish()
+            self._builder._open.discard(self._collector)
+            self._outcome.unit = self._outcome.unit.without_texts(self._builder._texts_for(self._recipe))
+            fault_point("data.unit")
+
+    def accept_recorded(self) -> bool:
+        """Take what another machine has recorded in the store's folder; return false if it is not complete."""
+        builder, outcome = self._builder, self._outcome
+        survey = builder.records.survey(outcome.key, search_files(self._recipe)) if self._verdict is None else None
+        shards = builder.records.shards(self._key, builder._name(outcome)) if self._key else Shards()
+        if shards is None or (survey is None and self._verdict is None):
+            return False
+        self._check_unchanged()
+        outcome.survey, outcome.shards = survey or outcome.survey, shards
+        self._bar.advance(size := sum(piece.bytes for piece in self._pieces))
+        self._bar.skip(outcome.unit.bytes - size)
+        fault_point("data.unit")
+        return True
 
     def _within_budget(self, piece: Any, result: PieceResult) -> PieceResult:
         """Return the result, or, if the source's limit falls into the piece, the result of the part before it."""
@@ -330,43 +358,10 @@ class _UnitJob:
         self._ended, survey.complete = True, False
         return within
 
-    def _finish(self) -> None:
-        builder, outcome = self._builder, self._outcome
-        self._check_unchanged()
-        if self._verdict is None:
-            builder.records.save_survey(outcome.key, outcome.survey, self._save_for_search())
-        if self._key:
-            for split, writer in self._writers.items():
-                entry = writer.finish()
-                if entry is not None:
-                    outcome.shards.splits[split] = entry
-            builder.records.save_shards(self._key, outcome.shards, builder._name(outcome))
-        builder._open.discard(self)
-        outcome.unit = outcome.unit.without_texts(builder._texts_for(self._recipe))
-        fault_point("data.unit")
-
     def _check_unchanged(self) -> None:
         """Check that the files still match the unit's key."""
         for file in files_of(self._outcome.unit):
             self._builder._hashes.check_unchanged(file)
-
-    def abandon(self) -> None:
-        """Remove incomplete shards."""
-        for writer in self._writers.values():
-            writer.abandon()
-
-    def _save_for_search(self) -> list[str]:
-        """Save the data that the search for duplicates needs, and return the suffixes of its files."""
-        if self._recipe.fingerprints is None:
-            return []
-        from headway.data.dedup import join_prints
-
-        builder, names = self._builder, self._builder._kept_files()
-        join_prints(self._prints, self._recipe.fingerprints).save(builder.records.new_file(self._outcome.key, _PRINTS))
-        if _KEPT in names:
-            with atomic_write(builder.records.new_file(self._outcome.key, _KEPT)) as file:
-                np.save(file, np.concatenate([np.empty(0, dtype=bool), *self._kept]), allow_pickle=False)
-        return names
 
 
 def _split_verdict(verdict: Verdict, counts: Sequence[int]) -> Iterator[Verdict]:

@@ -29,6 +29,7 @@ from headway.data.preparing.building import building, check_not_foreign, publish
 from headway.data.preparing.encode import LISTED, Recipe, open_chat_encoder
 from headway.data.preparing.inputs import InputHashes
 from headway.data.preparing.manifest import inputs_json, manifest_json
+from headway.data.preparing.pools import UnitPool
 from headway.data.preparing.records import WORK, Records, record_encoder, recorded_encoder
 from headway.data.preparing.settings import settings_json
 from headway.data.preparing.units import units_of
@@ -132,6 +133,7 @@ def prepare(
     workers: int | None = None,
     force: bool = False,
     repair: bool = False,
+    pool: UnitPool | None = None,
     iterables: Mapping[str, Any] | None = None,
 ) -> PrepareReport:
     """Make the token store that `data` describes, or bring it up to date.
@@ -145,6 +147,7 @@ def prepare(
         force: Make the store again even if nothing has changed, and train its vocabulary again.
         repair: Hash the existing shards and make damaged ones again. Without it, only the length of their files is
             checked.
+        pool: Other machines, which process the units that can travel; this one assembles the store.
         iterables: By name, the documents of sources whose path is `python:`: iterables of texts or of mappings with
             fields, or functions that return one.
 
@@ -162,6 +165,8 @@ def prepare(
     keeps_for = {use.pid for use in uses}
     if force:
         check_not_in_use(path, keeps_for)  # without `force`, nothing may have changed: the check waits for a change
+    if pool is not None:
+        pool.check()
     steps = _described_steps(data)
     sources = find_sources(data.sources, iterables, data.max_document_bytes)
     _warn_of_empty_files(sources)
@@ -203,6 +208,7 @@ def prepare(
             described_steps=steps,
             tokenizer=tokenizer,
             workers=count,
+            pool=pool,
             keeps_for=keeps_for,
             chat=open_chat_encoder(recipe).fingerprint if recipe.chat is not None else None,
         )

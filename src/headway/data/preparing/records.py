@@ -177,7 +177,7 @@ class Records:
     ) -> None:
         self.folder, self._old = folder, None if fresh else old
         self._present = old
-        self._width, self._most, self._hashed = width, most, hashed
+        self.width, self.most, self._hashed = width, most, hashed
         self.used: set[str] = set()
         """Files that belong to the new store, relative to it."""
         self.reused: list[str] = []
@@ -199,7 +199,7 @@ class Records:
         name = f"{WORK}/{key}.shards.json"
         for place in self._places():
             record = _read(place / name)
-            if record is not None and _holds_for(record, self._most) and self._whole(place, source, record["splits"]):
+            if record is not None and _holds_for(record, self.most) and self._whole(place, source, record["splits"]):
                 self._use(place, [name, *_files_of(source, record["splits"])])
                 return Shards(**record)
         return None
@@ -209,7 +209,7 @@ class Records:
         for split, entry in splits.items():
             folder, name = place / split / source, entry["file"]
             files: tuple[tuple[str, int, str], ...] = (
-                (name, self._width * entry["tokens"], entry["sha256"]),
+                (name, self.width * entry["tokens"], entry["sha256"]),
                 (index_file(name), 8 * (entry["documents"] + 1), entry["index_sha256"]),
             )
             if "mask_sha256" in entry:
@@ -221,7 +221,7 @@ class Records:
     def _find(self, name: str, others: list[str]) -> dict[str, Any] | None:
         for place in self._places():
             record = _read(place / name)
-            is_good = record is not None and _holds_for(record, self._most)
+            is_good = record is not None and _holds_for(record, self.most)
             if is_good and all((place / other).exists() for other in others):
                 self._use(place, [name, *others])
                 return record
@@ -244,13 +244,13 @@ class Records:
 
     def save_survey(self, key: str, survey: Survey, others: Iterable[str] = ()) -> None:
         """Save a survey; `others` are the suffixes of files that belong to it."""
-        survey.most = self._most
+        survey.most = self.most
         self._save(f"{WORK}/{key}.survey.json", asdict(survey), [f"{WORK}/{key}.{ending}" for ending in others])
         survey.skipped_list = []  # the lists of many dirty units would fill the memory
 
     def save_shards(self, key: str, shards: Shards, source: str) -> None:
         """Save the record of shards that have been written."""
-        shards.most = self._most
+        shards.most = self.most
         self._save(f"{WORK}/{key}.shards.json", asdict(shards), _files_of(source, shards.splits))
 
     def _save(self, name: str, record: dict[str, Any], others: list[str]) -> None:

@@ -44,7 +44,7 @@ def test_a_preparation_that_would_replace_it_is_refused_before_it_works(
 ) -> None:
     before = TokenStore.open(more.store).fingerprint
     with in_use(more.store), monkeypatch.context() as patch:
-        patch.setattr(build._UnitJob, "_accept", lambda *_: pytest.fail("it has worked"))
+        patch.setattr(build._UnitJob, "accept", lambda *_: pytest.fail("it has worked"))
         with pytest.raises(DataError, match=READS) as caught:
             prepare(more, workers=1)
         assert caught.value.where == str(more.store) and "data.store" in (caught.value.fix or "")
