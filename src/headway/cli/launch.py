@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +17,7 @@ from headway.cli.common import (
     print_json,
     print_table,
 )
-from headway.core.console import print_line
+from headway.cli.launching import DryRunOption, OnOption, OutOption, YesOption, agrees, gpus_text, start
 from headway.core.user_command import remember_config
 
 if TYPE_CHECKING:
@@ -62,26 +60,6 @@ Exit codes: 0 launched or written, 1 declined, 2 usage or config; nothing was st
 """
 
 
-OnOption = Annotated[
-    str,
-    typer.Option(
-        "--on",
-        metavar="TARGET",
-        help="slurm, kubernetes, jobset, trainjob, pytorchjob, rayjob, ray, sky, metaflow, or package.module:NAME.",
-        show_default=False,
-    ),
-]
-DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Print the files, or write them with --out; ask no cluster.")
-]
-OutOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--out", metavar="DIR", help="Folder for the files; in the run directory otherwise.", show_default=False
-    ),
-]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-
 launch = typer.Typer(cls=DefaultVerb, no_args_is_help=True, help=HELP, subcommand_metavar="CONFIG|COMMAND [ARGS]...")
 
 
@@ -111,41 +89,6 @@ def run(
     start(job, on, _table, dry_run=dry_run, yes=yes)
 
 
-def start(job: Job, on: str, table: Callable[[Job], tuple[list[list[str]], str]], *, dry_run: bool, yes: bool) -> None:
-    """Launch a job, or show what it would be.
-
-    Args:
-        job: The job.
-        on: Name of the launcher.
-        table: Returns what the launch will take, in rows, and why something of it is unknown.
-        dry_run: Print the files, or write them to the job's folder.
-        yes: Do not ask.
-
-    Raises:
-        ConfigError: the launcher or the cluster refuses it; nothing was started then.
-    """
-    from headway.config.checks import combined
-    from headway.launchers.launcher import find_launcher
-
-    launcher = find_launcher(on)
-    problems = list(launcher.problems(job))
-    if problems:
-        raise combined(problems)
-    files = launcher.files(job)
-    if dry_run:
-        _show_or_write(files, job.out)
-        return
-    rows, note = table(job)
-    print_table(["LAUNCH", job.name], [["run", str(job.config.run_directory)], ["target", on], *rows])
-    if note:
-        print_line(f"n/a: {note}")
-    _check_not_launched(job)
-    launcher.check(job)
-    if not yes and not _agrees("launch", "Launch?"):
-        raise typer.Exit(1)
-    _submit(launcher, job, files)
-
-
 def _job(config: Path, overrides: list[str], machines: str, smoke: bool, out: Path | None) -> Job:
     """Load the config for all machines together, as the mesh spans them, and make the job of it."""
     from headway.config import ParallelConfig
@@ -166,33 +109,6 @@ def _job(config: Path, overrides: list[str], machines: str, smoke: bool, out: Pa
         parallel = whole.parallel.model_copy(update={"workers": each.workers, "min_workers": each.min_workers})
         loaded = whole.model_copy(update={"parallel": parallel})
     return Job(loaded, most, fewest, save_seconds_of(loaded.run_directory), out)
-
-
-def _show_or_write(files: dict[str, str], out: Path | None) -> None:
-    from headway.core.console import exact_results, notice, print_text
-
-    if out is not None:
-        _write(files, out)
-        notice(f"wrote {', '.join(str(out / name) for name in files)}")
-        return
-    with exact_results():
-        for name, text in files.items():
-            print_text(f"# {name}\n{text}\n")
-
-
-def _write(files: dict[str, str], folder: Path) -> None:
-    from headway.cli.common import writing
-    from headway.core.files import atomic_write
-
-    for name, text in files.items():
-        with writing(folder / name), atomic_write(folder / name, "w") as file:
-            file.write(text)
-
-
-def gpus_text(job: Job) -> str:
-    """Return the GPUs of a job in words."""
-    accelerator = job.config.launch.accelerator or ("GPU" if job.gpus else "CPU")
-    return f"{job.gpus} x {accelerator} each, {job.gpus * job.machines} in all" if job.gpus else "none"
 
 
 def _table(job: Job) -> tuple[list[list[str]], str]:
@@ -250,57 +166,6 @@ def _for_all_machines(job: Job) -> Config:
     parallel = job.config.parallel
     update = {"workers": parallel.workers * job.machines, "min_workers": None}
     return job.config.model_copy(update={"parallel": parallel.model_copy(update=update)})
-
-
-def _agrees(action: str, question: str) -> bool:
-    """Ask the user.
-
-    Raises:
-        ConfigError: standard input is no terminal.
-    """
-    from headway.core.errors import ConfigError
-
-    if not sys.stdin.isatty():
-        raise ConfigError(f"nobody is there to agree to the {action}", where="standard input", fix="add -y")
-    return typer.confirm(question, default=True)
-
-
-def _check_not_launched(job: Job) -> None:
-    """Check that an earlier launch of the run is over.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    from headway.core.errors import ConfigError
-    from headway.launchers.launcher import ALIVE, find_launcher
-    from headway.launchers.record import read_handle
-
-    directory = job.directory
-    handle = read_handle(directory)
-    if handle is None:
-        return
-    state = find_launcher(handle.target).status(handle)
-    if state.state in ALIVE:
-        raise ConfigError(
-            f"the run is launched already, as {handle.id} on {handle.target}: {state.engine}",
-            where=str(directory),
-            fix=f"headway launch cancel {directory}, or choose another name=...",
-        )
-
-
-def _submit(launcher: Launcher, job: Job, files: dict[str, str]) -> None:
-    from headway.core.console import notice
-    from headway.core.user_command import suggest
-    from headway.launchers.record import audit, write_handle
-
-    directory = job.directory
-    _write(files, job.folder)
-    handle = launcher.submit(job, job.folder)
-    directory.mkdir(parents=True, exist_ok=True)
-    write_handle(directory, handle)
-    command = suggest("launch" if job.suite is None else "launch bench")
-    audit(directory, "launch", target=handle.target, id=handle.id, machines=handle.machines, command=command)
-    notice(f"launched {handle.id} on {handle.target}; headway launch status {directory} shows how it is")
 
 
 @launch.command()
@@ -372,7 +237,7 @@ def cancel(
     from headway.launchers.record import audit, request_save_and_stop, user_name
 
     launcher, handle = _launched(run)
-    if not yes and not _agrees("cancel", f"Cancel {run}?"):
+    if not yes and not agrees("cancel", f"Cancel {run}?"):
         raise typer.Exit(1)
     # Written first: also a cancel that fails half-way was somebody's.
     audit(run, "cancel", target=handle.target, id=handle.id)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli.launch import DryRunOption, OnOption, OutOption, YesOption, gpus_text, start
+from headway.cli.launching import DryRunOption, OnOption, OutOption, YesOption, gpus_text, start
 
 if TYPE_CHECKING:
     from headway.launchers.job import Job
