@@ -104,15 +104,15 @@ class Machines:
                 notice(f"waiting for {self._missing(here)}")
             time.sleep(_POLL_SECONDS)
         numbers = choose_team(here, usable, self._before)
-        own_disks = self._ask_about_folders([here[number] for number in numbers[1:]], look)
+        members = [here[number] for number in numbers[1:]]
+        own_disks = self._ask_about_folders(members, look)
         self._spares = sorted(set(here) - set(numbers))
         for number in self._spares:
             notice(f"{here[number]} is a hot spare: the run uses {usable} of {1 + len(here)} machines")
         self._lead.tell(self._spares, "spare")
         self._has_begun = True
-        self._before = {number: here[number].host for number in numbers[1:]}
-        members, workers = [here[number] for number in numbers[1:]], self._config.parallel.workers
-        return Team(self._lead, members, workers, own_disks=own_disks)
+        self._before = {member.number: member.host for member in members}
+        return Team(self._lead, members, self._config.parallel.workers, own_disks=own_disks)
 
     def _ask_about_folders(self, members: Sequence[Member], look: Callable[[], object]) -> bool:
         """Return whether some machine has a disk of its own; each is asked once, when it has joined.
