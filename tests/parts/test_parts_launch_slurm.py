@@ -143,7 +143,7 @@ def whole() -> dict[str, str]:
 @pytest.fixture
 def pair(tiny: Callable[..., Path]) -> Path:
     supervise = {"lost_seconds": 10, "rejoin_seconds": 60}
-    return tiny(determinism="elastic", train={"steps": 160}, checkpoint={"every": "10 steps"}, supervise=supervise)
+    return tiny(determinism="elastic", train={"steps": 90}, checkpoint={"every": "10 steps"}, supervise=supervise)
 
 
 def check(config: Path, run: str, whole: dict[str, str]) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from headway.checkpoint.save.writer_locks import wait_for_writers
+from headway.checkpoint.save.writer_locks import mark_lost, wait_for_writers
 from headway.config import Config
 from headway.config.segments import Segment
 from headway.core.console import alert, clear_line, notice, warning
@@ -114,7 +114,9 @@ class AttemptMonitor:
         self._signals, self._passed_on, self._has_begun = signals, 0, has_begun
         self._follower = follower
         self._pool, compiles = pool, config.train.compile is not False
-        self._team, self._can_grow, self._hear = team or Team(), can_grow, hear
+        # Not `or`: a team of the lead alone is empty, and still has to be paused.
+        self._team = Team() if team is None else team
+        self._can_grow, self._hear = can_grow, hear
         self._watchdog = Watchdog(config.supervise, compiles, config.parallel.timeout_seconds)
         self.grows = False
         """Whether workers were asked to stop for an attempt with more of them."""
@@ -418,8 +420,10 @@ class AttemptMonitor:
         assert self.record is not None, "begun"
         return diagnose(found, self._workers.readings, self.record, self._team.host_of(found.rank))
 
-    def _lost(self, member: Member, why: str, rank: int) -> AttemptOutcome:
-        """Return the outcome of an attempt of which a machine is lost."""
+    def _lost(self, member: Member, why: str, ranks: range) -> AttemptOutcome:
+        """Return the outcome of an attempt of which a machine is lost, whose part of a checkpoint may never come."""
+        mark_lost(self.config.run_directory, ranks)
+        rank = ranks.start
         reading = self._workers.readings.get(rank)
         after = "" if reading is None else f", after step {reading.step}"
         return AttemptOutcome(

@@ -30,7 +30,13 @@ from headway.checkpoint.save.fence import OWNER_FILE, Fence, Fenced, Owner
 from headway.checkpoint.save.memory_snapshot import MemorySnapshots
 from headway.checkpoint.save.writer import CheckpointWriter
 from headway.checkpoint.save.writer_client import WriterSettings
-from headway.checkpoint.save.writer_locks import open_writer_lock, wait_for_writers, writer_has_ended
+from headway.checkpoint.save.writer_locks import (
+    is_marked_lost,
+    mark_lost,
+    open_writer_lock,
+    wait_for_writers,
+    writer_has_ended,
+)
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Config, TrainConfig
 from headway.core import console
@@ -555,6 +561,27 @@ def test_a_part_whose_process_is_gone_is_not_waited_for(
         with pytest.raises(CheckpointError, match=f"worker {rank} has not written its part, and its process is gone"):
             process._part_of(settings.directory, rank)
         assert gone.is_set(), "while its process was there, it was waited for"
+
+
+def test_a_part_of_a_lost_machine_is_not_waited_for_once_it_no_longer_grows(
+    settings: WriterSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_process, "_PATIENCE_ALONE_SECONDS", 0.1)
+    monkeypatch.setattr(writer_process, "_PATIENCE_BEGUN_SECONDS", 1e6)
+    settings.directory.mkdir()
+    mine = replace(settings, fence=owned(tmp_path), patience_seconds=1e6)
+    process = writer_process.WriterService({**mine.record(), "workers": 2, "lock": None}, io.StringIO())
+    process._worker = -1  # somebody else is the parent now
+    (settings.directory / "shard-00001.safetensors").write_bytes(b"begun")
+    monkeypatch.setattr(writer_locks, "host_name", lambda: "elsewhere")
+    lock = open_writer_lock(tmp_path, 1)
+    monkeypatch.setattr(writer_locks, "host_name", lambda: "here")
+    mark_lost(tmp_path, [1])
+    with pytest.raises(CheckpointError, match="worker 1 has not written its part in time"):
+        process._part_of(settings.directory, 1)
+    os.close(lock)
+    os.close(open_writer_lock(tmp_path, 1))
+    assert not is_marked_lost(tmp_path, 1), "its successor has begun"
 
 
 def test_of_a_process_on_another_machine_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

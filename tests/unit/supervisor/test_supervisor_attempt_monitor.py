@@ -10,14 +10,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from headway.checkpoint.save.writer_locks import WRITERS_FOLDER, is_marked_lost
 from headway.config import load_config
 from headway.core.console import alert_with
 from headway.core.errors import INTERRUPTED, CheckpointError
@@ -28,6 +29,8 @@ from headway.runs.ownership import OwnerLock
 from headway.session.attempt import RunOptions
 from headway.supervisor import attempt_monitor, log, supervisor, worker_status
 from headway.supervisor.attempt_monitor import AttemptMonitor
+from headway.supervisor.machines.roster import Member
+from headway.supervisor.machines.team import Team
 from headway.supervisor.restart_policy import AttemptOutcome, RestartPolicy
 from headway.supervisor.watchdog import Finding
 from headway.supervisor.worker_pool import WorkerPool
@@ -146,6 +149,36 @@ def test_the_watchdog_knows_how_long_workers_wait_for_each_other(tiny: Callable[
     config = load_config(tiny(), ["parallel.timeout_seconds=50", "supervise.hang_seconds=7"])
     dog = AttemptMonitor(config, RunOptions(), WorkerPool(config, None), [], own_process=False)._watchdog
     assert (dog.timeout_seconds, dog.config.hang_seconds) == (50, 7)
+
+
+def test_a_lead_that_works_alone_still_pauses_the_thread_that_listens(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise its process could not be copied, and every attempt would load all libraries again."""
+    paused = []
+
+    @contextmanager
+    def pausing() -> Iterator[None]:
+        paused.append(True)
+        yield
+        paused.clear()
+
+    def start(*_: Any) -> None:
+        raise InterruptedError("while paused" if paused else "with a thread")
+
+    monkeypatch.setattr(attempt_monitor, "AttemptProcess", start)
+    config, lead = load_config(tiny()), SimpleNamespace(pausing=pausing)
+    alone = Team(lead, [])  # type: ignore[arg-type]
+    with pytest.raises(InterruptedError, match="while paused"):
+        AttemptMonitor(config, RunOptions(), WorkerPool(config, None), [], own_process=False, team=alone).make(0, None)
+
+
+def test_writers_hear_that_a_machine_is_lost(attempt: AttemptMonitor) -> None:
+    run = attempt.begin(None).run
+    (run / WRITERS_FOLDER).mkdir()
+    outcome = attempt._lost(Member(1, "node-1", "p", 1, 0.0), "it has said nothing for 15 s", range(2, 4))
+    assert outcome.what == "machine 1 (node-1) is lost: it has said nothing for 15 s" and outcome.rank == 2
+    assert [is_marked_lost(run, rank) for rank in range(5)] == [False, False, True, True, False]
 
 
 def test_a_heartbeat_that_cannot_be_opened_is_told(attempt: AttemptMonitor) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,6 +30,8 @@ def open_writer_lock(run: Path, rank: int) -> int:
         OSError: The file cannot be made.
     """
     path, host = _lock_of(run, rank), host_name().encode()
+    with suppress(OSError):
+        _lost_mark(run, rank).unlink(missing_ok=True)
     # The successor of a process that hung on the disk must not write here, nor even open the file to write.
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # should it be a FIFO
@@ -57,6 +60,18 @@ def writer_has_ended(run: Path, rank: int) -> bool:
         return False
 
 
+def mark_lost(run: Path, ranks: Iterable[int]) -> None:
+    """Note that the machine of some workers is lost, whose locks say nothing here."""
+    with suppress(OSError):
+        for rank in ranks:
+            _lost_mark(run, rank).touch()
+
+
+def is_marked_lost(run: Path, rank: int) -> bool:
+    """Return whether the machine of a worker is lost, and no successor of its writer process has begun."""
+    return _lost_mark(run, rank).exists()
+
+
 def writer_is_here(run: Path, rank: int) -> bool:
     """Return whether a worker's writer process is known to run, or to have run, on this machine."""
     with suppress(OSError):
@@ -74,6 +89,10 @@ def wait_for_writers(run: Path, seconds: float) -> bool:
 
 def _lock_of(run: Path, rank: int) -> Path:
     return run / WRITERS_FOLDER / f"{rank:05d}"
+
+
+def _lost_mark(run: Path, rank: int) -> Path:
+    return run / WRITERS_FOLDER / f"{rank:05d}.lost"
 
 
 def _is_unlocked(path: Path) -> bool:

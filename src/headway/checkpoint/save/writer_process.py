@@ -33,7 +33,7 @@ from headway.checkpoint.save.fence import Fence, Fenced, OwnerUnknown
 from headway.checkpoint.save.memory_snapshot import MemorySnapshots, SaveJob
 from headway.checkpoint.save.publish import Part, write_part
 from headway.checkpoint.save.staging import StagedFiles, file_offsets
-from headway.checkpoint.save.writer_locks import writer_has_ended, writer_is_here
+from headway.checkpoint.save.writer_locks import is_marked_lost, writer_has_ended, writer_is_here
 from headway.checkpoint.store import CheckpointStore
 from headway.core import console
 from headway.core.errors import CheckpointError, HeadwayError, fix_for
@@ -47,8 +47,8 @@ _LOOK_SECONDS = 0.02
 _ASK_SECONDS = 0.25
 #: The least time between two progress messages to the worker.
 _PROGRESS_SECONDS = 0.2
-#: Once the worker is gone, how long to wait for a part that is not begun, and for one that no longer grows. There is no
-#: wait for processes that have ended.
+#: Once the worker is gone, how long to wait for a part that is not begun, or whose machine is lost, and for one that no
+#: longer grows. There is no wait for processes that have ended.
 _PATIENCE_ALONE_SECONDS, _PATIENCE_BEGUN_SECONDS = 5.0, 60.0
 
 
@@ -310,7 +310,8 @@ class WriterService:
             if alone:
                 if (now_there := written()) != size:
                     size, grew = now_there, time.monotonic()
-                until = min(deadline, grew + (_PATIENCE_BEGUN_SECONDS if size else _PATIENCE_ALONE_SECONDS))
+                begun = size and not (self._run is not None and is_marked_lost(self._run, rank))
+                until = min(deadline, grew + (_PATIENCE_BEGUN_SECONDS if begun else _PATIENCE_ALONE_SECONDS))
             if time.monotonic() > until:
                 raise CheckpointError(f"{otherwise} in time", where=str(path.parent))
             self._report_progress()

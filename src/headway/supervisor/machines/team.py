@@ -157,13 +157,13 @@ class Team:
         assert self._lead is not None, "there are members"
         return [member for member in self.members if self._lead.why_gone(member.session) is None]
 
-    def lost(self) -> tuple[Member, str, int] | None:
-        """Return a machine that is lost, with the reason and its first rank; None if all are there."""
+    def lost(self) -> tuple[Member, str, range] | None:
+        """Return a machine that is lost, with the reason and its ranks; None if all are there."""
         for member in self.members:
             if self._lead is None or member.number in self.ends:
                 continue
             if (why := self._lead.why_gone(member.session)) is not None:
-                return member, why, self._ranks[member.number].start
+                return member, why, self._ranks[member.number]
         return None
 
     @property
