@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from headway.config.architecture import mamba_problems
 from headway.config.lanes import divisors, nearest
 from headway.config.strategies import find_strategy, simplest_strategy
 from headway.core.errors import ConfigError
@@ -34,7 +35,11 @@ def shape_problem(model: ModelConfig) -> tuple[str, tuple[str, ...]] | None:
     """Return the problem with the experts of a shape and its keys; None if they are valid."""
     if model.experts is None:
         open_keys = {"expert_ffn_dim": model.expert_ffn_dim, "shared_experts": model.shared_experts}
-        given = [key for key, value in {**open_keys, "dense_layers": model.dense_layers}.items() if value]
+        changed = {
+            "normalize_router_weights": not model.normalize_router_weights,
+            "router_scale": model.router_scale != 1,
+        }
+        given = [key for key, value in {**open_keys, **changed, "dense_layers": model.dense_layers}.items() if value]
         if given:
             return f"without model.experts these keys have no effect: {', '.join(given)}; set model.experts too", tuple(
                 given
@@ -100,6 +105,7 @@ def decoder_problems(config: Config) -> Iterator[ConfigError]:
             fix="parallel.expert=1, or set model.experts",
         )
     yield from parallel_problems(config)
+    yield from mamba_problems(config)
 
 
 def parallel_problems(config: Config) -> Iterator[ConfigError]:

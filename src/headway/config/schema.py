@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from headway.config.architecture import MambaConfig, RopeScaling, variation_problem
 from headway.config.base import FUNCTION_PATTERN, LocalPath, Section, Share, conflict
 from headway.config.batches import Batches, BatchStage, batch_quantity, batch_rows
 from headway.config.benchmarks import BenchmarksConfig
@@ -59,9 +60,9 @@ class ModelConfig(Section):
     pins to a commit. Shape and initial weights come from it. A resumed run needs it too, and unchanged
     ([continue-a-model.md](continue-a-model.md))."""
     implementation: Literal["auto", "native", "transformers"] = "auto"
-    """Code that computes a pretrained model. `native`: the decoder of this package (Llama, Mistral, Qwen3, Mixtral,
-    Qwen3-MoE, GLM-4-MoE). `transformers`: its class there. `auto`: `native` where it computes exactly this model and
-    there is no adapter."""
+    """Code that computes a pretrained model. `native`: the decoder of this package, for the families in
+    [continue-a-model.md](continue-a-model.md). `transformers`: its class there. `auto`: `native` where it computes
+    exactly this model and there is no adapter."""
     trust_remote_code: bool = False
     """Run code that comes with a pretrained model."""
     adapter: AdapterConfig | None = None
@@ -86,12 +87,21 @@ class ModelConfig(Section):
     head_dim: PositiveInt | None = None
     """Width of a head; `dim / heads` when not given."""
     ffn_dim: PositiveInt | None = None
-    """Inner width of the SwiGLU feed-forward layer."""
+    """Inner width of the feed-forward layer."""
+    activation: Literal["swiglu", "relu2"] = "swiglu"
+    """Of the feed-forward layer: `swiglu` has a gate (Shazeer 2020, equation 6); `relu2` is the squared ReLU, without
+    one (So et al. 2021, section 4.1)."""
+    ffn_bias: bool = False
+    """Biases in the feed-forward layer."""
     experts: PositiveInt | None = None
     """Routed experts of a layer, which replace its feed-forward layer
     ([mixture-of-experts.md](mixture-of-experts.md))."""
     experts_per_token: PositiveInt = 2
-    """Routed experts that compute each token (top-k); their weights add up to 1."""
+    """Routed experts that compute each token (top-k)."""
+    normalize_router_weights: bool = True
+    """Divide the weights of a token's experts by their sum, so that they add up to 1."""
+    router_scale: Annotated[float, Field(gt=0.0)] = 1.0
+    """Factor of the output of routed experts (DeepSeek-V3, section 2.1.2; `routed_scaling_factor`)."""
     shared_experts: Annotated[int, Field(ge=0)] = 0
     """Additional experts that compute every token (Dai et al. 2024, section 3.2)."""
     expert_ffn_dim: PositiveInt | None = None
@@ -112,10 +122,27 @@ class ModelConfig(Section):
     """Longest sequence that the model is meant for."""
     rope_theta: Annotated[float, Field(gt=0.0)] = 10_000.0
     """Base of the rotary embedding (Su et al. 2021, section 3.2.2)."""
+    rope_scaling: RopeScaling | None = None
+    """Rotary frequencies for longer sequences."""
+    rotary_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
+    """Share of a head that the rotary embedding turns, its first elements; 0: none, so positions are not encoded."""
+    norm: Literal["rmsnorm", "layernorm1p"] = "rmsnorm"
+    """`layernorm1p`: LayerNorm whose gain is 1 plus its weight, so that weight decay pulls it to 1 (Nemotron)."""
+    post_norms: bool = False
+    """Normalise the outputs of attention and feed-forward layers too, before they are added (GLM-4)."""
     norm_eps: Annotated[float, Field(ge=0.0)] = 1e-5
-    """Added to the mean square in RMSNorm."""
+    """Added to the mean square in norms."""
     qk_norm: bool = False
     """RMSNorm on queries and keys, per head (Dehghani et al. 2023, section 2.2; as in Qwen 3)."""
+    qkv_bias: bool = False
+    """Biases of queries, keys and values (Qwen 2)."""
+    output_bias: bool = False
+    """Bias of the output of attention."""
+    layer_pattern: Annotated[str, Field(pattern=r"^[M*-]+$")] | None = None
+    """A letter per layer, each of which is then one block with one norm: `M` Mamba-2, `*` attention, `-` feed-forward
+    ([hybrid-models.md](hybrid-models.md))."""
+    mamba: MambaConfig | None = None
+    """Sizes of the Mamba-2 layers of `layer_pattern`."""
     tie_embeddings: bool = False
     """Use the embedding matrix as the output projection too."""
     sliding_window: PositiveInt | None = None
@@ -154,8 +181,9 @@ class ModelConfig(Section):
             raise conflict(text, "heads", "kv_heads")
         if (self.head_dim or self.dim // self.heads) % 2:
             raise conflict("the width of a head must be even for the rotary embedding", "head_dim", "dim", "heads")
-        if (problem := shape_problem(self)) is not None:
-            raise conflict(problem[0], *problem[1])
+        for problem in (shape_problem(self), variation_problem(self)):
+            if problem is not None:
+                raise conflict(problem[0], *problem[1])
         return self
 
 

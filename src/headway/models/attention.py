@@ -66,7 +66,7 @@ class Positions(NamedTuple):
     """The positions of the tokens of a forward pass and the keys that each sees; every layer uses the same ones."""
 
     cos: torch.Tensor
-    """(T, 1, 1, H) or (B, T, 1, 1, H), from `rotary_tables`."""
+    """(T, 1, 1, R) or (B, T, 1, 1, R), from `headway.models.rope.rotary_tables`."""
     sin: torch.Tensor
     mask: torch.Tensor | None = None
     """True where a query sees a key, (T, S) or (B, 1, T, T)."""
@@ -80,36 +80,11 @@ class Positions(NamedTuple):
     """Documents in the flattened tokens, computed one by one, instead of a mask."""
     counted: torch.Tensor | None = None
     """True for tokens that enter the loss, (B, T); used by expert routers, not by attention."""
+    documents: torch.Tensor | None = None
+    """Number of each token's document, (B, T), of packed rows whose layers carry a state."""
     shared: SharedPositions | None = None
     """Set if workers share the positions of a row; `spans` then holds what this worker's queries see."""
     spans: list[Span] | None = None
-
-
-def rotary_tables(length: int, head_dim: int, theta: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the tables of `rotate` for positions 0 to `length`, fp32, each (length, 1, 1, head_dim), on the CPU.
-
-    The first half of the sines is negated: the rotation of a pair (a, b) is (a cos - b sin, b cos + a sin).
-    """
-    with torch.device("cpu"):
-        frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-        angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)[:, None, None, :]
-        cos, sin = angles.cos(), angles.sin()
-        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-
-
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Apply the rotary embedding (Su et al. 2021, section 3.4.2), pairing element i with i + head_dim / 2.
-
-    Hugging Face pairs elements in this way too.
-
-    Args:
-        x: (B, T, K, G, H).
-        cos, sin: From `rotary_tables`, (T, 1, 1, H), or (B, T, 1, 1, H) if rows have different positions.
-
-    Returns:
-        Shape of `x`, in the wider of the dtypes.
-    """
-    return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
 
 
 def attention_mask(
@@ -179,7 +154,7 @@ def packed_positions(
     """Build positions that restart with each document, and attention that stays inside it.
 
     Args:
-        cos, sin: `rotary_tables`, for at least T positions.
+        cos, sin: `headway.models.rope.rotary_tables`, for at least T positions.
         documents: The documents of the rows.
         window: Sliding window, if any.
         kernel: From `document_kernel`.
@@ -206,7 +181,7 @@ def shared_positions(
     """Build this worker's positions of rows that it shares with others.
 
     Args:
-        cos, sin: `rotary_tables`, for at least `length` positions.
+        cos, sin: `headway.models.rope.rotary_tables`, for at least `length` positions.
         length: Positions of the whole row.
         shared: How workers split the positions.
         documents: The documents of the whole rows, if attention stays inside documents.

@@ -1,14 +1,15 @@
-"""Keys and values of earlier positions, so that generation computes each position once."""
+"""Keys, values and states of earlier positions, so that generation computes each position once."""
 
 from __future__ import annotations
 
 import torch
 
+from headway.models.mamba import MambaState
 from headway.models.shape import Shape
 
 
 class KVCache:
-    """A preallocated cache of `capacity` positions for every layer.
+    """A preallocated cache of `capacity` positions for every layer with attention, and the states of Mamba-2 layers.
 
     The decoder writes into it and advances `length`; one cache serves one batch of sequences at a time.
 
@@ -21,11 +22,14 @@ class KVCache:
     """
 
     def __init__(self, shape: Shape, rows: int, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
-        size = (shape.layers, rows, capacity, shape.kv_heads, shape.head_dim)
+        self._places = {layer: place for place, layer in enumerate(shape.attention_layers)}
+        size = (len(self._places), rows, capacity, shape.kv_heads, shape.head_dim)
         self.keys = torch.zeros(size, dtype=dtype, device=device)
         self.values = torch.zeros(size, dtype=dtype, device=device)
         self.capacity = capacity
         self.length = 0
+        self.states: dict[int, MambaState] = {}
+        """State of each Mamba-2 layer."""
 
     def extend(self, layer: int, k_BTKH: torch.Tensor, v_BTKH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Store a layer's keys and values of the next positions.
@@ -34,6 +38,7 @@ class KVCache:
             Keys and values of all positions so far, (rows, length + T, kv_heads, head_dim), as views.
         """
         end = self.length + k_BTKH.shape[1]
-        self.keys[layer, :, self.length : end] = k_BTKH
-        self.values[layer, :, self.length : end] = v_BTKH
-        return self.keys[layer, :, :end], self.values[layer, :, :end]
+        place = self._places[layer]
+        self.keys[place, :, self.length : end] = k_BTKH
+        self.values[place, :, self.length : end] = v_BTKH
+        return self.keys[place, :, :end], self.values[place, :, :end]

@@ -1,5 +1,7 @@
 """The native decoder: RMSNorm, rotary embedding, grouped-query attention, SwiGLU (Touvron et al. 2023, section 2.2).
 
+Values of the config choose variations of these parts (`headway.models.layer`, `rope`, `moe`, `mamba`).
+
 Tensor-name suffixes: B rows, T positions, S positions including the cached ones, D width of the residual stream, K
 key-value heads, G query heads per key-value head, H width of a head, F inner width, V vocabulary.
 """
@@ -14,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from headway.config.architecture import MAMBA, pattern_layers
 from headway.core.dtensors import is_dtensor
 from headway.core.errors import ConfigError
 from headway.core.random import derive_seed
@@ -24,14 +27,15 @@ from headway.models.attention import (
     attention_mask,
     document_kernel,
     packed_positions,
-    rotary_tables,
     shared_positions,
 )
 from headway.models.cache import KVCache
 from headway.models.context import SharedPositions
-from headway.models.layer import Layer, RMSNorm
+from headway.models.layer import Layer, make_norm
 from headway.models.loss import linear_cross_entropy, vocabulary_parallel_cross_entropy
+from headway.models.mamba import MambaState, first_mamba_value
 from headway.models.moe import MixtureOfExperts, after_step, take_counts
+from headway.models.rope import rotary_tables
 from headway.models.shape import Shape
 from headway.models.tensor_plan import decoder_plan
 from headway.models.tied import TiedGradient, takes_one_gradient, tied_embedding
@@ -45,7 +49,7 @@ if TYPE_CHECKING:
 
 
 #: Name endings of projections whose output is added to the residual stream.
-_TO_RESIDUAL = ("attention.output.weight", "down.weight", "experts.down")
+_TO_RESIDUAL = ("attention.output.weight", "mamba.output.weight", "down.weight", "experts.down")
 
 
 class Decoder(nn.Module):
@@ -71,7 +75,7 @@ class Decoder(nn.Module):
         self.shape = shape = Shape.of(config)
         self.embedding = nn.Embedding(shape.vocab_size, shape.dim)
         self.layers = nn.ModuleList(Layer(config, shape, index) for index in range(shape.layers))
-        self.norm = RMSNorm(shape.dim, config.norm_eps)
+        self.norm = make_norm(config, shape.dim)
         self.head = None if config.tie_embeddings else nn.Linear(shape.dim, shape.vocab_size, bias=False)
         self.shared: SharedPositions | None = None
         self._is_shared = False
@@ -82,8 +86,9 @@ class Decoder(nn.Module):
 
     def make_rotary_tables(self) -> None:
         """Compute the rotary tables on the device of the weights; they are not part of the state."""
-        device = self._any_weight.device
-        cos, sin = rotary_tables(self.config.max_sequence_length, self.shape.head_dim, self.config.rope_theta)
+        device, config = self._any_weight.device, self.config
+        length, width = config.max_sequence_length, self.shape.rotary_dim
+        cos, sin = rotary_tables(length, width, config.rope_theta, config.rope_scaling)
         self.cos, self.sin = cos.to(device), sin.to(device)
 
     def make_buffers(self) -> None:
@@ -95,7 +100,8 @@ class Decoder(nn.Module):
         """Set the initial weights, a pure function of the seed and each parameter's name on any device.
 
         Weights are normal with `init_std`. The two output projections of a layer have 1/sqrt(2 * layers) of it, so that
-        the residual stream does not grow with depth (Radford et al. 2019, section 2.3). Norms are 1, router biases 0.
+        the residual stream does not grow with depth (Radford et al. 2019, section 2.3). Gains of norms are 1, biases 0;
+        the other parameters of Mamba-2 layers have values of their own (`headway.models.mamba`).
         Also rebuilds the rotary tables, so a module from the meta device is ready after `to_empty` and this call.
         """
         for name, tensor in self.state_dict().items():
@@ -104,9 +110,12 @@ class Decoder(nn.Module):
 
     def first_value(self, name: str, size: Sequence[int], seed: int) -> torch.Tensor:
         """Return the value that `initialize` gives one parameter or buffer of the state, on the CPU."""
-        if len(size) == 1:
-            return torch.zeros(size) if name.endswith("selection_bias") else torch.ones(size)
         generator = torch.Generator().manual_seed(derive_seed(seed, "init", name))
+        if ".mamba." in name and not name.endswith(("input.weight", "output.weight")):
+            return first_mamba_value(name, tuple(size), self.config, generator)
+        if len(size) == 1:
+            centred = self.config.norm == "layernorm1p" and name.endswith("norm.weight")
+            return torch.zeros(size) if name.endswith("bias") or centred else torch.ones(size)
         to_residual = name.endswith(_TO_RESIDUAL)
         std = self.config.init_std / (math.sqrt(2 * self.shape.layers) if to_residual else 1)
         return torch.empty(size).normal_(0.0, std, generator=generator)
@@ -124,7 +133,8 @@ class Decoder(nn.Module):
 
         Norms and routers compute in fp32 and are left out.
         """
-        names = (*_TO_RESIDUAL, "qkv.weight", "gate_up_groups.weight", "experts.gate_up", "shared.gate_up.weight")
+        first = ("qkv.weight", "mamba.input.weight", "gate_up_groups.weight", "feed_forward.up.weight")
+        names = (*_TO_RESIDUAL, *first, "experts.gate_up", "shared.gate_up.weight")
         return [p for name, p in self.named_parameters() if name.startswith("layers.") and name.endswith(names)]
 
     def keep_stages(self, stages: Sequence[range]) -> None:
@@ -228,8 +238,18 @@ class Decoder(nn.Module):
         return decoder_plan(self.config, workers, there)
 
     def share_positions(self, group: ProcessGroup) -> None:
-        """Split every row with other workers of `group`; each of them calls `forward` with the whole row."""
+        """Split every row with other workers of `group`; each of them calls `forward` with the whole row.
+
+        Raises:
+            ConfigError: the model has Mamba-2 layers, and the workers are several.
+        """
         self.shared = SharedPositions(group)
+        if self.config.mamba is not None and self.shared.size > 1:
+            raise ConfigError(
+                "the state of a Mamba-2 layer passes through all positions of a row, one after the other",
+                where="Decoder.share_positions",
+                fix="whole rows: parallel.context=1",
+            )
 
     def new_cache(self, rows: int, capacity: int, dtype: torch.dtype | None = None) -> KVCache:
         """Create an empty cache for `rows` sequences of up to `capacity` positions.
@@ -237,7 +257,10 @@ class Decoder(nn.Module):
         Its dtype is that of the weights by default.
         """
         weight = self.embedding.weight
-        return KVCache(self.shape, rows, capacity, dtype or weight.dtype, weight.device)
+        cache = KVCache(self.shape, rows, capacity, dtype or weight.dtype, weight.device)
+        for index in pattern_layers(self.shape.pattern, MAMBA):
+            cache.states[index] = MambaState.empty(self.config, rows, weight.device)
+        return cache
 
     def next_logits(self, ids_BT: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """Compute the logits after ids that continue those in the cache, (B, V).
@@ -385,4 +408,8 @@ class Decoder(nn.Module):
         autocast = torch.is_autocast_enabled(device.type)
         dtype = torch.get_autocast_dtype(device.type) if autocast else self._any_weight.dtype
         kernel = document_kernel(device, dtype, self.shape.head_dim, self._is_compiled or torch.compiler.is_compiling())
-        return packed_positions(self.cos, self.sin, documents, window, kernel)
+        positions = packed_positions(self.cos, self.sin, documents, window, kernel)
+        if self.config.mamba is not None:
+            # Numbers of `documents` may come again in a row; these do not fall.
+            positions = positions._replace(documents=(documents.positions_BT == 0).cumsum(1))
+        return positions

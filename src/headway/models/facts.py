@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
 
+from headway.config.architecture import ATTENTION, FEED_FORWARD, MAMBA, pattern_layers
 from headway.models.shape import Shape
 
 if TYPE_CHECKING:
@@ -32,35 +34,79 @@ def parameter_shapes(config: ModelConfig, vocab_size: int | None = None) -> dict
         ConfigError: the shape is not complete.
     """
     shape = Shape.of(config, vocab_size)
-    width, head, vocabulary = (shape.dim,), (shape.head_dim,), (shape.vocab_size, shape.dim)
-    mixture: dict[str, tuple[int, ...]] = {
+    vocabulary, head = (shape.vocab_size, shape.dim), (shape.head_dim,)
+    width = {f"norm.{kind}": (shape.dim,) for kind in norm_parts(config)}
+    rows = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    attention = {
+        **_named("attention_", width),
+        **_named("attention.qkv.", _linear(rows, shape.dim, config.qkv_bias)),
+        **_named("attention.output.", _linear(shape.dim, shape.heads * shape.head_dim, config.output_bias)),
+        **({"attention.q_norm.weight": head, "attention.k_norm.weight": head} if config.qk_norm else {}),
+        **(_named("attention_post_", width) if config.post_norms else {}),
+    }
+    first, up = ("gate_up_groups.", 2) if config.activation == "swiglu" else ("up.", 1)
+    dense = {
+        **_named(f"feed_forward.{first}", _linear(up * shape.ffn_dim, shape.dim, config.ffn_bias)),
+        **_named("feed_forward.down.", _linear(shape.dim, shape.ffn_dim, config.ffn_bias)),
+    }
+    last = _named("feed_forward_post_", width) if config.post_norms else {}
+    norm = _named("feed_forward_", width)
+    parts = {ATTENTION: attention, FEED_FORWARD: norm | dense | last, MAMBA: _named("mamba_", width) | _mamba(config)}
+    mixture = norm | _mixture(shape) | last
+    layers = {
+        f"layers.{index}.{name}": size
+        for index in range(shape.layers)
+        for name, size in (
+            parts[shape.pattern[index]]
+            if shape.pattern
+            else attention | (parts[FEED_FORWARD] if index < shape.dense_layers else mixture)
+        ).items()
+    }
+    head_weight = {} if config.tie_embeddings else {"head.weight": vocabulary}
+    return {"embedding.weight": vocabulary, **layers, **width, **head_weight}
+
+
+def norm_parts(config: ModelConfig) -> tuple[str, ...]:
+    """Return the names of the parameters of a norm of the residual stream."""
+    return ("weight",) if config.norm == "rmsnorm" else ("weight", "bias")
+
+
+def _named(prefix: str, sizes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    return {prefix + name: size for name, size in sizes.items()}
+
+
+def _linear(rows: int, columns: int, bias: bool) -> dict[str, tuple[int, ...]]:
+    return {"weight": (rows, columns), **({"bias": (rows,)} if bias else {})}
+
+
+def _mixture(shape: Shape) -> dict[str, tuple[int, ...]]:
+    sizes: dict[str, tuple[int, ...]] = {
         "feed_forward.router.weight": (shape.experts, shape.dim),
         "feed_forward.experts.gate_up": (shape.experts, 2 * shape.expert_ffn_dim, shape.dim),
         "feed_forward.experts.down": (shape.experts, shape.dim, shape.expert_ffn_dim),
     }
     if shape.shared_ffn_dim:
-        mixture |= {
-            "feed_forward.shared.gate_up.weight": (2 * shape.shared_ffn_dim, shape.dim),
-            "feed_forward.shared.down.weight": (shape.dim, shape.shared_ffn_dim),
-        }
-    dense: dict[str, tuple[int, ...]] = {
-        "feed_forward.gate_up_groups.weight": (2 * shape.ffn_dim, shape.dim),
-        "feed_forward.down.weight": (shape.dim, shape.ffn_dim),
+        sizes["feed_forward.shared.gate_up.weight"] = (2 * shape.shared_ffn_dim, shape.dim)
+        sizes["feed_forward.shared.down.weight"] = (shape.dim, shape.shared_ffn_dim)
+    return sizes
+
+
+def _mamba(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    sizes = config.mamba
+    if sizes is None:
+        return {}
+    width, dim = sizes.heads * sizes.head_dim, Shape.of(config, config.vocab_size or 1).dim
+    channels = width + 2 * sizes.groups * sizes.state_dim
+    return {
+        "mamba.conv_weight": (channels, 1, sizes.conv_width),
+        **({"mamba.conv_bias": (channels,)} if sizes.conv_bias else {}),
+        "mamba.step_bias": (sizes.heads,),
+        "mamba.log_decay": (sizes.heads,),
+        "mamba.skip": (sizes.heads,),
+        "mamba.norm_weight": (width,),
+        "mamba.input.weight": (width + channels + sizes.heads, dim),
+        "mamba.output.weight": (dim, width),
     }
-    attention: dict[str, tuple[int, ...]] = {
-        "attention_norm.weight": width,
-        "attention.qkv.weight": ((shape.heads + 2 * shape.kv_heads) * shape.head_dim, shape.dim),
-        "attention.output.weight": (shape.dim, shape.heads * shape.head_dim),
-        **({"attention.q_norm.weight": head, "attention.k_norm.weight": head} if config.qk_norm else {}),
-        "feed_forward_norm.weight": width,
-    }
-    layers = {
-        f"layers.{index}.{name}": size
-        for index in range(shape.layers)
-        for name, size in (attention | (dense if index < shape.dense_layers else mixture)).items()
-    }
-    head_weight = {} if config.tie_embeddings else {"head.weight": vocabulary}
-    return {"embedding.weight": vocabulary, **layers, "norm.weight": width, **head_weight}
 
 
 def count_parameters(config: ModelConfig, vocab_size: int | None = None) -> ParameterCounts:
@@ -78,18 +124,12 @@ def count_parameters(config: ModelConfig, vocab_size: int | None = None) -> Para
 
         total, embedding, active = sizes_of(config)
         return ParameterCounts(total, embedding, total - embedding, active)
-    shape = Shape.of(config, vocab_size)
-    attention = shape.dim * shape.head_dim * 2 * (shape.heads + shape.kv_heads)
-    norms = 2 * shape.dim + (2 * shape.head_dim if config.qk_norm else 0)
-    expert, mixtures = 3 * shape.dim * shape.expert_ffn_dim, shape.layers - shape.dense_layers
-    mixture = shape.experts * (expert + shape.dim) + 3 * shape.dim * shape.shared_ffn_dim
-    dense = 3 * shape.dim * shape.ffn_dim
-    feed_forward = shape.dense_layers * dense + mixtures * mixture
-    non_embedding = shape.layers * (attention + norms) + feed_forward + shape.dim
-    embedding = shape.vocab_size * shape.dim * (1 if config.tie_embeddings else 2)
-    idle = mixtures * (shape.experts - shape.experts_per_token) * expert
-    total = non_embedding + embedding
-    return ParameterCounts(total, embedding, non_embedding, total - idle)
+    shape, ends = Shape.of(config, vocab_size), ("embedding.weight", "head.weight")
+    sizes = {name: prod(size) for name, size in parameter_shapes(config, vocab_size).items()}
+    total, embedding = sum(sizes.values()), sum(sizes.get(name, 0) for name in ends)
+    idle_experts = (shape.layers - shape.dense_layers) * (shape.experts - shape.experts_per_token)
+    idle = idle_experts * 3 * shape.dim * shape.expert_ffn_dim
+    return ParameterCounts(total, embedding, total - embedding, total - idle)
 
 
 def flops_per_token(config: ModelConfig, sequence_length: int, vocab_size: int | None = None) -> float:
@@ -98,7 +138,10 @@ def flops_per_token(config: ModelConfig, sequence_length: int, vocab_size: int |
     The formula is 6 N + 12 L H Q T (Chowdhery et al. 2022, PaLM, appendix B). N is the number of active parameters,
     including the vocabulary projection and excluding an untied embedding table, whose look-up is no product. L, H, Q
     are layers, heads and head width; T is the sequence length, or the sliding window if shorter. As in the paper,
-    attention counts every pair of positions, including those that the causal mask hides.
+    attention counts every pair of positions, including those that the causal mask hides. The state space of a Mamba-2
+    layer is counted as it is computed: in every chunk of Q positions scores of each group and their products with the
+    inputs of H heads, P wide, and the products that add to and read states of width N, which is forward
+    2 Q (G N + H P) + 4 H P N per position (Dao & Gu 2024, section 6).
 
     Raises:
         ConfigError: the shape is not complete.
@@ -111,7 +154,27 @@ def flops_per_token(config: ModelConfig, sequence_length: int, vocab_size: int |
     counts = count_parameters(config, vocab_size)
     multiplied = counts.active - counts.embedding + shape.vocab_size * shape.dim
     attended = min(sequence_length, config.sliding_window or sequence_length)
-    return float(6 * multiplied + 12 * shape.layers * shape.heads * shape.head_dim * attended)
+    attention = len(shape.attention_layers) * attention_flops(shape, attended)
+    return float(6 * multiplied + attention + _mamba_layers(shape) * scan_flops(config, sequence_length))
+
+
+def attention_flops(shape: Shape, attended: float) -> float:
+    """Return the training FLOPs per token of the scores of one layer, for so many keys of each query."""
+    return 12 * shape.heads * shape.head_dim * attended
+
+
+def scan_flops(config: ModelConfig, sequence_length: int) -> float:
+    """Return the training FLOPs per token of the state space of one Mamba-2 layer; 0 if the model has none."""
+    sizes = config.mamba
+    if sizes is None:
+        return 0.0
+    width, chunk = sizes.heads * sizes.head_dim, min(sizes.chunk, sequence_length)
+    forward = 2 * chunk * (sizes.groups * sizes.state_dim + width) + 4 * width * sizes.state_dim
+    return 3.0 * forward
+
+
+def _mamba_layers(shape: Shape) -> int:
+    return len(pattern_layers(shape.pattern, MAMBA))
 
 
 @dataclass(frozen=True)
@@ -135,7 +198,17 @@ def part_costs(config: ModelConfig, sequence_length: int, vocab_size: int | None
     shape = Shape.of(config, vocab_size)
     head = 6.0 * shape.vocab_size * shape.dim
     layers = flops_per_token(config, sequence_length, vocab_size) - head
-    return PartCosts(0.0, (layers / shape.layers,) * shape.layers, head)
+    if not shape.pattern:
+        return PartCosts(0.0, (layers / shape.layers,) * shape.layers, head)
+    costs = [0.0] * shape.layers
+    for name, size in parameter_shapes(config, vocab_size).items():
+        if name.startswith("layers."):
+            costs[int(name.split(".")[1])] += 6 * prod(size)
+    for index in shape.attention_layers:
+        costs[index] += attention_flops(shape, sequence_length)
+    for index in pattern_layers(shape.pattern, MAMBA):
+        costs[index] += scan_flops(config, sequence_length)
+    return PartCosts(0.0, tuple(costs), head)
 
 
 def kv_bytes_per_token(config: ModelConfig, bytes_per_element: int = 2) -> int:
@@ -145,4 +218,4 @@ def kv_bytes_per_token(config: ModelConfig, bytes_per_element: int = 2) -> int:
         ConfigError: the shape is not complete.
     """
     shape = Shape.of(config, config.vocab_size or 1)
-    return 2 * shape.layers * shape.kv_heads * shape.head_dim * bytes_per_element
+    return 2 * len(shape.attention_layers) * shape.kv_heads * shape.head_dim * bytes_per_element

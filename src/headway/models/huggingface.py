@@ -19,7 +19,14 @@ from headway.core.foreign import LISTING_BYTES, open_regular, read_json_object
 from headway.models.decoder import Decoder
 from headway.models.huggingface_config import from_huggingface, to_huggingface
 from headway.models.huggingface_folder import check_not_foreign, mark, published
-from headway.models.huggingface_weights import SELECTION_BIAS, fuse_weights, to_huggingface_tensors, weight_names
+from headway.models.huggingface_weights import (
+    SELECTION_BIAS,
+    fuse_weights,
+    is_left_out,
+    layer_prefix,
+    to_huggingface_tensors,
+    weight_names,
+)
 from headway.models.shape import Shape
 
 if TYPE_CHECKING:
@@ -86,11 +93,11 @@ def open_model(folder: Path) -> tuple[ModelConfig, Callable[[str], torch.Tensor]
     config = read_model_config(folder)
     files = weight_files(folder)
     _check_tensors(config, folder, files)
-    shape, names = Shape.of(config), weight_names(config)
+    names = weight_names(config)
 
     def read(name: str) -> torch.Tensor:
         parts = [read_tensor(files[part], part).float() for part in names[name]]
-        return fuse_weights(name, parts, shape)
+        return fuse_weights(name, parts, config)
 
     return config, read
 
@@ -120,10 +127,10 @@ _FETCH_AGAIN = "fetch the checkpoint again"
 def _check_tensors(config: ModelConfig, folder: Path, files: dict[str, Path]) -> None:
     """Compare names, shapes and dtypes with the config before reading any tensor in full."""
     layers = Shape.of(config).layers
-    last = f"model.layers.{layers - 1}.input_layernorm.weight"
-    if last not in files:  # checked first: the config may ask for too many layers to build
+    last = layer_prefix(config, layers - 1)
+    if not any(name.startswith(last) for name in files):  # first: the config may ask for too many layers to build
         raise CheckpointError(
-            f"tensors are missing: {last} of the {layers:,} layers in config.json",
+            f"tensors are missing: {last}* of the {layers:,} layers in config.json",
             where=str(folder),
             fix=_FETCH_AGAIN,
         )
@@ -132,12 +139,13 @@ def _check_tensors(config: ModelConfig, folder: Path, files: dict[str, Path]) ->
     expected = {name: tuple(tensor.shape) for name, tensor in to_huggingface_tensors(config, state)}
     if missing := sorted(expected.keys() - files.keys()):
         raise CheckpointError(f"tensors are missing: {_some(missing)}", where=str(folder), fix=_FETCH_AGAIN)
-    # Old checkpoints also hold the rotary frequencies, and some tied ones store the projection twice.
-    extra = {name for name in files.keys() - expected.keys() if not name.endswith("rotary_emb.inv_freq")}
+    extra = {name for name in files.keys() - expected.keys() if not is_left_out(config, name)}
+    # Some tied checkpoints store the projection twice.
     if config.tie_embeddings and "lm_head.weight" in extra:
         extra.remove("lm_head.weight")
         head = read_tensor(files["lm_head.weight"], "lm_head.weight")
-        if not torch.equal(head, read_tensor(files["model.embed_tokens.weight"], "model.embed_tokens.weight")):
+        (embedding,) = weight_names(config)["embedding.weight"]
+        if not torch.equal(head, read_tensor(files[embedding], embedding)):
             raise CheckpointError(
                 "config.json ties lm_head to the embedding, but the two are different",
                 where=str(folder),

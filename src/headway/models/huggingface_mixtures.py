@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import ConfigError
+from headway.models.huggingface_rope import partial_rotary
 from headway.models.moe import selects_with_bias
 from headway.models.shape import Shape
 
@@ -54,9 +55,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 #: Key -> the only value that this decoder supports.
 REQUIRED = {
-    "norm_topk_prob": True,
+    "use_sliding_window": False,
     "decoder_sparse_step": 1,
-    "routed_scaling_factor": 1.0,
     "n_group": 1,
     "topk_group": 1,
     "router_jitter_noise": 0.0,
@@ -81,6 +81,8 @@ def mixture_architecture(config: ModelConfig) -> str:
 def _obstacles(config: ModelConfig, architecture: str) -> list[tuple[str, bool, str, str]]:
     """List possible obstacles to the export: key, whether it applies, why, and the alternative."""
     softmax, narrow = architecture != GLM, bool(config.sliding_window)
+    biases = (config.qkv_bias, config.output_bias)
+    own_biases = {MIXTRAL: (False, False), QWEN: (True, True), GLM: (True, False)}[architecture]
     return [
         (
             "balance_bias_rate",
@@ -118,6 +120,36 @@ def _obstacles(config: ModelConfig, architecture: str) -> list[tuple[str, bool, 
             "of the supported architectures with experts only Mixtral has a sliding window",
             "sliding_window: null",
         ),
+        (
+            "qkv_bias, model.output_bias",
+            biases not in ((False, False), own_biases),
+            f"{architecture.removesuffix('ForCausalLM')} has no such biases",
+            "qkv_bias: false and output_bias: false",
+        ),
+        (
+            "rotary_fraction",
+            config.rotary_fraction < 1 and (softmax or config.rotary_fraction == 0),
+            "of the supported architectures with experts only GLM-4 turns a part of a head",
+            "rotary_fraction: 1",
+        ),
+        (
+            "router_scale",
+            softmax and config.router_scale != 1,
+            "no supported architecture with softmax scores scales the output of experts",
+            "router_scale: 1",
+        ),
+        (
+            "normalize_router_weights",
+            architecture == MIXTRAL and not config.normalize_router_weights,
+            "Mixtral divides the weights of experts by their sum",
+            "normalize_router_weights: true, or qk_norm: true (Qwen 3 MoE)",
+        ),
+        (
+            "norm",
+            config.norm != "rmsnorm" or config.post_norms,
+            "no supported architecture with experts has these norms",
+            "norm: rmsnorm and post_norms: false",
+        ),
     ]
 
 
@@ -132,7 +164,11 @@ def mixture_keys(config: ModelConfig) -> dict[str, Any]:
             "num_local_experts": shape.experts,
             "sliding_window": config.sliding_window,
         }
-    common |= {"moe_intermediate_size": shape.expert_ffn_dim, "norm_topk_prob": True, "attention_bias": False}
+    common |= {
+        "moe_intermediate_size": shape.expert_ffn_dim,
+        "norm_topk_prob": config.normalize_router_weights,
+        "attention_bias": config.qkv_bias,
+    }
     if architecture == QWEN:
         return {
             **common,
@@ -147,12 +183,11 @@ def mixture_keys(config: ModelConfig) -> dict[str, Any]:
         "n_routed_experts": shape.experts,
         "n_shared_experts": config.shared_experts,
         "first_k_dense_replace": shape.dense_layers,
-        "routed_scaling_factor": 1.0,
+        "routed_scaling_factor": config.router_scale,
         "n_group": 1,
         "topk_group": 1,
         "use_qk_norm": config.qk_norm,
-        "partial_rotary_factor": 1.0,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta, "partial_rotary_factor": 1.0},
+        "partial_rotary_factor": config.rotary_fraction,
         "num_nextn_predict_layers": 0,
     }
 
@@ -166,7 +201,10 @@ def from_mixture_keys(architecture: str, values: dict[str, Any], where: str) -> 
     expert_ffn_dim = values["intermediate_size"] if architecture == MIXTRAL else values["moe_intermediate_size"]
     keys = {"experts_per_token": values["num_experts_per_tok"], "expert_ffn_dim": expert_ffn_dim}
     if architecture == MIXTRAL:
+        keys["sliding_window"] = values.get("sliding_window")
         return {**keys, "experts": values["num_local_experts"], "router_score": "softmax"}
+    bias = bool(values.get("attention_bias"))
+    keys |= {"qkv_bias": bias, "normalize_router_weights": bool(values.get("norm_topk_prob", True))}
     if architecture == QWEN:
         dense = sorted(values.get("mlp_only_layers") or [])
         if dense != list(range(len(dense))):
@@ -176,9 +214,13 @@ def from_mixture_keys(architecture: str, values: dict[str, Any], where: str) -> 
                 fix="use another checkpoint",
             )
         experts = values.get("num_local_experts") or values["num_experts"]
+        keys |= {"qk_norm": True, "output_bias": bias}
         return {**keys, "experts": experts, "dense_layers": len(dense), "router_score": "softmax"}
     return {
         **keys,
+        **partial_rotary(values),
+        "qk_norm": bool(values.get("use_qk_norm")),
+        "router_scale": values.get("routed_scaling_factor", 1.0),
         "experts": values["n_routed_experts"],
         "shared_experts": values["n_shared_experts"],
         "dense_layers": values["first_k_dense_replace"],

@@ -5,17 +5,20 @@ Tensor-name suffixes are those of `headway.models.decoder`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from headway.models.attention import Positions, attend, rotate
+from headway.config.architecture import ATTENTION, FEED_FORWARD, MAMBA
+from headway.models.attention import Positions, attend
 from headway.models.cache import KVCache
+from headway.models.mamba import Mamba
 from headway.models.moe import MixtureOfExperts
 from headway.models.recompute import selective_contexts
+from headway.models.rope import rotate
 from headway.models.shape import Shape
 
 if TYPE_CHECKING:
@@ -35,6 +38,31 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)
 
 
+class LayerNorm1P(nn.Module):
+    """LayerNorm (Ba et al. 2016) whose gain is 1 plus its weight, so that a weight of 0 changes nothing.
+
+    Weight decay therefore pulls the gain to 1 instead of 0. It is the norm of Nemotron.
+    """
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(dim))
+        self.bias = nn.Parameter(torch.zeros(dim))
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalise `x`, (..., dim), in the dtype of the weight."""
+        return F.layer_norm(x.to(self.weight.dtype), self.weight.shape, self.weight + 1, self.bias, self.eps)
+
+
+Norm: TypeAlias = RMSNorm | LayerNorm1P
+
+
+def make_norm(config: ModelConfig, dim: int) -> Norm:
+    """Create a norm of the residual stream."""
+    return (RMSNorm if config.norm == "rmsnorm" else LayerNorm1P)(dim, config.norm_eps)
+
+
 class Attention(nn.Module):
     """Grouped-query attention (Ainslie et al. 2023) with rotary positions."""
 
@@ -45,8 +73,9 @@ class Attention(nn.Module):
         self.dropout = config.dropout
         # Output rows are ordered by key-value group: the group's query heads, then its key, then its value. Cutting
         # the rows into equal contiguous parts therefore keeps groups whole, as tensor parallelism needs.
-        self.qkv = nn.Linear(shape.dim, shape.kv_heads * (shape.queries_per_group + 2) * shape.head_dim, bias=False)
-        self.output = nn.Linear(shape.heads * shape.head_dim, shape.dim, bias=False)
+        rows = shape.kv_heads * (shape.queries_per_group + 2) * shape.head_dim
+        self.qkv = nn.Linear(shape.dim, rows, bias=config.qkv_bias)
+        self.output = nn.Linear(shape.heads * shape.head_dim, shape.dim, bias=config.output_bias)
         self.q_norm = RMSNorm(shape.head_dim, config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(shape.head_dim, config.norm_eps) if config.qk_norm else None
 
@@ -77,12 +106,30 @@ class FeedForward(nn.Module):
         # Output rows come in groups: rows of the gate, then as many rows of the linear branch. Cutting the rows into
         # equal contiguous parts therefore keeps each gate with its partner, as tensor parallelism needs.
         self.width = shape.ffn_dim // shape.ffn_groups
-        self.gate_up_groups = nn.Linear(shape.dim, 2 * shape.ffn_dim, bias=False)
-        self.down = nn.Linear(shape.ffn_dim, shape.dim, bias=False)
+        self.gate_up_groups = nn.Linear(shape.dim, 2 * shape.ffn_dim, bias=config.ffn_bias)
+        self.down = nn.Linear(shape.ffn_dim, shape.dim, bias=config.ffn_bias)
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_up_groups(x_BTD).unflatten(-1, (-1, 2, self.width)).unbind(-2)
         return F.dropout(self.down((F.silu(gate) * up).flatten(-2)), self.dropout, self.training)
+
+
+class SquaredReLU(nn.Module):
+    """Feed-forward layer without a gate, whose activation is the square of a ReLU (So et al. 2021, section 4.1)."""
+
+    def __init__(self, config: ModelConfig, shape: Shape) -> None:
+        super().__init__()
+        self.dropout = config.dropout
+        self.up = nn.Linear(shape.dim, shape.ffn_dim, bias=config.ffn_bias)
+        self.down = nn.Linear(shape.ffn_dim, shape.dim, bias=config.ffn_bias)
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        return F.dropout(self.down(F.relu(self.up(x_BTD)).square()), self.dropout, self.training)
+
+
+def make_feed_forward(config: ModelConfig, shape: Shape) -> FeedForward | SquaredReLU:
+    """Create a feed-forward layer without experts."""
+    return (FeedForward if config.activation == "swiglu" else SquaredReLU)(config, shape)
 
 
 def _for_products(x: torch.Tensor) -> torch.Tensor:
@@ -92,15 +139,32 @@ def _for_products(x: torch.Tensor) -> torch.Tensor:
 
 
 class Layer(nn.Module):
-    """A decoder layer: attention, then feed-forward or experts, each pre-normalised and added to the residual."""
+    """A decoder layer: attention, then feed-forward or experts, each pre-normalised and added to the residual.
+
+    A layer of a pattern (`headway.config.architecture`) has one of these parts only, or a Mamba-2 mixer.
+    """
 
     def __init__(self, config: ModelConfig, shape: Shape, index: int) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(shape.dim, config.norm_eps)
-        self.attention = Attention(config, shape, index)
-        self.feed_forward_norm = RMSNorm(shape.dim, config.norm_eps)
+        kind = shape.pattern[index] if shape.pattern else ATTENTION + FEED_FORWARD
+        self.mamba: Mamba | None = None
+        self.attention: Attention | None = None
+        self.feed_forward: FeedForward | SquaredReLU | MixtureOfExperts | None = None
+        self.attention_post_norm: Norm | None = None
+        self.feed_forward_post_norm: Norm | None = None
+        if MAMBA in kind:
+            self.mamba_norm, self.mamba = make_norm(config, shape.dim), Mamba(config, shape, index)
+        if ATTENTION in kind:
+            self.attention_norm, self.attention = make_norm(config, shape.dim), Attention(config, shape, index)
+            if config.post_norms:
+                self.attention_post_norm = make_norm(config, shape.dim)
         self.is_dense = index < shape.dense_layers
-        self.feed_forward = FeedForward(config, shape) if self.is_dense else MixtureOfExperts(config, shape)
+        if FEED_FORWARD in kind:
+            self.feed_forward_norm = make_norm(config, shape.dim)
+            dense = make_feed_forward(config, shape) if self.is_dense else None
+            self.feed_forward = dense or MixtureOfExperts(config, shape)
+            if config.post_norms:
+                self.feed_forward_post_norm = make_norm(config, shape.dim)
         self.activation_checkpointing: Literal["none", "selective", "full"] = "none"
 
     def forward(self, x_BTD: torch.Tensor, positions: Positions, cache: KVCache | None) -> torch.Tensor:
@@ -113,8 +177,14 @@ class Layer(nn.Module):
         return y_BTD
 
     def _compute(self, x_BTD: torch.Tensor, positions: Positions, cache: KVCache | None) -> torch.Tensor:
-        x_BTD = x_BTD + self.attention(_for_products(self.attention_norm(x_BTD)), positions, cache)
-        normalised_BTD = _for_products(self.feed_forward_norm(x_BTD))
-        counted = () if self.is_dense else (positions.counted,)
-        y_BTD: torch.Tensor = x_BTD + self.feed_forward(normalised_BTD, *counted)
-        return y_BTD
+        if self.mamba is not None:
+            x_BTD = x_BTD + self.mamba(_for_products(self.mamba_norm(x_BTD)), positions, cache)
+        if self.attention is not None:
+            y_BTD = self.attention(_for_products(self.attention_norm(x_BTD)), positions, cache)
+            x_BTD = x_BTD + (y_BTD if self.attention_post_norm is None else self.attention_post_norm(y_BTD))
+        if self.feed_forward is not None:
+            normalised_BTD = _for_products(self.feed_forward_norm(x_BTD))
+            counted = () if self.is_dense else (positions.counted,)
+            y_BTD = self.feed_forward(normalised_BTD, *counted)
+            x_BTD = x_BTD + (y_BTD if self.feed_forward_post_norm is None else self.feed_forward_post_norm(y_BTD))
+        return x_BTD

@@ -42,7 +42,7 @@ class Routing(NamedTuple):
     experts_NK: torch.Tensor
     """int64, best first."""
     weights_NK: torch.Tensor
-    """fp32, adding up to 1 for each token."""
+    """fp32; they add up to 1 for each token if they are normalised."""
 
 
 class SharedExperts(nn.Module):
@@ -70,6 +70,7 @@ class MixtureOfExperts(nn.Module):
     def __init__(self, config: ModelConfig, shape: Shape) -> None:
         super().__init__()
         self.experts_per_token, self.dropout = shape.experts_per_token, config.dropout
+        self.normalizes, self.scale = config.normalize_router_weights, config.router_scale
         self.score, self.z_weight = config.router_score, config.router_z_loss
         balance = resolved_balance(config)
         self.balance_weight, self.bias_rate = balance["balance_loss"] or 0.0, balance["balance_bias_rate"] or 0.0
@@ -125,7 +126,10 @@ class MixtureOfExperts(nn.Module):
             chosen_from_NE = chosen_from_NE + self.bias_E
         experts_NK = chosen_from_NE.topk(self.experts_per_token, dim=-1).indices
         weights_NK = _chosen(scores_NE, experts_NK)
-        weights_NK = weights_NK / (weights_NK.sum(-1, keepdim=True) + 1e-20)
+        if self.normalizes:
+            weights_NK = weights_NK / (weights_NK.sum(-1, keepdim=True) + 1e-20)
+        if self.scale != 1.0:
+            weights_NK = weights_NK * self.scale
         return Routing(logits_NE, scores_NE, experts_NK, weights_NK)
 
     def _with_losses(

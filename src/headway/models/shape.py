@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headway.config.architecture import ATTENTION, pattern_layers
 from headway.config.mesh import ffn_groups
 from headway.core.errors import ConfigError
 
@@ -40,6 +41,11 @@ class Shape:
     """Combined width of a layer's shared experts; 0 without any."""
     dense_layers: int = 0
     """Leading layers without experts; all layers if the model has no experts."""
+    rotary_dim: int = 0
+    """Elements of a head that the rotary embedding turns."""
+    pattern: str = ""
+    """Kinds of layers (`headway.config.architecture`), one letter each; empty if every layer is attention followed by
+    feed-forward or experts."""
 
     @classmethod
     def of(cls, config: ModelConfig, vocab_size: int | None = None) -> Shape:
@@ -60,7 +66,7 @@ class Shape:
                 where="model.vocab_size, model.dim, model.layers, model.heads, model.ffn_dim",
                 fix="set model.preset, or pass the config through headway.models.build.complete",
             )
-        expert_ffn_dim = config.expert_ffn_dim or ffn_dim
+        expert_ffn_dim, head_dim = config.expert_ffn_dim or ffn_dim, config.head_dim or dim // heads
         mixture = (
             {}
             if config.experts is None
@@ -77,11 +83,18 @@ class Shape:
             layers=layers,
             heads=heads,
             kv_heads=config.kv_heads or heads,
-            head_dim=config.head_dim or dim // heads,
+            head_dim=head_dim,
+            rotary_dim=int(head_dim * config.rotary_fraction),
+            pattern=config.layer_pattern or "",
             ffn_dim=ffn_dim,
             dense_layers=layers if config.experts is None else config.dense_layers,
             **mixture,
         )
+
+    @property
+    def attention_layers(self) -> list[int]:
+        """The layers with attention."""
+        return pattern_layers(self.pattern, ATTENTION) if self.pattern else list(range(self.layers))
 
     @property
     def queries_per_group(self) -> int:

@@ -30,7 +30,7 @@ def decoder_plan(config: ModelConfig, workers: int, parts: Iterable[str]) -> dic
         parts: Names of the local modules; a pipeline stage has some of the model's.
 
     Raises:
-        ConfigError: the heads, feed-forward groups or vocabulary cannot be split evenly.
+        ConfigError: the heads, feed-forward groups or vocabulary cannot be split evenly, or there are Mamba-2 layers.
     """
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
@@ -41,6 +41,12 @@ def decoder_plan(config: ModelConfig, workers: int, parts: Iterable[str]) -> dic
     )
 
     shape = Shape.of(config)
+    if config.mamba is not None:
+        raise ConfigError(
+            "the groups of a Mamba-2 layer are not divided between workers",
+            where="parallel.tensor, model.layer_pattern",
+            fix="parallel.tensor=1, and more data parallelism",
+        )
     _check_equal_parts(shape, workers)
 
     def all_positions(others: int) -> ParallelStyle:
@@ -53,12 +59,15 @@ def decoder_plan(config: ModelConfig, workers: int, parts: Iterable[str]) -> dic
     styles: dict[str, ParallelStyle] = {
         "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "layers.*.attention_norm": SequenceParallel(),
+        "layers.*.attention_post_norm": SequenceParallel(),
         "layers.*.attention": all_positions(others=2),
         "layers.*.attention.qkv": ColwiseParallel(),
         "layers.*.attention.output": to_positions,
         "layers.*.feed_forward_norm": SequenceParallel(),
+        "layers.*.feed_forward_post_norm": SequenceParallel(),
         "layers.*.feed_forward": all_positions(others=0),
         "layers.*.feed_forward.gate_up_groups": ColwiseParallel(),
+        "layers.*.feed_forward.up": ColwiseParallel(),
         "layers.*.feed_forward.down": to_positions,
         "layers.*.attention.q_norm": per_head,
         "layers.*.attention.k_norm": per_head,

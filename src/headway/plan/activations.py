@@ -6,7 +6,7 @@ products: 4 in fp32 (tf32), 2 under autocast in bf16 or fp16. The residual strea
 | tensor | elements | bytes each |
 |---|---|---|
 | input of the layer, which the attention norm saves | N dim | 4 |
-| root mean squares | N | 4 |
+| root mean squares; of `layernorm1p` means too, and the gain | N | 4 |
 | normalised, before the gain (CPU: several operations; CUDA: one kernel recomputes it) | N dim | 4 |
 | normalised, which the qkv product saves | N dim | E |
 | values; with qk_norm in fp32 the whole output of the qkv product, which the norms save | N kv_heads head_dim | E |
@@ -21,6 +21,8 @@ products: 4 in fp32 (tf32), 2 under autocast in bf16 or fp16. The residual strea
 | sum with the residual stream, which the feed-forward norm saves; the rest as for the attention norm | | |
 | gate and linear branch | 2 N ffn_dim | E |
 | silu(gate), and the product with the linear branch | 2 N ffn_dim | E |
+| with `activation: relu2` instead of the two lines above: the ReLU, and its square | 2 N ffn_dim | E |
+| with `post_norms`: for each part what a norm saves, input and normalised | as above | 4 |
 | under autocast: half-precision copies of the layer's matrices | parameters | 2 |
 
 If C workers share a row (`parallel.context`; N counts this worker's tokens), each computes two runs of queries. These
@@ -199,6 +201,10 @@ class Activations:
         inner = tokens * shape.ffn_dim // tensor
 
         norm = stream * _FP32 * (2 if cpu else 1) + tokens * _FP32
+        if model.norm == "layernorm1p":  # one kernel on the CPU too; means, and the gain
+            norm = (stream + 2 * tokens + shape.dim) * _FP32
+        # A norm of the output of a part saves its input in fp32, as the norm before the part does.
+        post_norm = norm if model.post_norms else 0
         copies = cpu + (element == _HALF)
         head_norm = (queries + keys) * _FP32 * copies + (queries + keys) // shape.head_dim * _FP32
         shared = cpu or shape.heads == shape.kv_heads or (element == _HALF and not masked_pairs)
@@ -210,7 +216,7 @@ class Activations:
         by_products = cpu and not masked_pairs and (element == _FP32 or (precision != "fp16" and not has_bf16_tiles()))
         sums = 0 if by_products else tokens * shape.heads // tensor * _FP32
         attention = (
-            2 * (norm + dropout)
+            2 * (norm + post_norm + dropout)
             + tokens * shape.dim * element
             + heads * element
             + (head_norm if model.qk_norm else 0)
@@ -220,13 +226,15 @@ class Activations:
         fp8 = precision == "fp8"
         width = shape.heads * shape.head_dim
         sides = [(shape.dim, width + 2 * shape.kv_heads * shape.head_dim), (width, shape.dim)]
-        feed_forward = [(shape.dim, 2 * shape.ffn_dim), (shape.ffn_dim, shape.dim)]
+        # Without a gate: the ReLU, which its square saves too, and the square.
+        branches = 2 if model.activation == "swiglu" else 1
+        feed_forward = [(shape.dim, branches * shape.ffn_dim), (shape.ffn_dim, shape.dim)]
         matrices = _copied(sides, fp8) // tensor
         kept = stream * _FP32 + ((queries + 2 * keys) + queries) * element + sums
         half = _HALF if element == _HALF else 0
         dense = LayerSizes(
-            saved=attention + (tokens * shape.dim + 4 * inner) * element,
-            selected=kept + 2 * inner * element,
+            saved=attention + (tokens * shape.dim + 2 * branches * inner) * element,
+            selected=kept + branches * inner * element,
             casts=(matrices + _copied(feed_forward, fp8) // tensor) * half,
             # Gradients of both branches and of their product, just before the saved tensors are freed.
             backward=2 * inner * element + stream * _FP32,

@@ -138,10 +138,10 @@ def _calls(elements: dict[str, int], tied: bool, recomputes: bool) -> list[_Call
         return found
 
     def own_order(index: int) -> tuple[str, ...]:
-        """Return the modules of a layer that is none of the decoder's, in the order in which they are declared."""
+        """Return the modules of a layer with others than those above, in the order in which they are declared."""
         prefix = f"layers.{index}."
         names = tuple(name.removeprefix(prefix) for name in elements if name.startswith(prefix))
-        return () if set(names) & set(_LAYER) else names
+        return () if set(names) <= set(_LAYER) else names
 
     calls = [_Call("forward 0", projection, stays=True), _Call("forward 0", ("embedding.weight",))]
     for index in range(layers):

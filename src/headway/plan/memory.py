@@ -65,9 +65,9 @@ def plan_memory(
         stages = [pretrained_stage(config, model, layout)]
         tables, pairs = pretrained_buffers(config, model), 0  # its passes make their own masks, if any
     else:
-        sizes = Activations.of_layout(config, model, layout, device)
+        sizes = _activations(config, model, layout, device)
         stages = pipeline_stages(config, model, layout)
-        tables = 2 * model.max_sequence_length * Shape.of(model).head_dim * FP32_BYTES
+        tables = 2 * model.max_sequence_length * Shape.of(model).rotary_dim * FP32_BYTES
         pairs = masked_pairs(config, model, layout.mesh.cp, layout.micro_batch)
     teacher = 0
     if needs_logits(config) is not None:
@@ -90,6 +90,14 @@ def plan_memory(
             step = _Step(stage, layout, sizes, config, on_cpu=on_cpu, gloo=gloo, lasting=lasting)
             moments += step.sharded() if layout.strategy.cuts_parameters else step.replicated()
     return MemoryPlan([moment.plus(moment.name, weights=teacher) for moment in moments])
+
+
+def _activations(config: Config, model: ModelConfig, layout: Layout, device: str) -> Activations:
+    if model.layer_pattern is None:
+        return Activations.of_layout(config, model, layout, device)
+    from headway.plan.hybrid import hybrid_activations  # traced with torch too
+
+    return hybrid_activations(config, model, layout, device)
 
 
 class _Step(Passes):

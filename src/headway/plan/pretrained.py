@@ -22,11 +22,13 @@ from headway.plan.stages import Stage
 from headway.plan.trace import Trace, trace_model
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headway.config import Config, ModelConfig
     from headway.models.hub.transformers_model import TransformersModel
     from headway.plan.layout import Layout
 
-_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -119,13 +121,40 @@ def pretrained_activations(config: Config, model: ModelConfig, layout: Layout, d
         ConfigError: they depend on data, or the model is not divided like that.
     """
     _check_layout(config, layout)
-    precision, rows, length = config.train.precision, layout.micro_batch, config.train.sequence_length
-    packed = config.data.document_mask
-    one, two = (_traced(model, precision, (count, length), "none", packed) for count in (1, 2))
+    precision, length, packed = config.train.precision, config.train.sequence_length, config.data.document_mask
+    built, _ = _built(model, precision)
+    return traced_activations(
+        lambda rows, mode: _traced(model, precision, (rows, length), mode, packed),
+        layout,
+        loss=lambda: _loss_bytes(built.output_projection(), layout.micro_batch * length, precision, device),
+    )
+
+
+def _loss_bytes(weight: torch.Tensor | None, tokens: int, precision: str, device: str) -> tuple[int, int]:
+    assert weight is not None
+    element = element_bytes(precision)
+    return loss_bytes(
+        (weight.shape[0], weight.shape[1]), tokens, element, device,
+        trained=weight.requires_grad, in_place=weight.element_size() == element,
+    )  # fmt: skip
+
+
+def traced_activations(
+    trace: Callable[[int, Literal["none", "selective"]], Trace], layout: Layout, loss: Callable[[], tuple[int, int]]
+) -> Activations:
+    """Compute the sizes for a layout's micro-batch from traces of one and of two rows.
+
+    Args:
+        trace: (rows, activation checkpointing) -> trace.
+        layout: How the step is split over workers.
+        loss: The bytes of the loss, forward and backward, where it is computed from hidden states.
+    """
+    rows = layout.micro_batch
+    one, two = (trace(count, "none") for count in (1, 2))
     whole, fixed = _line(one, two, rows), _fixed(one, two)
     selected = whole
     if layout.checkpointing == "selective":
-        one, two = (_traced(model, precision, (count, length), "selective", packed) for count in (1, 2))
+        one, two = (trace(count, "selective") for count in (1, 2))
         selected = _line(one, two, rows)
     layers, kept = len(whole.kept), sum(whole.kept) // len(whole.kept)
     layer = LayerSizes(
@@ -135,16 +164,8 @@ def pretrained_activations(config: Config, model: ModelConfig, layout: Layout, d
         # Where layers differ, the largest one has its backward pass while all others count as the mean.
         backward=whole.backward + max(whole.kept) - kept,
     )
-    loss, loss_backward = whole.loss, whole.loss_backward
-    if whole.is_projected:
-        built, _ = _built(model, precision)
-        weight = built.output_projection()
-        assert weight is not None
-        loss, loss_backward = loss_bytes(
-            (weight.shape[0], weight.shape[1]), rows * length, element_bytes(precision), device,
-            trained=weight.requires_grad, in_place=weight.element_size() == element_bytes(precision),
-        )  # fmt: skip
-    return Activations(whole.stream, layer, layer, whole.last_norm, whole.stream, loss, loss_backward)
+    forward, backward = loss() if whole.is_projected else (whole.loss, whole.loss_backward)
+    return Activations(whole.stream, layer, layer, whole.last_norm, whole.stream, forward, backward)
 
 
 def _line(one: Trace, two: Trace, rows: int) -> Trace:
@@ -207,7 +228,7 @@ def _traced_of(
 ) -> Trace:
     # Layers beyond a few are only copied to be thrown away, but they have no memory.
     model, layers = copy.deepcopy(_built_of(dumped, precision))
-    return trace_model(model, layers, shape, mode=mode, half=_HALF.get(precision), packed=packed)
+    return trace_model(model, layers, shape, mode=mode, half=HALF.get(precision), packed=packed)
 
 
 def _traced(

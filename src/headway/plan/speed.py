@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from math import ceil, log2
 from typing import TYPE_CHECKING
 
+from headway.config.architecture import FEED_FORWARD, MAMBA, pattern_layers
 from headway.config.optimizers import FP32_BYTES
 from headway.config.pipeline import stages_per_worker
 from headway.config.strategies import StrategySpec, distinct_strategies
-from headway.models.facts import count_parameters, flops_per_token
+from headway.models.facts import count_parameters, flops_per_token, scan_flops
 from headway.models.shape import Shape
 from headway.plan.activations import Activations, element_bytes, fills_tiles, has_grouped_kernel, masked_pairs
 from headway.plan.deepspeed import ZeroSettings, live_weights
@@ -170,15 +171,22 @@ class _Product:
 def _products(model: ModelConfig, precision: str) -> Iterator[_Product]:
     shape = Shape.of(model)
     width, mixtures = shape.heads * shape.head_dim, shape.layers - shape.dense_layers
+    attending, branches = len(shape.attention_layers), 2 if model.activation == "swiglu" else 1
+    dense = len(pattern_layers(shape.pattern, FEED_FORWARD)) if shape.pattern else shape.dense_layers
 
     def linear(layers: int, rows: int, columns: int, again: float) -> _Product:
         sides = (rows, columns)
         return _Product(layers * rows * columns, layers * (rows + columns), again, fills_tiles(sides))
 
-    yield linear(shape.layers, shape.dim, width + 2 * shape.kv_heads * shape.head_dim, 0.0)
-    yield linear(shape.layers, width, shape.dim, 1.0)
-    yield linear(shape.dense_layers, shape.dim, 2 * shape.ffn_dim, 0.0)
-    yield linear(shape.dense_layers, shape.ffn_dim, shape.dim, 1.0)
+    yield linear(attending, shape.dim, width + 2 * shape.kv_heads * shape.head_dim, 0.0)
+    yield linear(attending, width, shape.dim, 1.0)
+    yield linear(dense, shape.dim, branches * shape.ffn_dim, 0.0)
+    yield linear(dense, shape.ffn_dim, shape.dim, 1.0)
+    if (mamba := model.mamba) is not None:
+        inner = mamba.heads * mamba.head_dim
+        layers = len(pattern_layers(shape.pattern, MAMBA))
+        yield linear(layers, shape.dim, 2 * inner + 2 * mamba.groups * mamba.state_dim + mamba.heads, 0.0)
+        yield linear(layers, inner, shape.dim, 1.0)
     if mixtures:
         again = 1.0 if has_grouped_kernel(shape, precision, "cuda") else 0.5
         experts = 3 * shape.experts_per_token * shape.dim * shape.expert_ffn_dim
@@ -189,14 +197,18 @@ def _products(model: ModelConfig, precision: str) -> Iterator[_Product]:
 
 
 def _attention_flops_per_token(model: ModelConfig, length: int, layout: Layout, *, every_pair: bool) -> float:
-    """Count the FLOPs of attention computed per token: of pairs that causal mask and window leave, or of every pair."""
+    """Count the FLOPs of attention computed per token: of pairs that causal mask and window leave, or of every pair.
+
+    Those of the state spaces of Mamba-2 layers are added.
+    """
     shape = Shape.of(model)
     window = min(length, model.sliding_window or length)
     # Average over the row: its first positions see less than a window.
     attended = length if every_pair else window - window**2 / (2 * length)
-    forward = 4 * shape.layers * shape.heads * shape.head_dim * attended
+    forward = 4 * len(shape.attention_layers) * shape.heads * shape.head_dim * attended
     again = 1 if layout.checkpointing == "full" else 0
-    return forward * (1 + again + ATTENTION_BACKWARD)
+    scans = len(pattern_layers(shape.pattern, MAMBA)) * scan_flops(model, length) / 3
+    return forward * (1 + again + ATTENTION_BACKWARD) + scans * (3 + again)
 
 
 def _product_flops_per_token(model: ModelConfig, layout: Layout, precision: str) -> float:

@@ -47,15 +47,17 @@ def pipeline_stages(config: Config, model: ModelConfig, layout: Layout) -> list[
 def _stage(
     config: Config, layout: Layout, whole: dict[str, tuple[int, ...]], *, place: int, each: int, mine: Sequence[range]
 ) -> Stage:
-    """Build the part of the worker at one place of a pipeline, with layers renamed to the first ones."""
+    """Build the part of the worker at one place of a pipeline; layers that are alike get the names of the first."""
     workers, micro_batches = layout.mesh.pp, layout.micro_batches // layout.lanes
     first, last = place == 0, place == workers - 1
     layers = sum(len(stage) for stage in mine)
+    # Those of a pattern differ, so that their own ones count.
+    chosen = {layer for stage in mine for layer in stage} if config.model.layer_pattern else set(range(layers))
     table = whole["embedding.weight"]
     shapes = {"embedding.weight": table} if first else {}
-    shapes |= {name: size for name, size in whole.items() if name.startswith("layers.") and _index(name) < layers}
+    shapes |= {name: size for name, size in whole.items() if name.startswith("layers.") and _index(name) in chosen}
     if last:
-        shapes |= {"norm.weight": whole["norm.weight"], "head.weight": table}
+        shapes |= {name: size for name, size in whole.items() if name.startswith("norm.")} | {"head.weight": table}
     # Forward passes before the first backward pass (Narayanan et al. 2021, section 2.2; interleaved as PyTorch does).
     passes = {
         "gpipe": micro_batches,
@@ -195,16 +197,17 @@ class Stage:
 
     @property
     def down(self) -> int:
-        """Bytes of the largest second matrix of a feed-forward layer."""
-        return self._largest_of("feed_forward.down.weight", "experts.down")
+        """Bytes of the largest second matrix of a feed-forward or Mamba-2 layer."""
+        return self._largest_of("feed_forward.down.weight", "experts.down", "mamba.output.weight")
 
     @property
     def gate_up(self) -> int:
-        """Bytes of the largest first matrix of a feed-forward layer."""
-        return self._largest_of("gate_up_groups.weight", "experts.gate_up")
+        """Bytes of the largest first matrix of a feed-forward or Mamba-2 layer."""
+        first = ("gate_up_groups.weight", "feed_forward.up.weight")
+        return self._largest_of(*first, "experts.gate_up", "mamba.input.weight")
 
     def _largest_of(self, *endings: str) -> int:
-        return max(count for name, count in self.bytes.items() if name.endswith(endings))
+        return max((count for name, count in self.bytes.items() if name.endswith(endings)), default=0)
 
     @property
     def largest(self) -> int:

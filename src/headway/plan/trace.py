@@ -23,8 +23,9 @@ from torch.utils._pytree import tree_iter
 from headway.core.errors import ConfigError, HeadwayError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from headway.models.decoder import Decoder
     from headway.models.hub.transformers_model import TransformersModel
 
 #: Layers that stand for all where all are alike: a first, a typical and a last one.
@@ -82,7 +83,9 @@ class LiveStorages(TorchDispatchMode):
 class _Passes:
     """Hooks that read the counter between the layers of both passes."""
 
-    def __init__(self, model: TransformersModel, layers: Sequence[nn.Module], storages: LiveStorages) -> None:
+    def __init__(
+        self, model: nn.Module, embedding: nn.Module, layers: Sequence[nn.Module], storages: LiveStorages
+    ) -> None:
         self.storages = storages
         self.after: list[int] = []
         """Bytes after the embedding, and after each layer."""
@@ -91,7 +94,7 @@ class _Passes:
         """Bytes when the backward pass reaches the output of each layer, the last one first, and the embedding."""
         self.peaks: list[int] = []
         """The most bytes before each of these points."""
-        for module in (model.causal.get_input_embeddings(), *layers):
+        for module in (embedding, *layers):
             module.register_forward_hook(self._after)
         for p in model.parameters():
             if p.requires_grad:
@@ -187,16 +190,11 @@ def _one_document() -> Iterator[None]:
 def _run(model: TransformersModel, layers: Sequence[nn.Module], ids: torch.Tensor) -> Trace:
     storages = LiveStorages([*model.parameters(), *model.buffers(), ids])
     is_projected = _is_projected(model, ids)
-    passes = _Passes(model, layers, storages)
+    passes = _Passes(model, model.causal.get_input_embeddings(), layers, storages)
     loss = loss_backward = 0
     with storages:
         if is_projected:
-            output = model.backbone(ids, **model.pass_options)[0]
-            ready = storages.live - output.untyped_storage().nbytes()  # hidden states count as a part of the loss
-            # A gradient that is there anyway is a part of the loss (`plan/activations.py`).
-            gradient = torch.ones_like(output)
-            storages.restart()
-            output.backward(gradient)
+            ready = _pass_hidden(lambda: model.backbone(ids, **model.pass_options)[0], storages)
         else:
             hidden: list[int] = []
             head = model.head()
@@ -209,11 +207,43 @@ def _run(model: TransformersModel, layers: Sequence[nn.Module], ids: torch.Tenso
             loss = storages.restart() - ready
             output.backward()
             loss_backward = passes.peaks[0] - ready
+    return replace(
+        _traced(passes, ready), is_projected=is_projected, loss=max(0, loss), loss_backward=max(0, loss_backward)
+    )
+
+
+def _pass_hidden(forward: Callable[[], torch.Tensor], storages: LiveStorages) -> int:
+    """Run forward and backward pass from ids to hidden states; return the bytes between them."""
+    output = forward()
+    ready = storages.live - output.untyped_storage().nbytes()  # hidden states count as a part of the loss
+    # A gradient that is there anyway is a part of the loss (`plan/activations.py`).
+    gradient = torch.ones_like(output)
+    storages.restart()
+    output.backward(gradient)
+    return ready
+
+
+def _traced(passes: _Passes, ready: int) -> Trace:
     kept = [after - before for before, after in zip(passes.after, passes.after[1:], strict=False)]
     last_norm = ready - passes.after[-1] + passes.stream
-    return Trace(
-        kept, passes.largest_backward(), last_norm, passes.stream, is_projected, max(0, loss), max(0, loss_backward)
-    )
+    return Trace(kept, passes.largest_backward(), last_norm, passes.stream, is_projected=True)
+
+
+def trace_decoder(
+    model: Decoder, shape: tuple[int, int], *, mode: Literal["none", "selective"], half: torch.dtype | None
+) -> Trace:
+    """Run one micro-batch through a native decoder on the meta device; arguments as of `trace_model`."""
+    model.set_activation_checkpointing(mode)
+    model.train()
+    autocast = nullcontext() if half is None else torch.autocast("cpu", dtype=half, cache_enabled=False)
+    with FakeTensorMode(allow_non_fake_inputs=True), autocast:
+        model.to_empty(device="cpu")
+        ids = torch.zeros(shape, dtype=torch.int64)
+        storages = LiveStorages([*model.parameters(), *model.buffers(), ids])
+        passes = _Passes(model, model.embedding, model.wrap_units(), storages)
+        with storages:
+            ready = _pass_hidden(lambda: model.hidden_states(ids), storages)
+    return _traced(passes, ready)
 
 
 def _is_projected(model: TransformersModel, ids: torch.Tensor) -> bool:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headway.checkpoint.format.folders import checkpoint_folders
 from headway.config import Config, ModelConfig, dump_config, load_resolved
@@ -113,7 +113,7 @@ def completed(config: Config) -> tuple[Config, TokenStore]:
     from headway.models.build import complete
     from headway.models.hub.folder import open_folder
 
-    config = _with_pinned_sources(config)
+    config = _as_begun(config)
     config = config.model_copy(update={"model": complete(config.model, store.vocab_size)})
     for problem in (*decoder_problems(config), *loss_problems(config)):  # a pretrained model's shape is known only now
         raise problem
@@ -125,9 +125,11 @@ def completed(config: Config) -> tuple[Config, TokenStore]:
     return config, store
 
 
-def _with_pinned_sources(config: Config) -> Config:
-    """Return the config with the commits of its models on the Hub: those of the run if it has begun, or the current
-    ones.
+def _as_begun(config: Config) -> Config:
+    """Return the config with what a run decides when it begins: the commits of its models, and what code computes them.
+
+    A later version of Headway may compute more models itself (`model.implementation: auto`); a run that has begun with
+    transformers stays with it.
 
     Raises:
         ConfigError: a source is not there.
@@ -138,8 +140,10 @@ def _with_pinned_sources(config: Config) -> Config:
     if before is not None:
         known = [before.model.from_pretrained, before.distill.teacher if before.distill is not None else None]
     if config.model.from_pretrained is not None:
-        source = _pinned(config.model.from_pretrained, known)
-        config = config.model_copy(update={"model": config.model.model_copy(update={"from_pretrained": source})})
+        begun: dict[str, Any] = {"from_pretrained": _pinned(config.model.from_pretrained, known)}
+        if before is not None and before.model.implementation == "transformers" and config.model.implementation == "auto":
+            begun["implementation"] = "transformers"
+        config = config.model_copy(update={"model": config.model.model_copy(update=begun)})
     if config.distill is not None:
         teacher = _pinned(config.distill.teacher, known)
         config = config.model_copy(update={"distill": config.distill.model_copy(update={"teacher": teacher})})
@@ -147,6 +151,7 @@ def _with_pinned_sources(config: Config) -> Config:
 
 
 def _pinned(source: Path | str, known: Sequence[Path | str | None]) -> Path | str:
+    """Return a source with a commit: that of the run if it knows the model, or the current one."""
     if not is_on_hub(source) or is_pinned(source):
         return source
     name, _ = split_hub_name(str(source))

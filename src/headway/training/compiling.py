@@ -22,8 +22,9 @@ from headway.core.files import fingerprint, user_cache, write_json
 from headway.core.foreign import read_json_object
 from headway.core.format import format_seconds
 from headway.core.heartbeat import Phase, beat
-from headway.models.attention import Positions, rotary_tables
+from headway.models.attention import Positions
 from headway.models.layer import Layer
+from headway.models.rope import rotary_tables
 from headway.models.shape import Shape
 from headway.parallel.world import synchronize
 from headway.telemetry.arithmetic import onednn_multiplies_fp32
@@ -146,7 +147,7 @@ class _Trial:
         self.layer = Layer(config.model, shape, shape.layers - 1).to(device).train()
         self.layer.activation_checkpointing = config.train.activation_checkpointing
         apply_precision(config, self.layer, device)
-        cos, sin = rotary_tables(length, shape.head_dim, config.model.rope_theta)
+        cos, sin = rotary_tables(length, shape.rotary_dim, config.model.rope_theta)
         self.positions = Positions(cos.to(device), sin.to(device), None, True)
         self.x_BTD = torch.randn(rows, length, shape.dim, device=device, requires_grad=True)
 

@@ -55,8 +55,23 @@ def batch(seed: int = 0) -> dict[str, torch.Tensor]:
             "router_score": "sigmoid",
             "router_z_loss": 0.01,
         },
+        {
+            "layer_pattern": "M*-",
+            "mamba": {"heads": 4, "head_dim": 8, "state_dim": 4, "groups": 2, "chunk": 4},
+            "rotary_fraction": 0.0,
+            "activation": "relu2",
+        },
+        {
+            "norm": "layernorm1p",
+            "activation": "relu2",
+            "qkv_bias": True,
+            "output_bias": True,
+            "ffn_bias": True,
+            "rotary_fraction": 0.5,
+        },
+        {"post_norms": True, "rope_scaling": {"kind": "yarn", "factor": 2, "original_length": 4}, "qkv_bias": True},
     ],
-    ids=["dense", "tied", "experts"],
+    ids=["dense", "tied", "experts", "hybrid", "nemotron", "glm"],
 )
 def test_the_decoder_keeps_everything_that_a_model_can_declare(changes: dict[str, Any]) -> None:
     shape = ModelConfig(vocab_size=64, dim=16, layers=3, heads=2, ffn_dim=32, init_std=0.2, **changes)

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 import headway
-from headway.config import Config, load_config, resolve_lanes
+from headway.config import Config, ModelConfig, load_config, resolve_lanes
 from headway.core.errors import CheckpointError, ConfigError, DataError
 from headway.data.feeding.feed import TokenFeed
-from headway.models.build import build_any_model, complete
+from headway.models.build import build_any_model, build_model, complete
 from headway.models.facts import count_parameters, flops_per_token
 from headway.models.hub.implementation import choose_implementation
 from headway.session.attempt import RunOptions
@@ -232,6 +232,32 @@ def test_logits_that_are_scaled_or_capped_are_not_computed_from_hidden_states(
     assert found == {"qwen3": True, "gemma-2": False, "granite": False, "gpt-2": True}
 
 
+#: Families that the native decoder computes.
+NATIVE = (
+    "llama-tied",
+    "llama-3",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "nemotron",
+    "nemotron-h",
+    "mixtral",
+    "qwen3-moe",
+    "glm-4-moe",
+)
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_the_native_decoder_computes_the_logits_of_transformers(name: str, family: Callable[..., Path]) -> None:
+    ids = torch.randint(VOCAB, (2, 40), generator=torch.Generator().manual_seed(0))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(family(name)).eval()
+    config = ModelConfig(from_pretrained=family(name))
+    mine = build_model(config, vocab_size=VOCAB, seed=0).eval()
+    with torch.no_grad():
+        expected = theirs(ids, use_cache=False).logits
+        torch.testing.assert_close(mine(ids), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_auto_takes_the_native_decoder_where_it_computes_the_model(folder: Path, family: Callable[..., Path]) -> None:
     def chosen(name: str, **keys: Any) -> str:
         model = _config(folder, "x", {"from_pretrained": str(family(name)), "implementation": "auto", **keys}).model
@@ -239,7 +265,8 @@ def test_auto_takes_the_native_decoder_where_it_computes_the_model(folder: Path,
 
     assert chosen("qwen3") == "native"
     assert chosen("qwen3", adapter={"rank": 2}) == "transformers"
-    assert chosen("gemma-2") == chosen("llama-3") == "transformers"
+    assert {name: chosen(name) for name in FAMILIES if name in NATIVE} == dict.fromkeys(NATIVE, "native")
+    assert chosen("gemma-2") == chosen("granite") == "transformers"
     with pytest.raises(ConfigError, match="Gemma2ForCausalLM"):
         chosen("gemma-2", implementation="native")
 

@@ -38,14 +38,26 @@ def test_the_rotary_base_is_the_one_that_transformers_takes(scaling: dict[str, A
     assert from_huggingface(values, "config.json").rope_theta == theirs.rope_parameters["rope_theta"]
 
 
-@pytest.mark.parametrize("scaled", ["rope_parameters", "rope_scaling"])
-def test_scaling_is_refused_wherever_it_is_said(scaled: str) -> None:
-    plain = {"rope_type": "default", "rope_theta": 400.0}
-    values = _written(
-        **{"rope_parameters": plain, "rope_scaling": plain, scaled: {"rope_type": "linear", "factor": 2.0}}
-    )
-    with pytest.raises(ConfigError, match=r"scaled \(linear\)"):
-        from_huggingface(values, "config.json")
+def test_scaling_is_the_one_that_transformers_takes() -> None:
+    transformers = pytest.importorskip("transformers")
+    plain, scaled = ({"rope_type": kind, "rope_theta": 400.0, "factor": 2.0} for kind in ("default", "linear"))
+    for first, second in ((plain, scaled), (scaled, plain), (None, scaled)):
+        values = _written(rope_scaling=first, rope_parameters=second)
+        theirs = transformers.LlamaConfig(**json.loads(json.dumps(values))).rope_parameters["rope_type"]
+        ours = from_huggingface(values, "config.json").rope_scaling
+        assert ("default" if ours is None else ours.kind) == theirs
+
+
+@pytest.mark.parametrize("top", [{}, {"original_max_position_embeddings": 8}])
+@pytest.mark.parametrize("inner", [{}, {"original_max_position_embeddings": 16}])
+def test_the_original_length_is_the_one_that_transformers_takes(top: dict[str, int], inner: dict[str, int]) -> None:
+    transformers = pytest.importorskip("transformers")
+    rotary = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    values = _written(rope_parameters={**rotary, **inner}, **top)
+    theirs = transformers.LlamaConfig(**json.loads(json.dumps(values)))
+    theirs.standardize_rope_params()  # as its rotary embedding does
+    ours = from_huggingface(values, "config.json").rope_scaling
+    assert ours is not None and ours.original_length == theirs.rope_parameters["original_max_position_embeddings"]
 
 
 @pytest.mark.parametrize(

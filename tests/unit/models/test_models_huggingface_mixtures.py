@@ -26,6 +26,21 @@ EXPORTS: dict[str, tuple[dict[str, Any], str]] = {
     "mixtral with a window": ({**MIXTURE, "sliding_window": 7, "tie_embeddings": True}, "MixtralForCausalLM"),
     "qwen3": ({**MIXTURE, "experts_per_token": 3, "dense_layers": 1, "qk_norm": True}, "Qwen3MoeForCausalLM"),
     "glm4": (SIGMOID, "Glm4MoeForCausalLM"),
+    "qwen3 with biases, not normalised": (
+        {
+            **MIXTURE,
+            "qk_norm": True,
+            "qkv_bias": True,
+            "output_bias": True,
+            "normalize_router_weights": False,
+            "dense_layers": 1,
+        },
+        "Qwen3MoeForCausalLM",
+    ),
+    "glm4.5": (
+        {**SIGMOID, "rotary_fraction": 0.5, "head_dim": 16, "qkv_bias": True, "router_scale": 2.5},
+        "Glm4MoeForCausalLM",
+    ),
     "glm4 with qk_norm": ({**SIGMOID, "shared_experts": 1, "qk_norm": True, "head_dim": 20}, "Glm4MoeForCausalLM"),
 }
 
@@ -148,12 +163,9 @@ def test_imports_what_transformers_saves(name: str, tmp_path: Path, logits_toler
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda t: qwen(t, norm_topk_prob=False), "norm_topk_prob is False"),
         (lambda t: qwen(t, mlp_only_layers=[1]), r"without experts are \[1\]"),
         (lambda t: qwen(t, decoder_sparse_step=2), "decoder_sparse_step is 2"),
-        (lambda t: glm(t, routed_scaling_factor=2.5), "routed_scaling_factor is 2.5"),
         (lambda t: glm(t, n_group=2, topk_group=1), "n_group is 2"),
-        (lambda t: glm(t, rope_parameters=None), "partial_rotary_factor is 0.5"),
     ],
 )
 def test_what_the_decoder_does_not_compute_is_not_imported(

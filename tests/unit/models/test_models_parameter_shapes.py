@@ -7,13 +7,26 @@ import torch
 
 from headway.config import ModelConfig
 from headway.models.decoder import Decoder
-from headway.models.facts import parameter_shapes
+from headway.models.facts import count_parameters, parameter_shapes
 
 SHAPE: dict[str, Any] = {"dim": 96, "layers": 3, "heads": 6, "ffn_dim": 200, "vocab_size": 640}
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"kv_heads": 2}, {"qk_norm": True}, {"head_dim": 24}, {"tie_embeddings": True}]
+    "changes",
+    [
+        {},
+        {"kv_heads": 2},
+        {"qk_norm": True},
+        {"head_dim": 24},
+        {"tie_embeddings": True},
+        {"qkv_bias": True, "output_bias": True, "ffn_bias": True},
+        {"norm": "layernorm1p", "activation": "relu2", "ffn_bias": True},
+        {"post_norms": True},
+        {"experts": 4, "shared_experts": 1, "dense_layers": 1},
+        {"layer_pattern": "M*-", "mamba": {"heads": 8, "head_dim": 4, "state_dim": 6, "groups": 2}},
+        {"layer_pattern": "MM-", "mamba": {"heads": 8, "conv_bias": False}},
+    ],
 )
 def test_names_shapes_and_order_are_those_of_the_module(changes: dict[str, Any]) -> None:
     config = ModelConfig(**{**SHAPE, **changes})
@@ -21,3 +34,4 @@ def test_names_shapes_and_order_are_those_of_the_module(changes: dict[str, Any])
         model = Decoder(config)
     expected = [(name, tuple(p.shape)) for name, p in model.named_parameters()]
     assert list(parameter_shapes(config).items()) == expected
+    assert count_parameters(config).total == sum(p.numel() for p in model.parameters())

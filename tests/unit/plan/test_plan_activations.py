@@ -65,7 +65,8 @@ def saved_bytes(
 @pytest.mark.parametrize(
     "changes",
     [{}, {"kv_heads": 2}, {"qk_norm": True}, {"head_dim": 8}, {"dropout": 0.1}, {"sliding_window": 16},
-     {"sliding_window": LENGTH}],
+     {"sliding_window": LENGTH}, {"post_norms": True}, {"norm": "layernorm1p", "activation": "relu2"},
+     {"qkv_bias": True, "output_bias": True, "ffn_bias": True}, {"rotary_fraction": 0.5}],
 )  # fmt: skip
 def test_a_layer_saves_what_is_planned(precision: str, changes: dict[str, Any]) -> None:
     model = ModelConfig(**{**SHAPE, **changes})
