@@ -23,6 +23,33 @@ SHAPE = {"dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "ffn_dim": 48, "voca
 ROWS, LENGTH = 3, 32
 
 
+#: Every variation of the decoder's parts, in three models.
+NEMOTRON: dict[str, Any] = {
+    "qk_norm": False,
+    "norm": "layernorm1p",
+    "activation": "relu2",
+    "rotary_fraction": 0.5,
+    "qkv_bias": True,
+    "output_bias": True,
+    "ffn_bias": True,
+}
+GLM: dict[str, Any] = {
+    "post_norms": True,
+    "qkv_bias": True,
+    "ffn_bias": True,
+    "rope_scaling": {"kind": "yarn", "factor": 2.0, "original_length": 16},
+}
+
+HYBRID: dict[str, Any] = {
+    "qk_norm": False,
+    "layers": 4,
+    "layer_pattern": "M*-M",
+    "activation": "relu2",
+    "rotary_fraction": 0.0,
+    "mamba": {"heads": 4, "head_dim": 8, "state_dim": 6, "groups": 2, "chunk": 8},
+}
+
+
 def config_of(mesh: MeshShape, strategy: str, **model: Any) -> Config:
     parallel = {"strategy": strategy, "tensor": mesh.tp, "context": mesh.cp, "workers": mesh.size, "expert": mesh.ep}
     return Config.model_validate(
@@ -126,7 +153,13 @@ if __name__ == "__main__":
             for strategy in ("ddp", "zero1", "zero2", "zero3"):
                 check(world, strategy)
             check(world, "ddp", tie_embeddings=True, sliding_window=12)
+            check(world, "ddp", **GLM)
+            for strategy in ("ddp", "zero3"):
+                check(world, strategy, **NEMOTRON)
             if mesh.tp > 1 and mesh.cp == 1:
                 check_logits(world)
                 check_chunks(world)
+    with open_world("cpu", 120, MeshShape(dp_shard=4)) as world:
+        for strategy in ("ddp", "zero3"):
+            check(world, strategy, **HYBRID)
     assert not dist.is_initialized()

@@ -56,15 +56,16 @@ def decoder_plan(config: ModelConfig, workers: int, parts: Iterable[str]) -> dic
 
     to_positions = RowwiseParallel(output_layouts=Shard(1))
     per_head = SequenceParallel(sequence_dim=2, use_local_output=True)
+    to_residual = SequenceParallel(use_local_output=True)
     styles: dict[str, ParallelStyle] = {
         "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "layers.*.attention_norm": SequenceParallel(),
-        "layers.*.attention_post_norm": SequenceParallel(),
+        "layers.*.attention_post_norm": to_residual,
         "layers.*.attention": all_positions(others=2),
         "layers.*.attention.qkv": ColwiseParallel(),
         "layers.*.attention.output": to_positions,
         "layers.*.feed_forward_norm": SequenceParallel(),
-        "layers.*.feed_forward_post_norm": SequenceParallel(),
+        "layers.*.feed_forward_post_norm": to_residual,
         "layers.*.feed_forward": all_positions(others=0),
         "layers.*.feed_forward.gate_up_groups": ColwiseParallel(),
         "layers.*.feed_forward.up": ColwiseParallel(),
