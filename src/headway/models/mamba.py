@@ -52,7 +52,7 @@ class Mamba(nn.Module):
         state = None if cache is None else cache.states[self.layer]
         projected = self.input(x_BTD)
         with torch.autocast(x_BTD.device.type, enabled=False):
-            y = self._mix(projected.float(), positions.documents, state)
+            y = self._mix(projected.float(), positions.documents, state).to(projected.dtype)
         return F.dropout(self.output(y), self.dropout, self.training)
 
     def _mix(

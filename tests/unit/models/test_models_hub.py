@@ -14,12 +14,13 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 import headway
-from headway.config import Config, ModelConfig, load_config, resolve_lanes
+from headway.config import Config, ModelConfig, dump_config, load_config, resolve_lanes
 from headway.core.errors import CheckpointError, ConfigError, DataError
 from headway.data.feeding.feed import TokenFeed
 from headway.models.build import build_any_model, build_model, complete
 from headway.models.facts import count_parameters, flops_per_token
 from headway.models.hub.implementation import choose_implementation
+from headway.runs.run_directory import RunDirectory
 from headway.session.attempt import RunOptions
 from headway.session.completed import completed
 from headway.session.preview import preview
@@ -269,6 +270,20 @@ def test_auto_takes_the_native_decoder_where_it_computes_the_model(folder: Path,
     assert chosen("gemma-2") == chosen("granite") == "transformers"
     with pytest.raises(ConfigError, match="Gemma2ForCausalLM"):
         chosen("gemma-2", implementation="native")
+
+
+def test_a_run_that_began_with_transformers_stays_with_it(folder: Path, family: Callable[..., Path]) -> None:
+    """Whatever a later version computes itself."""
+
+    def settings(implementation: str) -> Config:
+        return _config(folder, "begun", {"from_pretrained": str(family("qwen3")), "implementation": implementation})
+
+    assert completed(settings("auto"))[0].model.implementation == "native"
+    saved = RunDirectory(settings("auto").run_directory).config_path
+    saved.parent.mkdir(parents=True)
+    saved.write_text(dump_config(completed(settings("transformers"))[0]))
+    assert completed(settings("auto"))[0].model.implementation == "transformers"
+    assert completed(settings("native"))[0].model.implementation == "native"
 
 
 def test_keys_that_config_json_decides_are_refused(folder: Path, family: Callable[..., Path]) -> None:

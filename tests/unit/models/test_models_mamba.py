@@ -141,6 +141,16 @@ def test_generation_keeps_states(prompt: int) -> None:
     assert kv_bytes_per_token(model.config) == 2 * 2 * 12 * 2
 
 
+@pytest.mark.parametrize("autocast", [False, True], ids=["bf16 weights", "autocast"])
+def test_half_precision_is_as_near_as_its_rounding(autocast: bool) -> None:
+    model, ids = _hybrid().eval(), _ids()
+    expected = model(ids)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        found = (model if autocast else model.bfloat16())(ids)
+    assert found.dtype == torch.bfloat16
+    assert 0 < (found.float() - expected).abs().max() < 0.2 * expected.abs().max()
+
+
 def test_first_values_are_those_of_mamba() -> None:
     state = _hybrid().state_dict()
     torch.testing.assert_close(state["layers.0.mamba.log_decay"].exp(), torch.arange(1.0, 5.0))

@@ -11,9 +11,11 @@ from headway.config import Config, ModelConfig
 from headway.models.attention import PackedDocuments
 from headway.models.build import build_model
 from headway.models.context import SharedPositions
+from headway.models.decoder import Decoder
 from headway.models.loss import linear_cross_entropy
 from headway.plan import activations
 from headway.plan.activations import FP8_TILE, Activations, masked_pairs
+from headway.plan.trace import trace_decoder
 from headway.training.precision import _TILE, autocast, convert_to_fp8
 from headway.training.trial import LiveBytes
 
@@ -192,3 +194,22 @@ def test_a_gpu_keeps_less_of_norms_but_sums_of_attention_and_repeats_heads_in_fp
     assert cpu - gpu == 2 * stream - 2 * queries - sums
     cpu, gpu = (Activations.of(grouped, ROWS, LENGTH, "bf16", device).dense.saved for device in ("cpu", "cuda"))
     assert cpu - gpu == 2 * stream - sums
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_layers_of_a_pattern_save_what_a_run_without_values_finds(precision: str) -> None:
+    changes: dict[str, Any] = {
+        "layers": 4,
+        "layer_pattern": "M*-M",
+        "mamba": {"heads": 4, "head_dim": 16, "state_dim": 8, "groups": 2, "chunk": 16},
+        "activation": "relu2",
+        "rotary_fraction": 0.0,
+    }
+    model = ModelConfig(**{**SHAPE, **changes})
+    with torch.device("meta"):
+        decoder = Decoder(model)
+    half = torch.bfloat16 if precision == "bf16" else None
+    trace = trace_decoder(decoder, (ROWS, LENGTH), mode="none", half=half)
+    assert trace.kept[0] == trace.kept[3] > 2 * max(trace.kept[1:3])
+    # Small tensors that are in use anyway, such as masks, are counted in one and not in the other.
+    assert sum(trace.kept) + trace.last_norm == pytest.approx(saved_bytes(model, precision, "none"), rel=0.001)
