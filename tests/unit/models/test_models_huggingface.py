@@ -63,6 +63,8 @@ def _load(config: ModelConfig, state: dict[str, torch.Tensor]) -> Decoder:
 
 
 SCALED = {"factor": 4.0, "original_length": 16}
+#: Reordered rows round otherwise, which large logits would show.
+PARTIAL = {"rotary_fraction": 0.5, "kv_heads": 2, "head_dim": 20, "init_std": 0.1}
 HYBRID = {
     "layers": 4,
     "layer_pattern": "M*-M",
@@ -91,8 +93,8 @@ EXPORTS: dict[str, tuple[dict[str, Any], str]] = {
     "all biases": ({"qkv_bias": True, "output_bias": True, "ffn_bias": True, "kv_heads": 2}, "LlamaForCausalLM"),
     "qwen2": ({"qkv_bias": True, "kv_heads": 2, "tie_embeddings": True}, "Qwen2ForCausalLM"),
     "qwen3 with biases": ({"qk_norm": True, "qkv_bias": True, "output_bias": True}, "Qwen3ForCausalLM"),
-    "glm": ({"rotary_fraction": 0.5, "qkv_bias": True, "kv_heads": 2, "head_dim": 20}, "GlmForCausalLM"),
-    "glm-4": ({"rotary_fraction": 0.5, "post_norms": True, "kv_heads": 2, "head_dim": 20}, "Glm4ForCausalLM"),
+    "glm": ({**PARTIAL, "qkv_bias": True}, "GlmForCausalLM"),
+    "glm-4": ({**PARTIAL, "post_norms": True}, "Glm4ForCausalLM"),
     "nemotron": (
         {"norm": "layernorm1p", "activation": "relu2", "rotary_fraction": 0.5, "head_dim": 16, "kv_heads": 2},
         "NemotronForCausalLM",
