@@ -35,7 +35,7 @@ def parameter_shapes(config: ModelConfig, vocab_size: int | None = None) -> dict
     """
     shape = Shape.of(config, vocab_size)
     vocabulary, head = (shape.vocab_size, shape.dim), (shape.head_dim,)
-    width = {f"norm.{kind}": (shape.dim,) for kind in norm_parts(config)}
+    width: dict[str, tuple[int, ...]] = {f"norm.{kind}": (shape.dim,) for kind in norm_parts(config)}
     rows = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     attention = {
         **_named("attention_", width),

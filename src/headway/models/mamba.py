@@ -217,17 +217,17 @@ def _in_chunks(x: torch.Tensor, chunks: int, length: int) -> torch.Tensor:
     missing = chunks * length - x.shape[1]
     if missing:
         x = F.pad(x, (0, 0) * (x.ndim - 2) + (0, missing))
-    return x.unflatten(1, (chunks, length))
+    return torch.unflatten(x, 1, (chunks, length))
 
 
 def _by_group(x_BCHQ: torch.Tensor, groups: int) -> torch.Tensor:
     """Rearrange a factor of each head to (B, C, G, Q, R, 1)."""
-    return x_BCHQ.unflatten(2, (groups, -1)).transpose(3, 4).unsqueeze(-1)
+    return torch.unflatten(x_BCHQ, 2, (groups, -1)).transpose(3, 4).unsqueeze(-1)
 
 
 def _over_widths(x_BH: torch.Tensor, groups: int, width: int) -> torch.Tensor:
     """Rearrange a factor of each head to that of a state, (..., G, 1, R * P)."""
-    return x_BH.unflatten(-1, (groups, -1)).repeat_interleave(width, dim=-1).unsqueeze(-2)
+    return torch.unflatten(x_BH, -1, (groups, -1)).repeat_interleave(width, dim=-1).unsqueeze(-2)
 
 
 class _Links(NamedTuple):
@@ -285,7 +285,7 @@ def _pass_states(
     decay_BHIJ = spread_BHIJ.masked_fill(unseen, -torch.inf).exp()
     by_head = added.unflatten(-1, (-1, width)).permute(0, 2, 4, 1, 3, 5)  # (B, G, R, C, N, P)
     start = (decay_BHIJ @ by_head.flatten(1, 2).flatten(3)).unflatten(-1, (N, width))  # (B, H, C, N, P)
-    start = start.unflatten(1, (G, -1)).permute(0, 3, 1, 4, 2, 5).flatten(4)
+    start = torch.unflatten(start, 1, (G, -1)).permute(0, 3, 1, 4, 2, 5).flatten(4)
     if first is None:
         return start
     return start + first.unsqueeze(1) * _over_widths(before_BHC.exp().transpose(1, 2), G, width)
