@@ -150,6 +150,8 @@ def to_huggingface(config: ModelConfig, dtype: str, special_ids: dict[str, int |
     """
     shape, architecture = Shape.of(config), architecture_of(config)
     family = FAMILIES.get(architecture, _MIXTURE)
+    own = mixtures.mixture_keys(config) if family is _MIXTURE else family.writes(config)
+    rotary = to_rotary_keys(config, partial="partial_rotary_factor" in own) if config.rotary_fraction else {}
     return {
         "architectures": [architecture],
         "model_type": _MODEL_TYPES[architecture],
@@ -164,11 +166,11 @@ def to_huggingface(config: ModelConfig, dtype: str, special_ids: dict[str, int |
         "max_position_embeddings": config.max_sequence_length,
         "initializer_range": min(config.init_std, 1.0),  # transformers rejects larger values
         family.eps: config.norm_eps,
-        **(to_rotary_keys(config) if config.rotary_fraction else {}),
+        **rotary,
         "tie_word_embeddings": config.tie_embeddings,
         "attention_dropout": 0.0,
         "use_cache": True,
-        **(mixtures.mixture_keys(config) if family is _MIXTURE else family.writes(config)),
+        **own,
         **special_ids,
         "dtype": dtype,
         "torch_dtype": dtype,

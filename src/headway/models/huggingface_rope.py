@@ -78,8 +78,13 @@ def _attention_factor(rotary: Mapping[str, Any], factor: float) -> float | None:
     return float((0.1 * top * math.log(factor) + 1) / (0.1 * bottom * math.log(factor) + 1))
 
 
-def to_rotary_keys(config: ModelConfig) -> dict[str, Any]:
-    """Return the rotary keys of `config.json`, readable by transformers 4 and 5."""
+def to_rotary_keys(config: ModelConfig, *, partial: bool) -> dict[str, Any]:
+    """Return the rotary keys of `config.json`, readable by transformers 4 and 5.
+
+    Args:
+        config: A complete config.
+        partial: Whether the family knows the share of a head that is turned.
+    """
     parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
     scaling = config.rope_scaling
     if scaling is not None:
@@ -96,7 +101,7 @@ def to_rotary_keys(config: ModelConfig) -> dict[str, Any]:
                 "truncate": scaling.truncate,
                 **({} if scaling.attention_factor is None else {"attention_factor": scaling.attention_factor}),
             }
-    if config.rotary_fraction < 1:
+    if partial:
         parameters["partial_rotary_factor"] = config.rotary_fraction
     old = {} if scaling is None else {"rope_scaling": parameters}
     return {"rope_theta": config.rope_theta, "rope_parameters": parameters, **old}
