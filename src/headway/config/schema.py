@@ -140,7 +140,7 @@ class ModelConfig(Section):
     """Bias of the output of attention."""
     layer_pattern: Annotated[str, Field(pattern=r"^[M*-]+$")] | None = None
     """A letter per layer, each of which is then one block with one norm: `M` Mamba-2, `*` attention, `-` feed-forward
-    ([hybrid-models.md](hybrid-models.md))."""
+    ([continue-a-model.md](continue-a-model.md#hybrid-models))."""
     mamba: MambaConfig | None = None
     """Sizes of the Mamba-2 layers of `layer_pattern`."""
     tie_embeddings: bool = False

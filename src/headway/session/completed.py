@@ -141,7 +141,11 @@ def _as_begun(config: Config) -> Config:
         known = [before.model.from_pretrained, before.distill.teacher if before.distill is not None else None]
     if config.model.from_pretrained is not None:
         begun: dict[str, Any] = {"from_pretrained": _pinned(config.model.from_pretrained, known)}
-        if before is not None and before.model.implementation == "transformers" and config.model.implementation == "auto":
+        if (
+            before is not None
+            and before.model.implementation == "transformers"
+            and config.model.implementation == "auto"
+        ):
             begun["implementation"] = "transformers"
         config = config.model_copy(update={"model": config.model.model_copy(update=begun)})
     if config.distill is not None:
