@@ -18,12 +18,14 @@ from tests.support import store_contents
 
 from headway.config.data import DataConfig
 from headway.core.errors import DataError
+from headway.data.loss_mask import MASK
 from headway.data.preparing import tasks as tasks_module
 from headway.data.preparing.encode import Verdict
 from headway.data.preparing.pools import Line, UnitJob
 from headway.data.preparing.prepare import prepare
 from headway.data.preparing.tasks import Order, UnitTask, error_from_json, error_json, process, result_files
 from headway.data.reading import sources as source_module
+from support_chat import chat_tokenizer, conversation, write_records
 
 Configs = Callable[..., DataConfig]
 
@@ -161,6 +163,19 @@ def test_streams_and_limits_stay_on_this_machine(tmp_path: Path, config: Configs
     assert stores[0] == stores[1]
     # The survey and the shards of the first source; of the second the shards too, once the limit is known.
     assert len(pool.done) == 3
+
+
+def test_the_loss_mask_of_conversations_is_that_of_one_machine(tmp_path: Path, config: Configs) -> None:
+    pytest.importorskip("transformers")
+    write_records(tmp_path / "chats.jsonl", [{"messages": conversation(n, turns=1 + n % 3)} for n in range(12)])
+    tokenizer = {"path": str(chat_tokenizer(tmp_path / "tokenizer"))}
+    pool = Pool()
+    for store, machines in (("one", None), ("many", pool)):
+        source = {"path": "chats.jsonl", "format": "chat"}
+        data = config([source], store=tmp_path / store, tokenizer=tokenizer, shard_bytes=600, validation=0.3)
+        prepare(data, workers=1, pool=machines)
+    assert store_contents(tmp_path / "many") == store_contents(tmp_path / "one") and pool.done
+    assert [name for name in store_contents(tmp_path / "many") if name.endswith(MASK)]
 
 
 def test_an_error_there_is_the_error_here_and_finished_work_stays(data: Configs, tmp_path: Path) -> None:
