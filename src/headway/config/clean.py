@@ -193,6 +193,27 @@ class PythonStep(Section):
     false or null to drop the document. Equal texts must give equal results."""
 
 
+class ScoreStep(Section):
+    """Keep the documents to which your own function gives a score within bounds, such as a level of difficulty."""
+
+    step: Literal["score"] = "score"
+    function: Annotated[str, Field(pattern=FUNCTION_PATTERN)]
+    """`package.module:function`, importable from here. It returns a number for the text of a document. Equal texts must
+    give equal numbers."""
+    at_least: float | None = None
+    """Lowest score to keep."""
+    below: float | None = None
+    """Scores from here on are dropped."""
+
+    @model_validator(mode="after")
+    def _check_bounds(self) -> Self:
+        if self.at_least is None and self.below is None:
+            raise conflict("give at_least, below or both")
+        if self.at_least is not None and self.below is not None and not self.at_least < self.below:
+            raise conflict("at_least is not lower than below, so nothing is kept", "at_least", "below")
+        return self
+
+
 class EvaluationSet(Section):
     """Texts that must not be trained on."""
 
@@ -255,6 +276,7 @@ CleanStep = Annotated[
     | LanguageStep
     | PiiStep
     | PythonStep
+    | ScoreStep
     | DecontaminateStep,
     Field(discriminator="step"),
 ]

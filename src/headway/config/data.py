@@ -44,6 +44,8 @@ class SourceConfig(Section):
     """Read at most this much: `10k documents` or `2 GB` (of text, in input order)."""
     weight: Annotated[float, Field(gt=0.0)] | None = None
     """Share of the training rows, relative to the weights of the other sources; give all sources a weight, or none."""
+    clean: Annotated[list[CleanStep], BeforeValidator(step_list)] = []
+    """Further cleaning steps, of this source alone, after those of `data.clean`."""
     role: Literal["train", "replay"] = "train"
     """`replay`: text like that of the model's earlier training, whose validation loss is measured by itself
     (`evaluation/replay_loss`), so that forgetting is seen. Its share of the rows is set by weights."""
@@ -68,6 +70,8 @@ class SourceConfig(Section):
     def _check_chat(self) -> Self:
         if self.format == "chat" and (self.template is not None or self.field != "text"):
             raise conflict("the fields of conversations are found by their names", "format", "field", "template")
+        if self.format == "chat" and self.clean:
+            raise conflict("cleaning steps are for texts, not for conversations", "format", "clean")
         if self.format == "chat" and self.path == "stdlib:":
             raise conflict("the standard library has no conversations", "format", "path")
         return self
@@ -286,7 +290,8 @@ class DataConfig(Section):
         if self.tokenizer.path is None and self.remote is None:
             raise conflict("conversations need a tokenizer with a chat template", "sources", "tokenizer.path")
         if self.clean:
-            raise conflict("cleaning steps are for texts, and a source has conversations", "clean", "sources")
+            text = "these steps are for texts, and a source has conversations: give them to the others"
+            raise conflict(text, "clean", "sources")
         if self.dedup.paragraphs:
             raise conflict("conversations have no paragraphs", "dedup.paragraphs", "sources")
         return self

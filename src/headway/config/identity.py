@@ -85,7 +85,7 @@ def identity(config: Config) -> dict[str, Any]:
     """Return the dotted keys and values that determine the mathematics of a run. The data has its own fingerprint."""
     flat = dict(_flatten(config.model_dump(mode="json"), ""))
     flat["data.sources"] = [
-        {key: value for key, value in source.items() if key not in _INCIDENTAL_OF_SOURCES}
+        {k: v for k, v in source.items() if k not in _INCIDENTAL_OF_SOURCES and (k, v) != ("clean", [])}
         for source in flat["data.sources"]
     ]
     rounding = {key: flat[key] for key, exact in _ROUNDING.items() if flat[key] != exact}

@@ -171,11 +171,14 @@ def _settings(manifest: dict[str, Any]) -> None:
     bound = split.get("bound")
     if not isinstance(bound, str) or not _digits(bound):
         raise ManifestError("split.bound is not a decimal number")
-    clean = settings.get("clean")
-    if clean is not None:
+    cleaned = {"clean": settings["clean"]} if settings.get("clean") is not None else {}
+    if "source_clean" in settings:
+        own = _object(settings, "source_clean", "settings.")
+        cleaned |= {f"source_clean.{_shown(name)}": steps for name, steps in own.items()}
+    for name, clean in cleaned.items():
         steps = clean.get("steps") if isinstance(clean, dict) else None
         if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
-            raise ManifestError("settings.clean has no list of steps")
+            raise ManifestError(f"settings.{name} has no list of steps")
     if "inputs_sha256" in manifest:
         _hash(manifest, "inputs_sha256", "")
     if "imported" in manifest:

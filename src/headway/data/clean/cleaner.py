@@ -12,7 +12,7 @@ from headway.core.console import warning
 from headway.data.clean.base import Step, utf8_size
 from headway.data.clean.contamination import Decontaminate
 from headway.data.clean.counts import CleanCounts, Drop
-from headway.data.clean.function import PythonFunction
+from headway.data.clean.function import PythonFunction, Score
 from headway.data.clean.gopher import GopherQuality
 from headway.data.clean.language import Language
 from headway.data.clean.pii import Pii
@@ -30,6 +30,7 @@ _STEPS: dict[str, Callable[[Any], Step]] = {
     "language": Language,
     "pii": Pii,
     "python": PythonFunction,
+    "score": Score,
     "decontaminate": Decontaminate,
 }
 _NOTHING_LEFT = Drop("nothing left", "nothing left of the text")

@@ -68,7 +68,7 @@ class Builder:
         records: Recorded results; new ones are added.
         hashes: Hashes of the inputs.
         recipe: The settings that all pieces share; the builder sets its tokenizer and bound.
-        described_steps: The cleaning steps with everything they depend on.
+        described_steps: The cleaning steps of each source with everything they depend on.
         tokenizer: The vocabulary.
         workers: Number of pieces to process at a time.
         pool: Other machines, which process the units that can travel.
@@ -88,7 +88,7 @@ class Builder:
         hashes: InputHashes,
         recipe: Recipe,
         *,
-        described_steps: Any,
+        described_steps: Sequence[Any],
         tokenizer: Tokenizer,
         workers: int,
         pool: UnitPool | None = None,
@@ -214,7 +214,7 @@ class Builder:
         fixes = ["numbers as JSON"] if config.template is not None else []
         if self._recipe.skip_bad and any(piece.file.format == "csv" for piece in unit.pieces):
             fixes.append("rest of CSV")
-        return key_of("survey", _CODE, how, self._steps, inputs, limit, prints, *fixes)
+        return key_of("survey", _CODE, how, self._steps[unit.source], inputs, limit, prints, *fixes)
 
     def _shards_key(self, outcome: Outcome, recipe: Recipe, verdict: Verdict | None) -> str:
         # A folder's tokenizer_config.json may name another end-of-text token for an equal tokenizer.json.
@@ -241,7 +241,7 @@ class Builder:
 
     def _load_kept(self, outcome: Outcome) -> NDArray[np.bool_]:
         """Return, per document read, whether it passed the cleaning."""
-        if not self._recipe.clean:
+        if not any(self._recipe.clean):
             return np.ones(outcome.survey.read, dtype=bool)
         kept: NDArray[np.bool_] = np.load(self.records.path_of(f"{WORK}/{outcome.key}.{KEPT}"), allow_pickle=False)
         return kept

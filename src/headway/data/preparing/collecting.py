@@ -23,7 +23,7 @@ def search_files(recipe: Recipe) -> list[str]:
     """Return the suffixes of a survey's files for the search for duplicates."""
     if recipe.fingerprints is None:
         return []
-    return [PRINTS, KEPT] if recipe.clean else [PRINTS]
+    return [PRINTS, KEPT] if any(recipe.clean) else [PRINTS]
 
 
 class UnitCollector:

@@ -26,7 +26,7 @@ from headway.data.tokenizing.library import UnencodableTextError
 from headway.data.tokenizing.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from headway.data.clean import CleanCounts
+    from headway.data.clean import CleanCounts, Cleaner
     from headway.data.dedup import DocumentPrints
     from headway.data.tokenizing.encoders import TextEncoder
 
@@ -52,7 +52,8 @@ class Recipe:
     """Whether documents are held out at all; if not, their hashes are not needed."""
     skip_bad: bool
     """Count and list malformed documents instead of failing on the first."""
-    clean: tuple[CleanStep, ...] = ()
+    clean: tuple[tuple[CleanStep, ...], ...] = ()
+    """The cleaning steps of each source, by its number; empty if there are none at all."""
     fingerprints: DedupConfig | None = None
     """Settings of the search for duplicates, for which documents are fingerprinted; None without a search."""
     begin: tuple[int, ...] = ()
@@ -159,19 +160,14 @@ class PieceWorker:
         encoder: Turns texts into ids; None if documents are only surveyed.
         end_of_text: Id that ends each document.
 
-    Raises:
-        ConfigError: Cleaning needs an extra that is not installed.
     """
 
     def __init__(self, recipe: Recipe, encoder: TextEncoder | None = None, end_of_text: int = 0) -> None:
         self.recipe = recipe
         self._encoder, self._end = encoder, end_of_text
         self._chat: ChatEncoder | None = None
-        self._cleaner = None
-        if recipe.clean:
-            from headway.data.clean import Cleaner
-
-            self._cleaner = Cleaner(recipe.clean)
+        self._cleaners: dict[int, Cleaner] = {}
+        self._cleaner: Cleaner | None = None
 
     def process(self, work: Work) -> PieceResult:
         """Read, clean, survey and encode one piece.
@@ -180,11 +176,21 @@ class PieceWorker:
         source's limit.
         """
         try:
+            self._cleaner = self._cleaner_of(work.piece.source)
             return self._process(work)
         except DataError as error:
             if self._cleaner is not None:
                 self._cleaner.take_counts()  # so that the next piece does not get this piece's counts
             return PieceResult(error=error)
+
+    def _cleaner_of(self, source: int) -> Cleaner | None:
+        """Return the cleaner of a source; None if it has no steps."""
+        steps = self.recipe.clean[source] if self.recipe.clean else ()
+        if steps and source not in self._cleaners:
+            from headway.data.clean import Cleaner
+
+            self._cleaners[source] = Cleaner(steps)
+        return self._cleaners.get(source)
 
     def _process(self, work: Work) -> PieceResult:
         fault_point("data.encode")
@@ -244,9 +250,9 @@ class PieceWorker:
 
     def _clean(self, texts: list[str], result: PieceResult) -> tuple[list[str], Sequence[int]]:
         """Clean texts; return those that remain, with their indices in `texts`."""
-        if self._cleaner is None:
+        if not any(self.recipe.clean):
             return texts, range(len(texts))
-        cleaned = [self._cleaner.clean(text) for text in texts]
+        cleaned = texts if self._cleaner is None else [self._cleaner.clean(text) for text in texts]
         kept = np.array([text is not None for text in cleaned], dtype=bool)
         result.kept = kept if result.kept is None else np.concatenate([result.kept, kept])
         return [text for text in cleaned if text is not None], np.flatnonzero(kept).tolist()

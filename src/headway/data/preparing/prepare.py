@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from headway.config.clean import CleanStep
 from headway.config.data import DataConfig
 from headway.config.template import CHAT
 from headway.core.console import warning
@@ -167,7 +168,7 @@ def prepare(
         check_not_in_use(path, keeps_for)  # without `force`, nothing may have changed: the check waits for a change
     if pool is not None:
         pool.check()
-    steps = _described_steps(data)
+    steps, own_steps = _described_steps(data.clean), [_described_steps(source.clean) for source in data.sources]
     sources = find_sources(data.sources, iterables, data.max_document_bytes)
     _warn_of_empty_files(sources)
     count = _worker_count(workers or data.workers, sources)
@@ -192,7 +193,7 @@ def prepare(
             bound=0,
             holds_out=data.validation > 0,
             skip_bad=data.bad_documents == "skip",
-            clean=tuple(data.clean),
+            clean=tuple((*data.clean, *source.clean) for source in data.sources),
             begin=tuple(begin.values()),
             unavoidable={} if data.tokenizer.special_tokens_in_text else tokenizer.unavoidable,
             chat=tokenizer.where if any(source.template == CHAT for source in sources) else None,
@@ -205,7 +206,7 @@ def prepare(
             records,
             hashes,
             recipe,
-            described_steps=steps,
+            described_steps=[_one_after_the_other(steps, own) for own in own_steps],
             tokenizer=tokenizer,
             workers=count,
             pool=pool,
@@ -217,7 +218,7 @@ def prepare(
         _warn_of_no_tokens(outcomes)
         skipped = list(islice(_malformed(records, outcomes), LISTED))
         inputs = _as_bytes(inputs_json(data, sources, outcomes, builder.duplicates))
-        settings = settings_json(data, steps)
+        settings = settings_json(data, steps, own_steps)
         manifest = manifest_json(settings, tokenizer, sources, outcomes, bound=bound, inputs=inputs, begin=begin)
         # The builder has checked the shards already.
         up_to_date = (
@@ -267,13 +268,18 @@ def _is_imported(path: Path) -> bool:
         return False
 
 
-def _described_steps(data: DataConfig) -> Any:
-    """Return the cleaning steps with everything they depend on, and check that their dependencies are installed."""
-    if not data.clean:
+def _described_steps(steps: Sequence[CleanStep]) -> Any:
+    """Return cleaning steps with everything they depend on, and check that their dependencies are installed."""
+    if not steps:
         return []
     from headway.data.clean import describe_steps
 
-    return describe_steps(data.clean)
+    return describe_steps(steps)
+
+
+def _one_after_the_other(steps: Any, own: Any) -> Any:
+    """Return the description of steps for all sources followed by those of one source."""
+    return {**own, "steps": [*steps["steps"], *own["steps"]]} if steps and own else steps or own
 
 
 def _worker_count(wanted: int | str, sources: Sequence[Source]) -> int:

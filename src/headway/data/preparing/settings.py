@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from headway.config.clean import CleanStep, step_settings
@@ -11,12 +12,13 @@ from headway.config.data import DataConfig, stored_names
 _KEYS = {"special_tokens_in_text": "tokenizer.special_tokens_in_text"}
 
 
-def settings_json(data: DataConfig, steps: Any) -> dict[str, Any]:
+def settings_json(data: DataConfig, steps: Any, own_steps: Sequence[Any] = ()) -> dict[str, Any]:
     """Return the settings that the store's bytes depend on, besides the input and the tokenizer.
 
     Args:
         data: The config.
         steps: Its cleaning steps with everything they depend on (`describe_steps`).
+        own_steps: The same of each source's own steps.
     """
     settings: dict[str, Any] = {"validation": data.validation, "bad_documents": data.bad_documents}
     if data.tokenizer.path is None:
@@ -28,6 +30,9 @@ def settings_json(data: DataConfig, steps: Any) -> dict[str, Any]:
         settings["special_tokens_in_text"] = True
     if steps:
         settings["clean"] = steps
+    names = stored_names(data.sources)
+    if own := {name: described for name, described in zip(names, own_steps, strict=False) if described}:
+        settings["source_clean"] = own
     if data.dedup.wanted:
         settings["dedup"] = data.dedup.model_dump(mode="json")
     return settings
@@ -39,10 +44,15 @@ def differing_keys(data: DataConfig, manifest: dict[str, Any]) -> list[str]:
     It compares the config with the manifest alone: it reads no files, word lists or evaluation sets.
     """
     stored, wanted = manifest["settings"], settings_json(data, None)
-    keys = [key for key in {**wanted, **stored} if key != "clean" and wanted.get(key) != stored.get(key)]
+    compared = [key for key in {**wanted, **stored} if key not in ("clean", "source_clean")]
+    keys = [key for key in compared if wanted.get(key) != stored.get(key)]
     found = [f"data.{_KEYS.get(key, key)}" for key in keys]
     if not _same_steps(data.clean, stored.get("clean", {}).get("steps", [])):
         found.append("data.clean")
+    own = stored.get("source_clean", {})
+    for name, source in zip(stored_names(data.sources), data.sources, strict=True):
+        if not _same_steps(source.clean, own.get(name, {}).get("steps", [])):
+            found.append(f"data.sources.*.clean of {name}")
     # The tokenizer decides what `auto` does; it is not read here, so `auto` never counts as a difference.
     if data.begin_of_text == ("never" if "begin_of_text" in manifest["tokenizer"] else "always"):
         found.append("data.begin_of_text")

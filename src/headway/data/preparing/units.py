@@ -71,7 +71,7 @@ def units_of(number: int, source: Source, length: int) -> Iterator[Unit]:
             if pieces and (_crosses(before, offset, length) or size >= _LONGEST * length):
                 yield Unit(number, tuple(pieces))
                 pieces, size = [], 0
-            pieces.append(piece)
+            pieces.append(replace(piece, source=number))
             size, before, offset = size + piece.bytes, offset, offset + piece.bytes
         if _ends_unit(file, length):
             yield Unit(number, tuple(pieces))

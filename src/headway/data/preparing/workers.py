@@ -111,8 +111,10 @@ def _processes(recipe: Recipe, workers: int) -> Executor | None:
 
 def _prefers_processes(recipe: Recipe, workers: int) -> bool:
     """Return whether to use processes: Python code runs on one thread at a time, but library calls run in parallel."""
-    in_python = bool(recipe.clean or recipe.chat) or recipe.fingerprints is not None or recipe.encoder == "tokenizers"
-    return in_python or workers > _MAX_THREADS
+    in_python = (
+        bool(any(recipe.clean) or recipe.chat) or recipe.fingerprints is not None or recipe.encoder == "tokenizers"
+    )
+    return bool(in_python) or workers > _MAX_THREADS
 
 
 def prepared(

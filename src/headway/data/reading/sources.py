@@ -105,7 +105,7 @@ def find_sources(
             cannot be reached.
     """
     sources: list[Source] = []
-    owners: dict[tuple[str | None, ...], int] = {}
+    owners: dict[tuple[Any, ...], int] = {}
     for number, (config, name) in enumerate(zip(configs, stored_names(configs), strict=True)):
         found, ignored = _find(config, iterables or {})
         files, stream = [], None
@@ -126,12 +126,13 @@ def find_sources(
     return sources
 
 
-def _reading_of(file: SourceFile, config: SourceConfig) -> tuple[str | None, ...]:
+def _reading_of(file: SourceFile, config: SourceConfig) -> tuple[Any, ...]:
     """Return a key that is equal for two sources that read the same text of a file."""
     place = str(file.path.resolve()) if file.local else file.location
+    own = tuple(step.model_dump_json() for step in config.clean)  # with other steps a source has other text
     if file.format == "text":
-        return place, "text", None, None
-    return place, file.format, config.field, config.text_template
+        return place, "text", None, None, own
+    return place, file.format, config.field, config.text_template, own
 
 
 def _behind_a_limit(file: SourceFile, owner: str, name: str) -> ConfigError:
