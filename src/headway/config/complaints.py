@@ -144,7 +144,9 @@ def suggestion(key: str, model: type[BaseModel] = Config) -> str | None:
     if model is Config and last in OURS:
         return f"did you mean {OURS[last]}?"
     siblings = [other.rpartition(".")[2] for other in known if other.rpartition(".")[0] == section]
-    elsewhere = [other for other in known if other.rpartition(".")[2] == last]
+    # Steps of one source have the keys of those for all.
+    places = (other for other in known if not other.startswith("data.sources.clean."))
+    elsewhere = [other for other in places if other.rpartition(".")[2] == last]
     # `train.step` is a typing error in the right section, though a cleaning step has a key of that name.
     near = difflib.get_close_matches(last, siblings, n=1, cutoff=0.85 if elsewhere else 0.6)
     if near:
