@@ -19,7 +19,7 @@ from headway.core.waiting import wait_until
 from headway.runs.ledger import Ledger
 from object_storage import S3Server
 from ports import free_ports
-from support import PATIENT_HEADWAY, headway, state_hash, stopped_worker
+from support import PATIENT_HEADWAY, headway, state_hash
 from waits import LONG
 
 pytestmark = pytest.mark.slow
@@ -54,7 +54,12 @@ class Machine:
 @pytest.fixture
 def start(tiny: Callable[..., Path], tmp_path: Path, s3: S3Server) -> Iterator[Callable[..., Machine]]:
     remote = {"url": f"{s3.url}/{tmp_path.name}"}
-    config = tiny(train={"steps": STEPS}, checkpoint={"remote": remote}, cost={"usd_per_hour": 36.0})
+    config = tiny(
+        train={"steps": STEPS},
+        checkpoint={"remote": remote},
+        cost={"usd_per_hour": 36.0},
+        supervise={"hang_seconds": 290.0},
+    )
     port = free_ports(1)[0]
 
     with ExitStack() as stack:
@@ -91,16 +96,17 @@ def test_the_lead_and_then_the_other_machine_are_lost_with_their_disks(
     start: Callable[..., Machine], tiny: Callable[..., Path], tmp_path: Path, s3: S3Server
 ) -> None:
     first, other = start(0, "a", "freeze@step=7%0"), start(1, "b")
-    stopped_worker(first.run)
+    _stopped_at(first)
     # What is lost before it is published is trained again, as ever; this is about what was published.
-    manifest = f"{s3.bucket}/{tmp_path.name}/apart/run-001/step-00000004/manifest.json"
-    assert wait_until(lambda: s3.files().exists(manifest), LONG, 0.5), first.process.poll()
+    # Of two that wait, the newer one is sent.
+    sent = [f"{s3.bucket}/{tmp_path.name}/apart/run-001/step-0000000{step}/manifest.json" for step in (4, 6)]
+    assert wait_until(lambda: any(map(s3.files().exists, sent)), LONG, 0.5), first.process.poll()
     before = spent(first.run)
     first.lose()
 
     # The lead starts on an empty disk elsewhere; later the other machine is lost, and replaced by an empty one.
     lead = start(0, "c", "freeze@step=13%0")
-    frozen = _stopped_at(lead.run)
+    frozen = _stopped_at(lead)
     assert [path.name for path in sorted((lead.run / "attempts").iterdir())] == ["001", "002"], "the numbers continue"
     other.lose()
     assert wait_until(lambda: not psutil.pid_exists(frozen), LONG), "the lead ends its workers"
@@ -123,14 +129,15 @@ def test_the_lead_and_then_the_other_machine_are_lost_with_their_disks(
     assert not (lead.run / ".machine-1").exists() and not list(lead.run.rglob("*worker-1.log"))
 
 
-def _stopped_at(run: Path) -> int:
-    """The process of the second attempt's first worker, once it has stopped itself."""
+def _stopped_at(machine: Machine) -> int:
+    """The process of a machine's worker, once it has stopped itself."""
     found: list[int] = []
 
     def has_stopped() -> bool:
+        assert machine.process.poll() is None, machine.process.communicate()[1]
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
-                if process.status() == psutil.STATUS_STOPPED and Path(process.cwd()).is_relative_to(run.parent.parent):
+                if process.status() == psutil.STATUS_STOPPED and Path(process.cwd()).is_relative_to(machine.folder):
                     found.append(process.pid)
         return bool(found)
 
