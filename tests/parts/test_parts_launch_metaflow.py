@@ -41,8 +41,8 @@ def metaflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     python = environment("metaflow")
     if python is None:
         pytest.skip("there is no Metaflow: tests/parts/install.sh")
-    for name in ("METAFLOW_DATASTORE_SYSROOT_LOCAL", "METAFLOW_HOME"):
-        monkeypatch.setenv(name, str(tmp_path / "metaflow"))
+    # Records and cards go below the working folder; cards would not follow a datastore elsewhere.
+    monkeypatch.setenv("METAFLOW_HOME", str(tmp_path / "metaflow"))
     monkeypatch.setenv("METAFLOW_USER", "tester")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.chdir(tmp_path)
