@@ -206,13 +206,12 @@ class TokenStore:
             sizes = _sizes(folder)  # one directory scan: a stat call for each of ten thousand files is slow
             for shard in self._part(split, source)["shards"]:
                 tokens = shard.get("file_tokens", shard["tokens"])
-                files = {shard["file"]: tokens * width}
+                if sizes.get(shard["file"]) != (size := tokens * width):
+                    raise _changed(folder / shard["file"], size)
                 if "mask_sha256" in shard:
-                    files[mask_file(shard["file"])] = mask_bytes(tokens)
-                for name, size in files.items():
+                    name, size = mask_file(shard["file"]), mask_bytes(tokens)
                     if sizes.get(name) != size:
-                        problem = file_problem(folder / name, size, None) or "it changed while it was checked"
-                        raise _damaged(folder / name, problem)
+                        raise _changed(folder / name, size)
 
     @property
     def fingerprint(self) -> str:
@@ -600,6 +599,10 @@ class ShardStream:
         last = np.searchsorted(self._starts, starts + max(0, count - 1), side="right") - 1
         numbers = {n for low, high in zip(first.tolist(), last.tolist(), strict=True) for n in range(low, high + 1)}
         return sorted(number for number in numbers if number < len(self._starts) - 1)
+
+
+def _changed(file: Path, size: int) -> DataError:
+    return _damaged(file, file_problem(file, size, None) or "it changed while it was checked")
 
 
 def _damaged(file: Path, problem: str) -> DataError:
