@@ -47,6 +47,8 @@ _HOT_CELSIUS = 85.0
 _FP16_SKIPS = 6
 #: Work of two stretches is equal up to this share.
 _EQUAL_WORK = 0.1
+#: No number of a record is greater; one that is was not measured.
+_GREATEST = 1e15
 
 DATA_WAIT, STORAGE, RESTART, UNKNOWN = "data wait", "storage", "restart", "unknown"
 OTHER_PROCESSES, QUOTA, VIRTUAL_MACHINES, HEAT = "other processes", "processor quota", "other virtual machines", "heat"
@@ -149,7 +151,7 @@ class AnomalyWatch:
         self._drifts: tuple[Anomaly, ...] | None = ()
         self._events: dict[str, tuple[int, float, Anomaly]] = {}
         self._skipped: deque[bool] = deque(maxlen=_RECENT_STEPS)
-        self._counts: dict[str, float] = {}
+        self._skipped_steps: float | None = None
 
     def configure(self, run: Run) -> None:
         """Take limits from the config of a run, and what its memory is from its hardware."""
@@ -158,13 +160,17 @@ class AnomalyWatch:
 
     def add(self, step: int, attempt: int, record: Mapping[str, Any]) -> None:
         """Add the next record that counts."""
-        self._step, self._time = step, as_number(record.get("time")) or self._time
+        # As in `Metrics`; in the same attempt only a rollback does it.
+        goes_back = step < self._step or (step == self._step and LEFT_OUT in record)
+        self._step, self._time = step, _measured(record, "time") or self._time
         if attempt != self._attempt:
             self._attempt, self._open, self._warm = attempt, None, 0
-            self._counts.clear()
+            self._skipped_steps = None
+        elif goes_back:
+            self._note("rollback", NOT_FINITE, "the run went back to an earlier checkpoint")
         self._add_events(record)
-        seconds = as_number(record.get("speed/step_seconds"))
-        if seconds is None or not 0.0 <= seconds < math.inf:
+        seconds = _measured(record, "speed/step_seconds")
+        if seconds is None or seconds < 0.0:
             return
         self._warm += 1
         if self._warm > _WARM_STEPS:
@@ -174,12 +180,12 @@ class AnomalyWatch:
         """Add a few records from the middle of a history, one after the other, as one stretch of before."""
         sample = AnomalyWatch()
         for record in records:
-            seconds, attempt = as_number(record.get("speed/step_seconds")), record.get("attempt", 0)
-            if seconds is None or not 0.0 < seconds < math.inf or not isinstance(attempt, int):
+            seconds, attempt = _measured(record, "speed/step_seconds"), record.get("attempt", 0)
+            if seconds is None or seconds <= 0.0 or not isinstance(attempt, int):
                 continue
             if sample._open is not None and attempt != sample._open.attempt:
                 break
-            sample._attempt, sample._time = attempt, as_number(record.get("time")) or 0.0
+            sample._attempt, sample._time = attempt, _measured(record, "time") or 0.0
             sample._add_step(seconds, record, ends=False)
         if sample._open is not None and sample._open.steps >= _STRETCH_STEPS:
             sample._open.ended = sample._time
@@ -203,13 +209,11 @@ class AnomalyWatch:
         one.steps += 1
         one.seconds += seconds
         one.squares += seconds * seconds
-        one.items += as_number(record.get("train/items")) or 0.0
-        one.waited += seconds * (as_number(record.get("speed/data_wait_share")) or 0.0)
-        one.readings[_PEAK] = as_number(record.get(_PEAK)) or one.readings.get(_PEAK, 0.0)
+        one.items += _measured(record, "train/items") or 0.0
+        one.waited += seconds * (_measured(record, "speed/data_wait_share") or 0.0)
+        one.readings[_PEAK] = _measured(record, _PEAK) or one.readings.get(_PEAK, 0.0)
         if not _CONDITIONS.isdisjoint(record):
-            one.readings.update(
-                (name, value) for name in _CONDITIONS if (value := as_number(record.get(name))) is not None
-            )
+            one.readings.update((name, value) for name in _CONDITIONS if (value := _measured(record, name)) is not None)
         if ends and one.seconds >= _STRETCH_SECONDS and one.steps >= _STRETCH_STEPS:
             one.ended = self._time
             self._stretches.append(one)
@@ -226,24 +230,22 @@ class AnomalyWatch:
             self._note("loss spike", cause, f"the loss was {loss:.1f} deviations above the usual")
         elif norm > self.spike_deviations:
             self._note("gradient spike", UNSTABLE, f"the gradient norm was {norm:.1f} deviations above the usual")
-        if "train/skipped_steps" in record:
-            self._skipped.append(self._has_grown("train/skipped_steps", record))
+        if (skipped := _measured(record, "train/skipped_steps")) is not None:
+            # The first count of an attempt is no news.
+            self._skipped.append(self._skipped_steps is not None and skipped > self._skipped_steps)
+            self._skipped_steps = skipped
             least = 1 if "train/loss_scale" not in record else _FP16_SKIPS
             if self._skipped[-1] and (number := sum(self._skipped)) >= least:
                 self._note("skipped steps", NOT_FINITE, f"{number} of the last {len(self._skipped)} had no update")
-        if LEFT_OUT in record and self._has_grown(LEFT_OUT, record):
-            self._note("rollback", NOT_FINITE, "the run went back to an earlier checkpoint")
-
-    def _has_grown(self, name: str, record: Mapping[str, Any]) -> bool:
-        """Return whether a count is greater than in this attempt's record before; a first one says nothing."""
-        value = as_number(record.get(name))
-        if value is None:
-            return False
-        before, self._counts[name] = self._counts.get(name, value), value
-        return value > before
 
     def _note(self, kind: str, cause: str, text: str) -> None:
         self._events[kind] = (self._step, self._time, Anomaly(kind, cause, f"{text} (step {self._step:,})"))
+
+
+def _measured(record: Mapping[str, Any], name: str) -> float | None:
+    """Return a number of a record; None if it has none, or one that cannot have been measured."""
+    value = as_number(record.get(name))
+    return value if value is not None and abs(value) <= _GREATEST else None
 
 
 @dataclass(frozen=True)
@@ -313,6 +315,8 @@ def _slower(newest: list[_Stretch], earlier: list[_Stretch], cause: str, *, wait
     spread = median(abs(time - median(before)) for time in before)
     # The fastest tenth, so that a run that stays slow does not soon count as usual.
     usual = before[len(before) // 10]
+    if usual <= 0.0:  # no time that was measured
+        return
     now = [one.mean / one.work for one in newest]
     # The speed that is lost, as a share: twice the time is half of the speed.
     limit = usual / (1.0 - min(0.9, max(_SLOWER, _DEVIATIONS * 1.4826 * spread / usual)))

@@ -114,8 +114,7 @@ class LiveRun:
         self.path = path
         self._tail = JsonLinesTail(path / FILE_NAME, NEWEST_BYTES if newest else None)
         self._history = _History()
-        if newest:
-            self._sample()
+        self._needs_samples = newest
         self._records: dict[int, dict[str, Any]] = {}
         self._config = _Cached(path / "config.yaml")
         self._facts = _Cached(path / "run.json")
@@ -131,13 +130,16 @@ class LiveRun:
                 return
             for number in range(_SAMPLES):
                 file.seek(int(size * (number + 0.5) / _SAMPLES))
-                _, *lines, _ = file.read(_SAMPLE_BYTES).split(b"\n")
-                self._history.watch.add_sample(parse_json_lines(lines))
+                lines = file.read(_SAMPLE_BYTES).split(b"\n")
+                self._history.watch.add_sample(parse_json_lines(lines[1:-1]))  # without the parts at both ends
 
     def refresh(self, now: float | None = None) -> Snapshot:
         """Read what is new; what cannot be read is as before."""
         now = time.time() if now is None else now
         self._read_settings()
+        if self._needs_samples:  # not before: of a run that ended long ago nothing but its end is read
+            self._needs_samples = False
+            self._sample()
         with suppress(OSError):
             for begins_anew, records in self._tail.read():
                 if begins_anew:

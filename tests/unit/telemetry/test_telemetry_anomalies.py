@@ -177,18 +177,27 @@ def test_a_tiny_run_is_left_in_peace() -> None:
         ({"health/loss_deviations": 9.0}, ("loss spike", ROWS)),
         ({"health/loss_deviations": 9.0, "health/grad_norm_deviations": 5.0}, ("loss spike", UNSTABLE)),
         ({"health/grad_norm_deviations": 20.0}, ("gradient spike", UNSTABLE)),
-        ({"train/left_out_steps": 1.0}, ("rollback", NOT_FINITE)),
     ],
 )
 def test_what_health_found_is_an_anomaly_for_a_while(values: dict[str, float], expected: tuple[str, str]) -> None:
-    def at(wanted: int) -> Change:
-        before = {"train/left_out_steps": 0.0}
-        return lambda step: before | (values if step == wanted else {})
+    run = lambda steps: records(steps, lambda step: values if step == 101 else {})  # noqa: E731
+    assert found(run(101)) == [expected] and found(run(140)) == [expected]
+    assert found(run(210)) == [], "ten minutes and fifty steps later"
+    assert found(run(100)) == []
 
-    run = lambda steps: [{"train/left_out_steps": 0.0, **one} for one in records(steps, at(101))]  # noqa: E731
-    assert found(iter(run(101))) == [expected] and found(iter(run(140))) == [expected]
-    assert found(iter(run(210))) == [], "ten minutes and fifty steps later"
-    assert found(iter(run(100))) == []
+
+@pytest.mark.parametrize("kept", [100, 95])
+def test_a_rollback_is_an_anomaly_for_a_while(kept: int) -> None:
+    """After step 101 the run goes back; its only record of the step that is then left out has no other value."""
+    lines = list(records(220))
+    left_out = {"step": 101, "attempt": 1, "time": lines[100]["time"], "train/left_out_steps": 1.0}
+    run = lambda steps: iter([*lines[:101], *lines[kept:100], left_out, *lines[101:steps]])  # noqa: E731
+    assert found(run(101)) == found(run(140)) == [("rollback", NOT_FINITE)]
+    assert found(run(210)) == [], "ten minutes and fifty steps later"
+    assert found(iter(lines[:101])) == []
+    # Another attempt passes over the same step: no news.
+    resumed = [{**one, "attempt": 2} for one in (*lines[kept:100], left_out, *lines[101:110])]
+    assert found(iter([*lines[:101], *resumed])) == []
 
 
 def test_the_limit_of_a_spike_is_that_of_the_config() -> None:
@@ -214,6 +223,10 @@ def test_skipped_steps() -> None:
 def test_damaged_records_hurt_nothing() -> None:
     odd = ({"speed/step_seconds": value, "time": "x", "train/items": None} for value in ("NaN", -1.0, 0.0, None, 1e999))
     assert found({"step": step, "attempt": 1, **one} for step, one in enumerate(odd)) == []
+    for name in ("speed/step_seconds", "train/items", "memory/peak_gib", "speed/data_wait_share", "time"):
+        for value in (1e200, -1e308, 1e308, 1e-320):
+            found(records(200, late(**{name: value})))
+            found(({**one, name: value} for one in records(200)), on_gpu=False)
     nothing = [{"step": step, "attempt": 1, "speed/step_seconds": 0.0} for step in range(1000)]
     assert found(iter(nothing)) == []
 

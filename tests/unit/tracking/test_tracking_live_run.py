@@ -272,3 +272,18 @@ def test_a_drift_that_began_before_the_newest_records_is_seen_too(run: WrittenRu
     [anomaly] = LiveRun(run.path, newest=True).refresh().anomalies
     assert anomaly == LiveRun(run.path).refresh().anomalies[0]
     assert anomaly.text == "a step takes 1.5 s, 1 s were usual"
+
+
+def test_samples_of_a_file_that_has_no_lines_there_hurt_nothing(run: WrittenRun) -> None:
+    run.metrics.write_text("x" * 2 * NEWEST_BYTES + "\n")
+    run.begin(alive=True)
+    run.step(1)
+    assert LiveRun(run.path, newest=True).refresh().values["step"] == 1
+
+
+def test_of_a_run_that_ended_long_ago_no_history_is_read(run: WrittenRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.begin()
+    run.metrics.write_text("x" * 2 * NEWEST_BYTES + "\n")
+    run.end(run.started + 10, "finished")
+    monkeypatch.setattr("headway.tracking.live_run.open_regular", lambda path: pytest.fail("it is read"))
+    assert RunsFolder(run.path.parent, newest=True).refresh(run.started + 10_000) == []
