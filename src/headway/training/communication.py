@@ -9,22 +9,24 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from headway.core.statistics import covered
 from headway.training.job import Callback
 
 if TYPE_CHECKING:
-    from headway.training.evaluate import Evaluation
+    from headway.training.health import Decision
     from headway.training.job import Job
 
 _STEP = "headway.step"
 #: A collective as the host began it, with the shapes of its tensors; with gloo also when it ran.
 _COLLECTIVE = re.compile(r"(gloo|nccl):")
-_NCCL_KERNEL = re.compile(r"nccl(Dev)?Kernel")
+_NCCL_KERNEL = re.compile(r"nccl\w*Kernel")
 #: Operators that compute. Those of other namespaces wait (`c10d`), or contain operators and their waits (`autograd`).
 _COMPUTES = re.compile(r"(?!c10d|_c10d|autograd)\w+::|.*CompiledFxGraph")
 _ELEMENT_BYTES = {
@@ -74,22 +76,25 @@ class Communication:
 
 
 def read_communication(events: Iterable[Any], device: str) -> Communication | None:
-    """Read the profiler's events of a step; None if there was no collective in it.
+    """Read the profiler's events of a step; None if there was no collective in it, or the profiler has not seen it run.
 
     Args:
         events: `kineto_results.events()` of a profile with shapes, in which the step is marked.
         device: "cpu" or "cuda".
     """
     events = [event for event in events if event.name() != "[memory]"]
-    mark = next(event for event in events if event.name() == _STEP and _is_on(event, "CPU"))
+    # Another profiler that was started meanwhile has taken all events.
+    mark = next((event for event in events if event.name() == _STEP and _is_on(event, "CPU")), None)
     begun = [event for event in events if _COLLECTIVE.match(event.name()) and _is_on(event, "CPU")]
-    if not begun:
+    if mark is None or not begun:
         return None
     if device == "cuda":
         # The host's marks also appear on the device, and span the gaps between kernels.
         marks = {event.name() for event in events if _is_on(event, "CPU")}
         kernels = [event for event in events if _is_on(event, "CUDA") and event.name() not in marks]
         running = [event for event in kernels if _NCCL_KERNEL.match(event.name())]
+        if not running:  # another tool has the device's events
+            return None
         computing = [event for event in kernels if not _NCCL_KERNEL.match(event.name())]
     else:
         running = begun
@@ -120,7 +125,7 @@ def _bytes(event: Any) -> int | None:
 class CommunicationMeter(Callback):
     """Profiles one step in every `every` on the first worker, and adds what it found to the metrics of that step.
 
-    A step with an evaluation or a save before it is not measured: their exchanges are not the step's.
+    A step with an evaluation, a save or a rollback before it is not measured: their exchanges are not the step's.
     """
 
     def __init__(self, every: int) -> None:
@@ -130,35 +135,40 @@ class CommunicationMeter(Callback):
 
     def on_step(self, job: Job, step: int, metrics: dict[str, float]) -> None:
         """Add the metrics of a profiled step, and begin before the next one that is due."""
-        if self._profiler is not None and (found := self._stop()) is not None:
+        if self._profiler is not None and (found := read_communication(self._stop(), self._device)) is not None:
             metrics.update(found.metrics())
-        if (step + 1) % self._every == 0 and step < job.total_steps:
-            self._device = job.world.device.type
-            cuda = [ProfilerActivity.CUDA] if self._device == "cuda" else []
-            self._profiler = profile(activities=[ProfilerActivity.CPU, *cuda], record_shapes=True)
-            self._profiler.start()
-            self._mark = record_function(_STEP)
-            self._mark.__enter__()
+        if (step + 1) % self._every or step == job.total_steps or job.due(job.config.evaluation.every):
+            return
+        if torch._C._autograd._profiler_enabled():  # a callback's; there can be only one
+            return
+        self._device = job.world.device.type
+        cuda = [ProfilerActivity.CUDA] if self._device == "cuda" else []
+        self._profiler = profile(activities=[ProfilerActivity.CPU, *cuda], record_shapes=True)
+        self._profiler.start()
+        self._mark = record_function(_STEP)
+        self._mark.__enter__()
 
-    def on_evaluation(self, job: Job, step: int, result: Evaluation) -> None:
-        """Give up this measurement."""
+    def on_decision(self, job: Job, decision: Decision) -> None:
+        """Give up this measurement: the run may go back."""
         self._give_up()
 
-    def on_checkpoint(self, job: Job, step: int, stall_seconds: float) -> None:
+    def before_save(self, job: Job) -> None:
         """Give up this measurement."""
         self._give_up()
 
     def on_end(self, job: Job) -> None:
         """Give up what is still being measured."""
-        self._give_up()
+        with suppress(RuntimeError):  # a device that has failed; what ended the attempt is reported
+            self._give_up()
 
     def _give_up(self) -> None:
         if self._profiler is not None:
             self._stop()
 
-    def _stop(self) -> Communication | None:
-        self._mark.__exit__(None, None, None)
-        self._profiler.stop()
-        events = self._profiler.profiler.kineto_results.events()
+    def _stop(self) -> list[Any]:
+        """End the profile, and return its events."""
+        profiler, mark = self._profiler, self._mark
         self._profiler = self._mark = None
-        return read_communication(events, self._device)
+        mark.__exit__(None, None, None)
+        profiler.stop()
+        return list(profiler.profiler.kineto_results.events())

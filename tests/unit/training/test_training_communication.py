@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
 
-from headway.training.communication import Communication, read_communication
+from headway.training.communication import Communication, CommunicationMeter, read_communication
 
 MAIN, OTHER = 1, 2
 
@@ -100,3 +104,76 @@ def test_a_size_that_is_not_told_is_left_out() -> None:
 
 def test_a_step_without_collectives_has_no_such_metrics() -> None:
     assert read_communication([event for event in on_host() if ":" not in event.text], "cpu") is None
+
+
+def test_what_the_profiler_has_not_seen_is_not_zero() -> None:
+    unseen = [event for event in on_device() if event.kind == "CPU"]
+    assert read_communication(unseen, "cuda") is None
+    assert read_communication([], "cpu") is None, "another profiler has taken the events"
+
+
+@pytest.fixture
+def meter() -> Iterator[CommunicationMeter]:
+    meter = CommunicationMeter(2)
+    yield meter
+    meter.on_end(job())
+    assert not torch._C._autograd._profiler_enabled()
+
+
+def job(evaluation: int | None = None) -> Any:
+    return SimpleNamespace(
+        total_steps=8,
+        world=SimpleNamespace(device=torch.device("cpu")),
+        config=SimpleNamespace(evaluation=SimpleNamespace(every=evaluation)),
+        due=lambda interval: interval is not None,
+    )
+
+
+def test_one_step_in_so_many_is_profiled(meter: CommunicationMeter) -> None:
+    profiled = []
+    for step in range(1, 9):
+        meter.on_step(job(), step, {})
+        profiled.append(torch._C._autograd._profiler_enabled())
+    assert profiled == [True, False] * 4
+
+
+@pytest.mark.parametrize("happens", ["before_save", "on_decision", "on_end"])
+def test_a_step_that_more_than_training_precedes_is_not_measured(meter: CommunicationMeter, happens: str) -> None:
+    meter.on_step(job(), 1, {})
+    assert torch._C._autograd._profiler_enabled()
+    getattr(meter, happens)(job(), *([None] if happens == "on_decision" else []))
+    assert not torch._C._autograd._profiler_enabled()
+    metrics: dict[str, float] = {}
+    meter.on_step(job(), 2, metrics)
+    assert not metrics
+
+
+def test_no_evaluation_is_profiled(meter: CommunicationMeter) -> None:
+    meter.on_step(job(evaluation=1), 1, {})
+    assert not torch._C._autograd._profiler_enabled()
+
+
+def test_the_profiler_of_a_callback_is_left_alone(meter: CommunicationMeter) -> None:
+    with profile(activities=[ProfilerActivity.CPU]) as other:
+        meter.on_step(job(), 1, {})
+        torch.ones(2) + 1
+        meter.on_step(job(), 2, {})
+    assert len(other.events()) > 0
+    meter.on_step(job(), 3, {})
+    with profile(activities=[ProfilerActivity.CPU]):
+        pass
+    meter.on_step(job(), 4, {})
+
+
+def test_a_failed_device_does_not_hide_what_ended_the_attempt(
+    meter: CommunicationMeter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter.on_step(job(), 1, {})
+    stop = profile.stop
+
+    def fails(profiler: Any) -> None:
+        stop(profiler)
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(profile, "stop", fails)
+    meter.on_end(job())
