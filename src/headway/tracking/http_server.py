@@ -7,6 +7,7 @@ import ipaddress
 import os
 import re
 import ssl
+import sys
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -204,6 +205,8 @@ class RunsServer(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Leave out the traceback of a client that went away or speaks another protocol."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
 
 
 def _context(certificate: Path, key: Path) -> ssl.SSLContext:

@@ -99,6 +99,14 @@ def test_a_part_of_the_axis_has_one_point_beyond_each_end() -> None:
     assert curve_of(history({1: 1.0}), "train/loss", between=(5.0, 6.0)).points == 0
 
 
+def test_positions_rise_whatever_the_records_say() -> None:
+    metrics = Metrics()
+    for step in range(1, 1001):
+        metrics.add({"step": step, "attempt": 1, "train/loss": float(step), "train/items": float((-1) ** step * step)})
+    curve = curve_of(metrics, "train/loss", axis="tokens", limit=50)
+    assert len(curve.x) <= 50 and (np.diff(curve.x) >= 0).all()
+
+
 def test_the_axes() -> None:
     metrics = history({1: 9.0, 5: 8.0, 10: 7.0}, **{"train/items": 512.0})
     assert curve_of(metrics, "train/loss").x.tolist() == [1, 5, 10]
@@ -153,6 +161,10 @@ def test_a_question_that_cannot_be_answered(pages: Pages, change: dict[str, list
 def test_only_runs_of_the_folder_are_read(pages: Pages, name: str) -> None:
     with pytest.raises(NotFound):
         pages.curves({"metric": ["train/loss"], "run": [name]})
+
+
+def test_a_run_that_is_gone_takes_no_other_with_it(pages: Pages) -> None:
+    assert list(pages.curves({"metric": ["train/loss"], "run": ["gone", "one", "../one"]})["runs"]) == ["one"]
 
 
 def test_histories_of_many_runs_do_not_fill_the_memory(tmp_path: Path) -> None:
@@ -280,6 +292,15 @@ def test_a_port_in_use_is_said_in_three_lines(run: WrittenRun, served: UiServer)
     error = CliRunner().invoke(application(["ui"]), words).exception
     assert isinstance(error, ConfigError) and "Address already in use" in error.what
     assert error.where == f"--host 127.0.0.1 --port {served.address.port}" and error.fix
+
+
+def test_an_error_of_the_server_is_not_hidden(
+    served: UiServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(served.pages, "catalogue", lambda: int("x"))
+    with pytest.raises(http.client.RemoteDisconnected):
+        ask(served, "/api/catalogue")
+    assert "ValueError: invalid literal" in capfd.readouterr().err
 
 
 def test_the_charting_library_is_the_one_that_its_page_names() -> None:

@@ -76,8 +76,8 @@ def _positions(metrics: Metrics, steps: NDArray[np.int64], axis: Axis) -> Floats
     known, values = metrics.finite("time" if axis == "time" else "train/items")
     if not len(known):
         return np.full(len(steps), np.nan)
-    # A clock may be set back; positions may not.
-    values = np.maximum.accumulate(values) - values[0] if axis == "time" else np.cumsum(values)
+    # A clock may be set back, and records may come from elsewhere; positions rise.
+    values = np.maximum.accumulate(values) - values[0] if axis == "time" else np.cumsum(np.maximum(values, 0.0))
     # A step without its own has the position of the one before.
     before = np.searchsorted(known, steps, side="right") - 1
     found = values[np.maximum(before, 0)]

@@ -38,7 +38,7 @@ class BadQuery(ValueError):
 
 
 class NotFound(LookupError):
-    """A question about a run that is not in the folder."""
+    """A question about runs that are not in the folder."""
 
 
 class Pages:
@@ -66,14 +66,14 @@ class Pages:
         return {name: {"unit": entry.unit.words, "help": entry.help} for name, entry in CATALOGUE.items()}
 
     def curves(self, query: Query) -> dict[str, Any]:
-        """Return one metric of some runs, with the names of their metrics.
+        """Return one metric of some runs, with the names of their metrics; runs that are not there are left out.
 
         Args:
             query: `metric`, one or more `run`, and optionally `axis`, `smoothing`, `points`, and `from` with `to`.
 
         Raises:
             BadQuery: a value is not allowed.
-            NotFound: there is no such run.
+            NotFound: there is none of the runs.
         """
         metric, axis = _one(query, "metric"), _one(query, "axis", "step")
         if axis not in get_args(Axis):
@@ -90,7 +90,7 @@ class Pages:
         found = {}
         for name in names:
             if name not in snapshots:
-                raise NotFound("there is no such run")
+                continue
             with self._histories.read(snapshots[name].path) as metrics:
                 curve = curve_of(
                     metrics, metric, axis=cast(Axis, axis), smoothing=smoothing, between=between, limit=points
@@ -105,6 +105,8 @@ class Pages:
                 "not_finite": curve.not_finite,
                 "metrics": recorded,
             }
+        if not found:
+            raise NotFound("there is no such run")
         return {"metric": metric, "axis": axis, "smoothing": smoothing, "runs": found}
 
     def _refresh(self) -> dict[str, Snapshot]:

@@ -129,11 +129,16 @@ class _Handler(RunsHandler):
         from orjson import dumps
 
         try:
-            found = ask(parse_qs(query, max_num_fields=_FIELDS))
+            fields = parse_qs(query, max_num_fields=_FIELDS)
+        except ValueError:
+            self._fail(HTTPStatus.BAD_REQUEST, "the query is too long")
+            return
+        try:
+            found = ask(fields)
         except NotFound as error:
             self._fail(HTTPStatus.NOT_FOUND, str(error))
-        except ValueError as error:
-            self._fail(HTTPStatus.BAD_REQUEST, str(error) if isinstance(error, BadQuery) else "the query is too long")
+        except BadQuery as error:
+            self._fail(HTTPStatus.BAD_REQUEST, str(error))
         else:
             self._send(HTTPStatus.OK, dumps(found), _JSON)
 

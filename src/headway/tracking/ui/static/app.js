@@ -131,6 +131,7 @@ async function start() {
     changed();
   });
   watchTheme(find("theme"), () => charts.forEach((chart) => chart.drawn && chart.draw()));
+  addEventListener("hashchange", () => location.reload()); // a link was put into the address of this page
   changed();
   await askCatalogue().then(setCatalogue).catch(report);
   repeat(RUNS_SECONDS, refreshRuns);

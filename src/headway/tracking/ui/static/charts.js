@@ -17,7 +17,7 @@ export class Chart {
   /** `choice` holds metric and log; `changed` is called when the visitor changes them, `zoomed` with the new range. */
   constructor(choice, { changed, zoomed, removed, named }) {
     this.choice = choice;
-    this.curves = {};
+    this.curves = Object.create(null); // by names that are foreign
     this.zoomed = zoomed;
     this.named = named;
     this.root = document.createElement("article");
@@ -26,7 +26,7 @@ export class Chart {
     this.select.setAttribute("aria-label", "Metric");
     this.select.addEventListener("change", () => {
       this.choice.metric = this.select.value;
-      this.curves = {};
+      this.curves = Object.create(null);
       changed(this);
     });
     this.unit = document.createElement("span");

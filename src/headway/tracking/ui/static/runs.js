@@ -74,20 +74,24 @@ export function showRuns(answer, changed) {
   const body = document.querySelector("#runs tbody");
   const wanted = new Set(shown.map((run) => run.name));
   for (const name of rows.keys()) if (!wanted.has(name)) rows.delete(name);
-  body.replaceChildren(...shown.map((run) => {
+  const filled = shown.map((run) => {
     const row = rows.get(run.name) ?? makeRow(run.name, changed);
     rows.set(run.name, row);
     fillRow(row, run, answer.time);
     return row;
-  }));
-  if (!shown.length) body.replaceChildren(emptyRow(answer.runs.length ? "No run matches the filter." : "No runs yet."));
+  });
+  if (!shown.length) filled.push(emptyRow(answer.runs.length ? "No run matches the filter." : "No runs yet."));
+  // A row that is put in again loses the keyboard's focus.
+  const asBefore = filled.length === body.children.length && filled.every((row, index) => row === body.children[index]);
+  if (!asBefore) body.replaceChildren(...filled);
   const states = new Map();
   for (const run of answer.runs) states.set(run.state, (states.get(run.state) ?? 0) + 1);
   document.querySelector("#counts").textContent = [...states].map(([state, number]) => `${number} ${state}`).join(", ");
   const more = document.querySelector("#more");
-  const hidden = found.length - shown.length + answer.left_out;
-  more.hidden = !hidden;
-  more.textContent = `${hidden} more; the filter finds them.`;
+  const hidden = found.length - shown.length;
+  more.hidden = !hidden && !answer.left_out;
+  more.textContent = (hidden ? `${hidden} more; the filter finds them. ` : "")
+    + (answer.left_out ? `${answer.left_out} of the oldest runs are left out.` : "");
   showAlerts(found);
 }
 

@@ -2,7 +2,10 @@
 
 async function ask(path, signal) {
   const answer = await fetch(path, { signal, headers: { Accept: "application/json" } });
-  if (!answer.ok) throw new Error((await answer.text()).trim() || `the server answers ${answer.status}`);
+  if (!answer.ok) {
+    const words = (await answer.text()).trim() || `the server answers ${answer.status}`;
+    throw Object.assign(new Error(words), { status: answer.status });
+  }
   return answer.json();
 }
 
@@ -12,7 +15,7 @@ export const askCatalogue = () => ask("/api/catalogue");
 // Runs in one question. Histories are read at the first question about a run, so that many runs appear bit by bit.
 const RUNS_AT_ONCE = 8;
 
-/** Yield curves by run, some runs at a time. */
+/** Yield curves by run, some runs at a time; runs that are no longer there have none. */
 export async function* askCurves({ metric, runs, axis, smoothing, zoom, points }, signal) {
   for (let start = 0; start < runs.length; start += RUNS_AT_ONCE) {
     const query = new URLSearchParams({ metric, axis, smoothing, points });
@@ -21,6 +24,10 @@ export async function* askCurves({ metric, runs, axis, smoothing, zoom, points }
       query.set("from", zoom[0]);
       query.set("to", zoom[1]);
     }
-    yield (await ask(`/api/curves?${query}`, signal)).runs;
+    try {
+      yield (await ask(`/api/curves?${query}`, signal)).runs;
+    } catch (error) {
+      if (error.status !== 404) throw error;
+    }
   }
 }

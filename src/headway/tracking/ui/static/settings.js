@@ -27,6 +27,8 @@ export function loadSettings() {
   const smoothing = Number.parseFloat(known.get("smoothing"));
   if (smoothing >= 0 && smoothing <= 0.99) settings.smoothing = smoothing;
   settings.filter = known.get("filter") ?? "";
+  const zoom = known.getAll("zoom").map(Number.parseFloat);
+  if (zoom.length === 2 && zoom.every(Number.isFinite) && zoom[0] < zoom[1]) settings.zoom = zoom;
 }
 
 export function saveSettings() {
@@ -37,6 +39,7 @@ export function saveSettings() {
   known.set("axis", settings.axis);
   known.set("smoothing", settings.smoothing);
   if (settings.filter) known.set("filter", settings.filter);
+  for (const end of settings.zoom ?? []) known.append("zoom", end);
   history.replaceState(null, "", `#${known}`);
 }
 
