@@ -179,6 +179,26 @@ def test_the_page_follows_the_run(visit: Visit) -> None:
     assert visit.page.locator(".chart").count() == 3
 
 
+def test_a_link_to_a_run_that_is_gone_shows_the_others_and_its_zoom(visit: Visit) -> None:
+    visit.open("#run=gone&run=live&smoothing=0&zoom=100&zoom=200")
+    assert "step 201" in visit.legend()[0], "one point beyond the zoom"
+    visit.page.locator("#unzoom").click()
+    visit.wait_for_legend("step 400")
+    assert "zoom" not in visit.page.url
+    # A link in the same window, whose part after the # alone is another.
+    visit.page.evaluate("location.hash = 'run=ended&smoothing=0&zoom=100&zoom=150'")
+    visit.wait_for_legend("step 151")
+    assert "ended" in visit.legend()[0]
+
+
+def test_the_focus_stays_while_the_list_is_read_again(visit: Visit) -> None:
+    visit.open()
+    visit.page.locator("#runs tbody input").first.focus()
+    visit.live.step(401)
+    visit.page.locator("#runs tbody tr", has_text="401 / 100").wait_for()
+    assert visit.page.evaluate("document.activeElement.type") == "checkbox"
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_a_narrow_window_and_the_colours(visit: Visit, theme: str) -> None:
     visit.page.emulate_media(color_scheme=theme)
