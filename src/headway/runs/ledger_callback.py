@@ -59,7 +59,7 @@ class LedgerKeeper(Callback):
         try:
             self._commit(job, outcome.step, self._attempt)
         except (UnwritableLedger, OwnerUnknown) as error:
-            if outcome.step == job.total_steps:
+            if job.ends_at(outcome.step):
                 raise
             warning(f"{error.what}; training continues, and the line of the next checkpoint covers these steps too")
 

@@ -25,7 +25,7 @@ from headway.checkpoint.save.fence import OWNER_FILE
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.verify import verify_checkpoint
 from headway.config import Config, changes, dump_config, identity, load_resolved
-from headway.config.early_stopping import evaluations_in, reason_to_stop
+from headway.config.early_stopping import reason_to_stop
 from headway.core.console import notice, warning
 from headway.core.errors import (
     INTERRUPTED,
@@ -49,6 +49,7 @@ from headway.runs.ledger import Ledger
 from headway.runs.ownership import OwnerLock, wait_for_dead_machine, wait_for_orphaned_writers
 from headway.runs.run_directory import PRICE_KEY, Attempt, RunDirectory, command_line
 from headway.telemetry.provenance import provenance
+from headway.training.early_stopping import recorded_evaluations
 from headway.training.schedule import learning_rate
 
 #: Set by the local launcher for its workers: the number of the attempt.
@@ -372,9 +373,10 @@ def _record_outcome(attempt: Attempt) -> Iterator[None]:
 
 def final_step(config: Config) -> int | None:
     """Return the step at which a run ends: the last one, or the newest saved one if early stopping ends it there."""
-    if config.train.early_stopping is not None and (newest := newest_manifest(RunDirectory(config.run_directory))):
+    run, wanted = RunDirectory(config.run_directory), config.train.early_stopping
+    if wanted is not None and (newest := newest_manifest(run)) is not None:
         step, context = newest
-        if reason_to_stop(config.train.early_stopping, evaluations_in(context, step)) is not None:
+        if reason_to_stop(wanted, recorded_evaluations(context, run.path, step)) is not None:
             return step
     return config.train.steps
 

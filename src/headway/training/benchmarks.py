@@ -244,7 +244,7 @@ class Benchmarks(Callback):
     def on_saved(self, job: Job, outcome: Outcome) -> None:
         """Start benchmarks of a checkpoint that is the first after a multiple, unless the last ones are under way."""
         multiple = self._multiple(job, outcome.step)
-        last = outcome.step >= job.total_steps  # that one is measured when training has ended
+        last = job.ends_at(outcome.step)  # that one is measured when training has ended
         if outcome.error is not None or self._reached is None or multiple <= self._reached or self._going or last:
             return
         self._reached = multiple

@@ -25,11 +25,12 @@ class EvaluationHistory:
         self._wanted, self._context = wanted, context
 
     def add(self, step: int, loss: float) -> None:
-        """Add an evaluation; later ones are of steps that the run has gone back behind."""
-        self._context[EVALUATIONS] = [
-            *evaluations_in(self._context, step - 1),
-            [step, loss if math.isfinite(loss) else None],
-        ]
+        """Add the evaluation of the current step."""
+        self._context[EVALUATIONS] = [*evaluations_in(self._context, step - 1), _entry(step, loss)]
+
+    def go_back(self, step: int) -> None:
+        """Remove the evaluations after a step to which the run has gone back: they are of other weights."""
+        self._context[EVALUATIONS] = evaluations_in(self._context, step)
 
     def has(self, step: int) -> bool:
         """Return whether a step has been evaluated."""
@@ -41,9 +42,17 @@ class EvaluationHistory:
 
 
 def recorded_evaluations(context: Mapping[str, Any] | None, run: Path, step: int) -> list[Any]:
-    """Return the evaluations up to a step: those of its checkpoint, or of the history if the checkpoint has none."""
-    if context is not None and EVALUATIONS in context:
-        return evaluations_in(context, step)
+    """Return the evaluations up to a step: those of its checkpoint, or of the history if the checkpoint has none.
+
+    A step that was saved without its evaluation is evaluated by the next attempt, so only the history has that one.
+    """
+    kept = None if context is None or EVALUATIONS not in context else evaluations_in(context, step)
+    if kept and kept[-1][0] == step:
+        return kept
     steps, losses = read_metrics(run).series("evaluation/loss")
-    pairs = zip(steps.tolist(), losses.tolist(), strict=True)
-    return [[at, loss if math.isfinite(loss) else None] for at, loss in pairs if at <= step]
+    history = [_entry(at, loss) for at, loss in zip(steps.tolist(), losses.tolist(), strict=True) if at <= step]
+    return history if kept is None else [*kept, *(entry for entry in history if entry[0] == step)]
+
+
+def _entry(step: int, loss: float) -> list[Any]:
+    return [step, loss if math.isfinite(loss) else None]

@@ -55,6 +55,11 @@ class Job:
         assert self.config.train.steps is not None, "the config is resolved"
         return self.config.train.steps
 
+    def ends_at(self, step: int) -> bool:
+        """Return whether the run ends with the state of a step: its last one, or one at which it stops early."""
+        early = self.evaluations is not None and self.evaluations.reason_to_stop(step) is not None
+        return early or step >= self.total_steps
+
     def due(self, interval: Any) -> bool:
         """Return whether something that happens every so many steps (or tokens) happens after the current step."""
         return interval != "auto" and self.config.train.batches.is_due(interval, self.state.cursor.step)

@@ -88,7 +88,7 @@ def train_loop(job: Job) -> None:
                 raise _diverged(job)
             # A machine that is taken away does not wait for an evaluation; the next attempt does it.
             evaluation_missed = _evaluation_is_due(job) and (stop or not _evaluate(job, signals))
-            last = last or _ends_early(job)
+            last = last or (_evaluation_is_due(job) and _ends_early(job))
             leaves = evaluation_missed or (stop and not last)
             fault_point("step", step)
             if leaves or save or last or job.due(config.checkpoint.every):  # checkpoint

@@ -55,6 +55,8 @@ def rolled_back(job: Job, feed: Prefetcher, result: StepResult) -> bool:
     beat(Phase.CHECKPOINT)
     job.state.skipped_ranges = (*job.state.skipped_ranges, (decision.first_step, decision.step + 1))
     job.rewinder.rewind(job, decision.to_step)
+    if job.evaluations is not None:
+        job.evaluations.go_back(job.state.cursor.step)
     feed.rewind(job.state.cursor.step)
     return True
 

@@ -199,7 +199,7 @@ def test_a_checkpoint_waits_for_its_line_while_the_ledger_cannot_be_read(
     """The line of the next one makes up for it; the last one has no next."""
     ledger.path.mkdir()
     keeper, job = LedgerKeeper(ledger, 1, ledger.path.parent), job_at(8)
-    job.total_steps = 10
+    job.ends_at = lambda step: step == 10
     keeper.on_saved(job, Outcome(8, 0.1))
     assert "the line of the next checkpoint covers these steps too" in capsys.readouterr().err
     with pytest.raises(UnwritableLedger):

@@ -217,7 +217,7 @@ def job(step: int = 0, total: int = 100) -> Any:
     batches = SimpleNamespace(tokens_before=lambda step: step * 10)
     cursor = SimpleNamespace(step=step)
     config = SimpleNamespace(train=SimpleNamespace(batches=batches))
-    return SimpleNamespace(state=SimpleNamespace(cursor=cursor), total_steps=total, config=config)
+    return SimpleNamespace(state=SimpleNamespace(cursor=cursor), ends_at=lambda step: step >= total, config=config)
 
 
 def test_an_export_does_not_outlive_its_process(stub: Path, tmp_path: Path) -> None:

@@ -52,8 +52,12 @@ def test_evaluations_that_the_run_has_gone_back_behind_do_not_count() -> None:
         history.add(step, loss)
     assert history.reason_to_stop(10) is None and "3.0000 of step 10" in str(history.reason_to_stop(20))
     assert context == {EVALUATIONS: [[10, 3.0], [20, None]]} and history.has(20) and not history.has(15)
-    history.add(15, 2.0)  # after a rollback to step 10
+    history.go_back(10)
+    assert not history.has(20)  # it is evaluated anew, also if the next attempt does it
+    history.add(15, 2.0)
     assert context == {EVALUATIONS: [[10, 3.0], [15, 2.0]]} and history.reason_to_stop(15) is None
+    history.add(15, 2.5)
+    assert context == {EVALUATIONS: [[10, 3.0], [15, 2.5]]}
 
 
 def test_without_evaluations_it_is_refused(tiny: Callable[..., Path]) -> None:
@@ -103,4 +107,25 @@ def test_a_run_without_kept_evaluations_takes_those_of_its_history(tmp_path: Pat
     lines = [json.dumps({"attempt": 1, "step": step, "evaluation/loss": loss}) for step, loss in losses.items()]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     assert recorded_evaluations({}, tmp_path, 2) == [[1, 3.5], [2, None]]
-    assert recorded_evaluations({EVALUATIONS: [[1, 1.0], [4, 2.0]]}, tmp_path, 3) == [[1, 1.0]]
+    kept = {EVALUATIONS: [[1, 1.0], [5, 2.0]]}
+    assert recorded_evaluations(kept, tmp_path, 4) == [[1, 1.0]]
+    # Its step was saved without an evaluation, which the next attempt has made up for.
+    assert recorded_evaluations(kept, tmp_path, 3) == [[1, 1.0], [3, 3.0]]
+    assert recorded_evaluations(kept, tmp_path, 1) == [[1, 1.0]]
+
+
+def test_a_run_whose_checkpoint_lacks_the_last_evaluation_is_finished_all_the_same(
+    tiny: Callable[..., Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = load_config(
+        tiny(train={"steps": 10}, evaluation={"every": "1 steps", "rows": 2}, checkpoint={"every": "2 steps"})
+    )
+    with pytest.raises(RuntimeError, match="lost"):
+        train(config, callbacks=[_Dies()])
+    wanted = EarlyStoppingConfig(patience=1, min_delta=10.0)
+    config = config.model_copy(update={"train": config.train.model_copy(update={"early_stopping": wanted})})
+    train(config)
+    assert final_step(config) == 2
+    train(config)
+    assert "is finished: it stopped early at step 2" in capfd.readouterr().err
+    assert len(open_run(config.run_directory).attempts) == 2

@@ -26,11 +26,11 @@ def test_reading_a_large_checkpoint_is_no_hang(monkeypatch: pytest.MonkeyPatch) 
         world=SimpleNamespace(is_first=False),
         callbacks=[],
         rewinder=SimpleNamespace(rewind=lambda job, step: told.append(f"at step {step}")),
+        evaluations=SimpleNamespace(go_back=lambda step: told.append(f"evaluations up to {step}")),
         state=SimpleNamespace(skipped_ranges=(), cursor=SimpleNamespace(step=4)),
     )
     feed: Any = SimpleNamespace(rewind=lambda step: None)
     result: Any = SimpleNamespace(decision=Decision(6, "rollback", "the loss is not finite", 6))
     assert rollback.rolled_back(job, feed, result)
-    assert told == [Phase.CHECKPOINT, "planned", Phase.CHECKPOINT, "at step 4"] and job.state.skipped_ranges == (
-        (6, 7),
-    )
+    assert told == [Phase.CHECKPOINT, "planned", Phase.CHECKPOINT, "at step 4", "evaluations up to 4"]
+    assert job.state.skipped_ranges == ((6, 7),)
