@@ -65,6 +65,25 @@ def test_weights_of_earlier_commits_are_removed_and_other_files_stay(hub: HubSer
     assert sent["README.md"] == b"# old"  # without a run, the folder's own card
 
 
+def test_a_model_takes_the_place_of_an_adapter_and_the_other_way_round(hub: HubServer, folder: Path) -> None:
+    hub.commit("org/model", {"adapter_config.json": "{}", "adapter_model.safetensors": "old", "sub/config.json": "{}"})
+    push(Upload.of(folder, "org/model", None), private=False)
+    names = {"README.md", "config.json", "model.safetensors", "sub/config.json", "tokenizer.json"}
+    assert hub.files("org/model").keys() - {".gitattributes"} == names
+    for name, new in (("config.json", "adapter_config.json"), ("model.safetensors", "adapter_model.safetensors")):
+        (folder / name).rename(folder / new)
+    push(Upload.of(folder, "org/model", None), private=False)
+    assert not hub.files("org/model").keys() & {"config.json", "model.safetensors"}
+
+
+def test_a_newline_at_the_end_of_the_token_is_no_part_of_it(
+    hub: HubServer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", f"{WRITER}\n")
+    push(Upload.of(folder, "org/model", None), private=True)
+    assert "model.safetensors" in hub.files("org/model")
+
+
 def test_a_public_repository_does_not_get_a_private_model(hub: HubServer, folder: Path) -> None:
     hub.commit("org/model", {"a": "b"})
     with pytest.raises(ConfigError, match="is public"):

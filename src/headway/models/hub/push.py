@@ -75,13 +75,13 @@ class Upload:
 def push(upload: Upload, *, private: bool) -> str:
     """Send a model to its repository, which is created if there is none, and return the address of the commit.
 
-    All files arrive in one commit. Weights of earlier ones that are not among them are removed in it.
+    All files arrive in one commit. Weights and configs of earlier ones that are not among them are removed in it.
 
     Raises:
         ConfigError: there is no token, the Hub refuses it or cannot be reached, or the repository is public although
             the model is to be private.
     """
-    token = os.environ.get(TOKEN)
+    token = os.environ.get(TOKEN, "").strip()  # a token that was read from a file ends with a newline
     if not token:
         raise ConfigError(
             "there is no token for the Hugging Face Hub",
@@ -105,14 +105,20 @@ def push(upload: Upload, *, private: bool) -> str:
         operations: list[Any] = [CommitOperationAdd(path.name, path) for path in upload.files]
         if upload.card is not None:
             operations.append(CommitOperationAdd(CARD, upload.card.encode()))
-        weights = {file.rfilename for file in found.siblings or () if ".safetensors" in file.rfilename}
-        operations += [CommitOperationDelete(name) for name in sorted(weights - upload.sizes.keys()) if "/" not in name]
+        earlier = {file.rfilename for file in found.siblings or () if _is_of_model(file.rfilename)}
+        operations += [CommitOperationDelete(name) for name in sorted(earlier - upload.sizes.keys())]
         commit = api.create_commit(upload.repository, operations, commit_message="Upload by headway push")
     except ConfigError:
         raise
     except Exception as error:
         raise _explained(upload.repository, error) from error
     return str(commit.commit_url)
+
+
+def _is_of_model(name: str) -> bool:
+    """Return whether a file of a repository is weights, or a config that says how they are loaded: a model beside the
+    config of an adapter would be taken for that adapter."""
+    return "/" not in name and (".safetensors" in name or name in ("config.json", ADAPTER))
 
 
 def _explained(repository: str, error: Exception) -> ConfigError:
