@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from headway.core.scratch import scratch_folder
-from headway.models.hub.compressed import Compression, measure, write_compressed
+from headway.models.hub.compressed import Compression, check_not_quantized, measure, write_compressed
 from headway.models.hub.transformers_model import TransformersModel
 from headway.models.huggingface import copy_tokenizer
 from headway.models.huggingface_folder import check_not_foreign, mark, published
@@ -30,21 +30,22 @@ def compress_trained(
         settings: Of `evaluate_model`: the store, and how much of it.
 
     Raises:
-        ConfigError: this machine cannot do it, or the folder holds anything but an earlier export.
+        ConfigError: this machine cannot do it, the model is quantized already, or the folder holds anything but an
+            earlier export.
         OSError: the folder cannot be written.
     """
     folder, device = folder.resolve(), pick_device("auto")
     wanted.check(device)
     check_not_foreign(folder)
+    check_not_quantized(path)
     trained = load_trained(path, step=step, device=device)
     before = evaluate_model(trained, path, **settings)
     settings = {**settings, "sequence_length": before["sequence_length"]}
     with published(folder) as building, scratch_folder("headway-compress-") as scratch:
-        source = path
-        if trained.config is not None:
+        source, built = path, cast(object, trained.model)
+        merge = isinstance(built, TransformersModel) and built.has_adapter
+        if trained.config is not None or merge:
             source = scratch
-            built = cast(object, trained.model)
-            merge = isinstance(built, TransformersModel) and built.has_adapter
             export_trained(trained, scratch, merge=merge)
         facts = {"loss": before["loss"], "perplexity": before["perplexity"], **_facts(trained.model, source)}
         write_compressed(source, building, wanted, device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,27 @@ def test_the_written_folder_is_the_quantized_model(kind: Any, corpus: Path, expo
     assert found["after"]["bytes"] < 0.5 * found["before"]["bytes"]
     text = continue_text(load_trained(tmp_path / "out"), "red", max_new_tokens=2, temperature=0, top_p=1, seed=0)
     assert "".join(text)
+
+
+def test_a_quantized_model_is_refused(corpus: Path, exported: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "torchao"}}')
+    with pytest.raises(ConfigError, match="quantized already"):
+        compress_trained(tmp_path, tmp_path / "out", Compression(prune="magnitude"), **small(corpus))
+
+
+def test_an_adapter_in_a_folder_is_merged(corpus: Path, exported: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    settings = peft.LoraConfig(target_modules=["q_proj"], r=2, lora_alpha=8, init_lora_weights=False)
+    network = transformers.AutoModelForCausalLM.from_pretrained(exported)
+    peft.get_peft_model(network, settings).save_pretrained(tmp_path / "adapter")
+    shutil.copy(exported / "tokenizer.json", tmp_path / "adapter")
+    wanted = Compression(prune="magnitude", sparsity=0.0, dtype="fp32")
+    found = compress_trained(tmp_path / "adapter", tmp_path / "out", wanted, **small(corpus))
+    before, after = tensors(exported), tensors(tmp_path / "out")
+    assert before.keys() == after.keys()
+    changed = {name for name, weight in before.items() if not torch.equal(weight, after[name])}
+    assert changed == {f"model.layers.{n}.self_attn.q_proj.weight" for n in range(2)}
+    assert found["after"]["loss"] == pytest.approx(found["before"]["loss"], abs=1e-4)
 
 
 def test_tied_embeddings_stay_as_they_are(corpus: Path, tmp_path: Path) -> None:

@@ -100,6 +100,20 @@ def is_quantized(folder: Path) -> bool:
     return isinstance(settings, dict) and settings.get("quant_method") == "torchao"
 
 
+def check_not_quantized(folder: Path) -> None:
+    """Check that the weights of a folder are not quantized yet: torchao's tensors can be neither pruned nor quantized.
+
+    Raises:
+        ConfigError: they are.
+    """
+    if is_quantized(folder):
+        raise ConfigError(
+            "the weights of this model are quantized already",
+            where=str(folder),
+            fix="compress the model that it was made from",
+        )
+
+
 def load_quantized(folder: Path, device: torch.device) -> TransformersModel:
     """Load a model whose weights torchao has quantized, in evaluation mode.
 
