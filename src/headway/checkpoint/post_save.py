@@ -138,12 +138,15 @@ class CheckpointMaintainer:
             self._last_full = now
         try:
             context = step_context(self.run, step, full)
-            if self._remote is not None:
-                context[RECORDS] = pack_records(self.run, folder)
-            return context
         except (OSError, ValueError) as error:
             warning(f"the checkpoint of step {step} is saved without metrics and provenance: {error}")
             return {}
+        if self._remote is not None:
+            try:
+                context[RECORDS] = pack_records(self.run, folder)
+            except OSError as error:
+                warning(f"the checkpoint of step {step} is saved without the records of the run: {error}")
+        return context
 
     def __call__(self, manifest: Manifest) -> None:
         """Index a checkpoint, queue its upload, and apply the retention rules; never raises."""

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 import time
 import zipfile
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ _NAMES = re.compile(
 #: Most bytes of all files. Metrics take about 0.5 KB a step.
 _MOST_BYTES = 64 * 2**30
 _BLOCK_BYTES = 2**20
+_COMPRESSIONS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
 
 
 def pack_records(run: Path, folder: Path) -> dict[str, Any]:
@@ -39,16 +43,22 @@ def pack_records(run: Path, folder: Path) -> dict[str, Any]:
         OSError: The archive cannot be written.
     """
     path = folder / RECORDS_FILE
-    with path.open("wb") as file:
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1, strict_timestamps=False) as archive:
-            for name in _names_in(run):
-                archive.write(run / name, name)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with path.open("wb") as file:
+            with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1, strict_timestamps=False) as archive:
+                for name in record_names(run):
+                    archive.write(run / name, name)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise
     return {"sha256": sha256_file(path), "bytes": path.stat().st_size, "time": time.time()}
 
 
-def _names_in(run: Path) -> Iterable[str]:
+def record_names(run: Path) -> Iterator[str]:
+    """Yield the names of the records that a run directory has, in the order in which they are packed."""
     for pattern in _PATTERNS:
         for path in sorted(run.glob(pattern)):
             name = path.relative_to(run).as_posix()
@@ -68,7 +78,7 @@ def unpack_records(path: Path, entry: Mapping[str, Any], run: Path) -> list[str]
         CheckpointError: It is not the archive that the manifest names, or holds something else than records.
         OSError: The records cannot be written.
     """
-    if path.stat().st_size != entry["bytes"] or sha256_file(path) != entry["sha256"]:
+    if path.stat().st_size != entry.get("bytes") or sha256_file(path) != entry.get("sha256"):
         raise _damaged(path, "differ from what was saved")
     try:
         with zipfile.ZipFile(path) as archive:
@@ -76,9 +86,14 @@ def unpack_records(path: Path, entry: Mapping[str, Any], run: Path) -> list[str]
             strange = [member.filename for member in members if not _NAMES.fullmatch(member.filename)]
             if strange or sum(member.file_size for member in members) > _MOST_BYTES:
                 raise _damaged(path, f"hold {strange[0] if strange else 'too much'}")
+            if any(member.compress_type not in _COMPRESSIONS for member in members):
+                raise _damaged(path, "are compressed in another way")
+            # Read everything before the first write: half of an archive must not replace records.
+            if (bad := archive.testzip()) is not None:
+                raise _damaged(path, f"cannot be read: {bad} is damaged")
             for member in members:
                 _unpack(archive, member, run / member.filename)
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+    except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, RuntimeError, ValueError) as error:
         raise _damaged(path, f"cannot be read: {error}") from error
     return [member.filename for member in members]
 
@@ -87,12 +102,13 @@ def _unpack(archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Path) -> 
     """Write one file; a line that was being written when it was packed is left out."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with archive.open(member) as source, atomic_write(target) as file:
-        rest = b""
+        written = whole = 0  # whole: the bytes up to the end of the last whole line
         while block := source.read(_BLOCK_BYTES):
-            whole, newline, rest = (rest + block).rpartition(b"\n")
-            file.write(whole + newline)
-        if target.suffix == ".json":
-            file.write(rest)
+            if (newline := block.rfind(b"\n")) >= 0:
+                whole = written + newline + 1
+            written += file.write(block)
+        if target.suffix != ".json":
+            file.truncate(whole)
 
 
 def _damaged(path: Path, what: str) -> CheckpointError:

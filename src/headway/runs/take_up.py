@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from headway.checkpoint.format.manifest import Manifest
-from headway.checkpoint.records import RECORDS, RECORDS_FILE, unpack_records
+from headway.checkpoint.records import RECORDS, RECORDS_FILE, record_names, unpack_records
 from headway.checkpoint.remote.acquire import find_tier, resolve_identity
 from headway.checkpoint.remote.ownership import read_claim
 from headway.checkpoint.remote.tier import CLAIM, RemoteTier
@@ -59,6 +59,8 @@ def take_up_records(config: Config, data: str) -> bool:
                 return False
             lock = run.claim()
             try:
+                if not _is_behind(run, newest):  # another process was faster
+                    return False
                 _replace(run, path, newest, identity)
             finally:
                 lock.release()
@@ -107,10 +109,9 @@ def _replace(run: RunDirectory, archive: Path, newest: Manifest, identity: RunId
     """Put the records in place. After a kill in between, the next start does it again."""
     entry = newest.context[RECORDS]
     aside = run.path / "set-aside" / f"records-{time.strftime('%Y%m%d-%H%M%S')}"
-    for path in (run.metrics_path, run.ledger_path):
-        if path.exists():
-            aside.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, aside)
+    for name in record_names(run.path):
+        (aside / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(run.path / name, aside / name)
     names = unpack_records(archive, entry, run.path)
     numbers = sorted(int(Path(name).parent.name) for name in names if Path(name).name == "attempt.json")
     if numbers:
@@ -123,7 +124,10 @@ def _replace(run: RunDirectory, archive: Path, newest: Manifest, identity: RunId
 
 def _end(path: Path, seen: float | None) -> None:
     """Complete the record of the attempt that made the checkpoint: as far as is known here, it was killed then."""
-    record = read_json_object(path)
+    try:
+        record = read_json_object(path)
+    except ValueError:  # readers of attempts pass over it too
+        return
     if "outcome" not in record:
         noted = {} if seen is None else {LAST_SIGN_KEY: seen}
         write_json(path, {**record, "outcome": "died", **noted})

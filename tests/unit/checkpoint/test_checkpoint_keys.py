@@ -20,14 +20,17 @@ from headway.checkpoint.format import sealing
 from headway.checkpoint.format.manifest import Manifest, tensor_bytes
 from headway.checkpoint.format.sealing import CHUNK_BYTES, content_size, seal_bytes, sealed_size, unseal, unseal_bytes
 from headway.checkpoint.format.signing import key_to_sign_with, signing_key
+from headway.checkpoint.records import RECORDS, RECORDS_FILE, pack_records
 from headway.checkpoint.remote.acquire import acquire_tier
 from headway.checkpoint.remote.files import sent_name
 from headway.checkpoint.remote.objects import Objects
 from headway.checkpoint.remote.open import place_of
 from headway.checkpoint.remote.ownership import read_claim
+from headway.checkpoint.remote.relay import Relay, RelayedSave
 from headway.checkpoint.remote.tier import RemoteTier, journal_of
 from headway.checkpoint.retention import Rules
 from headway.checkpoint.run_identity import RunIdentity
+from headway.checkpoint.save.publish import Part
 from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.transfer import remote_manifests
 from headway.checkpoint.verify_remote import remote_checkpoints
@@ -313,6 +316,33 @@ def test_a_remote_checkpoint_that_is_encrypted(tmp_path: Path, monkeypatch: pyte
         RemoteTier.find(place_of({**remote, "encrypt": False}, "tiny"), run).manifest(3)
     tier.discard(3)
     assert not (tmp_path / "remote" / "tiny" / "run-001" / "step-00000003").exists()
+
+
+def test_the_records_of_a_run_and_notes_about_parts_are_encrypted_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cryptography")
+    monkeypatch.setenv("HEADWAY_ENCRYPTION_KEY", KEY)
+    run = tmp_path / "tiny"
+    tier, remote = sealed_tier(run)
+    (run / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n')
+    store = CheckpointStore(run / "checkpoints")
+    store.save(1, make_state(1), {"step": 1}, {RECORDS: pack_records(run, run)})
+    shutil.move(run / RECORDS_FILE, store.info(1).path)
+    assert tier.claim is not None
+    relayed = RelayedSave(Relay(run, remote, tier.claim, RunIdentity(run, "0" * 32, "tiny"), 1), 2, 1)
+    relayed.send(run, 1, Part({}, []))
+    relayed.report_failure(1, "no room")
+    assert tier.publish(store.info(1).path, journal_of(run, 1))
+    sent = names(tmp_path / "remote/tiny/run-001/step-00000001") + names(tmp_path / "remote/tiny/run-001/step-00000002")
+    assert len([name for name in sent if RECORDS_FILE in name or "part-" in name or "failed-" in name]) == 3
+    assert all(name.endswith(".sealed") for name in sent)
+    assert tier.fetch_records(store.info(1).manifest, tmp_path / "records")
+    assert (tmp_path / "records").read_bytes() == (store.info(1).path / RECORDS_FILE).read_bytes()
+    with pytest.raises(CheckpointError, match="no room"):
+        relayed.note(1)
+    tier.discard(1)
+    assert not (tmp_path / "remote/tiny/run-001/step-00000001").exists()
 
 
 def sealed_tier(run: Path, *steps: int) -> tuple[RemoteTier, dict[str, Any]]:

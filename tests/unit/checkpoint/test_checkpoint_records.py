@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import tracemalloc
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headway.checkpoint.records import RECORDS_FILE, pack_records, unpack_records
+from headway.checkpoint.post_save import CheckpointMaintainer
+from headway.checkpoint.records import RECORDS, RECORDS_FILE, pack_records, unpack_records
+from headway.config import Config, TrainConfig
 from headway.core.errors import CheckpointError
 from headway.core.files import sha256_file
 
@@ -66,3 +71,83 @@ def test_an_archive_writes_nothing_but_records(tmp_path: Path, name: str) -> Non
     with pytest.raises(CheckpointError, match="hold "):
         unpack_records(path, entry, tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def entry_of(path: Path) -> dict[str, Any]:
+    return {"sha256": sha256_file(path), "bytes": path.stat().st_size}
+
+
+def damage_last(path: Path) -> None:
+    """Write an archive whose last file does not have the checksum that is named."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("ledger.jsonl", "other\n")
+        archive.writestr("metrics.jsonl", "a line to damage\n")
+    path.write_bytes(path.read_bytes().replace(b"a line to damage", b"a line, damaged!", 1))
+
+
+def deflate_badly(path: Path) -> None:
+    """Write an archive whose last file is no compressed data."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("ledger.jsonl", "other\n")
+        archive.writestr("metrics.jsonl", "\n".join(map(str, range(999))))
+        start = archive.getinfo("metrics.jsonl").header_offset + 30 + len("metrics.jsonl")
+    content = bytearray(path.read_bytes())
+    content[start : start + 20] = b"\xff" * 20
+    path.write_bytes(content)
+
+
+def compress_strangely(path: Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("ledger.jsonl", "other\n")
+
+
+@pytest.mark.parametrize("write_archive", [damage_last, deflate_badly, compress_strangely])
+def test_an_archive_that_cannot_be_read_replaces_nothing(tmp_path: Path, write_archive: Any) -> None:
+    run, path = write(tmp_path / "run", FILES), tmp_path / RECORDS_FILE
+    write_archive(path)
+    with pytest.raises(CheckpointError, match="the records of the checkpoint"):
+        unpack_records(path, entry_of(path), run)
+    assert contents(run) == FILES
+
+
+def test_an_entry_without_a_hash_is_refused(tmp_path: Path) -> None:
+    pack_records(write(tmp_path / "run", FILES), tmp_path)
+    with pytest.raises(CheckpointError, match="differ from what was saved"):
+        unpack_records(tmp_path / RECORDS_FILE, {"time": 1.0}, tmp_path / "new")
+
+
+def test_a_line_without_end_takes_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / RECORDS_FILE
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("metrics.jsonl", b"{}\n" + bytes(48 * 2**20))
+    tracemalloc.start()
+    try:
+        unpack_records(path, entry_of(path), tmp_path / "new")
+        assert tracemalloc.get_traced_memory()[1] < 16 * 2**20
+    finally:
+        tracemalloc.stop()
+    assert (tmp_path / "new" / "metrics.jsonl").read_bytes() == b"{}\n"
+
+
+def test_a_checkpoint_keeps_its_kind_if_the_records_cannot_be_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Retention goes by it."""
+    config = Config(
+        name="tiny", runs=tmp_path, train=TrainConfig(steps=1), checkpoint={"remote": {"url": f"file://{tmp_path}"}}
+    )
+    write(tmp_path / "tiny", FILES)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    maintainer = CheckpointMaintainer(CheckpointMaintainer.settings(config, 1))
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(zipfile.ZipFile, "write", fail)
+        context = maintainer.context(1, folder)
+    assert context["kind"] == "full" and RECORDS not in context and not list(folder.iterdir())
+    assert "saved without the records of the run" in capsys.readouterr().err
+    assert RECORDS in maintainer.context(1, folder)
+    maintainer.close()

@@ -40,7 +40,7 @@ from headway.checkpoint.save.writer_locks import (
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Config, TrainConfig
 from headway.core import console
-from headway.core.errors import CheckpointError
+from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files import write_json
 from headway.core.heartbeat import Phase
 from headway.core.types import Block, StateBlocks
@@ -762,6 +762,22 @@ def test_workers_without_a_common_disk_write_one_checkpoint(settings: WriterSett
     ]
     assert (folder / there).stat().st_ino == before, "what is there is not sent again"
     assert (folder / "manifest.json").exists() and len(list(folder.iterdir())) == 4, "notes are removed"
+
+
+def test_a_failed_part_that_cannot_be_reported_leaves_the_process_alive(
+    settings: WriterSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = {**relayed(settings, tmp_path)(2).record(), "rank": 2, "workers": 3, "lock": None}
+    process, job = writer_process.WriterService(mine, io.StringIO()), {"kind": "fail", "step": 1, "tag": "t"}
+    assert process.handle({**job, "number": 1, "why": "no such file: \udce4"})
+    (note,) = (tmp_path / "remote").rglob("*-failed-00002.txt")
+    assert note.read_text() == "no such file: \\udce4"
+
+    def cannot_be_opened(_: Relay) -> None:
+        raise ConfigError("the store cannot be used")
+
+    monkeypatch.setattr(Relay, "open", cannot_be_opened)
+    assert process.handle({**job, "number": 2, "why": "it died"})
 
 
 def test_a_part_that_cannot_be_sent_fails_the_save_at_once(settings: WriterSettings, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from headway.checkpoint.records import RECORDS, RECORDS_FILE, pack_records
 from headway.checkpoint.remote.acquire import acquire_tier
+from headway.checkpoint.remote.objects import Objects
 from headway.checkpoint.remote.tier import CLAIM, RemoteTier, journal_of
 from headway.checkpoint.run_identity import IDENTITY, OF_RUN, RUN_ID, read_run_id, run_identity
 from headway.checkpoint.store import CheckpointStore
@@ -105,6 +106,7 @@ def test_a_directory_that_had_the_run_earlier_gets_the_newer_records(here: Confi
     assert [record["number"] for record in run.attempt_records()] == [1, 2]
     (aside,) = run.path.glob("set-aside/records-*")
     assert (aside / "metrics.jsonl").read_text() == before
+    assert (aside / "attempts" / "001" / "attempt.json").exists(), "all that is replaced is kept"
 
 
 @pytest.mark.parametrize("data", [DATA, "e" * 64])
@@ -130,3 +132,13 @@ def test_retention_removes_the_records_of_a_checkpoint_with_it(here: Config, tmp
     tier = acquire_tier(here.checkpoint.remote, 1, run_identity(here, DATA), patience_seconds=0)
     tier.discard(2)
     assert [path.parent.name for path in (tmp_path / "remote").rglob(f"*{RECORDS_FILE}")] == ["step-00000004"]
+
+
+def test_records_of_another_size_are_not_downloaded(
+    here: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (path,) = (tmp_path / "remote").rglob(f"step-00000004/*{RECORDS_FILE}")
+    path.write_bytes(path.read_bytes() + b"x")
+    monkeypatch.setattr(Objects, "download", lambda *_: pytest.fail("downloaded"))
+    assert not take_up_records(config_of(tmp_path / "there", tmp_path / "remote"), DATA)
+    assert "records of the checkpoint differ from what was saved" in capsys.readouterr().err

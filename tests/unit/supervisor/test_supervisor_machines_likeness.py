@@ -53,6 +53,11 @@ def test_what_is_alike_unknown_or_unused_is_no_difference() -> None:
     assert compare_machines(LEAD, {**LEAD, "gpus": "other", "gpu_count": "1"}, "run", "cpu") == alike
 
 
+def test_long_descriptions_are_compared_as_far_as_they_are_read() -> None:
+    long = {**LEAD, "gpus": "GPU " * 99}
+    assert compare_machines(long, long, "run", "auto").refused is None
+
+
 def test_a_machine_is_refused_or_taken_in_with_its_differences() -> None:
     roster = Roster(3, 1, "1", "i", lambda other: compare_machines(LEAD, other, "run", "auto"))
     hello = {"node": 1, "host": "b", "process": "p", "workers": 1, "version": "1", "identity": "i"}

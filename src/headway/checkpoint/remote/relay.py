@@ -103,7 +103,9 @@ class RelayedSave:
     def report_failure(self, rank: int, why: str) -> None:
         """Report that a part will not come, if the store can be reached."""
         with suppress(HeadwayError):
-            self._tier.objects.with_patience(5.0).write(self._name(_failure(rank)), why.encode()[:4096])
+            self._tier.objects.with_patience(5.0).write(
+                self._name(_failure(rank)), why.encode("utf-8", "backslashreplace")[:4096]
+            )
 
     def begin(self) -> None:
         """Remember that parts of the step are about to be in the tier, so that they are removed if nothing follows."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,12 +21,15 @@ from headway.checkpoint.format.sealing import (
     unseal_bytes,
     unseal_file,
 )
+from headway.checkpoint.records import RECORDS_FILE
 from headway.checkpoint.remote.objects import Objects
 from headway.core.errors import CheckpointError, fix_for
 from headway.core.foreign import LISTING_BYTES
 from headway.core.storage import RECORD_BYTES, ObjectInfo
 
 _WORKING = ".sealing-"
+#: Notes about the parts of a save (see `relay.py`). They hold what its manifest does.
+_ABOUT_PART = re.compile(r"-(part-[0-9]+\.json|failed-[0-9]+\.txt)$")
 
 
 class SealedObjects(Objects):
@@ -146,7 +150,9 @@ class SealedObjects(Objects):
 
 def _is_secret(name: str) -> bool:
     base = _base(name)
-    return base.endswith(".safetensors") or (base.startswith("manifest.") and not base.endswith(SEALED))
+    if base.endswith((".safetensors", f"-{RECORDS_FILE}")) or _ABOUT_PART.search(base):
+        return True
+    return base.startswith("manifest.") and not base.endswith(SEALED)
 
 
 def _base(name: str) -> str:

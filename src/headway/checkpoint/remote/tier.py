@@ -309,10 +309,21 @@ class RemoteTier:
         return found
 
     def fetch_records(self, manifest: Manifest, path: Path) -> bool:
-        """Download the archive of a run's records that came with a checkpoint, and return whether there is one."""
+        """Download the archive of a run's records that came with a checkpoint, and return whether there is one.
+
+        Raises:
+            CheckpointError: It does not have the size that the manifest names, or the store cannot be used.
+        """
         name = f"{step_name(manifest.step)}/{sent_name(manifest, RECORDS_FILE)}"
-        if RECORDS not in manifest.context or (there := self.objects.stat(name)) is None:
+        entry = manifest.context.get(RECORDS)
+        if not isinstance(entry, dict) or (there := self.objects.stat(name)) is None:
             return False
+        if there.bytes != entry.get("bytes"):
+            raise CheckpointError(
+                "the records of the checkpoint differ from what was saved",
+                where=self.objects.url_of(name),
+                fix="none is needed",
+            )
         self.objects.download(name, path, there.bytes)
         return True
 

@@ -230,7 +230,8 @@ class WriterService:
     def _fail(self, job: Mapping[str, Any]) -> None:
         """Report to the first worker's process that this worker's part will not come: its writer process died."""
         if self._relay is not None and self._is_elsewhere(self._rank):
-            RelayedSave(self._relay, job["step"], job["number"]).report_failure(self._rank, job["why"])
+            with suppress(HeadwayError):  # the tier cannot be opened: the first worker's process waits in vain
+                RelayedSave(self._relay, job["step"], job["number"]).report_failure(self._rank, job["why"])
             return
         folder = self._store.publisher.folder(job["step"], job["tag"])
         with suppress(HeadwayError, OSError):  # the first worker's process no longer waits

@@ -16,6 +16,7 @@ from typing import Any
 from headway.config import Config
 from headway.core.errors import CheckpointError, ConfigError, fix_for
 from headway.core.files import is_there
+from headway.core.user_command import suggest
 from headway.core.waiting import VISIBILITY_TIMEOUT, wait_until
 from headway.supervisor.attempt_client import has_data
 from headway.supervisor.machines.place import Place
@@ -96,8 +97,8 @@ def check_answers(config: Config, answers: Mapping[str, Mapping[str, Any]]) -> b
         raise ConfigError(
             f"{_listed(without_data)} not have the token store to train on",
             where=str(config.data.store.absolute()),
-            fix="set data.remote to a store that all machines read, copy the store there, or run"
-            " `headway data prepare` there, which makes the same bytes of the same sources",
+            fix="set data.remote to a store that all machines read, copy the store there, or run there:"
+            f" {suggest('data prepare')}, which makes the same bytes of the same sources",
         )
     return bool(apart)
 

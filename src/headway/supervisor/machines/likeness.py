@@ -80,7 +80,7 @@ def compare_machines(lead: Mapping[str, str], other: Any, determinism: str, devi
     other = other if isinstance(other, Mapping) else {}
     refused, fix, others = None, "", []
     for name, fact in _FACTS.items():
-        here, there = lead.get(name), str(other.get(name, ""))[:_TEXT]
+        here, there = lead.get(name, "")[:_TEXT], str(other.get(name, ""))[:_TEXT]
         if not here or not there or here == there or (device == "cpu" and name.startswith("gpu")):
             continue
         words = f"{fact.words} {there}, and the lead {here}"
