@@ -26,7 +26,7 @@ _ID_LENGTH = 32
 #: Container runtimes cut lines at 16 KiB, some services at 4 KiB including what they add.
 _LINE_CHARACTERS = 3000
 
-_LINE = re.compile(rf"{MARKER} ([0-9a-f]{{{_ID_LENGTH}}}) (\d+)/(\d+) (.*\|)")
+_LINE = re.compile(rf"{MARKER} ([0-9a-f]{{{_ID_LENGTH}}}) ([0-9]{{1,9}})/([0-9]{{1,9}}) (.*\|)")
 _BEGIN = re.compile(rf"=====+{MARKER} BEGIN ([0-9a-f]{{{_ID_LENGTH}}})")
 
 
@@ -96,9 +96,10 @@ def _unwrapped(line: str) -> str:
     for brace in re.finditer("{", line[: max(0, line.find(MARKER))]):  # a time or a name may precede the object
         try:
             record, _ = json.JSONDecoder().raw_decode(line, brace.start())
+            text = next(_texts(record), None)
         except (ValueError, RecursionError):
             continue
-        if (text := next(_texts(record), None)) is not None:
+        if text is not None:
             return text
     return line
 

@@ -7,6 +7,7 @@ a kill, and the run continues from its own checkpoints.
 
 from __future__ import annotations
 
+import builtins
 import os
 import re
 import shlex
@@ -41,6 +42,7 @@ from headway.launchers.programs import (
     show_program,
     try_program,
 )
+from headway.supervisor.processes import end_all
 
 CONFIG, FILE = "config.yaml", "flow.py"
 _LOG, _RUN_ID, _PID, _CODE = "flow.log", "flow.run-id", "flow.pid", "flow.exit-code"
@@ -51,6 +53,8 @@ _NOT_IN_A_STEP = (
     "host_network", "rdma", "metrics_port", "time_slicing",
 )  # fmt: skip
 _STEPS = ("start", "prepare", "train", "evaluate", "export", "end")
+#: Names of classes that the flow imports.
+_TAKEN = ("FlowSpec", "Path")
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _ARGO_STATES: dict[str, State] = {
     "Pending": "waiting", "Running": "running", "Succeeded": "finished", "Failed": "failed", "Error": "failed",
@@ -200,12 +204,15 @@ def _flow(job: Job) -> str:
     settings, launch, data = job.config.launch.metaflow, job.config.launch, job.config.data
     argo = settings.where == "argo"
     name = "".join(part.title() for part in re.findall("[A-Za-z0-9]+", job.name))
+    # A class of this name would hide what the flow calls, or is no Python ("none").
+    if not name[0].isalpha() or name in _TAKEN or hasattr(builtins, name):
+        name = f"Run{name}"
     lines = "".join(f"    {line!r}\n" for line in job.config_text().splitlines(keepends=True))
     run = job.in_container(job.config.run_directory) if argo else str(job.config.run_directory)
     decorators = {f"{step}_decorator": f"    {_kubernetes(job, step)}\n" if argo else "" for step in _STEPS}
     return string.Template(FLOW).substitute(
         decorators,
-        name=name if name[0].isalpha() else f"Run{name}",
+        name=name,
         run_name=job.name,
         imports="card, current, kubernetes, retry, step" if argo else "card, current, retry, step",
         config=f"(\n{lines})",
@@ -311,6 +318,7 @@ def _start(command: list[str], folder: Path) -> None:
     )
     wait_until(lambda: (folder / _RUN_ID).exists() or process.poll() is not None, _START_SECONDS, 0.1)
     if not (folder / _RUN_ID).exists():
+        end_all([process.pid])  # a flow without a handle could be neither followed nor cancelled
         said = (folder / _LOG).read_text(errors="replace").strip().splitlines()
         raise ConfigError(
             f"the flow has not started: {said[-1] if said else 'it says nothing'}",

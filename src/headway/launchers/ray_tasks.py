@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from headway.config import Config
-from headway.core.console import notice
+from headway.core.console import notice, warning
 from headway.core.errors import ConfigError, DataError, HeadwayError, missing_extra
 from headway.core.files import atomic_write
 from headway.core.format import counted
@@ -95,7 +95,7 @@ class RayPool:
             ray.init(address, log_to_driver=False, logging_level="ERROR", runtime_env=runtime_environment(self._launch))
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ConfigError(
-                f"there is no Ray cluster: {str(error).strip().splitlines()[0]}",
+                f"there is no Ray cluster: {(str(error).strip() or type(error).__name__).splitlines()[0]}",
                 where=f"launch.ray.address, RAY_ADDRESS: {address}",
                 fix="start one (ray start --head), or give its address",
             ) from error
@@ -118,6 +118,9 @@ class _RayLine:
         self._shared = ray.put((json.dumps(order.to_json()), files, str(Path.cwd()), workers))
         self._running: dict[Any, UnitJob] = {}
         alive = [node for node in ray.nodes() if node["Alive"]]
+        largest = max((int(node.get("Resources", {}).get("CPU", 0)) for node in alive), default=0)
+        if largest < workers:
+            warning(f"no machine of Ray has {counted(workers, 'processor')}: tasks wait until one joins (--workers)")
         notice(f"Ray has {counted(processors, 'processor')} on {counted(len(alive), 'machine')}")
 
     def submit(self, job: UnitJob) -> None:

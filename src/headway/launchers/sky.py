@@ -126,6 +126,8 @@ def _task(job: Job) -> dict[str, Any]:
         "job_recovery": {"max_restarts_on_errors": sky.max_restarts, "recover_on_exit_codes": [Preempted.exit_code]},
     }
     machines = _MACHINES.format(machines=job.machine_range, port=launch.port) if job.machines > 1 else ""
+    # Without quotes around the config: the shell knows where its home is.
+    command = " ".join(_REMOTE_CONFIG if word == CONFIG else shlex.quote(word) for word in job.command(CONFIG))
     task: dict[str, Any] = {
         "name": job.name,
         "num_nodes": job.machines,
@@ -136,8 +138,7 @@ def _task(job: Job) -> dict[str, Any]:
         "workdir": sky.workdir,
         "setup": "\n".join(sky.setup),
         # `exec`: the node process itself gets the signals.
-        # Without quotes around the config: the shell knows where its home is.
-        "run": f"{machines}exec {shlex.join(job.command(CONFIG)).replace(CONFIG, _REMOTE_CONFIG)}\n",
+        "run": f"{machines}exec {command}\n",
     }
     merged: dict[str, Any] = merge({name: value for name, value in task.items() if value}, dict(sky.patch))
     return merged

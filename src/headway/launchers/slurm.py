@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -152,16 +152,13 @@ class SlurmLauncher:
         asked = ["squeue", "--noheader", "--jobs", handle.id, "--states=all", "--format=%T|%D|%r"]
         lines = try_program(asked).stdout.strip().splitlines()
         if lines:
-            # Of an array, the part that needs most attention: one that runs or waits, else one that failed.
-            order = ("running", "stopping", "waiting", "failed")
-            states = [_STATES.get(line.partition("|")[0], "unknown") for line in lines]
-            newest = next((states.index(one) for one in order if one in states), 0)
-            word, machines, reason = lines[newest].split("|", 2)
+            word, machines, reason = _most_urgent(lines, "|").split("|", 2)
             state = _STATES.get(word, "unknown")
             words = word if reason in ("None", "") else f"{word} ({reason})"
             return JobState(state, words, int(machines) if state == "running" and machines.isdecimal() else None)
         known = try_program(["sacct", "--noheader", "--allocations", "--jobs", handle.id, "--format=State%40"])
-        words = known.stdout.strip().splitlines()[0].strip() if known.stdout.strip() else ""
+        found = [line.strip() for line in known.stdout.strip().splitlines()]
+        words = _most_urgent(found, " ") if found else ""
         return JobState(_STATES.get(words.split(" ")[0], "gone"), words or "Slurm has forgotten it")
 
     def logs(self, handle: Handle, follow: bool) -> int:
@@ -188,6 +185,13 @@ class SlurmLauncher:
             try_program(["scancel", "--quiet", "--signal=TERM", handle.id])
             wait_until(lambda: self.status(handle).state != "running", handle.grace_seconds, 1.0)
         ask_program(["scancel", "--quiet", handle.id])
+
+
+def _most_urgent(lines: Sequence[str], separator: str) -> str:
+    """Return, of the parts of an array, the line of one that runs or waits, else of one that failed."""
+    states = [_STATES.get(line.partition(separator)[0], "unknown") for line in lines]
+    order = ("running", "stopping", "waiting", "failed")
+    return lines[next((states.index(one) for one in order if one in states), 0)]
 
 
 def batch_options(job: Job, folder: Path) -> dict[str, Any]:

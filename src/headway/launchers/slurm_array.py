@@ -24,9 +24,11 @@ from headway.core.files import write_json
 from headway.core.foreign import read_json_object
 from headway.core.format import counted
 from headway.core.module_command import module_command
+from headway.core.signals import defer_signals
 from headway.core.waiting import VISIBILITY_TIMEOUT, wait_until
+from headway.data.preparing.collecting import search_files
 from headway.data.preparing.pools import Line, UnitJob
-from headway.data.preparing.records import WORK
+from headway.data.preparing.records import WORK, Records
 from headway.data.preparing.tasks import Order, UnitTask, error_from_json, error_json, process, result_files
 from headway.launchers.job import Job
 from headway.launchers.programs import ask_program, try_program
@@ -135,12 +137,13 @@ class _ArrayLine:
             ConfigError: Slurm refuses the array, or its machines do not see the folder.
             DataError: A unit failed, or arrays end without finishing any unit.
         """
-        left = {job.task().record: job for job in self._jobs}
+        # Not by record: equal input of two sources has one, and a shard for each of them.
+        left = {job: job.task().record for job in self._jobs}
         self._jobs.clear()
         fruitless = 0
         while left:
             before = len(left)
-            folder = self._submit(list(left.values()))
+            folder = self._submit(list(left))
             self._follow(folder, left)
             fruitless = fruitless + 1 if len(left) == before else 0
             if left and fruitless == _FRUITLESS:
@@ -159,20 +162,21 @@ class _ArrayLine:
             lines = [json.dumps(job.task().to_json()) + "\n" for job in jobs[number::elements]]
             (folder / f"{number}.jsonl").write_text("".join(lines), "utf-8")
         (folder / _SCRIPT).write_text(self._pool.script(elements, folder), "utf-8")
-        array = ask_program(["sbatch", "--parsable", str(folder / _SCRIPT)]).strip().partition(";")[0]
-        (folder.parent / _LAST).write_text(array)
+        with defer_signals():  # an array whose number is not written down could not be ended
+            array = ask_program(["sbatch", "--parsable", str(folder / _SCRIPT)]).strip().partition(";")[0]
+            (folder.parent / _LAST).write_text(array)
         notice(f"array {array} of {counted(elements, 'element')} has {counted(len(jobs), 'unit')} (squeue -j {array})")
         return folder
 
-    def _follow(self, folder: Path, left: dict[str, UnitJob]) -> None:
+    def _follow(self, folder: Path, left: dict[UnitJob, str]) -> None:
         """Take finished units out of `left` until none is left or the array has ended."""
         number = (folder.parent / _LAST).read_text()
         while left:
             runs = _is_alive(number)  # before the look: what the array finishes last must not be missed
             here = {f"{WORK}/{entry.name}" for entry in os.scandir(self._order.folder / WORK)}
-            for record in [record for record in left if record in here]:
-                if left[record].accept_recorded():
-                    del left[record]
+            for job in [job for job, record in left.items() if record in here]:
+                if job.accept_recorded():
+                    del left[job]
             for failed in sorted(folder.glob("*.error.json")):
                 raise error_from_json(read_json_object(failed, _ORDER_BYTES))
             if not runs:
@@ -242,7 +246,7 @@ def main(words: Sequence[str]) -> int:
     with (folder / f"{number}.jsonl").open(encoding="utf-8") as lines:
         tasks = (UnitTask.from_json(json.loads(line)) for line in lines)
         # An element that Slurm has queued again has finished some already.
-        missing = (task for task in tasks if not (order.folder / task.record).exists())
+        missing = (task for task in tasks if not _is_recorded(task, order))
         try:
             process(order, missing, folder, lambda results: _move(results, order.folder), workers=workers)
         except HeadwayError as error:
@@ -250,6 +254,14 @@ def main(words: Sequence[str]) -> int:
             say(error.render())
             return error.exit_code
     return 0
+
+
+def _is_recorded(task: UnitTask, order: Order) -> bool:
+    """Return whether the results of a unit are complete, as the process that prepares judges it."""
+    records = Records(order.folder, order.folder, order.width, order.most, fresh=True)
+    if task.shards_key is not None:
+        return records.shards(task.shards_key, task.name) is not None
+    return task.key is not None and records.survey(task.key, search_files(order.recipe)) is not None
 
 
 def _move(results: Path, folder: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.bench.blocks import block, find_blocks
+from headway.bench.blocks import MARKER, block, find_blocks
 from headway.bench.collect import collect
 from headway.bench.results import CellResult, Status, merge_results, read_results, write_result
 from headway.core.errors import DataError
@@ -181,3 +181,11 @@ def test_repeats_that_give_way_to_those_of_an_equal_machine_are_counted(tmp_path
     found = collect(logs, tmp_path / "both")
     assert found.replaced == 2 and [m.tokens_per_second for m in found.results[0].measured] == [160.0, 161.0]
     assert collect([logs[1]], tmp_path / "same").replaced == 2, "those that were collected before count as well"
+
+
+def test_lines_that_only_look_like_parts_end_no_collection() -> None:
+    name, digits = "0" * 32, "9" * 5000
+    text = json.dumps(MARKER)
+    nested = ['{"a":' * depth + text + "}" * depth for depth in range(1, sys.getrecursionlimit())]
+    lines = [f"{MARKER} {name} {digits}/{digits} x|", f"{MARKER} {name} \u0661/\u0661 x|", *nested]
+    assert find_blocks([*lines, *block(VALUE).splitlines()]).values == [VALUE]

@@ -56,6 +56,12 @@ def test_every_target_that_starts_a_command_measures(target: str, tmp_path: Path
         assert manifests[-1]["spec"]["entrypointNumGpus"] == 8
 
 
+def test_a_folder_of_runs_may_be_named_like_the_config(tmp_path: Path) -> None:
+    job = bench_job("smoke", [*WHERE, "config.runs=/runs/config.yaml"], out=tmp_path)
+    command = COMMAND.format(config="~/headway/config.yaml", runs="/runs/config.yaml")
+    assert command in find_launcher("sky").files(job)["task.yaml"].replace("\n", " ").replace("  ", " ")
+
+
 def test_a_flow_measures_nothing() -> None:
     assert "measures no suite" in next(iter(find_launcher("metaflow").problems(bench_job("smoke", WHERE)))).what
 

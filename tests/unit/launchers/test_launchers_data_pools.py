@@ -168,6 +168,34 @@ def test_an_error_of_an_element_is_that_of_one_machine(config: Callable[..., Con
     assert caught.value.render() == wanted.value.render()
 
 
+@pytest.mark.parametrize("dedup", ["{}", "{documents: true, max_removed: 0.9, max_removed_per_source: 1.0}"])
+def test_equal_files_of_two_sources_have_a_shard_each(
+    dedup: str, config: Callable[..., Config], slurm: Slurm, tmp_path: Path
+) -> None:
+    for source in ("left", "right"):
+        (tmp_path / source).mkdir()
+        (tmp_path / source / "0.jsonl").write_bytes((tmp_path / "0.jsonl").read_bytes())
+    given = ("data.sources=[left, right]", f"data.dedup={dedup}")
+    prepared(config("one", *given))
+    prepared(config("many", *given), SlurmPool(config("many", *given), tasks=1, workers=1))
+    assert stores_are_equal("one", "many")
+
+
+def test_what_a_killed_preparation_recorded_for_another_limit_is_processed_again(
+    config: Callable[..., Config], slurm: Slurm
+) -> None:
+    limits = [f"data.max_document_bytes={limit}" for limit in (70, 80)]
+    slurm.lost = {(array, element): 1 for array in range(1, 9) for element in range(2)}
+    given = ("data.bad_documents=skip",)
+    with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slurm_array._ArrayLine, "_follow", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        prepared(config("many", *given, limits[0]), SlurmPool(config("many"), tasks=2, workers=1))
+    slurm.lost = {}
+    one = prepared(config("one", *given, limits[1]))
+    many = prepared(config("many", *given, limits[1]), SlurmPool(config("many"), tasks=2, workers=1))
+    assert (many.documents, many.too_large, many.text_bytes) == (one.documents, one.too_large, one.text_bytes)
+
+
 def test_the_array_of_a_killed_preparation_is_ended_before_the_next(
     config: Callable[..., Config], slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +228,7 @@ class Ray:
         return {"CPU": 2.0}
 
     def nodes(self) -> list[dict[str, Any]]:
-        return [{"Alive": True}, {"Alive": False}]
+        return [{"Alive": True, "Resources": {"CPU": 2.0}}, {"Alive": False, "Resources": {"CPU": 64.0}}]
 
     def put(self, value: Any) -> Any:
         return value
@@ -239,11 +267,16 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
     return stand_in
 
 
-def test_tasks_of_ray_leave_the_bytes_of_one_machine(config: Callable[..., Config], ray: Ray) -> None:
+def test_tasks_of_ray_leave_the_bytes_of_one_machine(
+    config: Callable[..., Config], ray: Ray, capsys: pytest.CaptureFixture[str]
+) -> None:
     prepared(config("one"))
     prepared(config("many"), RayPool(config("many"), tasks=3, workers=1))
     assert stores_are_equal("one", "many")
     assert (ray.runs, ray.most_waiting, ray.options["num_cpus"]) == (12, 3, 1) and not ray.cancelled
+    ray.most_waiting = 0
+    prepared(config("wide"), RayPool(config("wide"), tasks=None, workers=3))
+    assert "no machine of Ray has 3 processors" in capsys.readouterr().err
     ray.most_waiting = 0
     prepared(config("more"), RayPool(config("more"), tasks=None, workers=1))
     assert ray.most_waiting == 4  # for each of two processors a task that runs, and the next one

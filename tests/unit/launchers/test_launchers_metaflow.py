@@ -18,7 +18,9 @@ import pytest
 
 from headway.config import dump_config
 from headway.core.errors import ConfigError
+from headway.core.process_table import process_state
 from headway.core.waiting import wait_until
+from headway.launchers import metaflow
 from headway.launchers.launcher import find_launcher
 from support_launchers import Programs, job
 from waits import LONG
@@ -105,6 +107,15 @@ def test_the_steps_prepare_train_evaluate_and_export_with_the_config_of_the_laun
     assert done.evaluation == {"loss": 2.5} and done.exported == f"{run}/export" and done.html == ""
     assert loaded.decorated["train"]["retry"] == {"times": 4, "minutes_between_retries": 1}
     assert loaded.decorated["train"]["card"] == {"type": "html"} and "kubernetes" not in loaded.decorated["train"]
+
+
+@pytest.mark.parametrize(
+    ("name", "flow_name"),
+    [("none", "RunNone"), ("path", "RunPath"), ("flow-spec", "RunFlowSpec"), ("runtime-error", "RunRuntimeError")],
+)
+def test_the_flow_of_any_name_runs(name: str, flow_name: str, flow: Callable[..., Any], headway: Programs) -> None:
+    _, steps = walk(getattr(flow("runs=runs", f"name='{name}'"), flow_name))
+    assert steps[-1] == "end"
 
 
 def test_a_store_that_is_fetched_is_not_prepared_and_without_held_out_text_nothing_is_evaluated(
@@ -299,3 +310,13 @@ def test_a_flow_that_does_not_start_says_why(python: tuple[Programs, Path], tmp_
     (python[0].folder / "python").write_text("#!/bin/sh\necho 'no such option' >&2; exit 2\n")
     with pytest.raises(ConfigError, match="has not started: no such option"):
         LAUNCHER.submit(job(machines=1), tmp_path)
+
+
+def test_a_flow_that_has_not_started_in_time_is_ended(
+    python: tuple[Programs, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metaflow, "_START_SECONDS", 1.0)
+    (python[0].folder / "python").write_text("#!/bin/sh\nsleep 600\n")
+    with pytest.raises(ConfigError, match="has not started: it says nothing"):
+        LAUNCHER.submit(job(machines=1), tmp_path)
+    assert process_state(int((tmp_path / "flow.pid").read_text())) is None

@@ -141,5 +141,7 @@ def test_a_job_that_slurm_has_forgotten_is_gone(tmp_path: Path, monkeypatch: pyt
     assert LAUNCHER.status(handle).state == "gone"
     programs.answer("sacct", stdout="CANCELLED by 0\n")
     assert LAUNCHER.status(handle).state == "cancelled"
+    programs.answer("sacct", stdout=" COMPLETED\n FAILED\n")  # parts of an array
+    assert LAUNCHER.status(handle).state == "failed"
     programs.answer("squeue", stdout="RUNNING|2|None\n")
     assert (LAUNCHER.status(handle).state, LAUNCHER.status(handle).machines) == ("running", 2)

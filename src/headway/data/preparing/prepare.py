@@ -95,11 +95,6 @@ class PrepareReport:
         parts = [
             f"{_many(self.documents, 'document')} ({format_count(self.validation_documents)} for validation)",
             _many(self.tokens, "token"),
-            *(
-                []
-                if self.trained_tokens is None
-                else [f"{self.trained_tokens / max(1, self.tokens):.1%} of them trained"]
-            ),
             f"{self.text_bytes / max(1, self.tokens):.2f} bytes per token",
             f"encoded by {self.encoder or UNKNOWN}",
         ]

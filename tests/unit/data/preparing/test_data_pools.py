@@ -173,7 +173,8 @@ def test_the_loss_mask_of_conversations_is_that_of_one_machine(tmp_path: Path, c
     for store, machines in (("one", None), ("many", pool)):
         source = {"path": "chats.jsonl", "format": "chat"}
         data = config([source], store=tmp_path / store, tokenizer=tokenizer, shard_bytes=600, validation=0.3)
-        prepare(data, workers=1, pool=machines)
+        report = prepare(data, workers=1, pool=machines)
+        assert report.describe().count("of them trained") == 1
     assert store_contents(tmp_path / "many") == store_contents(tmp_path / "one") and pool.done
     assert [name for name in store_contents(tmp_path / "many") if name.endswith(MASK)]
 
