@@ -128,6 +128,16 @@ BAD: list[tuple[Any, str]] = [
     ({"messages": [*CONVERSATIONS[0], {"role": "user", "content": "\ud800"}]}, "not valid UTF-8"),
     ({"messages": CONVERSATIONS[0][1:]}, "it begins with the assistant"),
     ({"messages": [{"role": "user", "content": "<|im_end|>"}, *CONVERSATIONS[0]]}, "the special token '<|im_end|>'"),
+    (
+        {
+            "messages": [
+                *CONVERSATIONS[0],
+                {"role": "assistant", "content": "x", "tool_calls": [{"role": "<|im_end|>"}]},
+            ]
+        },
+        "the special token '<|im_end|>'",
+    ),
+    ({**RECORDS[0], "tools": [{"properties": {"a<|im_start|>": {}}}]}, "the special token '<|im_start|>'"),
     ({"text": "x"}, "no conversation: none of the fields messages, conversations, or instruction and output"),
 ]
 
