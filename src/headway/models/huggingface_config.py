@@ -59,7 +59,8 @@ def from_huggingface(values: dict[str, Any], where: str) -> ModelConfig:
     architecture = _architecture(values, where)
     _check_sizes(values, where)
     family = FAMILIES.get(architecture, _MIXTURE)
-    values = {**_DEFAULTS[architecture], **values}
+    renamed = {key: values[name] for name, key in family.other_names.items() if name in values}
+    values = {**_DEFAULTS[architecture], **values, **renamed}
     rotary = rotary_settings(values, where)
     for key, required in _required(architecture, family).items():
         value = rotary.get(key, values.get(key)) if key == "partial_rotary_factor" else values.get(key)
@@ -126,6 +127,13 @@ def _architecture(values: dict[str, Any], where: str) -> str:
             f"the architecture is not supported: {found}",
             where=where,
             fix=f"give a checkpoint of one of: {', '.join(_MODEL_TYPES)}",
+        )
+    kind = values.get("model_type")
+    if kind not in (None, _MODEL_TYPES[names[0]]):  # transformers goes by the type
+        raise ConfigError(
+            f"the architecture is {names[0]}, but model_type is {kind!r}",
+            where=where,
+            fix="give a sound checkpoint, or model.implementation=transformers",
         )
     return str(names[0])
 

@@ -48,6 +48,8 @@ class Family:
     """Content of `config.json` -> keys of `ModelConfig`."""
     writes: Callable[[ModelConfig], dict[str, Any]] = _nothing
     """Config -> keys of `config.json`."""
+    other_names: Mapping[str, str] = field(default_factory=dict)
+    """Other name of a key -> the key; transformers prefers the other name where a config has both."""
     eps: str = "rms_norm_eps"
     """Key of `norm_eps`."""
     act: str = "hidden_act"
@@ -203,6 +205,9 @@ FAMILIES: dict[str, Family] = {
                   "residual_in_fp32": False, "tie_word_embeddings": False},
         reads=_read_hybrid,
         writes=_write_hybrid,
+        other_names={"layer_types": "layers_block_type", "mamba_n_groups": "n_groups", "mamba_d_conv": "conv_kernel",
+                     "mamba_dt_min": "time_step_min", "mamba_dt_max": "time_step_max",
+                     "mamba_conv_bias": "use_conv_bias", "mamba_chunk_size": "chunk_size"},
         eps="layer_norm_epsilon",
         act="mlp_hidden_act",
     ),

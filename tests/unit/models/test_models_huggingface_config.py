@@ -86,7 +86,12 @@ def test_sizes_that_are_absurd_together_are_refused() -> None:
     values = _written(hidden_size=2**20, intermediate_size=2**22, num_hidden_layers=10_000, head_dim=64)
     with pytest.raises(ConfigError, match=r"a model of [0-9,]{20,} parameters"):
         from_huggingface(values, "config.json")
-    mixture = {"architectures": ["Qwen3MoeForCausalLM"], "norm_topk_prob": True, "moe_intermediate_size": 64}
+    mixture = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "norm_topk_prob": True,
+        "moe_intermediate_size": 64,
+    }
     with pytest.raises(ConfigError, match="num_experts is"):
         from_huggingface(_written(**mixture, num_experts=10**9), "config.json")
 
@@ -99,6 +104,24 @@ def test_layers_that_the_weights_do_not_have_are_not_made(tmp_path: Path, monkey
     monkeypatch.setattr("headway.models.huggingface.Decoder", None)
     with pytest.raises(CheckpointError, match=r"missing: model\.layers\.9999\..* of the 10,000 layers"):
         import_model(tmp_path / "model")
+
+
+def test_other_names_of_keys_are_read_as_transformers_does() -> None:
+    transformers = pytest.importorskip("transformers")
+    mamba = {"heads": 4, "head_dim": 8, "state_dim": 6, "groups": 2}
+    hybrid = {**SHAPE, "layer_pattern": "M", "mamba": mamba, "activation": "relu2", "rotary_fraction": 0.0}
+    written = to_huggingface(build_model(ModelConfig(**hybrid), vocab_size=64, seed=0).config, "float32", SPECIAL)
+    values = {**written, "mamba_dt_min": 0.02, "mamba_n_groups": 4, "mamba_chunk_size": 16}
+    theirs = transformers.NemotronHConfig(**json.loads(json.dumps(values)))
+    ours = from_huggingface(values, "config.json").mamba
+    assert ours is not None and (ours.min_step, ours.groups, ours.chunk) == (0.02, 4, 16)
+    assert (ours.min_step, ours.groups, ours.chunk) == (theirs.time_step_min, theirs.n_groups, theirs.chunk_size)
+
+
+def test_an_architecture_of_another_type_is_refused() -> None:
+    """Transformers would load the class of the type."""
+    with pytest.raises(ConfigError, match="model_type is 'granite'"):
+        from_huggingface(_written(model_type="granite"), "config.json")
 
 
 @pytest.mark.parametrize(
