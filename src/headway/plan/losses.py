@@ -17,13 +17,12 @@ from torch.nn import functional as F
 from headway.config import ModelConfig
 from headway.models.build import complete
 from headway.models.facts import count_parameters
+from headway.plan.pretrained import HALF
 from headway.plan.trace import LiveStorages
 from headway.training.custom_loss import Distillation, cross_entropy
 
 if TYPE_CHECKING:
     from headway.config import Config
-
-_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def logits_loss_bytes(config: Config, vocabulary: int, dim: int, tokens: int) -> tuple[int, int]:
@@ -35,7 +34,7 @@ def logits_loss_bytes(config: Config, vocabulary: int, dim: int, tokens: int) ->
         vocabulary, dim: Sides of the output projection.
         tokens: Of a micro-batch.
     """
-    half = _HALF.get(config.train.precision)
+    half = HALF.get(config.train.precision)
     with FakeTensorMode():
         x, projection = torch.empty(1, tokens, dim), torch.empty(vocabulary, dim)
         batch: dict[str, Any] = {"targets": torch.zeros(1, tokens, dtype=torch.int64)}
