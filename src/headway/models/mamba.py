@@ -275,11 +275,12 @@ def _pass_states(
         first: State before the first chunk.
     """
     C, G, N = added.shape[1:4]
-    sum_BHC = running_sum(decay_BCH.transpose(1, 2))
-    before_BHC = sum_BHC - decay_BCH.transpose(1, 2)
-    # From the end of chunk J to the start of chunk I, the chunks between them decay.
-    spread_BHIJ = before_BHC.unsqueeze(-1) - sum_BHC.unsqueeze(-2)
+    decay_BHC = decay_BCH.transpose(1, 2)
     unseen = torch.ones(C, C, dtype=torch.bool, device=added.device).triu()
+    # From the end of chunk J to the start of chunk I, the chunks between them decay. They are summed for each J alone:
+    # a difference of sums over the row would carry the rounding of a strong decay into all chunks after it.
+    after_BHJC = decay_BHC.unsqueeze(-2).masked_fill(unseen.mT, 0.0)
+    spread_BHIJ = F.pad(running_sum(after_BHJC)[..., :-1], (1, 0)).mT
     if passes_BCC is not None:
         unseen = unseen | ~passes_BCC.unsqueeze(1)
     decay_BHIJ = spread_BHIJ.masked_fill(unseen, -torch.inf).exp()
@@ -288,6 +289,7 @@ def _pass_states(
     start = torch.unflatten(start, 1, (G, -1)).permute(0, 3, 1, 4, 2, 5).flatten(4)
     if first is None:
         return start
+    before_BHC = F.pad(running_sum(decay_BHC)[..., :-1], (1, 0))
     return start + first.unsqueeze(1) * _over_widths(before_BHC.exp().transpose(1, 2), G, width)
 
 

@@ -82,6 +82,17 @@ def test_chunks_compute_the_recurrence(chunk: int, packed: bool) -> None:
         torch.testing.assert_close(mine, expected, rtol=1e-10, atol=1e-10)
 
 
+def test_decays_of_the_past_do_not_blur_later_ones() -> None:
+    """In a long row with strong decays their sum is large, and what is left of its fraction in fp32 is little."""
+    generator = torch.Generator().manual_seed(0)
+    x, b, c = torch.randn(1, 64, 2, 3, generator=generator), *torch.randn(2, 1, 64, 1, 4, generator=generator)
+    log_decay = -torch.rand(1, 64, 2, generator=generator)
+    log_decay[:, :8] = -1e6
+    found, _ = scan(x, log_decay, b, c, chunk=8)
+    expected, _ = _recurrence(*(part.double() for part in (x, log_decay, b, c)), None)
+    torch.testing.assert_close(found[:, 8:], expected[:, 8:].float(), rtol=1e-4, atol=1e-4)
+
+
 def test_sums_and_convolutions_are_those_of_pytorch() -> None:
     x, weight, bias = torch.randn(2, 13, 5), torch.randn(5, 1, 4), torch.randn(5)
     torch.testing.assert_close(running_sum(x), x.cumsum(-1))
