@@ -135,14 +135,14 @@ class CommunicationMeter(Callback):
 
     def on_step(self, job: Job, step: int, metrics: dict[str, float]) -> None:
         """Add the metrics of a profiled step, and begin before the next one that is due."""
-        if self._profiler is not None and (found := read_communication(self._stop(), self._device)) is not None:
+        device = job.world.device.type
+        if self._profiler is not None and (found := read_communication(self._stop(), device)) is not None:
             metrics.update(found.metrics())
         if (step + 1) % self._every or step == job.total_steps or job.due(job.config.evaluation.every):
             return
         if torch._C._autograd._profiler_enabled():  # a callback's; there can be only one
             return
-        self._device = job.world.device.type
-        cuda = [ProfilerActivity.CUDA] if self._device == "cuda" else []
+        cuda = [ProfilerActivity.CUDA] if device == "cuda" else []
         self._profiler = profile(activities=[ProfilerActivity.CPU, *cuda], record_shapes=True)
         self._profiler.start()
         self._mark = record_function(_STEP)
