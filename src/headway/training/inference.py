@@ -79,8 +79,8 @@ def load_trained(path: Path, *, step: int | None = None, device: torch.device | 
     if (path / "checkpoints").is_dir() and (path / "config.yaml").is_file():
         return _from_run(path, step, device)
     if (path / "config.json").is_file() or (path / "adapter_config.json").is_file():
-        tokenizer = Tokenizer.load(path)
-        return TrainedModel(_from_folder(path, device), tokenizer, path, tokenizer.begin_of_text(), None, None)
+        model, tokenizer = _from_folder(path, device), Tokenizer.load(path)
+        return TrainedModel(model, tokenizer, path, tokenizer.begin_of_text(), None, None)
     raise ConfigError(
         "neither a run directory nor a Hugging Face folder",
         where=str(path),

@@ -215,7 +215,9 @@ def test_the_highest_are_kept_here_and_in_the_remote_tier(tmp_path: Path) -> Non
     for step, accuracy in enumerate([0.3, 0.9, 0.1, 0.5], start=1):
         with (run / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": step, "attempt": 1, "time": 0, "accuracy": accuracy}) + "\n")
-        store.save(step, make_state(step), {"step": step}, {"attempt": 1, "world_size": 1, **after.context(step)})
+        store.save(
+            step, make_state(step), {"step": step}, {"attempt": 1, "world_size": 1, **after.context(step, tmp_path)}
+        )
         assert after.wait(LONG)
     after.close(30)
     assert names(run / "checkpoints") == ["step-00000002", "step-00000004"]
@@ -263,7 +265,7 @@ def test_full_and_light_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("seed: 3\n")
     (tmp_path / "run.json").write_text('{"command": "x"}')
     after = CheckpointMaintainer(settings(tmp_path, full_every="4 steps"))
-    contexts = {step: after.context(step) for step in (1, 3, 5, 6, 9)}
+    contexts = {step: after.context(step, tmp_path) for step in (1, 3, 5, 6, 9)}
     assert [context["kind"] for context in contexts.values()] == ["full", "light", "full", "light", "full"]
     assert contexts[5]["config"] == "seed: 3\n" and contexts[5]["run"] == {"command": "x"}
     assert "config" not in contexts[3]
