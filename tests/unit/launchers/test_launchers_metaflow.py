@@ -319,4 +319,5 @@ def test_a_flow_that_has_not_started_in_time_is_ended(
     (python[0].folder / "python").write_text("#!/bin/sh\nsleep 600\n")
     with pytest.raises(ConfigError, match="has not started: it says nothing"):
         LAUNCHER.submit(job(machines=1), tmp_path)
-    assert process_state(int((tmp_path / "flow.pid").read_text())) is None
+    left = process_state(int((tmp_path / "flow.pid").read_text()))
+    assert left is None or left.state == "Z"  # nobody may have asked for its exit status yet
