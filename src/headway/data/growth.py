@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from headway.core.console import progress
-from headway.data.store import TokenStore, documents_of, reference
+from headway.data.shards import documents_of, reference
+from headway.data.store import TokenStore
 
 #: Upper limit of the contiguous stretches of one part, since a segment lists them all.
 MOST_STRETCHES = 20_000
@@ -29,7 +30,7 @@ class Lost(Exception):
 
 
 def locate(known: Sequence[TokenStore], store: TokenStore, split: str) -> list[dict[str, list[str]]]:
-    """Return references to shards of `store` that hold the run's data, in its order (`headway.data.store.reference`).
+    """Return references to shards of `store` that hold the run's data, in its order (`headway.data.shards.reference`).
 
     Args:
         known: Data as the run knows it, part by part. Its shards still exist.

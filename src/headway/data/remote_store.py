@@ -24,14 +24,11 @@ from headway.core.launched import workers_of_this_machine, world_size_from_envir
 from headway.data.loss_mask import mask_bytes
 from headway.data.reading.remote import MissingError, UnreachableError
 from headway.data.remote_cache import KEEPING, Copies, RemotePart, WrongContentError, locked
+from headway.data.shards import Shard, ShardStream, mask_file, own_tokens
 from headway.data.store import (
     MANIFEST,
-    Shard,
-    ShardStream,
     TokenStore,
     file_problem,
-    mask_file,
-    own_tokens,
     parse_manifest,
 )
 

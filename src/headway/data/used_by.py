@@ -17,7 +17,7 @@ from typing import Any
 from headway.core.files import write_json
 from headway.core.foreign import read_json_object
 from headway.data.pinned import kept_manifest
-from headway.data.store import shard_files
+from headway.data.shards import shard_files
 
 #: Folder of the marks in a store.
 MARKS = ".runs"

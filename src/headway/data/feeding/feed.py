@@ -28,7 +28,8 @@ from headway.data.feeding.prefetch import Prefetcher
 from headway.data.feeding.rows import RowBlock, micro_batch_of, padding_warning
 from headway.data.feeding.segmented import SegmentedPlan, plan_of
 from headway.data.feeding.split import SplitRows
-from headway.data.store import TokenStore, documents_of
+from headway.data.shards import documents_of
+from headway.data.store import TokenStore
 
 if TYPE_CHECKING:
     from headway.config import Config, LaneGrid

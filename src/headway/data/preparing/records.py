@@ -18,7 +18,8 @@ from headway.core.files import atomic_write, fingerprint, write_json
 from headway.core.foreign import LISTING_BYTES, read_json_object
 from headway.data.loss_mask import mask_bytes
 from headway.data.preparing.encode import LISTED, PieceResult
-from headway.data.store import TOKENS, file_problem, index_file, mask_file, shard_files
+from headway.data.shards import TOKENS, index_file, mask_file, shard_files
+from headway.data.store import file_problem
 
 #: Folder of the store for files that only preparation needs.
 WORK = ".work"

@@ -15,7 +15,7 @@ from headway.core.faults import fault_point
 from headway.core.files import begin_flush, sync_folder
 from headway.data.loss_mask import MASK, MaskPacker
 from headway.data.preparing.encode import SplitPart
-from headway.data.store import INDEX, TOKENS
+from headway.data.shards import INDEX, TOKENS
 
 # Number of bytes after which a flush to disk begins, while the next bytes are produced.
 _FLUSHED_BYTES = 2**20

@@ -14,7 +14,8 @@ from headway.core.errors import DataError
 from headway.core.files import exchange
 from headway.data.preparing import building
 from headway.data.preparing.prepare import prepare
-from headway.data.store import TOKENS, TokenStore
+from headway.data.shards import TOKENS
+from headway.data.store import TokenStore
 
 Configs = Callable[..., DataConfig]
 
