@@ -278,10 +278,15 @@ def test_a_local_flow_runs_on_after_the_launch_and_is_ended_by_a_cancel(
     assert LAUNCHER.status(handle).state == "failed"
     (tmp_path / "flow.exit-code").unlink()
     assert LAUNCHER.status(handle).state == "gone"  # its number may be another process's by now
-    program = "import signal, sys, time; signal.signal(signal.SIGINT, lambda *_: sys.exit(0)); time.sleep(600)"
-    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "flow.py")]) as lives:
+    program = (
+        "import pathlib, signal, sys, time; signal.signal(signal.SIGINT, lambda *_: sys.exit(0));"
+        " pathlib.Path(sys.argv[2]).touch(); time.sleep(600)"
+    )
+    listens = tmp_path / "listens"  # before that, what started in the background ignores the signal
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "flow.py"), str(listens)]) as lives:
         (tmp_path / "flow.pid").write_text(f"{lives.pid}\n")
         assert wait_until(lambda: LAUNCHER.status(handle).state == "running", LONG)
+        assert wait_until(listens.exists, LONG)
         LAUNCHER.cancel(handle)
         assert LAUNCHER.status(handle).state == "gone"
 
