@@ -28,6 +28,7 @@ from headway.checkpoint.run_identity import RunIdentity
 from headway.checkpoint.save import memory_snapshot, writer_locks, writer_process
 from headway.checkpoint.save.fence import OWNER_FILE, Fence, Fenced, Owner
 from headway.checkpoint.save.memory_snapshot import MemorySnapshots
+from headway.checkpoint.save.publish import note_name
 from headway.checkpoint.save.writer import CheckpointWriter
 from headway.checkpoint.save.writer_client import WriterSettings
 from headway.checkpoint.save.writer_locks import (
@@ -534,7 +535,7 @@ def test_a_part_that_grows_is_waited_for_though_the_worker_is_gone(
     process = writer_process.WriterService({**settings.record(), "workers": 3, "lock": None}, io.StringIO())
     process._worker = -1  # somebody else is the parent now
     (settings.directory / "shard-00001.safetensors").write_bytes(b"begun")
-    note = settings.directory / writer_process._note(1)
+    note = settings.directory / note_name(1)
     threading.Timer(0.5, write_json, (note, {"files": {}, "pieces": []})).start()
     assert process._part_of(settings.directory, 1).files == {}
     with pytest.raises(CheckpointError, match="worker 2 has not written its part in time"):

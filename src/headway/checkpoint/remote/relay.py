@@ -28,7 +28,7 @@ from headway.checkpoint.remote.open import place_of
 from headway.checkpoint.remote.ownership import Claim
 from headway.checkpoint.remote.tier import RemoteTier, journal_of
 from headway.checkpoint.run_identity import RunIdentity
-from headway.checkpoint.save.publish import Part
+from headway.checkpoint.save.publish import Part, failure_name, note_name
 from headway.core.errors import CheckpointError, HeadwayError
 from headway.core.files import fingerprint
 from headway.core.foreign import LISTING_BYTES, parse_json
@@ -98,13 +98,13 @@ class RelayedSave:
         for file in part.files:
             self._tier.assert_owner(publishes=False)
             self._tier.objects.upload(self._name(file), folder / file)
-        self._tier.objects.write(self._name(_note(rank)), json.dumps(part.record()).encode())
+        self._tier.objects.write(self._name(note_name(rank)), json.dumps(part.record()).encode())
 
     def report_failure(self, rank: int, why: str) -> None:
         """Report that a part will not come, if the store can be reached."""
         with suppress(HeadwayError):
             self._tier.objects.with_patience(5.0).write(
-                self._name(_failure(rank)), why.encode("utf-8", "backslashreplace")[:4096]
+                self._name(failure_name(rank)), why.encode("utf-8", "backslashreplace")[:4096]
             )
 
     def begin(self) -> None:
@@ -119,10 +119,10 @@ class RelayedSave:
         Raises:
             CheckpointError: It will not come, or the store cannot be used.
         """
-        if (why := self._tier.objects.read(self._name(_failure(rank)))) is not None:
+        if (why := self._tier.objects.read(self._name(failure_name(rank)))) is not None:
             reason = why.decode("utf-8", "replace")
             raise CheckpointError(f"worker {rank}'s part does not come: {reason}", where=self._tier.url)
-        content = self._tier.objects.read(self._name(_note(rank)), LISTING_BYTES)
+        content = self._tier.objects.read(self._name(note_name(rank)), LISTING_BYTES)
         if content is None:
             return None
         try:
@@ -132,7 +132,7 @@ class RelayedSave:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CheckpointError(
                 f"the note about worker {rank}'s part cannot be read: {error}",
-                where=self._tier.objects.url_of(self._name(_note(rank))),
+                where=self._tier.objects.url_of(self._name(note_name(rank))),
             ) from None
         return part
 
@@ -152,11 +152,3 @@ class RelayedSave:
             if not is_as_written(folder / file, entry):
                 where = self._tier.objects.url_of(self._name(file))
                 raise CheckpointError(f"{file} has changed on its way", where=where)
-
-
-def _note(rank: int) -> str:
-    return f"part-{rank:05d}.json"
-
-
-def _failure(rank: int) -> str:
-    return f"failed-{rank:05d}.txt"

@@ -73,6 +73,16 @@ class Part:
         return cls(files, [WrittenPiece(**{**p, "piece": Piece.parse(p["piece"])}) for p in record["pieces"]])
 
 
+def note_name(rank: int) -> str:
+    """Return the name of the note that makes a worker's part known."""
+    return f"part-{rank:05d}.json"
+
+
+def failure_name(rank: int) -> str:
+    """Return the name of the note that says why a worker's part will not come."""
+    return f"failed-{rank:05d}.txt"
+
+
 def write_part(
     folder: Path,
     files: Iterable[ShardFile],

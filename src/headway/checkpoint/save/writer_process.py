@@ -31,7 +31,7 @@ from headway.checkpoint.remote.files import SENT_AS
 from headway.checkpoint.remote.relay import Relay, RelayedSave
 from headway.checkpoint.save.fence import Fence, Fenced, OwnerUnknown
 from headway.checkpoint.save.memory_snapshot import MemorySnapshots, SaveJob
-from headway.checkpoint.save.publish import Part, write_part
+from headway.checkpoint.save.publish import Part, failure_name, note_name, write_part
 from headway.checkpoint.save.staging import StagedFiles, file_offsets
 from headway.checkpoint.save.writer_locks import is_marked_lost, writer_has_ended, writer_is_here
 from headway.checkpoint.store import CheckpointStore
@@ -199,7 +199,7 @@ class WriterService:
         try:
             self._may_write()
             part = write_part(folder, files, staged, self._report_progress, self._key)
-            write_json(folder / _note(self._rank), part.record(), exact=True)
+            write_json(folder / note_name(self._rank), part.record(), exact=True)
         except (HeadwayError, OSError) as error:
             with suppress(OSError):
                 leave_failure(folder, self._rank, str(error))
@@ -260,7 +260,7 @@ class WriterService:
         """Wait for another worker's part and return its files."""
         if save is not None and self._is_elsewhere(rank):
             return self._fetch_part(save, folder, rank)
-        note, failure = folder / _note(rank), folder / _failure(rank)
+        note, failure = folder / note_name(rank), folder / failure_name(rank)
         what = f"worker {rank} has not written its part"
         self._wait_for(note, rank, what, failure=failure, written=partial(_bytes_of, folder, rank))
         part = Part.parse(read_json(note, LISTING_BYTES))
@@ -321,7 +321,7 @@ class WriterService:
 
 def leave_failure(folder: Path, rank: int, why: str) -> None:
     """Report to the first worker's process that a part will not come; the file's name suffices on a full disk."""
-    path = folder / _failure(rank)
+    path = folder / failure_name(rank)
     # Renamed into place, or an early reader would find no reason in it. Not flushed, since the disk may hang.
     whole = path.with_name(f".{path.name}")
     try:
@@ -335,14 +335,6 @@ def _bytes_of(folder: Path, rank: int) -> int:
     with suppress(OSError):
         return sum(path.stat().st_size for path in folder.glob(f"shard-{rank:05d}*"))
     return 0
-
-
-def _note(rank: int) -> str:
-    return f"part-{rank:05d}.json"
-
-
-def _failure(rank: int) -> str:
-    return f"failed-{rank:05d}.txt"
 
 
 def _in_words(error: HeadwayError | OSError, step: int) -> dict[str, str | None]:
