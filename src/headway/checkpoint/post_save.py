@@ -16,6 +16,7 @@ from headway.checkpoint.format.manifest import Manifest, step_name
 from headway.checkpoint.index import LOCAL, CheckpointIndex
 from headway.checkpoint.pruning import Pruner
 from headway.checkpoint.records import RECORDS, pack_records
+from headway.checkpoint.remote.open import place_settings
 from headway.checkpoint.remote_copies import RemoteCopies, TierAccess
 from headway.checkpoint.retention import Every, Rules
 from headway.checkpoint.run_identity import RunIdentity, run_identity
@@ -112,7 +113,7 @@ class CheckpointMaintainer:
             "remote": None
             if remote is None
             else {
-                **remote.model_dump(mode="json", include={"url", "options", "encrypt"}),
+                **place_settings(remote),
                 "every": None if sends_all else Every.of(remote.every),
                 "rules": asdict(Rules.of(remote)),
             },

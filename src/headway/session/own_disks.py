@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from headway.checkpoint.discovery import bring_same
+from headway.checkpoint.remote.open import place_settings
 from headway.checkpoint.remote.ownership import Claim
 from headway.checkpoint.remote.relay import Relay
 from headway.checkpoint.remote.tier import journal_of
@@ -56,7 +57,7 @@ class CheckpointAccess:
         check_same_data(world, fingerprints)
         remote = config.checkpoint.remote
         assert remote is not None, "the lead refuses machines without a common disk that have no remote tier"
-        settings = remote.model_dump(mode="json", include={"url", "options", "encrypt"})
+        settings = place_settings(remote)
         mine: list[object] = []
         if world.is_first:
             identity = run_identity(config, fingerprints.get("data"))

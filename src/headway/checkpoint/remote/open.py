@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headway.checkpoint.format.sealing import encryption_key, key_to_encrypt_with
 from headway.checkpoint.remote.objects import Objects
 from headway.checkpoint.remote.sealed_objects import SealedObjects
 from headway.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headway.config import RemoteConfig
+
+
+def place_settings(remote: RemoteConfig) -> dict[str, Any]:
+    """Return the part of `checkpoint.remote` that `place_of` needs, as JSON values."""
+    return remote.model_dump(mode="json", include={"url", "options", "encrypt"})
 
 
 def place_of(settings: Mapping[str, Any], name: str, **options: Any) -> Objects:
