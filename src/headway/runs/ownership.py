@@ -122,6 +122,12 @@ class OwnerLock:
         """Release the lock; safe to call twice."""
         self._file.close()
 
+    def __enter__(self) -> OwnerLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
 
 def wait_for_dead_machine(run: Path, is_over: Callable[[], object] = lambda: False) -> None:
     """Wait until a network file system would have released the lock of another machine, if that machine is dead.

@@ -57,13 +57,10 @@ def take_up_records(config: Config, data: str) -> bool:
             path = folder / RECORDS_FILE
             if not tier.fetch_records(newest, path):
                 return False
-            lock = run.claim()
-            try:
+            with run.claim():
                 if not _is_behind(run, newest):  # another process was faster
                     return False
                 _replace(run, path, newest, identity)
-            finally:
-                lock.release()
     except (CheckpointError, ConfigError) as error:
         if isinstance(error, CheckpointError):
             warning(f"the records of the run are not taken over from {remote.url}: {error.what}")

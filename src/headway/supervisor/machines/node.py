@@ -288,11 +288,8 @@ def _make(config: Config, owner: Owner) -> Attempt:
     """
     run = RunDirectory(config.run_directory)
     try:
-        lock = run.claim()
-        try:
+        with run.claim() as lock:
             lock.write(owner)
-        finally:
-            lock.release()
         attempt = Attempt(run.path, owner)
         attempt.directory.mkdir(parents=True, exist_ok=True)
         write_config(config, attempt.directory)
