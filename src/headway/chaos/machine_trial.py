@@ -11,7 +11,7 @@ from pathlib import Path
 from headway.chaos.campaign import Stage
 from headway.chaos.machine_plan import MachineFault, MachineTrial
 from headway.chaos.machines import Machine
-from headway.chaos.trial import LEG_SECONDS, Runs, TrialResult
+from headway.chaos.trial import LEG_SECONDS, Runs, TrialResult, faults_log
 from headway.core.errors import Preempted
 from headway.core.files import append_json_line
 from headway.core.foreign import read_json_lines
@@ -86,7 +86,9 @@ class MachineRuns(Runs):
             step = max(step, read_metrics(run, newest=True).last_step)
             if planned and step >= planned[0].step and self._can_happen(planned[0], [fault for _, fault in present]):
                 fault = planned.popleft()
-                append_json_line(_log_of(run), {"time": time.time(), "order": fault.order, "machines": fault.machines})
+                append_json_line(
+                    faults_log(run), {"time": time.time(), "order": fault.order, "machines": fault.machines}
+                )
                 self._strike(fault)
                 if fault.kind != "stop":
                     present.append((time.monotonic() + fault.seconds, fault))
@@ -141,7 +143,7 @@ class MachineRuns(Runs):
     def _count_faults(self, run: Path, result: TrialResult) -> None:
         """Count the faults, and measure how long it took from each to a step of a later attempt."""
         steps = [record for record in read_json_lines(run / FILE_NAME) if "train/loss" in record]
-        faults = list(read_json_lines(_log_of(run)))
+        faults = list(read_json_lines(faults_log(run)))
         ends = [*(float(fault["time"]) for fault in faults[1:]), float("inf")]
         for fault, end in zip(faults, ends, strict=True):
             moment = float(fault["time"])
@@ -151,7 +153,3 @@ class MachineRuns(Runs):
             if (after := next(later, None)) is not None:
                 result.recovery_seconds.append(after - moment)
                 result.recoveries_by_kind.setdefault(fault["order"], []).append(after - moment)
-
-
-def _log_of(run: Path) -> Path:
-    return run.with_name(f"{run.name}.faults.jsonl")

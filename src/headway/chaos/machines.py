@@ -73,7 +73,7 @@ class Machine:
 
     @property
     def answers_signals(self) -> bool:
-        """Whether its command handles SIGTERM, which it does from its first line on."""
+        """Return whether its command has installed its SIGTERM handler, which its first line does."""
         assert self._process is not None, "it was started"
         try:
             status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="ascii")

@@ -53,7 +53,7 @@ class CampaignResult:
     max_overhead_seconds: float | None = None
     """Upper limit of `own`."""
     machines: str | None = None
-    """Of a campaign with several machines: how many, and as what they stand on this one."""
+    """Number of machines, and how this one simulates them; None for a campaign on a single machine."""
 
     @property
     def failed(self) -> bool:

@@ -74,7 +74,7 @@ class TrialResult:
     recovery_seconds: list[float] = field(default_factory=list)
     """Seconds from a kill that ended an attempt to the next finished step."""
     recoveries_by_kind: dict[str, list[float]] = field(default_factory=dict)
-    """The same seconds by kind of fault, for faults of machines."""
+    """Recovery seconds by kind of fault; only campaigns with several machines have them."""
     own_seconds: list[float] = field(default_factory=list)
     """Seconds of each recovery before the next attempt began, and for finding and loading a checkpoint."""
     disks_lost: int = 0
@@ -209,7 +209,7 @@ class Runs:
             *(["--accept-changes"] if leg.stage else []),
         )
         run = self._folder / name
-        log_of_faults = self._folder / f"{name}.faults.jsonl"
+        log_of_faults = faults_log(run)
         deadline, last = time.monotonic() + LEG_SECONDS, leg.supervisor_at
         orders = leg.orders if last is None else (*leg.orders, f"{_WAIT}={self._stages[leg.stage].last - 1}#*")
         variables = {FAULTS_VARIABLE: ",".join(orders), FAULTS_LOG_VARIABLE: str(log_of_faults)}
@@ -237,7 +237,7 @@ class Runs:
         # The metrics of a killed run have a record of every step of every attempt.
         steps = [record for record in read_json_lines(run / FILE_NAME) if "train/loss" in record]
         starts = [attempt.started or 0.0 for attempt in open_run(run).attempts]
-        for record in read_json_lines(run.with_name(f"{run.name}.faults.jsonl")):
+        for record in read_json_lines(faults_log(run)):
             order, moment = str(record["order"]), float(record["time"])
             if not order.startswith("kill"):  # a wait for the supervisor's kill, or a stop
                 continue
@@ -337,6 +337,11 @@ class Runs:
         if self._remote:
             results += map(verify_remote, remote_checkpoints(f"{self._remote}/{run.name}"))
         return [f"{result.place}: {damage}" for result in results for damage in result.damage]
+
+
+def faults_log(run: Path) -> Path:
+    """Return the file beside a run directory that lists the faults of the run."""
+    return run.with_name(f"{run.name}.faults.jsonl")
 
 
 def _last_attempt(run: Path) -> int:
