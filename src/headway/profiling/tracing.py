@@ -17,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from headway.core.statistics import covered
 from headway.profiling.record import Memory, Operator, Product
+from headway.training.communication import device_kernels, is_on
 
 #: Prefix of the marks of parts in the trace.
 PREFIX = "headway."
@@ -120,7 +121,7 @@ class Tracing:
         marks = [
             (e.start_ns(), e.end_ns(), e.name().removeprefix(PREFIX))
             for e in events
-            if e.name() in _PASS_MARKS and "CPU" in str(e.device_type())
+            if e.name() in _PASS_MARKS and is_on(e, "CPU")
         ]
         flops = dict.fromkeys(("forward", "backward"), 0.0)
         marks.sort()
@@ -137,17 +138,11 @@ class Tracing:
         if self._device.type != "cuda":
             return None
         events = self._profiler.profiler.kineto_results.events()
-        steps = [e for e in events if e.name().startswith(PREFIX) and "CPU" in str(e.device_type())]
+        steps = [e for e in events if e.name().startswith(PREFIX) and is_on(e, "CPU")]
         if not steps:
             return None
         first, last = min(e.start_ns() for e in steps), max(e.end_ns() for e in steps)
-        # The host's marks also appear on the device, and span the gaps between kernels.
-        marks = {e.name() for e in events if "CPU" in str(e.device_type())}
-        kernels = [
-            (e.start_ns(), e.end_ns())
-            for e in events
-            if "CUDA" in str(e.device_type()) and e.name() not in marks and e.name() != "[memory]"
-        ]
+        kernels = [(e.start_ns(), e.end_ns()) for e in device_kernels(events)]
         return 1 - covered(kernels, first, last) / int(last - first)
 
     def memory(self, base_bytes: int, host_parts: Sequence[tuple[str, float, float]]) -> Memory:
@@ -161,14 +156,12 @@ class Tracing:
         marks = sorted(
             (e.start_ns(), e.end_ns(), e.name().removeprefix(PREFIX))
             for e in events
-            if e.name().startswith(PREFIX) and "CPU" in str(e.device_type())
+            if e.name().startswith(PREFIX) and is_on(e, "CPU")
         )
         first = max((start for start, _, part in marks if part == "data"), default=0)
         parts = [(part, (start - first) / 1e9, (end - first) / 1e9) for start, end, part in marks if start >= first]
         kind = "CUDA" if self._device.type == "cuda" else "CPU"
-        changes = sorted(
-            (e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]" and kind in str(e.device_type())
-        )
+        changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]" and is_on(e, kind))
         curve = running_total([((at - first) / 1e9, change) for at, change in changes], base_bytes)
         end = parts[-1][2] if parts else 0.0
         shown = clipped(curve, 0.0, end)

@@ -75,23 +75,20 @@ class Communication:
         return found
 
 
-def read_communication(events: Iterable[Any], device: str) -> Communication | None:
+def read_communication(events: Sequence[Any], device: str) -> Communication | None:
     """Read the profiler's events of a step; None if there was no collective in it, or the profiler has not seen it run.
 
     Args:
         events: `kineto_results.events()` of a profile with shapes, in which the step is marked.
         device: "cpu" or "cuda".
     """
-    events = [event for event in events if event.name() != "[memory]"]
     # Another profiler that was started meanwhile has taken all events.
-    mark = next((event for event in events if event.name() == _STEP and _is_on(event, "CPU")), None)
-    begun = [event for event in events if _COLLECTIVE.match(event.name()) and _is_on(event, "CPU")]
+    mark = next((event for event in events if event.name() == _STEP and is_on(event, "CPU")), None)
+    begun = [event for event in events if _COLLECTIVE.match(event.name()) and is_on(event, "CPU")]
     if mark is None or not begun:
         return None
     if device == "cuda":
-        # The host's marks also appear on the device, and span the gaps between kernels.
-        marks = {event.name() for event in events if _is_on(event, "CPU")}
-        kernels = [event for event in events if _is_on(event, "CUDA") and event.name() not in marks]
+        kernels = device_kernels(events)
         running = [event for event in kernels if _NCCL_KERNEL.match(event.name())]
         if not running:  # another tool has the device's events
             return None
@@ -109,7 +106,16 @@ def read_communication(events: Iterable[Any], device: str) -> Communication | No
     )
 
 
-def _is_on(event: Any, kind: str) -> bool:
+def device_kernels(events: Iterable[Any]) -> list[Any]:
+    """Return the profiler's events of what ran on the GPU: kernels and copies."""
+    events = [event for event in events if event.name() != "[memory]"]
+    # The host's marks also appear on the device, and span the gaps between kernels.
+    marks = {event.name() for event in events if is_on(event, "CPU")}
+    return [event for event in events if is_on(event, "CUDA") and event.name() not in marks]
+
+
+def is_on(event: Any, kind: str) -> bool:
+    """Return whether an event of the profiler was on a kind of device: "CPU" or "CUDA"."""
     return kind in str(event.device_type())
 
 
