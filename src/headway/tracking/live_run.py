@@ -21,7 +21,7 @@ from typing import Any
 
 from headway.config.units import Interval
 from headway.core.foreign import as_number, open_regular, parse_json_lines
-from headway.core.outcomes import BUDGET_REACHED, CANCELLED, FAILED, FINISHED, PREEMPTED
+from headway.core.outcomes import BUDGET_REACHED, CANCELLED, FAILED, FINISHED, PREEMPTED, SAVED_OUTCOMES
 from headway.telemetry.anomalies import Anomaly, AnomalyWatch
 from headway.telemetry.catalogue import CATALOGUE, Kind, metric
 from headway.telemetry.goodput import was_meant_to_end
@@ -194,9 +194,12 @@ class LiveRun:
         return number, record, outcome, outcome if outcome in STATES else FAILED
 
     def _read_settings(self) -> None:
-        if self._config.has_changed():
-            run = Run(self.path)
-            self._history.watch.configure(run)
+        config_changed, facts_changed = self._config.has_changed(), self._facts.has_changed()
+        if not config_changed and not facts_changed:
+            return
+        run = Run(self.path)
+        self._history.watch.configure(run)
+        if config_changed:
             self._settings = {
                 "steps": run.total_steps,
                 "batches": run.batches,
@@ -204,11 +207,9 @@ class LiveRun:
                 "window": _seconds(run.get("supervise.failure_window")),
                 "budget": as_number(run.get("budget.usd")),
             }
-        if self._facts.has_changed():
-            run = Run(self.path)
+        if facts_changed:
             self._job = as_text(dig(run.facts, "variables", "SLURM_JOB_ID"))
             self._is_language_model = run.is_language_model
-            self._history.watch.configure(run)
 
     def _read_attempts(self) -> None:
         """Read the records of attempts; one that has ended does not change any more."""
@@ -383,7 +384,7 @@ def _ended(number: int, record: Mapping[str, Any]) -> Attempt:
 
 def _is_failure(record: Mapping[str, Any]) -> bool:
     outcome = as_text(record.get("outcome"))
-    return outcome is not None and outcome not in (FINISHED, PREEMPTED, BUDGET_REACHED, CANCELLED, RESTORED, RUNNING)
+    return outcome is not None and outcome not in (*SAVED_OUTCOMES, RESTORED, RUNNING)
 
 
 def _seconds(value: Any) -> float | None:
