@@ -12,7 +12,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from headway.config.benchmarks import is_file
 from headway.core.errors import HeadwayError
@@ -70,13 +70,10 @@ def _metrics(values: dict[str, Any]) -> dict[str, float]:
 
 def export_run(model: Path, step: int | None, folder: Path) -> int | None:
     """Write a run's model as a Hugging Face folder, with adapters merged, and return the step of its weights."""
-    from headway.models.hub.transformers_model import TransformersModel
     from headway.training.inference import export_trained, load_trained
 
     trained = load_trained(model, step=step)
-    built = cast(object, trained.model)
-    merge = isinstance(built, TransformersModel) and built.has_adapter
-    export_trained(trained, folder, merge=merge)
+    export_trained(trained, folder, merge=trained.has_adapter)
     return trained.step
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from headway.core.scratch import scratch_folder
 from headway.models.hub.compressed import Compression, check_not_quantized, measure, write_compressed
-from headway.models.hub.transformers_model import TransformersModel
 from headway.models.huggingface import copy_tokenizer
 from headway.models.huggingface_folder import check_not_foreign, mark, published
 from headway.parallel.world import pick_device
@@ -42,11 +41,10 @@ def compress_trained(
     before = evaluate_model(trained, path, **settings)
     settings = {**settings, "sequence_length": before["sequence_length"]}
     with published(folder) as building, scratch_folder("headway-compress-") as scratch:
-        source, built = path, cast(object, trained.model)
-        merge = isinstance(built, TransformersModel) and built.has_adapter
-        if trained.config is not None or merge:
+        source = path
+        if trained.config is not None or trained.has_adapter:
             source = scratch
-            export_trained(trained, scratch, merge=merge)
+            export_trained(trained, scratch, merge=trained.has_adapter)
         facts = {"loss": before["loss"], "perplexity": before["perplexity"], **_facts(trained.model, source)}
         write_compressed(source, building, wanted, device)
         copy_tokenizer(source, building, trained.model.config.max_sequence_length)

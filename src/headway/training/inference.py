@@ -49,6 +49,12 @@ class TrainedModel:
     """Training step of the weights; None when they come from a Hugging Face folder."""
     config: Config | None
 
+    @property
+    def has_adapter(self) -> bool:
+        """Whether the model has adapters of peft that can be merged."""
+        by_transformers = self.model.config.implementation == "transformers"
+        return by_transformers and cast("TransformersModel", self.model).has_adapter
+
 
 @contextmanager
 def _explain_full_gpu() -> Iterator[None]:
