@@ -6,11 +6,10 @@ from typing import Any
 
 import yaml
 
+from headway.config.pretrained import HUB, is_on_hub, split_hub_name
 from headway.core.format import format_count
 from headway.core.secrets import redact
 from headway.telemetry.record import Run, as_int, dig
-
-_HUB = "hf://"
 
 
 def model_card(run: Run, repository: str, step: int | None = None, *, is_adapter: bool = False) -> str:
@@ -25,7 +24,7 @@ def model_card(run: Run, repository: str, step: int | None = None, *, is_adapter
     step = run.step if step is None else step
     base = run.get("model.from_pretrained")
     base = base if isinstance(base, str) else None
-    on_hub = base.removeprefix(_HUB).partition("@")[0] if base is not None and base.startswith(_HUB) else None
+    on_hub = split_hub_name(base)[0] if base is not None and is_on_hub(base) else None
     header: dict[str, Any] = {
         "library_name": "peft" if is_adapter else "transformers",
         "pipeline_tag": "text-generation",
@@ -83,7 +82,7 @@ def _source(source: Any) -> str | None:
 
 def _place(base: str) -> str:
     """Name a pretrained model; of a local folder, only the last part of its path."""
-    return f"`{base.removeprefix(_HUB)}`" if base.startswith(_HUB) else f"`{base.rstrip('/').rpartition('/')[2]}`"
+    return f"`{base.removeprefix(HUB)}`" if is_on_hub(base) else f"`{base.rstrip('/').rpartition('/')[2]}`"
 
 
 def _cell(value: Any) -> str:
