@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from headway.config.launch import SlurmConfig
 from headway.core.errors import ConfigError
 from headway.core.launch_variables import MACHINES, SECRET_FILE
 from headway.core.waiting import wait_until
@@ -142,9 +143,9 @@ class SlurmLauncher:
         after: list[str] = []
         details: dict[str, Any] = {"folder": str(folder), **({"parts": job.parts} if job.parts > 1 else {})}
         if (folder / PREPARE).exists():
-            details["prepare"] = ask_program(["sbatch", "--parsable", str(folder / PREPARE)]).strip().partition(";")[0]
+            details["prepare"] = submit_script(folder / PREPARE)
             after = [f"--dependency=afterok:{details['prepare']}", "--kill-on-invalid-dep=yes"]
-        number = ask_program(["sbatch", "--parsable", *after, str(folder / SCRIPT)]).strip().partition(";")[0]
+        number = submit_script(folder / SCRIPT, *after)
         return Handle("slurm", number, job.machine_range, job.grace_seconds, details, time.time())
 
     def status(self, handle: Handle) -> JobState:
@@ -225,7 +226,32 @@ def _lines(options: dict[str, Any]) -> str:
     return "\n".join(f"#SBATCH {shlex.quote(word)}" for word in _words(options))
 
 
+def prepare_options(job: Job, folder: Path) -> dict[str, Any]:
+    """Return the options of sbatch for preparing data: one task on a machine without GPUs, and no signal to save."""
+    left_out = ("gres", "signal")
+    options = {name: value for name, value in batch_options(job, folder).items() if name not in left_out}
+    return options | {"job-name": f"{job.name}-prepare", "nodes": 1, "ntasks-per-node": 1}
+
+
+def container_options(slurm: SlurmConfig) -> list[str]:
+    """Return the options of srun for the container, if there is one; it sees the working directory."""
+    if slurm.container is None:
+        return []
+    mounts = ",".join([f"{Path.cwd()}:{Path.cwd()}", *slurm.container_mounts])
+    return [f"--container-image={slurm.container}", f"--container-mounts={mounts}"]
+
+
+def submit_script(script: Path, *options: str) -> str:
+    """Queue a batch script and return the number of its job.
+
+    Raises:
+        ConfigError: Slurm refuses it.
+    """
+    return ask_program(["sbatch", "--parsable", *options, str(script)]).strip().partition(";")[0]
+
+
 def script_head(job: Job, options: dict[str, Any]) -> str:
+    """Return the beginning of a batch script: its options, working directory, variables and setup."""
     launch = job.config.launch
     exports = [f"export {name}={shlex.quote(value)}" for name, value in launch.environment.items()]
     setup = "\n".join([*exports, *launch.slurm.setup])
@@ -234,12 +260,8 @@ def script_head(job: Job, options: dict[str, Any]) -> str:
 
 def _script(job: Job) -> str:
     folder = job.folder.absolute()
-    slurm = job.config.launch.slurm
     # A machine that dies must not end the others: they save, and say what is to follow.
-    srun = ["--kill-on-bad-exit=0", "--wait=0"]
-    if slurm.container is not None:
-        mounts = ",".join([f"{Path.cwd()}:{Path.cwd()}", *slurm.container_mounts])
-        srun += [f"--container-image={slurm.container}", f"--container-mounts={mounts}"]
+    srun = ["--kill-on-bad-exit=0", "--wait=0", *container_options(job.config.launch.slurm)]
     part = f' --part "$SLURM_ARRAY_TASK_ID/{job.parts}"' if job.parts > 1 else ""
     machines = ""
     if job.machines > 1:
@@ -257,9 +279,7 @@ def _script(job: Job) -> str:
 def _prepare_script(job: Job) -> str:
     """Return the script that prepares the token store, on one machine and without GPUs."""
     folder = job.folder.absolute()
-    left_out = ("gres", "signal", "requeue")
-    options = {name: value for name, value in batch_options(job, folder).items() if name not in left_out}
-    options |= {"job-name": f"{job.name}-prepare", "nodes": 1, "ntasks-per-node": 1}
+    options = {name: value for name, value in prepare_options(job, folder).items() if name != "requeue"}
     words = ["exec", "srun", "headway", "data", "prepare", str(folder / CONFIG)]
     return f"{script_head(job, options)}\n{shlex.join(words)}\n"
 

@@ -32,7 +32,7 @@ from headway.data.preparing.records import WORK, Records
 from headway.data.preparing.tasks import Order, UnitTask, error_from_json, error_json, process, result_files
 from headway.launchers.job import Job
 from headway.launchers.programs import ask_program, try_program
-from headway.launchers.slurm import batch_options, script_head
+from headway.launchers.slurm import container_options, prepare_options, script_head, submit_script
 
 #: Folder of the arrays in the store that is being built, and the file in it with the number of the last one.
 _ARRAYS, _LAST = f"{WORK}/arrays", "last"
@@ -71,18 +71,14 @@ class SlurmPool:
             elements: Its elements.
             folder: Folder with its files.
         """
-        left_out = ("gres", "signal")
-        options = {name: value for name, value in batch_options(self._job, folder).items() if name not in left_out}
-        options |= {"job-name": f"{self._job.name}-prepare", "nodes": 1, "ntasks-per-node": 1}
+        options = prepare_options(self._job, folder)
         options |= {"array": f"0-{elements - 1}", "output": str(folder / "%a.log")}
         options.setdefault("cpus-per-task", self.workers)
         slurm, words = self._job.config.launch.slurm, [__name__, str(folder), str(self.workers)]
         if slurm.container is None:
             command = module_command(*words)
         else:
-            mounts = ",".join([f"{Path.cwd()}:{Path.cwd()}", *slurm.container_mounts])
-            container = [f"--container-image={slurm.container}", f"--container-mounts={mounts}"]
-            command = ["srun", "--ntasks=1", *container, "python", "-P", "-m", *words]
+            command = ["srun", "--ntasks=1", *container_options(slurm), "python", "-P", "-m", *words]
         started = f"touch {shlex.quote(str(folder))}/$SLURM_ARRAY_TASK_ID.started || exit 1"
         return f"{script_head(self._job, options)}\n{started}\nexec {shlex.join(command)}\n"
 
@@ -138,12 +134,12 @@ class _ArrayLine:
             DataError: A unit failed, or arrays end without finishing any unit.
         """
         # Not by record: equal input of two sources has one, and a shard for each of them.
-        left = {job: job.task().record for job in self._jobs}
+        left = {job: job.task() for job in self._jobs}
         self._jobs.clear()
         fruitless = 0
         while left:
             before = len(left)
-            folder = self._submit(list(left))
+            folder = self._submit(list(left.values()))
             self._follow(folder, left)
             fruitless = fruitless + 1 if len(left) == before else 0
             if left and fruitless == _FRUITLESS:
@@ -151,30 +147,30 @@ class _ArrayLine:
             if left:
                 notice(f"the array ended with {counted(len(left), 'unfinished unit')}: another one follows")
 
-    def _submit(self, jobs: Sequence[UnitJob]) -> Path:
+    def _submit(self, tasks: Sequence[UnitTask]) -> Path:
         """Write the files of an array and submit it; return their folder."""
         self._arrays += 1
         folder = self._order.folder / _ARRAYS / str(self._arrays)
         folder.mkdir(parents=True)
-        elements = self._pool.elements(len(jobs))
+        elements = self._pool.elements(len(tasks))
         write_json(folder / _ORDER, self._order.to_json())
         for number in range(elements):
-            lines = [json.dumps(job.task().to_json()) + "\n" for job in jobs[number::elements]]
+            lines = [json.dumps(task.to_json()) + "\n" for task in tasks[number::elements]]
             (folder / f"{number}.jsonl").write_text("".join(lines), "utf-8")
         (folder / _SCRIPT).write_text(self._pool.script(elements, folder), "utf-8")
         with defer_signals():  # an array whose number is not written down could not be ended
-            array = ask_program(["sbatch", "--parsable", str(folder / _SCRIPT)]).strip().partition(";")[0]
+            array = submit_script(folder / _SCRIPT)
             (folder.parent / _LAST).write_text(array)
-        notice(f"array {array} of {counted(elements, 'element')} has {counted(len(jobs), 'unit')} (squeue -j {array})")
+        notice(f"array {array} of {counted(elements, 'element')} has {counted(len(tasks), 'unit')} (squeue -j {array})")
         return folder
 
-    def _follow(self, folder: Path, left: dict[UnitJob, str]) -> None:
+    def _follow(self, folder: Path, left: dict[UnitJob, UnitTask]) -> None:
         """Take finished units out of `left` until none is left or the array has ended."""
         number = (folder.parent / _LAST).read_text()
         while left:
             runs = _is_alive(number)  # before the look: what the array finishes last must not be missed
             here = {f"{WORK}/{entry.name}" for entry in os.scandir(self._order.folder / WORK)}
-            for job in [job for job, record in left.items() if record in here]:
+            for job in [job for job, task in left.items() if task.record in here]:
                 if job.accept_recorded():
                     del left[job]
             for failed in sorted(folder.glob("*.error.json")):

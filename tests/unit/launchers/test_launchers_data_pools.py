@@ -65,6 +65,7 @@ class Slurm:
         self.is_shared, self.alive = True, set[str]()
         monkeypatch.setattr(slurm_array, "open_streams", lambda: None)
         monkeypatch.setattr(slurm_array, "ask_program", self._ask)
+        monkeypatch.setattr("headway.launchers.slurm.ask_program", self._ask)
         monkeypatch.setattr(slurm_array, "try_program", self._try)
         monkeypatch.setattr(slurm_array, "_LOOK_SECONDS", 0.0)
         monkeypatch.setattr(slurm_array, "VISIBILITY_TIMEOUT", 0.0)
