@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Protocol, cast
 
 from headway.config import Config
-from headway.core.errors import ConfigError
 from headway.data.preparing.pools import UnitPool
+from headway.launchers.launcher import find_target
 
 #: Each name of `--on`, and where its pool is made.
 POOLS = {
@@ -40,14 +39,4 @@ def find_pool(name: str) -> type[DataPool]:
     Raises:
         ConfigError: there is none of that name.
     """
-    module, colon, attribute = POOLS.get(name, name).partition(":")
-    try:
-        if not colon:
-            raise ImportError
-        return cast(type[DataPool], getattr(import_module(module), attribute))
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"data cannot be prepared on '{name}'{f': {error}' if str(error) else ''}",
-            where="--on",
-            fix=f"--on {' | '.join(POOLS)}, or package.module:NAME",
-        ) from None
+    return cast(type[DataPool], find_target(POOLS, name, f"data cannot be prepared on '{name}'"))

@@ -37,7 +37,7 @@ from headway.launchers.programs import (
     check_kind,
     kubectl_of,
     parse_answer,
-    show_program,
+    show_pod_logs,
     try_program,
 )
 
@@ -209,9 +209,7 @@ class KubernetesLauncher:
     def logs(self, handle: Handle, follow: bool) -> int:
         """Print the output of all pods, each line with the name of its pod."""
         kubectl, namespace = _of(handle)
-        options = ["--prefix", "--tail=-1", "--max-log-requests=64", f"--container={self.envelope.container}"]
-        selector = ["--selector", _selector(handle.id)]
-        return show_program([*kubectl, "logs", *namespace, *selector, *options, *(["--follow"] * follow)])
+        return show_pod_logs(kubectl, namespace, _selector(handle.id), self.envelope.container, follow)
 
     def cancel(self, handle: Handle) -> None:
         """Remove the job, whose pods get SIGTERM and the time to save, then what stands beside it.

@@ -113,15 +113,28 @@ def find_launcher(name: str) -> Launcher:
     Raises:
         ConfigError: there is none of that name.
     """
-    place = LAUNCHERS.get(name, name)
-    module, colon, attribute = place.partition(":")
+    return cast(Launcher, find_target(LAUNCHERS, name, f"there is no launcher '{name}'"))
+
+
+def find_target(table: Mapping[str, str], name: str, problem: str) -> Any:
+    """Return what `--on` names: an entry of a table, or one of your own as `package.module:NAME`.
+
+    Args:
+        table: Each name, and where what it stands for is.
+        name: The name.
+        problem: What to report if there is none of that name.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    module, colon, attribute = table.get(name, name).partition(":")
     try:
         if not colon:
             raise ImportError
-        return cast(Launcher, getattr(import_module(module), attribute))
+        return getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f"there is no launcher '{name}'{f': {error}' if str(error) else ''}",
+            f"{problem}{f': {error}' if str(error) else ''}",
             where="--on",
-            fix=f"--on {' | '.join(LAUNCHERS)}, or package.module:NAME",
+            fix=f"--on {' | '.join(table)}, or package.module:NAME",
         ) from None

@@ -25,13 +25,13 @@ from headway.config.launch import KubernetesConfig
 from headway.core.errors import ConfigError
 from headway.core.launch_variables import NODE_NUMBERS, OF_A_WORKER
 from headway.core.outcomes import FINAL_CODES
-from headway.core.process_table import process_state
+from headway.core.process_table import arguments_of, process_state
 from headway.core.waiting import wait_until
 from headway.launchers.flow import FLOW
 from headway.launchers.job import Job
 from headway.launchers.launcher import Handle, JobState, State
 from headway.launchers.patches import merge
-from headway.launchers.pods import pod_problems, store_problems, volume_of
+from headway.launchers.pods import pod_problems, store_problems, tolerations, volume_of
 from headway.launchers.programs import (
     DIES_WITH_PARENT,
     ask_program,
@@ -39,6 +39,7 @@ from headway.launchers.programs import (
     check_kind,
     kubectl_of,
     parse_answer,
+    show_pod_logs,
     show_program,
     try_program,
 )
@@ -175,9 +176,8 @@ class MetaflowLauncher:
         """Print the output of the steps."""
         if handle.details["where"] == "argo":
             kubectl, namespace = _of(handle)
-            selector = ["--selector", f"workflows.argoproj.io/workflow={_workflow(handle)}", "--container=main"]
-            options = ["--prefix", "--tail=-1", "--max-log-requests=64", *(["--follow"] * follow)]
-            return show_program([*kubectl, "logs", *namespace, *selector, *options])
+            selector = f"workflows.argoproj.io/workflow={_workflow(handle)}"
+            return show_pod_logs(kubectl, namespace, selector, "main", follow)
         log = str(Path(handle.details["folder"]) / _LOG)
         return show_program(["tail", "--lines=+1", *(["--follow=name", "--retry"] * follow), log])
 
@@ -252,14 +252,7 @@ def _kubernetes(job: Job, step: str) -> str:
         }
     if trains or gpus:
         arguments["node_selector"] = dict(kubernetes.node_selector)
-        arguments["tolerations"] = [
-            {
-                "key": toleration.key,
-                **({"operator": "Exists"} if toleration.value is None else {"value": toleration.value}),
-                **({} if toleration.effect is None else {"effect": toleration.effect}),
-            }
-            for toleration in kubernetes.tolerations
-        ]
+        arguments["tolerations"] = tolerations(kubernetes)
         if trains and kubernetes.shared_memory is not None:
             arguments["shared_memory"] = round(_bytes(kubernetes.shared_memory) / _UNITS["Mi"])
     arguments = merge({key: value for key, value in arguments.items() if value}, launch.metaflow.patch.get(step, {}))
@@ -335,10 +328,9 @@ def _is_alive(handle: Handle) -> bool:
     """Return whether the flow's process is there: by its number and, since numbers return, by its command line."""
     try:
         pid = _pid(handle)
-        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     except (OSError, ValueError):
         return False
-    return process_state(pid) is not None and str(Path(handle.details["folder"]) / FILE) in words
+    return process_state(pid) is not None and str(Path(handle.details["folder"]) / FILE) in arguments_of(pid)
 
 
 def _workflow(handle: Handle) -> str:

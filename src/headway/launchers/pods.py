@@ -214,6 +214,18 @@ def _volumes(job: Job, trains: bool) -> Iterator[tuple[dict[str, Any], dict[str,
             yield {"name": name, "mountPath": job.in_container(path)}, {"name": name, "emptyDir": {}}
 
 
+def tolerations(kubernetes: KubernetesConfig) -> list[dict[str, Any]]:
+    """Return the taints that the pods tolerate, as a pod's spec lists them."""
+    return [
+        {
+            "key": toleration.key,
+            **({"operator": "Exists"} if toleration.value is None else {"value": toleration.value}),
+            **({} if toleration.effect is None else {"effect": toleration.effect}),
+        }
+        for toleration in kubernetes.tolerations
+    ]
+
+
 def _placement(job: Job, trains: bool) -> dict[str, Any]:
     kubernetes = job.config.launch.kubernetes
     found: dict[str, Any] = {}
@@ -222,14 +234,7 @@ def _placement(job: Job, trains: bool) -> dict[str, Any]:
     if kubernetes.node_selector:
         found["nodeSelector"] = dict(kubernetes.node_selector)
     if kubernetes.tolerations:
-        found["tolerations"] = [
-            {
-                "key": toleration.key,
-                **({"operator": "Exists"} if toleration.value is None else {"value": toleration.value}),
-                **({} if toleration.effect is None else {"effect": toleration.effect}),
-            }
-            for toleration in kubernetes.tolerations
-        ]
+        found["tolerations"] = tolerations(kubernetes)
     if not trains:
         return found
     selector = {"matchLabels": labels(job)}
