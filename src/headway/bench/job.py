@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headway.bench.matrix import cell_config, cells_of
-from headway.bench.suite import Suite, load_suite
+from headway.bench.suite import Cell, Suite, load_suite
 from headway.config import Config
 from headway.config.load import override
 from headway.core.errors import ConfigError
@@ -34,22 +34,23 @@ def bench_job(name: str, overrides: Sequence[str], parts: int = 1, out: Path | N
     cells = list(cells_of(suite))
     if parts > len(cells):
         raise ConfigError(f"{len(cells)} cells make no {parts} parts", where="--parts", fix=f"--parts {len(cells)}")
-    config = _config(suite)
+    config = _config(suite, cells)
     kept = {key: value for key, value in suite.config.items() if key not in _OF_THE_LAUNCH}
     return Job(config, out=out, suite=_yaml(suite.model_copy(update={"config": kept})), parts=parts)
 
 
-def _config(suite: Suite) -> Config:
+def _config(suite: Suite, cells: Sequence[Cell]) -> Config:
     """Return the config of the cell with most workers that has one: a strategy may lack its package here."""
     problems = []
-    for cell in sorted(cells_of(suite), key=lambda cell: -cell.workers):
+    by_workers = sorted(cells, key=lambda cell: -cell.workers)
+    for cell in by_workers:
         try:
             found = override(cell_config(suite, cell), [f"name=bench-{suite.name}"])
         except ConfigError as problem:
             problems.append(problem)
             continue
-        most = max(cell.workers for cell in cells_of(suite))
-        return found.model_copy(update={"parallel": found.parallel.model_copy(update={"workers": most})})
+        parallel = found.parallel.model_copy(update={"workers": by_workers[0].workers})
+        return found.model_copy(update={"parallel": parallel})
     raise problems[0]
 
 

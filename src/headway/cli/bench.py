@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli.common import DefaultVerb, JsonOption, print_json, print_table, writing
+from headway.cli.common import (
+    DefaultVerb,
+    JsonOption,
+    SuiteArgument,
+    SuiteOverridesArgument,
+    print_json,
+    print_table,
+    writing,
+)
 from headway.core.console import print_line, print_lines
 
 if TYPE_CHECKING:
@@ -62,11 +70,8 @@ FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of r
 
 @bench.command("run", help=_RUN_HELP)
 def run(
-    suite: Annotated[str, typer.Argument(metavar="SUITE", help="Built-in suite or YAML file.", show_default=False)],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Overrides, for example workers=1,2.", show_default=False),
-    ] = None,
+    suite: SuiteArgument,
+    overrides: SuiteOverridesArgument = None,
     *,
     output: Annotated[
         Path | None,

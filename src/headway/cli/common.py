@@ -34,6 +34,11 @@ OverridesArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Overrides, for example train.steps=50.", show_default=False),
 ]
+SuiteArgument = Annotated[str, typer.Argument(metavar="SUITE", help="Built-in suite or YAML file.", show_default=False)]
+SuiteOverridesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Overrides, for example workers=1,2.", show_default=False),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 StorageOption = Annotated[
     list[str] | None,

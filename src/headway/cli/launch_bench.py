@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headway.cli.common import SuiteArgument, SuiteOverridesArgument
 from headway.cli.launching import DryRunOption, OnOption, OutOption, YesOption, gpus_text, start
 
 if TYPE_CHECKING:
@@ -13,11 +14,8 @@ if TYPE_CHECKING:
 
 
 def bench(
-    suite: Annotated[str, typer.Argument(metavar="SUITE", help="Built-in suite or YAML file.", show_default=False)],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Overrides, for example workers=1,2.", show_default=False),
-    ] = None,
+    suite: SuiteArgument,
+    overrides: SuiteOverridesArgument = None,
     *,
     on: OnOption,
     parts: Annotated[int, typer.Option("--parts", min=1, help="Jobs that share the cells: an array of Slurm.")] = 1,

@@ -1,4 +1,4 @@
-"""What `headway launch` and `headway launch bench` share: options, the question, and the way to the launcher."""
+"""Options, question and launcher that `headway launch` and `headway launch bench` share."""
 
 from __future__ import annotations
 
