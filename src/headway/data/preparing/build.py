@@ -278,10 +278,8 @@ class _UnitJob:
     def task(self) -> UnitTask:
         """Return the unit as another machine gets it."""
         outcome = self._outcome
-        name, counts = self._builder._name(outcome), outcome.survey.piece_documents
-        key = outcome.key if self._verdict is None else None
-        verdicts = () if self._verdict is None else tuple(_split_verdict(self._verdict, counts))
-        return UnitTask(name, key, self._key, self._pieces, outcome.inputs, verdicts)
+        name, verdicts = self._builder._name(outcome), tuple(self._verdicts())
+        return UnitTask(name, self._survey_key, self._key, self._pieces, outcome.inputs, verdicts)
 
     def submit(self, lines: Lines) -> Line:
         """Submit the unit, and return the line that has it."""
@@ -294,16 +292,25 @@ class _UnitJob:
     def work(self) -> Iterator[Work]:
         """Yield the work on each piece, for workers of this machine; `accept` gets the results in this order."""
         outcome, builder = self._outcome, self._builder
-        key = outcome.key if self._verdict is None else None
-        self._collector = UnitCollector(builder.records, self._recipe, builder._name(outcome), key, self._key)
+        name, key = builder._name(outcome), self._survey_key
+        self._collector = UnitCollector(builder.records, self._recipe, name, key, self._key)
         if key is not None:
             outcome.survey = self._collector.survey
         outcome.shards = self._collector.shards
         builder._open.add(self._collector)
-        counts = outcome.survey.piece_documents
-        verdicts: Iterator[Verdict] = iter(()) if self._verdict is None else _split_verdict(self._verdict, counts)
+        verdicts = self._verdicts()
         for piece in self._pieces:
             yield Work(piece, verdict=next(verdicts, None))
+
+    @property
+    def _survey_key(self) -> str | None:
+        """The key of the unit's survey; None if it has been surveyed before."""
+        return self._outcome.key if self._verdict is None else None
+
+    def _verdicts(self) -> Iterator[Verdict]:
+        """Yield the verdict on each piece, after the search for duplicates."""
+        if self._verdict is not None:
+            yield from _split_verdict(self._verdict, self._outcome.survey.piece_documents)
 
     def accept(self, result: PieceResult) -> None:
         """Take the result of the next piece.

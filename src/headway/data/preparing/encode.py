@@ -367,15 +367,20 @@ class PieceWorker:
             yield first + number, f"it has the special token {token!r}, which the vocabulary makes of ordinary text"
 
 
-def open_chat_encoder(recipe: Recipe) -> ChatEncoder:
+def open_chat_encoder(recipe: Recipe, tokenizer: Tokenizer | None = None) -> ChatEncoder:
     """Open the encoder of a recipe's conversations.
+
+    Args:
+        recipe: The settings that all pieces share.
+        tokenizer: The recipe's tokenizer, if it is loaded already.
 
     Raises:
         ConfigError: transformers is not installed, or the tokenizer has no chat template.
         DataError: The tokenizer cannot be read.
     """
     assert recipe.tokenizer is not None and recipe.chat is not None
-    return ChatEncoder(recipe.tokenizer, Tokenizer.load(recipe.tokenizer), recipe.chat, recipe.special_tokens_in_text)
+    tokenizer = tokenizer or Tokenizer.load(recipe.tokenizer)
+    return ChatEncoder(recipe.tokenizer, tokenizer, recipe.chat, recipe.special_tokens_in_text)
 
 
 class _Encoding:

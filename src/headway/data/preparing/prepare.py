@@ -206,7 +206,7 @@ def prepare(
             workers=count,
             pool=pool,
             keeps_for=keeps_for,
-            chat=open_chat_encoder(recipe).fingerprint if recipe.chat is not None else None,
+            chat=open_chat_encoder(recipe, tokenizer).fingerprint if recipe.chat is not None else None,
         )
         outcomes, bound = _build_units(builder, data, sources, present)
         _warn_of_cut_files(outcomes)

@@ -90,11 +90,6 @@ class UnitTask:
         """The file, relative to the store's folder, whose presence says that the unit is complete."""
         return f"{WORK}/{self.shards_key}.shards.json" if self.shards_key else f"{WORK}/{self.key}.survey.json"
 
-    @property
-    def bytes(self) -> int:
-        """Its share of the input's bytes, for progress."""
-        return sum(piece.bytes for piece in self.pieces)
-
     def to_json(self) -> dict[str, Any]:
         """Return the task as JSON."""
         pieces = [[p.source, asdict(p.file), p.field, p.span, p.bytes, p.template, p.most] for p in self.pieces]

@@ -111,10 +111,8 @@ def _processes(recipe: Recipe, workers: int) -> Executor | None:
 
 def _prefers_processes(recipe: Recipe, workers: int) -> bool:
     """Return whether to use processes: Python code runs on one thread at a time, but library calls run in parallel."""
-    in_python = (
-        bool(any(recipe.clean) or recipe.chat) or recipe.fingerprints is not None or recipe.encoder == "tokenizers"
-    )
-    return bool(in_python) or workers > _MAX_THREADS
+    steps_in_python = any(recipe.clean) or recipe.chat is not None or recipe.fingerprints is not None
+    return steps_in_python or recipe.encoder == "tokenizers" or workers > _MAX_THREADS
 
 
 def prepared(
