@@ -24,7 +24,7 @@ class RopeScaling(Section):
     """`linear`: all frequencies divided by `factor` (Chen et al. 2023, equation 4). `llama3`: only low ones, as in
     Llama 3.1. `yarn`: those with few turns, and attention scaled (Peng et al. 2023, sections 3.2 and 3.4)."""
     factor: Annotated[float, Field(ge=1.0)]
-    """How many times longer sequences become."""
+    """Factor by which the context is extended."""
     original_length: PositiveInt | None = None
     """Length that the model was first trained on; needed by `llama3` and `yarn`."""
     low_frequency_factor: Annotated[float, Field(gt=0.0)] = 1.0
@@ -62,6 +62,21 @@ class MambaConfig(Section):
     """Largest of the first steps, which are log-uniform."""
     conv_bias: bool = True
     """Bias of the convolution."""
+
+    @property
+    def width(self) -> int:
+        """Combined width of the heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: inputs of the heads, then B and C of each group."""
+        return self.width + 2 * self.groups * self.state_dim
+
+    @property
+    def projected(self) -> int:
+        """Output rows of the first projection: a gate, the channels of the convolution, and a step per head."""
+        return self.width + self.channels + self.heads
 
 
 def pattern_layers(pattern: str, letter: str) -> list[int]:

@@ -45,7 +45,7 @@ def evaluations_in(context: Mapping[str, Any], step: int) -> list[Any]:
 
 
 def reason_to_stop(wanted: EarlyStoppingConfig | None, evaluations: Iterable[Sequence[Any]]) -> str | None:
-    """Return why a run ends after these evaluations; None if it goes on. A loss that is not finite is never better.
+    """Return why a run ends after these evaluations; None if it continues. A loss that is not finite is never better.
 
     Args:
         wanted: The config; None asks for no early stopping.

@@ -184,7 +184,7 @@ def crossing_groups(config: Config, workers: int) -> list[str]:
         return []
     parallel, found = config.parallel, []
     for name, group in (("tensor", parallel.tensor), ("context", parallel.tensor * parallel.context)):
-        if getattr(parallel, name) > 1 and group > 1 and parallel.workers % group:
+        if getattr(parallel, name) > 1 and parallel.workers % group:
             found.append(
                 f"parallel.{name}={getattr(parallel, name)} spans machines, which have {parallel.workers} workers each:"
                 f" every layer waits for the network between them; {name} within a machine and data across is faster"

@@ -89,8 +89,8 @@ class ModelConfig(Section):
     ffn_dim: PositiveInt | None = None
     """Inner width of the feed-forward layer."""
     activation: Literal["swiglu", "relu2"] = "swiglu"
-    """Of the feed-forward layer: `swiglu` has a gate (Shazeer 2020, equation 6); `relu2` is the squared ReLU, without
-    one (So et al. 2021, section 4.1)."""
+    """Activation of the feed-forward layer: `swiglu` has a gate (Shazeer 2020, equation 6); `relu2` is the squared
+    ReLU, without one (So et al. 2021, section 4.1)."""
     ffn_bias: bool = False
     """Biases in the feed-forward layer."""
     experts: PositiveInt | None = None

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from headway.config.architecture import MAMBA, pattern_layers
 from headway.core.dtensors import is_dtensor
 from headway.core.errors import ConfigError
 from headway.core.random import derive_seed
@@ -258,7 +257,7 @@ class Decoder(nn.Module):
         """
         weight = self.embedding.weight
         cache = KVCache(self.shape, rows, capacity, dtype or weight.dtype, weight.device)
-        for index in pattern_layers(self.shape.pattern, MAMBA):
+        for index in self.shape.mamba_layers:
             cache.states[index] = MambaState.empty(self.config, rows, weight.device)
         return cache
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from headway.config.architecture import ATTENTION, FEED_FORWARD, MAMBA, pattern_layers
+from headway.config.architecture import ATTENTION, FEED_FORWARD, MAMBA
 from headway.models.shape import Shape
 
 if TYPE_CHECKING:
@@ -51,7 +51,11 @@ def parameter_shapes(config: ModelConfig, vocab_size: int | None = None) -> dict
     }
     last = _named("feed_forward_post_", width) if config.post_norms else {}
     norm = _named("feed_forward_", width)
-    parts = {ATTENTION: attention, FEED_FORWARD: norm | dense | last, MAMBA: _named("mamba_", width) | _mamba(config)}
+    parts = {
+        ATTENTION: attention,
+        FEED_FORWARD: norm | dense | last,
+        MAMBA: _named("mamba_", width) | _mamba(config, shape),
+    }
     mixture = norm | _mixture(shape) | last
     layers = {
         f"layers.{index}.{name}": size
@@ -91,21 +95,19 @@ def _mixture(shape: Shape) -> dict[str, tuple[int, ...]]:
     return sizes
 
 
-def _mamba(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def _mamba(config: ModelConfig, shape: Shape) -> dict[str, tuple[int, ...]]:
     sizes = config.mamba
     if sizes is None:
         return {}
-    width, dim = sizes.heads * sizes.head_dim, Shape.of(config, config.vocab_size or 1).dim
-    channels = width + 2 * sizes.groups * sizes.state_dim
     return {
-        "mamba.conv_weight": (channels, 1, sizes.conv_width),
-        **({"mamba.conv_bias": (channels,)} if sizes.conv_bias else {}),
+        "mamba.conv_weight": (sizes.channels, 1, sizes.conv_width),
+        **({"mamba.conv_bias": (sizes.channels,)} if sizes.conv_bias else {}),
         "mamba.step_bias": (sizes.heads,),
         "mamba.log_decay": (sizes.heads,),
         "mamba.skip": (sizes.heads,),
-        "mamba.norm_weight": (width,),
-        "mamba.input.weight": (width + channels + sizes.heads, dim),
-        "mamba.output.weight": (dim, width),
+        "mamba.norm_weight": (sizes.width,),
+        "mamba.input.weight": (sizes.projected, shape.dim),
+        "mamba.output.weight": (shape.dim, sizes.width),
     }
 
 
@@ -155,7 +157,7 @@ def flops_per_token(config: ModelConfig, sequence_length: int, vocab_size: int |
     multiplied = counts.active - counts.embedding + shape.vocab_size * shape.dim
     attended = min(sequence_length, config.sliding_window or sequence_length)
     attention = len(shape.attention_layers) * attention_flops(shape, attended)
-    return float(6 * multiplied + attention + _mamba_layers(shape) * scan_flops(config, sequence_length))
+    return float(6 * multiplied + attention + len(shape.mamba_layers) * scan_flops(config, sequence_length))
 
 
 def attention_flops(shape: Shape, attended: float) -> float:
@@ -168,13 +170,9 @@ def scan_flops(config: ModelConfig, sequence_length: int) -> float:
     sizes = config.mamba
     if sizes is None:
         return 0.0
-    width, chunk = sizes.heads * sizes.head_dim, min(sizes.chunk, sequence_length)
+    width, chunk = sizes.width, min(sizes.chunk, sequence_length)
     forward = 2 * chunk * (sizes.groups * sizes.state_dim + width) + 4 * width * sizes.state_dim
     return 3.0 * forward
-
-
-def _mamba_layers(shape: Shape) -> int:
-    return len(pattern_layers(shape.pattern, MAMBA))
 
 
 @dataclass(frozen=True)
@@ -206,7 +204,7 @@ def part_costs(config: ModelConfig, sequence_length: int, vocab_size: int | None
             costs[int(name.split(".")[1])] += 6 * prod(size)
     for index in shape.attention_layers:
         costs[index] += attention_flops(shape, sequence_length)
-    for index in pattern_layers(shape.pattern, MAMBA):
+    for index in shape.mamba_layers:
         costs[index] += scan_flops(config, sequence_length)
     return PartCosts(0.0, tuple(costs), head)
 

@@ -124,7 +124,19 @@ def _write_hybrid(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def _write_glm(config: ModelConfig) -> dict[str, Any]:
+    return {"attention_bias": config.qkv_bias, "partial_rotary_factor": config.rotary_fraction}
+
+
 _NO_BIASES = {"attention_bias": False, "mlp_bias": False}
+_GLM_DEFAULTS = {
+    "partial_rotary_factor": 0.5,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1.5625e-7,
+    "attention_bias": True,
+}
 
 FAMILIES: dict[str, Family] = {
     LLAMA: Family(
@@ -161,21 +173,19 @@ FAMILIES: dict[str, Family] = {
     ),
     GLM: Family(
         "glm",
-        {"partial_rotary_factor": 0.5, "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072,
-         "rms_norm_eps": 1.5625e-7, "attention_bias": True},
+        _GLM_DEFAULTS,
         may=frozenset({"head_dim", "qkv_bias"}),
         must=frozenset({"rotary_fraction"}),
         reads=lambda values: {**_biases(values, output=False), **partial_rotary(values)},
-        writes=lambda config: {"attention_bias": config.qkv_bias, "partial_rotary_factor": config.rotary_fraction},
+        writes=_write_glm,
     ),
     GLM4: Family(
         "glm4",
-        {"partial_rotary_factor": 0.5, "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072,
-         "rms_norm_eps": 1.5625e-7, "attention_bias": True},
+        _GLM_DEFAULTS,
         may=frozenset({"head_dim", "qkv_bias", "rotary_fraction"}),
         must=frozenset({"post_norms"}),
         reads=lambda values: {**_biases(values, output=False), **partial_rotary(values), "post_norms": True},
-        writes=lambda config: {"attention_bias": config.qkv_bias, "partial_rotary_factor": config.rotary_fraction},
+        writes=_write_glm,
     ),
     NEMOTRON: Family(
         "nemotron",

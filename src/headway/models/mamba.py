@@ -35,18 +35,15 @@ class Mamba(nn.Module):
         assert config.mamba is not None
         self.layer, self.dropout, self.eps = layer, config.dropout, config.norm_eps
         self.sizes = sizes = config.mamba
-        self.width = sizes.heads * sizes.head_dim
-        self.channels = self.width + 2 * sizes.groups * sizes.state_dim
-        # Output rows: gate, then the channels of the convolution (inputs of the heads, B, C), then a step per head.
-        self.input = nn.Linear(shape.dim, self.width + self.channels + sizes.heads, bias=False)
+        self.input = nn.Linear(shape.dim, sizes.projected, bias=False)
         # (E, 1, W): no optimizer takes it for a matrix of a product.
-        self.conv_weight = nn.Parameter(torch.empty(self.channels, 1, sizes.conv_width))
-        self.conv_bias = nn.Parameter(torch.empty(self.channels)) if sizes.conv_bias else None
+        self.conv_weight = nn.Parameter(torch.empty(sizes.channels, 1, sizes.conv_width))
+        self.conv_bias = nn.Parameter(torch.empty(sizes.channels)) if sizes.conv_bias else None
         self.step_bias = nn.Parameter(torch.empty(sizes.heads))
         self.log_decay = nn.Parameter(torch.empty(sizes.heads))
         self.skip = nn.Parameter(torch.empty(sizes.heads))
-        self.norm_weight = nn.Parameter(torch.empty(self.width))
-        self.output = nn.Linear(self.width, shape.dim, bias=False)
+        self.norm_weight = nn.Parameter(torch.empty(sizes.width))
+        self.output = nn.Linear(sizes.width, shape.dim, bias=False)
 
     def forward(self, x_BTD: torch.Tensor, positions: Positions, cache: KVCache | None) -> torch.Tensor:
         state = None if cache is None else cache.states[self.layer]
@@ -59,12 +56,12 @@ class Mamba(nn.Module):
         self, projected: torch.Tensor, documents_BT: torch.Tensor | None, state: MambaState | None
     ) -> torch.Tensor:
         sizes = self.sizes
-        gate, mixed_BTE, step_BTH = projected.split([self.width, self.channels, sizes.heads], dim=-1)
-        before = mixed_BTE.new_zeros(len(mixed_BTE), sizes.conv_width - 1, self.channels)
+        gate, mixed_BTE, step_BTH = projected.split([sizes.width, sizes.channels, sizes.heads], dim=-1)
+        before = mixed_BTE.new_zeros(len(mixed_BTE), sizes.conv_width - 1, sizes.channels)
         extended_BTE = torch.cat((before if state is None else state.inputs, mixed_BTE), dim=1)
         mixed_BTE = F.silu(causal_conv(extended_BTE, self.conv_weight.float(), self.conv_bias, documents_BT))
         inner = sizes.groups * sizes.state_dim
-        x, b, c = mixed_BTE.split([self.width, inner, inner], dim=-1)
+        x, b, c = mixed_BTE.split([sizes.width, inner, inner], dim=-1)
         step_BTH = F.softplus(step_BTH + self.step_bias).clamp(min=sizes.min_step)
         x_BTHP = x.unflatten(-1, (sizes.heads, -1))
         y_BTHP, last = scan(
@@ -97,10 +94,9 @@ class MambaState(NamedTuple):
         """Create the state before the first position."""
         sizes = config.mamba
         assert sizes is not None
-        channels = sizes.heads * sizes.head_dim + 2 * sizes.groups * sizes.state_dim
-        per_group = sizes.heads // sizes.groups * sizes.head_dim
+        per_group = sizes.width // sizes.groups
         return cls(
-            torch.zeros(rows, sizes.conv_width - 1, channels, device=device),
+            torch.zeros(rows, sizes.conv_width - 1, sizes.channels, device=device),
             torch.zeros(rows, sizes.groups, sizes.state_dim, per_group, device=device),
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headway.config.architecture import ATTENTION, pattern_layers
+from headway.config.architecture import ATTENTION, MAMBA, pattern_layers
 from headway.config.mesh import ffn_groups
 from headway.core.errors import ConfigError
 
@@ -95,6 +95,11 @@ class Shape:
     def attention_layers(self) -> list[int]:
         """The layers with attention."""
         return pattern_layers(self.pattern, ATTENTION) if self.pattern else list(range(self.layers))
+
+    @property
+    def mamba_layers(self) -> list[int]:
+        """The Mamba-2 layers."""
+        return pattern_layers(self.pattern, MAMBA)
 
     @property
     def queries_per_group(self) -> int:

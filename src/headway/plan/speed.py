@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import ceil, log2
 from typing import TYPE_CHECKING
 
-from headway.config.architecture import FEED_FORWARD, MAMBA, pattern_layers
+from headway.config.architecture import FEED_FORWARD, pattern_layers
 from headway.config.optimizers import FP32_BYTES
 from headway.config.pipeline import stages_per_worker
 from headway.config.strategies import StrategySpec, distinct_strategies
@@ -183,10 +183,9 @@ def _products(model: ModelConfig, precision: str) -> Iterator[_Product]:
     yield linear(dense, shape.dim, branches * shape.ffn_dim, 0.0)
     yield linear(dense, shape.ffn_dim, shape.dim, 1.0)
     if (mamba := model.mamba) is not None:
-        inner = mamba.heads * mamba.head_dim
-        layers = len(pattern_layers(shape.pattern, MAMBA))
-        yield linear(layers, shape.dim, 2 * inner + 2 * mamba.groups * mamba.state_dim + mamba.heads, 0.0)
-        yield linear(layers, inner, shape.dim, 1.0)
+        layers = len(shape.mamba_layers)
+        yield linear(layers, shape.dim, mamba.projected, 0.0)
+        yield linear(layers, mamba.width, shape.dim, 1.0)
     if mixtures:
         again = 1.0 if has_grouped_kernel(shape, precision, "cuda") else 0.5
         experts = 3 * shape.experts_per_token * shape.dim * shape.expert_ffn_dim
@@ -207,7 +206,7 @@ def _attention_flops_per_token(model: ModelConfig, length: int, layout: Layout, 
     attended = length if every_pair else window - window**2 / (2 * length)
     forward = 4 * len(shape.attention_layers) * shape.heads * shape.head_dim * attended
     again = 1 if layout.checkpointing == "full" else 0
-    scans = len(pattern_layers(shape.pattern, MAMBA)) * scan_flops(model, length) / 3
+    scans = len(shape.mamba_layers) * scan_flops(model, length) / 3
     return forward * (1 + again + ATTENTION_BACKWARD) + scans * (3 + again)
 
 

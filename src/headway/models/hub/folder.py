@@ -102,9 +102,13 @@ def _snapshot(source: str, with_code: bool, patterns: list[str] | None = None) -
         raise _hub_error(source, error) from error
 
 
+def hub_error_kinds(error: Exception) -> set[str]:
+    """Return the names of all classes of an exception of the Hub's client and of its causes; no base is common."""
+    return {kind.__name__ for cause in causes(error) for kind in type(cause).__mro__}
+
+
 def _hub_error(source: str, error: Exception) -> HeadwayError:
-    """Return the error for an exception of the Hub's client, which has many kinds without a common base."""
-    kinds = {kind.__name__ for cause in causes(error) for kind in type(cause).__mro__}
+    kinds = hub_error_kinds(error)
     words = " ".join(str(error).split())[:300]
     if "GatedRepoError" in kinds:
         what, fix = "the model is gated, and access is denied", "accept its terms on the Hub, and set HF_TOKEN"

@@ -11,7 +11,7 @@ from typing import Any
 
 from headway.core.errors import ConfigError, causes, missing_extra
 from headway.core.secrets import redact
-from headway.models.hub.folder import ADAPTER, open_folder
+from headway.models.hub.folder import ADAPTER, hub_error_kinds, open_folder
 from headway.models.huggingface_folder import MARKER
 
 #: The environment variable with the token. A token that was saved on this machine is not used.
@@ -122,8 +122,7 @@ def _is_of_model(name: str) -> bool:
 
 
 def _explained(repository: str, error: Exception) -> ConfigError:
-    """Return the error for an exception of the Hub's client, which has many kinds without a common base."""
-    kinds = {kind.__name__ for cause in causes(error) for kind in type(cause).__mro__}
+    kinds = hub_error_kinds(error)
     status = next((code for one in causes(error) if (code := _status(one)) is not None), None)
     words = redact(" ".join(str(error).split())[:300])
     if status == 401:
