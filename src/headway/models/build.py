@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from headway.config import ModelConfig
 from headway.config.experts import resolved_balance
 from headway.core.errors import ConfigError
 from headway.models.decoder import Decoder
@@ -17,7 +19,6 @@ from headway.models.no_values import NoFirstValues
 from headway.models.shape import embedding_rows
 
 if TYPE_CHECKING:
-    from headway.config import ModelConfig
     from headway.models.hub.transformers_model import TransformersModel
 
 #: Keys that say which pretrained model is trained, and by what code.
@@ -161,6 +162,15 @@ def build_any_model(
         return build_transformers_model(config, seed=seed)
     settings = config if initialize else config.model_copy(update={"from_pretrained": None})
     return build_model(settings, vocab_size=vocab_size, seed=seed, initialize=initialize)
+
+
+def build_pretrained(source: Path | str) -> Decoder | TransformersModel:
+    """Build the model of a Hugging Face folder or of a name on the Hub, with its weights, on the CPU in fp32.
+
+    Raises:
+        ConfigError, CheckpointError: as `build_any_model`.
+    """
+    return build_any_model(complete(ModelConfig(from_pretrained=source), 1), vocab_size=1, seed=0)
 
 
 def build_model(

@@ -71,12 +71,11 @@ def load_teacher(settings: DistillConfig, precision: str) -> nn.Module:
     """Load a teacher on the CPU: frozen, in evaluation mode.
 
     Raises:
-        ConfigError, CheckpointError: as `build_any_model`.
+        ConfigError, CheckpointError: as `build_pretrained`.
     """
-    from headway.config import ModelConfig
-    from headway.models.build import build_any_model, complete
+    from headway.models.build import build_pretrained
 
-    model = build_any_model(complete(ModelConfig(from_pretrained=settings.teacher), 1), vocab_size=1, seed=0)
+    model = build_pretrained(settings.teacher)
     for p in model.parameters():
         # Buffers keep their type: angles of rotary embeddings do not survive 16 bits.
         p.data = p.data.to(torch.bfloat16) if precision == "bf16" else p.data

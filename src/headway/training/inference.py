@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
-from headway.config import Config, ModelConfig, load_resolved
+from headway.config import Config, load_resolved
 from headway.core.console import warning
 from headway.core.errors import CheckpointError, ConfigError, DataError
 from headway.core.files import sha256_file
@@ -22,7 +22,7 @@ from headway.data.remote_store import tokenizer_folder as folder_of
 from headway.data.store import TokenStore
 from headway.data.tokenizing.begin_of_text import is_same_but_for_template, with_tokens_before
 from headway.data.tokenizing.tokenizer import Tokenizer
-from headway.models.build import build_any_model, complete
+from headway.models.build import build_any_model, build_pretrained
 from headway.models.huggingface import export_model
 from headway.parallel.world import World, pick_device
 from headway.training.evaluate import Evaluation, evaluate
@@ -99,8 +99,7 @@ def _from_folder(path: Path, device: torch.device) -> Decoder | TransformersMode
 
     if is_quantized(path):
         return load_quantized(path, device)
-    model = build_any_model(complete(ModelConfig(from_pretrained=path), 1), vocab_size=1, seed=0)
-    return model.to(device).eval()
+    return build_pretrained(path).to(device).eval()
 
 
 def _from_run(path: Path, step: int | None, device: torch.device) -> TrainedModel:

@@ -160,7 +160,7 @@ def test_a_gpu_that_is_full_is_told_in_words(monkeypatch: pytest.MonkeyPatch, tm
 
     (tmp_path / "config.json").touch()
     monkeypatch.setattr(inference, "generate", full)
-    monkeypatch.setattr(inference, "complete", lambda *_: next(islice(full(), 1, None)))
+    monkeypatch.setattr(inference, "build_pretrained", lambda *_: next(islice(full(), 1, None)))
     tokenizer = SimpleNamespace(decode=ByteTokenizer().decode, end_of_text_id=0, vocab_size=256)
     trained: Any = SimpleNamespace(model=None, tokenizer=tokenizer, begin_of_text={})
     settings: Any = {"max_new_tokens": 9, "temperature": 1.0, "top_p": 1.0, "seed": 0}
