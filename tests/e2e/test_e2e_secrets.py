@@ -23,8 +23,10 @@ from headway.core.errors import ConfigError
 from headway.core.waiting import wait_until
 from local_server import LocalServer
 from support import headway, write_config, write_corpus
+from support_otlp import Collector
 
 pytest.importorskip("aiohttp")
+pytest.importorskip("opentelemetry.proto")
 
 KEY = "a1" * 32
 """For encryption; a credential too."""
@@ -180,6 +182,7 @@ def test_nothing_secret_is_kept_printed_or_sent(
     ]
     remote = tmp_path / "remote"
     remote.mkdir()
+    collector = Collector()
     told, tracked, modules = tmp_path / "told", tmp_path / "tracked", tmp_path / "modules"
     modules.mkdir()
     (modules / "keeps.py").write_text(TRACKER)
@@ -187,7 +190,11 @@ def test_nothing_secret_is_kept_printed_or_sent(
         tmp_path,
         data={"sources": sources},
         train={"steps": 4},
-        track=["tensorboard", {"keeps:Keeps": {"path": str(tracked)}}],
+        track=[
+            "tensorboard",
+            {"keeps:Keeps": {"path": str(tracked)}},
+            {"opentelemetry": {"endpoint": collector.endpoint}},
+        ],
         checkpoint={"encrypt": encrypt, "remote": {"url": f"file://{remote}", "encrypt": False}},
         telemetry={
             "report": True,
@@ -223,6 +230,7 @@ def test_nothing_secret_is_kept_printed_or_sent(
         said += command("train", config, faults="enospc@checkpoint.shard:1")
     finally:
         server.close()
+        collector.close()
     for name, value in variables.items():  # what follows knows them too, and tells nobody
         monkeypatch.setenv(name, value)
     for words in (
@@ -237,13 +245,16 @@ def test_nothing_secret_is_kept_printed_or_sent(
 
     assert leaks(canaries, said) == []
     assert leaks(canaries, files_below(run, remote, tmp_path / "store", but="uncommitted.diff")) == []
-    assert leaks(canaries, [("alert", told.read_bytes()), ("tracker", tracked.read_bytes())]) == []
+    sent_texts = [("alert", told.read_bytes()), ("tracker", tracked.read_bytes()), ("collector", collector.content)]
+    assert leaks(canaries, sent_texts) == []
     # What was looked at has what it is to have: the search would have found it.
     assert wait_until(lambda: "exit code 3" in (run / "alerts.log").read_text(), 60)
     assert "paged *** by ***" in (run / "alerts.log").read_text() and "no space" in told.read_text().lower()
     # The tracker has the command line, the config, the report, the losses and the end.
     for word in (b"headway.command", b"CORPUS_QUERY", b"report.html", b"train/loss", b"'finished'"):
         assert word in tracked.read_bytes(), word
+    for word in (b"headway.command", b"CORPUS_QUERY", b"headway.train.loss", b"finished"):
+        assert word in collector.content, word
     record = json.loads((run / "run.json").read_text())
     assert record["environment"]["variables"]["CUDA_VERSION"] == "https://***@example.org/12"
     assert record["git"]["changed"] == ["settings.py"] and len(record["git"]["diff_sha256"]) == 64

@@ -1,4 +1,5 @@
-"""Runs at real trackers: an MLflow server on SQLite, TensorBoard's reader, the client of Weights & Biases offline.
+"""Runs at real trackers: an MLflow server on SQLite, TensorBoard's reader, the client of Weights & Biases offline,
+Trackio's store and server, and a receiver of OTLP on a port of this machine.
 
 Followers and runs are killed at random moments, and the server too.
 """
@@ -27,10 +28,11 @@ import pytest
 from headway.core.process_table import all_processes, arguments_of
 from headway.core.waiting import wait_until
 from headway.telemetry.metrics import read_metrics
-from parts_table import MLFLOW, TENSORBOARD, WANDB, mlflow_server
+from parts_table import MLFLOW, OTLP, TENSORBOARD, TRACKIO, WANDB, mlflow_server
 from ports import free_ports
 from support import headway, write_config, write_corpus
 from support_followers import append, record, steps, write_run
+from support_otlp import Collector
 from waits import LONG
 
 pytestmark = pytest.mark.timeout(1800)
@@ -352,3 +354,100 @@ def test_wandb_gets_each_step_at_least_once_with_the_same_value(tmp_path: Path) 
     shutil.rmtree(run / "tracking" / "wandb")
     again = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONG)
     assert again.returncode == 0 and not offline_history(run / "tracking")  # nothing is new
+
+
+def trackio_losses(folder: Path, project: str = "headway") -> list[tuple[int, float]]:
+    """Every row of the data base that has a loss: two if one came twice."""
+    with sqlite3.connect(f"file:{folder / project}.db?mode=ro", uri=True) as database:
+        rows = database.execute("select step, metrics from metrics order by step, id").fetchall()
+        return [(step, found["train/loss"]) for step, text in rows if "train/loss" in (found := json.loads(text))]
+
+
+def send_with_kills(command: Sequence[str | Path], environment: dict[str, str], seed: int) -> None:
+    """Start it, kill it four times at random moments, and let it end."""
+    draws = random.Random(seed)
+    for _ in range(4):
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(2.0 + draws.uniform(0.0, 3.0))
+        process.kill()
+        process.wait()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=LONG)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parts(TRACKIO)
+def test_trackio_has_each_step_once_though_followers_are_killed(tmp_path: Path) -> None:
+    pytest.importorskip("trackio")
+    total, store = 3000, tmp_path / "store"
+    run = write_run(tmp_path, [*steps(1, total), record(total, evaluation__loss="NaN")], name="old")
+    command = [sys.executable, "-m", "headway", "track", run, "--once", "--to", "trackio"]
+    environment = {**os.environ, "TRACKIO_DIR": str(store)}
+    send_with_kills(command, environment, 11)
+    assert trackio_losses(store) == [(step, 1 / step) for step in range(1, total + 1)]
+    next((run / "tracking").glob("trackio-*.json")).unlink()
+    append(run, steps(total + 1, total + 5))
+    assert subprocess.run(command, env=environment, check=False, timeout=LONG).returncode == 0
+    assert trackio_losses(store) == [(step, 1 / step) for step in range(1, total + 6)]
+    code = (
+        "import trackio, json; run, = trackio.Api().runs('headway');"
+        " print(json.dumps([run.name, run.config, len(run.history())], default=str))"
+    )
+    read = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert read.returncode == 0, read.stderr
+    name, config, _ = json.loads(read.stdout.splitlines()[-1])
+    assert name == "old" and config["headway"]["headway.status"] == "finished"
+
+
+@pytest.mark.parts(TRACKIO)
+def test_a_server_of_trackio_has_each_step_once(tmp_path: Path) -> None:
+    pytest.importorskip("trackio")
+    (port,), store = free_ports(1), tmp_path / "store"
+    run = write_run(tmp_path, [*steps(1, 20), record(20, evaluation__loss="NaN")], name="remote")
+    environment = {**os.environ, "TRACKIO_DIR": str(store), "TRACKIO_WRITE_TOKEN": "Qx7token81"}
+    code = (
+        "import trackio, sys; trackio.show(open_browser=False, block_thread=True, host='127.0.0.1',"
+        " server_port=int(sys.argv[1]), share=False)"
+    )
+    with (tmp_path / "server.log").open("wb") as log:
+        server = subprocess.Popen([sys.executable, "-c", code, str(port)], env=environment, stdout=log, stderr=log)
+    try:
+        address = f"http://127.0.0.1:{port}"
+
+        def answers() -> bool:
+            with suppress(OSError), urllib.request.urlopen(f"{address}/version", timeout=2):
+                return True
+            return server.poll() is not None
+
+        assert wait_until(answers, LONG, 0.2) and server.poll() is None, (tmp_path / "server.log").read_text()[-2000:]
+        tracker = f"{{trackio: {{server: '{address}', project: far}}}}"
+        command = [sys.executable, "-m", "headway", "track", run, "--once", "--to", tracker]
+        wrong = {**environment, "TRACKIO_WRITE_TOKEN": "no", "TRACKIO_DIR": str(tmp_path / "else")}
+        done = subprocess.run(command, env=wrong, capture_output=True, text=True, check=False, timeout=LONG)
+        assert done.returncode == 2 and "refuses access" in done.stderr and "TRACKIO_WRITE_TOKEN" in done.stderr
+        right = {**wrong, "TRACKIO_WRITE_TOKEN": environment["TRACKIO_WRITE_TOKEN"]}
+        for _ in range(2):
+            done = subprocess.run(command, env=right, capture_output=True, text=True, check=False, timeout=LONG)
+            assert done.returncode == 0, done.stderr
+            next((run / "tracking").glob("trackio-*.json")).unlink()  # so that everything is sent again
+        assert trackio_losses(store, "far") == [(step, 1 / step) for step in range(1, 21)]
+        assert b"Qx7token81" not in b"".join(path.read_bytes() for path in run.rglob("*") if path.is_file())
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.mark.parts(OTLP)
+def test_a_collector_has_each_step_though_followers_are_killed(tmp_path: Path) -> None:
+    """At least once, and every time the same: as many distinct points as steps."""
+    pytest.importorskip("opentelemetry.proto")
+    total, collector = 3000, Collector()
+    run = write_run(tmp_path, steps(1, total), name="old")
+    tracker = f"{{opentelemetry: {{endpoint: '{collector.endpoint}'}}}}"
+    try:
+        command = [sys.executable, "-m", "headway", "track", run, "--once", "--to", tracker]
+        send_with_kills(command, dict(os.environ), 13)
+    finally:
+        collector.close()
+    expected = {(int(1e9 * one["time"]), one["train/loss"]) for one in steps(1, total)}
+    assert set(collector.values("headway.train.loss")) == expected

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-HELP = """Send runs to trackers: MLflow, TensorBoard, Weights & Biases, or your own. What was sent is not sent again.
+HELP = """Send runs to trackers: MLflow, TensorBoard, W&B, Trackio, OpenTelemetry, or your own. What was sent is not
+sent again.
 
 Without --to, each run is sent to the trackers of its config (track). An active run is followed until it ends; a run
 with `track` in its config needs no such command.
@@ -18,6 +19,7 @@ headway track runs/quickstart --to tensorboard
 headway track runs/* --to mlflow --once
 headway track runs/tiny --to "{mlflow: {uri: 'http://127.0.0.1:5000', experiment: tiny}}"
 headway track runs/tiny --to "{wandb: {mode: offline}}"
+headway track runs/tiny --to "{opentelemetry: {endpoint: 'http://127.0.0.1:4318'}}"
 headway track runs/tiny --to mlflow --model runs/tiny/export
 """
 
@@ -34,7 +36,8 @@ def track(
         typer.Option(
             "--to",
             metavar="TRACKER",
-            help="mlflow, tensorboard, wandb or module:Class, or with keys as in `track` of a config; may be repeated.",
+            help="mlflow, opentelemetry, tensorboard, trackio, wandb or module:Class, or with keys as in `track` of a"
+            " config; may be repeated.",
             show_default=False,
         ),
     ] = None,

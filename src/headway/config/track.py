@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -13,10 +14,14 @@ from pydantic_core import PydanticCustomError
 from headway.config.base import FUNCTION_PATTERN, LocalPath, Section, conflict
 
 #: Trackers by their name in the config.
-TRACKERS = ("mlflow", "tensorboard", "wandb")
+TRACKERS = ("mlflow", "opentelemetry", "tensorboard", "trackio", "wandb")
 #: Where MLflow can be: a server, or a store that the full package opens itself.
 _MLFLOW_SCHEMES = (
     "http", "https", "databricks", "databricks-uc", "uc", "sqlite", "postgresql", "mysql", "mssql", "file",
+)  # fmt: skip
+#: Endings of names of projects that would share a file of Trackio with another project.
+_TRACKIO_RESERVED = (
+    "_system", "_configs", "_traces", "_artifacts", "_artifact_versions", "_artifact_aliases", "_artifact_links",
 )  # fmt: skip
 
 
@@ -32,10 +37,20 @@ class MlflowConfig(Section):
     @field_validator("uri")
     @classmethod
     def _check_uri(cls, uri: str | None) -> str | None:
-        problem = None if uri is None else mlflow_uri_problem(uri)
-        if problem is not None:
-            raise ValueError(problem)
-        return uri
+        return _checked(uri, mlflow_uri_problem)
+
+
+class OpentelemetryConfig(Section):
+    """A collector of OpenTelemetry, by OTLP over HTTP. Credentials come from `OTEL_EXPORTER_OTLP_HEADERS`."""
+
+    endpoint: str | None = None
+    """For example `http://127.0.0.1:4318`, to which `/v1/metrics` is added; `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT` or
+    `OTEL_EXPORTER_OTLP_ENDPOINT` when not given, else `http://localhost:4318`."""
+
+    @field_validator("endpoint")
+    @classmethod
+    def _check_endpoint(cls, endpoint: str | None) -> str | None:
+        return _checked(endpoint, http_problem)
 
 
 class TensorboardConfig(Section):
@@ -43,6 +58,28 @@ class TensorboardConfig(Section):
 
     folder: LocalPath | None = None
     """Folder of the run's event files; `tensorboard` in the run directory when not given."""
+
+
+class TrackioConfig(Section):
+    """Trackio: its store on this machine, or a server of yours. The token comes from `TRACKIO_WRITE_TOKEN`."""
+
+    project: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")] = "headway"
+    """The project."""
+    server: str | None = None
+    """For example `https://trackio.example.org`; `TRACKIO_SERVER_URL` when not given, else the store of this machine
+    in `TRACKIO_DIR`."""
+
+    @field_validator("project")
+    @classmethod
+    def _check_project(cls, project: str) -> str:
+        if project.startswith("registry-") or project.endswith(_TRACKIO_RESERVED):
+            raise ValueError("Trackio keeps this name for itself: give another one")
+        return project
+
+    @field_validator("server")
+    @classmethod
+    def _check_server(cls, server: str | None) -> str | None:
+        return _checked(server, http_problem)
 
 
 class WandbConfig(Section):
@@ -67,13 +104,17 @@ class OwnTrackerConfig(Section):
 
 
 class TrackConfig(Section):
-    """One tracker ([tracking.md](tracking.md)): `mlflow`, `tensorboard`, `wandb` or `package.module:Class`, alone or
-    with its keys, as in `{mlflow: {experiment: tiny}}`."""
+    """One tracker ([tracking.md](tracking.md)): `mlflow`, `opentelemetry`, `tensorboard`, `trackio`, `wandb` or
+    `package.module:Class`, alone or with its keys, as in `{mlflow: {experiment: tiny}}`."""
 
     mlflow: MlflowConfig | None = None
     """Sends to an MLflow server."""
+    opentelemetry: OpentelemetryConfig | None = None
+    """Sends to a collector of OpenTelemetry."""
     tensorboard: TensorboardConfig | None = None
     """Writes event files."""
+    trackio: TrackioConfig | None = None
+    """Writes to the store of Trackio, or sends to its server."""
     wandb: WandbConfig | None = None
     """Sends to Weights & Biases."""
     own: OwnTrackerConfig | None = None
@@ -111,15 +152,13 @@ class TrackConfig(Section):
 
     @property
     def name(self) -> str:
-        """`mlflow`, `tensorboard`, `wandb`, or the class of a tracker of the user's own."""
+        """Its key here, or the class of a tracker of the user's own."""
         return self.own.sink if self.own is not None else next(name for name, section in self if section is not None)
 
     @property
-    def settings(self) -> MlflowConfig | TensorboardConfig | WandbConfig | OwnTrackerConfig:
+    def settings(self) -> Section:
         """The section that is given."""
-        found = self.mlflow or self.tensorboard or self.wandb or self.own
-        assert found is not None, "checked"
-        return found
+        return next(section for _, section in self if section is not None)
 
 
 def _unknown(name: str) -> PydanticCustomError:
@@ -130,22 +169,35 @@ def _unknown(name: str) -> PydanticCustomError:
 
 def mlflow_uri_problem(uri: str) -> str | None:
     """Describe what is wrong with the address of an MLflow server; None if nothing is."""
-    scheme, colon, rest = uri.partition(":")
+    scheme, colon, _ = uri.partition(":")
     scheme = scheme.partition("+")[0]
     if not colon:
         return None if uri in ("databricks", "databricks-uc") else "this is no address: http://HOST:PORT is one"
     if scheme not in _MLFLOW_SCHEMES:
         near = get_close_matches(scheme, _MLFLOW_SCHEMES, n=1)
         return f"an address does not begin with '{scheme}:'" + (f"; did you mean {near[0]}:?" if near else "")
+    return http_problem(uri) if scheme in ("http", "https") else None
+
+
+def http_problem(url: str) -> str | None:
+    """Describe what is wrong with the address of a server; None if nothing is."""
+    scheme, _, rest = url.partition(":")
     if scheme not in ("http", "https"):
-        return None
+        return "this is no address: http://HOST:PORT is one"
     host = rest.removeprefix("//").partition("/")[0].rpartition("@")[2]  # credentials are found elsewhere
-    if not rest.startswith("//") or not host or " " in uri:
+    if not rest.startswith("//") or not host or " " in url:
         return "this address names no host: http://HOST:PORT does"
     port = host.rpartition(":")[2]
     if ":" in host and not host.endswith("]") and not (port.isdecimal() and int(port) < 65536):
         return "the port of this address is no number below 65536"
     return None
+
+
+def _checked(address: str | None, problem: Callable[[str], str | None]) -> str | None:
+    found = None if address is None else problem(address)
+    if found is not None:
+        raise ValueError(found)
+    return address
 
 
 def tensorboard_folder(settings: TensorboardConfig, run: Path) -> Path:

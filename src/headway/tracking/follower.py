@@ -166,7 +166,8 @@ class Follower:
         cursor = self._file.read(run)
         if not all(self._tail.reaches(place) for place in (cursor.place, cursor.pending or 0)):
             cursor = Cursor(run)  # the file was cut, as by a power failure, or replaced
-        self._cursor = replace(cursor, sink=self._label)
+        # The status is sent again: a sink may have been killed before it made certain of the last one.
+        self._cursor = replace(cursor, sink=self._label, status=None)
         self._place, self._uncertain_to = cursor.place, cursor.pending
         self._flushed_at = time.monotonic()
         self._history = self._new_history()

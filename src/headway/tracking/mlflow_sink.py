@@ -6,21 +6,37 @@ one. A batch that may have arrived in part is compared with the last step that t
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import tempfile
+import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from headway.config.track import MlflowConfig, mlflow_uri_problem
 from headway.core.errors import ConfigError, missing_extra
 from headway.core.files import fingerprint
 from headway.core.secrets import redact
-from headway.tracking.sink import Batch, Description, LostRun, Point, Refused, Status, TrackedRun, Unreachable
+from headway.tracking.servers import address_from, ask_server
+from headway.tracking.sink import (
+    Batch,
+    Description,
+    LostRun,
+    Point,
+    Refused,
+    SinkSpec,
+    Status,
+    TrackedRun,
+    Unreachable,
+)
 
 RUN_TAG, GENERATION_TAG = "headway.run_id", "headway.generation"
+_DEFAULT_EXPERIMENT = "headway"
+_CREDENTIALS = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
 #: Limits of the API (`mlflow.utils.validation`): metrics, parameters and tags in a request, and characters in a value.
 _METRICS, _PARAMETERS, _TAGS, _CHARACTERS = 1000, 100, 100, 6000
 _NAME_CHARACTERS = 250
@@ -254,7 +270,7 @@ def _explained(error: Any, uri: str) -> Exception:
         return Refused(
             f"MLflow refuses access ({code}): {text}",
             where=redact(uri),
-            fix="export MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
+            fix=f"export {_CREDENTIALS}, or MLFLOW_TRACKING_TOKEN",
         )
     if 400 <= code < 500 and code not in (404, 408, 409, 425, 429):
         return Refused(f"MLflow refuses this run ({code}): {text}", where=redact(uri))
@@ -324,3 +340,53 @@ def _log_model(client: Any, run: str, folder: Path) -> str:
         # Not by `log_model`, which would set the status of the run.
         client.log_artifacts(run, str(saved), "model")
     return f"runs:/{run}/model"
+
+
+def _address(settings: MlflowConfig, where: str) -> tuple[str, str]:
+    """Return the server and the experiment."""
+    uri = settings.uri or address_from(
+        "MLFLOW_TRACKING_URI",
+        "the MLflow server",
+        problem=mlflow_uri_problem,
+        credentials=_CREDENTIALS,
+        example="http://HOST:5000",
+    )
+    if uri is None:
+        raise ConfigError(
+            "no MLflow server is named",
+            where=f"{where}.mlflow.uri, MLFLOW_TRACKING_URI",
+            fix="export MLFLOW_TRACKING_URI=http://HOST:5000, or give {mlflow: {uri: http://HOST:5000}}",
+        )
+    return uri, settings.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or _DEFAULT_EXPERIMENT
+
+
+def _place(settings: MlflowConfig, where: str) -> str:
+    uri, experiment = _address(settings, where)
+    return f"{uri}, experiment {experiment}"
+
+
+def _check(settings: MlflowConfig, where: str) -> None:
+    uri, _ = _address(settings, where)
+    if not uri.startswith(("http://", "https://")):
+        return
+    request = urllib.request.Request(f"{uri.rstrip('/')}/api/2.0/mlflow/experiments/search?max_results=1")
+    user, token = os.environ.get("MLFLOW_TRACKING_USERNAME"), os.environ.get("MLFLOW_TRACKING_TOKEN")
+    if user:
+        pair = f"{user}:{os.environ.get('MLFLOW_TRACKING_PASSWORD', '')}".encode()
+        request.add_header("Authorization", f"Basic {base64.b64encode(pair).decode()}")
+    elif token:
+        request.add_header("Authorization", f"Bearer {token}")
+    ask_server(
+        request,
+        "MLflow server",
+        credentials=f"{_CREDENTIALS}, or MLFLOW_TRACKING_TOKEN",
+        address=f"{where}.mlflow.uri, or MLFLOW_TRACKING_URI",
+    )
+
+
+SPEC = SinkSpec(
+    _place,
+    lambda settings, run, where: MlflowSink(*_address(settings, where)),
+    _check,
+    library=("mlflow", "mlflow-skinny", "mlflow"),
+)

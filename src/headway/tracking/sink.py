@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -126,3 +126,17 @@ class Sink(Protocol):
 
 class LostRun(Exception):
     """The tracker does not know the run any more: everything is sent again."""
+
+
+@dataclass(frozen=True)
+class SinkSpec:
+    """What is known of a sink without its library. Its functions get a section of the config, and where that stands."""
+
+    place: Callable[[Any, str], str]
+    """Returns where it sends, for people and for the cursor; raises `ConfigError` if that is not known."""
+    make: Callable[[Any, Path, str], Sink]
+    """Makes the sink of a run directory, the second argument."""
+    check: Callable[[Any, str], None] = lambda settings, where: None
+    """Raises `ConfigError` for what is wrong before the first step, where that is cheap to find."""
+    library: tuple[str, str, str] | None = None
+    """The module, the package and the extra that it needs."""

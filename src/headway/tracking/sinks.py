@@ -5,16 +5,10 @@ Nothing here imports a tracker's library, NumPy or torch: the process that start
 
 from __future__ import annotations
 
-import base64
 import importlib.util
-import netrc
-import os
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ValidationError
 
@@ -24,24 +18,19 @@ from headway.config.complaints import complaints
 from headway.config.document import parse
 from headway.config.track import (
     MlflowConfig,
+    OpentelemetryConfig,
     OwnTrackerConfig,
     TensorboardConfig,
     TrackConfig,
+    TrackioConfig,
     WandbConfig,
-    mlflow_uri_problem,
-    tensorboard_folder,
 )
-from headway.core.console import warning
 from headway.core.errors import ConfigError, HeadwayError, missing_extra
 from headway.core.functions import load_attribute
-from headway.core.secrets import credential_in, redact
+from headway.core.secrets import redact
+from headway.tracking import mlflow_sink, opentelemetry_sink, tensorboard_sink, trackio_sink, wandb_sink
+from headway.tracking.sink import Sink, SinkSpec
 
-if TYPE_CHECKING:
-    from headway.tracking.sink import Sink
-
-_DEFAULT_NAME = "headway"
-#: How long a server may take for the question whether it takes the credentials.
-_ASK_SECONDS = 3.0
 #: How long a class of the user's own may take to be imported and made.
 _CHECK_SECONDS = 120.0
 
@@ -88,16 +77,7 @@ def resolve(config: TrackConfig, where: str) -> Target:
     Raises:
         ConfigError: that is not known, or has credentials in it.
     """
-    settings = config.settings
-    if isinstance(settings, MlflowConfig):
-        uri, experiment = _mlflow(settings, where)
-        return Target(config.name, f"{uri}, experiment {experiment}", config)
-    if isinstance(settings, TensorboardConfig):
-        return Target(config.name, str(tensorboard_folder(settings, Path())), config)
-    if isinstance(settings, WandbConfig):
-        project, entity, mode = _wandb(settings)
-        return Target(config.name, f"{mode}, {entity or 'own'}/{project}", config)
-    return Target(config.name, "", config)
+    return Target(config.name, _spec(config).place(config.settings, where), config)
 
 
 def make_sink(config: TrackConfig, run: Path, where: str) -> Sink:
@@ -106,24 +86,14 @@ def make_sink(config: TrackConfig, run: Path, where: str) -> Sink:
     Raises:
         ConfigError: its class cannot be imported or made, or something is missing.
     """
-    settings = config.settings
-    if isinstance(settings, MlflowConfig):
-        from headway.tracking.mlflow_sink import MlflowSink
-
-        return MlflowSink(*_mlflow(settings, where))
-    if isinstance(settings, TensorboardConfig):
-        from headway.tracking.tensorboard_sink import TensorboardSink
-
-        return TensorboardSink(tensorboard_folder(settings, run))
-    if isinstance(settings, WandbConfig):
-        from headway.tracking.wandb_sink import WandbSink
-
-        project, entity, mode = _wandb(settings)
-        return WandbSink(project, entity, "offline" if mode == "offline" else "online")
-    return _own(settings, where)
+    return _spec(config).make(config.settings, run, where)
 
 
-def _own(settings: OwnTrackerConfig, where: str) -> Sink:
+def _spec(config: TrackConfig) -> SinkSpec:
+    return SINKS[type(config.settings)]
+
+
+def _own(settings: OwnTrackerConfig, run: Path, where: str) -> Sink:
     _, found = load_attribute(settings.sink, where, "class")
     methods = ("open", "describe", "send", "flush", "set_status", "close")
     missing = [name for name in methods if not callable(getattr(found, name, None))]
@@ -160,21 +130,18 @@ def check_trackers(configs: Sequence[TrackConfig]) -> None:
                 where=f"{before}, {where}",
                 fix="remove one of them",
             )
-        settings = config.settings
-        if isinstance(settings, MlflowConfig):
-            _check_installed("mlflow", "mlflow-skinny", "mlflow", config.name)
-            _ask_mlflow(_mlflow(settings, where)[0], where)
-        elif isinstance(settings, TensorboardConfig):
-            _check_installed("tensorboard", "tensorboard", "tensorboard", config.name)
-        elif isinstance(settings, WandbConfig):
-            _check_installed("wandb", "wandb", "wandb", config.name)
-            _check_wandb_key(settings, where)
-        else:
-            _check_module(settings, where)
+        spec = _spec(config)
+        if spec.library is not None:
+            _check_installed(*spec.library, config.name)
+        spec.check(config.settings, where)
 
 
 def _check_installed(module: str, package: str, extra: str, name: str) -> None:
-    if importlib.util.find_spec(module) is None:
+    try:
+        is_there = importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package around the module is not there
+        is_there = False
+    if not is_there:
         raise missing_extra(package, extra, f"the tracker {name}")
 
 
@@ -200,82 +167,12 @@ def _check_module(settings: OwnTrackerConfig, where: str) -> None:
         raise ConfigError(what or f"{settings.sink} cannot be made", where=where, fix=fix or "correct it")
 
 
-def _mlflow(settings: MlflowConfig, where: str) -> tuple[str, str]:
-    uri, named = settings.uri, f"{where}.mlflow.uri"
-    if uri is None:
-        uri, named = os.environ.get("MLFLOW_TRACKING_URI"), "MLFLOW_TRACKING_URI"
-        if not uri:
-            raise ConfigError(
-                "no MLflow server is named",
-                where=f"{where}.mlflow.uri, MLFLOW_TRACKING_URI",
-                fix="export MLFLOW_TRACKING_URI=http://HOST:5000, or give {mlflow: {uri: http://HOST:5000}}",
-            )
-        if (what := credential_in(uri)) is not None:
-            raise ConfigError(
-                f"the address of the MLflow server has a credential in it: {what}",
-                where=named,
-                fix="remove it, and export MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
-            )
-        if (problem := mlflow_uri_problem(uri)) is not None:
-            raise ConfigError(problem, where=named, fix="export MLFLOW_TRACKING_URI=http://HOST:5000")
-    experiment = settings.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or _DEFAULT_NAME
-    return uri, experiment
-
-
-def _ask_mlflow(uri: str, where: str) -> None:
-    """Ask a server whether it takes the credentials; warn if it does not answer."""
-    if not uri.startswith(("http://", "https://")):
-        return
-    request = urllib.request.Request(f"{uri.rstrip('/')}/api/2.0/mlflow/experiments/search?max_results=1")
-    user, token = os.environ.get("MLFLOW_TRACKING_USERNAME"), os.environ.get("MLFLOW_TRACKING_TOKEN")
-    if user:
-        pair = f"{user}:{os.environ.get('MLFLOW_TRACKING_PASSWORD', '')}".encode()
-        request.add_header("Authorization", f"Basic {base64.b64encode(pair).decode()}")
-    elif token:
-        request.add_header("Authorization", f"Bearer {token}")
-    try:
-        with urllib.request.urlopen(request, timeout=_ASK_SECONDS):
-            return
-    except urllib.error.HTTPError as error:
-        if error.code in (401, 403):
-            raise ConfigError(
-                f"the MLflow server refuses access ({error.code})",
-                where=redact(uri),
-                fix="export MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
-            ) from None
-        if error.code in (404, 405):
-            raise ConfigError(
-                f"this is no MLflow server: it answers {error.code}",
-                where=redact(uri),
-                fix=f"correct the address: {where}.mlflow.uri, or MLFLOW_TRACKING_URI",
-            ) from None
-        why = f"it answers {error.code}"
-    except (OSError, ValueError) as error:
-        why = str(getattr(error, "reason", error))
-    warning(f"the MLflow server at {redact(uri)} does not answer now ({why}); it gets everything when it does")
-
-
-def _wandb(settings: WandbConfig) -> tuple[str, str | None, str]:
-    environment = os.environ
-    project = settings.project or environment.get("WANDB_PROJECT") or _DEFAULT_NAME
-    return (
-        project,
-        settings.entity or environment.get("WANDB_ENTITY"),
-        settings.mode or environment.get("WANDB_MODE") or "online",
-    )
-
-
-def _check_wandb_key(settings: WandbConfig, where: str) -> None:
-    if _wandb(settings)[2] == "offline" or os.environ.get("WANDB_API_KEY"):
-        return
-    host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").partition("://")[2].partition("/")[0]
-    try:
-        known = netrc.netrc(os.environ.get("NETRC")).authenticators(host.partition(":")[0])
-    except (OSError, netrc.NetrcParseError):
-        known = None
-    if known is None:
-        raise ConfigError(
-            "there is no key for Weights & Biases",
-            where=f"WANDB_API_KEY, {where}.wandb",
-            fix="wandb login, or export WANDB_API_KEY=..., or {wandb: {mode: offline}}",
-        )
+#: The sinks by their section of the config.
+SINKS: dict[type[BaseModel], SinkSpec] = {
+    MlflowConfig: mlflow_sink.SPEC,
+    OpentelemetryConfig: opentelemetry_sink.SPEC,
+    OwnTrackerConfig: SinkSpec(lambda settings, where: "", _own, _check_module),
+    TensorboardConfig: tensorboard_sink.SPEC,
+    TrackioConfig: trackio_sink.SPEC,
+    WandbConfig: wandb_sink.SPEC,
+}

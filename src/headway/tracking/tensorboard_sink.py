@@ -14,10 +14,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
 
+from headway.config.track import tensorboard_folder
 from headway.core.errors import missing_extra
 from headway.core.files import fingerprint, sync_folder
 from headway.core.foreign import open_regular
-from headway.tracking.sink import Batch, Description, LostRun, Point, Status, TrackedRun, Unreachable
+from headway.tracking.sink import Batch, Description, LostRun, Point, SinkSpec, Status, TrackedRun, Unreachable
 
 #: Version of the format of event files that are written here.
 _VERSION = "brain.Event:2"
@@ -141,3 +142,10 @@ def _check_installed() -> None:
 
 def _unwritable(error: OSError, path: Path) -> Unreachable:
     return Unreachable(f"{error.filename or path}: {error.strerror or error}")
+
+
+SPEC = SinkSpec(
+    lambda settings, where: str(tensorboard_folder(settings, Path())),
+    lambda settings, run, where: TensorboardSink(tensorboard_folder(settings, run)),
+    library=("tensorboard", "tensorboard", "tensorboard"),
+)

@@ -7,17 +7,20 @@ server ignores a step that it has.
 
 from __future__ import annotations
 
+import netrc
 import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from headway.core.errors import missing_extra
+from headway.config.track import WandbConfig
+from headway.core.errors import ConfigError, missing_extra
 from headway.core.secrets import redact
 from headway.tracking.cursor import FOLDER
-from headway.tracking.sink import Batch, Description, Refused, Status, TrackedRun, Unreachable
+from headway.tracking.sink import Batch, Description, Refused, Sink, SinkSpec, Status, TrackedRun, Unreachable
 
+_DEFAULT_PROJECT = "headway"
 #: Set for the client if the user has not.
 _VARIABLES = {"WANDB_SILENT": "true", "WANDB_CONSOLE": "off", "WANDB_ERROR_REPORTING": "false"}
 _CODES: dict[Status, int] = {"running": 0, "finished": 0, "failed": 1, "killed": 1}
@@ -138,3 +141,43 @@ def _client() -> Any:
     except ImportError:
         raise missing_extra("wandb", "wandb", "the tracker wandb") from None
     return wandb
+
+
+def _address(settings: WandbConfig) -> tuple[str, str | None, str]:
+    """Return project, entity and mode."""
+    environment = os.environ
+    project = settings.project or environment.get("WANDB_PROJECT") or _DEFAULT_PROJECT
+    return (
+        project,
+        settings.entity or environment.get("WANDB_ENTITY"),
+        settings.mode or environment.get("WANDB_MODE") or "online",
+    )
+
+
+def _check(settings: WandbConfig, where: str) -> None:
+    if _address(settings)[2] == "offline" or os.environ.get("WANDB_API_KEY"):
+        return
+    host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").partition("://")[2].partition("/")[0]
+    try:
+        known = netrc.netrc(os.environ.get("NETRC")).authenticators(host.partition(":")[0])
+    except (OSError, netrc.NetrcParseError):
+        known = None
+    if known is None:
+        raise ConfigError(
+            "there is no key for Weights & Biases",
+            where=f"WANDB_API_KEY, {where}.wandb",
+            fix="wandb login, or export WANDB_API_KEY=..., or {wandb: {mode: offline}}",
+        )
+
+
+def _place(settings: WandbConfig, where: str) -> str:
+    project, entity, mode = _address(settings)
+    return f"{mode}, {entity or 'own'}/{project}"
+
+
+def _make(settings: WandbConfig, run: Path, where: str) -> Sink:
+    project, entity, mode = _address(settings)
+    return WandbSink(project, entity, "offline" if mode == "offline" else "online")
+
+
+SPEC = SinkSpec(_place, _make, _check, library=("wandb", "wandb", "wandb"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,7 +52,13 @@ def test_a_tracker_is_named_alone_or_with_its_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("track", "what", "fix"),
     [
-        (["tensorbord"], "track.0: should be mlflow, tensorboard", "did you mean tensorboard?"),
+        ([{"opentelemetry": {"endpoint": "h:4318"}}], "this is no address", None),
+        ([{"opentelemetry": {"endpoint": "https://me:Zx81qwertz@h"}}], "credential", "remove it"),
+        ([{"trackio": {"server": "grpc://h"}}], "this is no address", None),
+        ([{"trackio": {"project": "my.model"}}], "track.0.trackio.project", None),
+        ([{"trackio": {"project": "registry-x"}}], "Trackio keeps this name for itself", None),
+        ([{"trackio": {"project": "my_traces"}}], "Trackio keeps this name for itself", None),
+        (["tensorbord"], "track.0: should be mlflow, opentelemetry", "did you mean tensorboard?"),
         ([{"mlfow": {"uri": "http://h"}}], "unknown key 'track.0.mlfow'", "did you mean track.mlflow?"),
         ([{"mlflow": {"experimnt": "x"}}], "key 'track.0.mlflow.experimnt'", "did you mean track.mlflow.experiment?"),
         ([{"mlflow": {}, "wandb": {}}], "one tracker, not mlflow and wandb", None),
@@ -118,6 +126,10 @@ def test_what_is_missing_is_found_before_the_first_step(monkeypatch: pytest.Monk
     with pytest.raises(ConfigError, match="needs the package 'tensorboard'") as raised:
         check("tensorboard")
     assert raised.value.fix == "pip install 'headway[tensorboard]'"
+    for name in ("trackio", "opentelemetry"):
+        with pytest.raises(ConfigError, match="which is not installed") as raised:
+            check(name)
+        assert raised.value.fix == f"pip install 'headway[{name}]'"
     assert "mlflow" not in sys.modules or sys.modules["mlflow"] is not None
 
 
@@ -213,6 +225,32 @@ def test_a_failed_run_stays_failed_in_wandb_when_it_is_sent_again(
     again.describe(description)
     again.flush()
     assert codes == [1, 1, 0]
+
+
+def test_a_status_that_was_not_made_certain_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W&B's client is killed between the status and the end of its session: the next one says that the run failed."""
+    codes: list[int] = []
+
+    def finish(exit_code: int) -> None:
+        codes.append(exit_code)
+        if len(codes) == 1:
+            raise OSError("the client is gone")
+
+    session = SimpleNamespace(
+        config=SimpleNamespace(update=lambda *_, **__: None), dir=str(tmp_path), summary={},
+        log=lambda *_, **__: None, mark_preempting=lambda: None, finish=finish,
+    )  # fmt: skip
+    client = SimpleNamespace(Settings=lambda **_: None, init=lambda **_: session)
+    monkeypatch.setattr(wandb_sink, "_client", lambda: client)
+    run = write_run(tmp_path, steps(1, 3), outcomes=("worker 0 crashed: no",))
+    tracker = TrackConfig.model_validate({"wandb": {"mode": "offline"}})
+    for _ in range(2):
+        with suppress(HeadwayError):
+            follow(run, tracker, "track.0", report=lambda text: None, waiting=OVER)
+        cursor = next((run / "tracking").glob("wandb-*.json"))
+        # As a kill leaves it: the status is in the cursor, and what the sink keeps of it is not.
+        cursor.write_text(json.dumps({**json.loads(cursor.read_text()), "status": "failed", "state": {}}))
+    assert codes[-1] == 1, codes
 
 
 def test_a_run_without_trackers_is_told_so(tmp_path: Path) -> None:
