@@ -214,6 +214,11 @@ _LINES: dict[str, tuple[_Line, ...]] = {
         ("gpu/corrected_errors/<gpu>", Unit.NUMBER, _C, "Corrected memory errors since the driver was loaded"),
         ("gpu/xid_errors/<gpu>", Unit.NUMBER, _C, "Xid messages of the kernel about the GPU since the attempt began"),
     ),
+    "copies of a logged step": (
+        ("host_to_device/seconds", Unit.SECONDS, _G, "Time of the step's copies of batches to the first worker's GPU"),
+        ("host_to_device/copied_gib", Unit.GIB, _G, "What those copies moved"),
+        ("host_to_device/rate_gib_per_second", Unit.GIB_PER_SECOND, _G, "What they moved over the time that they took"),
+    ),
     "data": (
         ("data/share/<source>", Unit.RATIO, _G, "Share of the step's rows that come from a source"),
         ("data/epochs/<source>", Unit.NUMBER, _G, "How often a source was gone through"),

@@ -127,12 +127,18 @@ def record_readings(attempt: Path, metrics: Mapping[str, float]) -> None:
 
 def newest_readings(attempt: Path) -> dict[str, dict[str, float]]:
     """Return the last readings of every machine of an attempt, by the machine's name; `time` is when they were made."""
-    found = {}
-    for path in sorted(attempt.glob(f"{_PREFIX}*.jsonl")):
-        line = _last_line(path)
-        if line:
-            found[path.name.removeprefix(_PREFIX).removesuffix(".jsonl")] = line
-    return found
+    lines = ((machine_of(path), _last_line(path)) for path in reading_files(attempt))
+    return {machine: line for machine, line in lines if line}
+
+
+def reading_files(attempt: Path) -> list[Path]:
+    """Return the files of readings of an attempt, one for each machine."""
+    return sorted(attempt.glob(f"{_PREFIX}*.jsonl"))
+
+
+def machine_of(path: Path) -> str:
+    """Return the machine whose readings are in a file."""
+    return path.name.removeprefix(_PREFIX).removesuffix(".jsonl")
 
 
 def _last_line(path: Path) -> dict[str, float]:

@@ -84,6 +84,8 @@ BOARDS: Mapping[str, Sequence[str | Panel]] = {
         "speed/mfu",
         "speed/step_seconds",
         "speed/data_wait_share",
+        "host_to_device/rate_gib_per_second",
+        "host_to_device/seconds",
         "run/goodput_ratio",
         "run/eta_seconds",
         "train/items",

@@ -23,6 +23,7 @@ from headway.telemetry.record import Run
 from headway.tracking.cursor import Cursor, CursorFile
 from headway.tracking.describe import describe, is_changed, run_id, stamps, status
 from headway.tracking.history import Block, History, Tail
+from headway.tracking.readings import Readings
 from headway.tracking.sink import Batch, LostRun, Sink, TrackedRun, Unreachable
 
 #: Seconds between looks at the run directory, and between looks at all that describes the run.
@@ -195,7 +196,9 @@ class Follower:
         return TrackedRun(self._cursor.run, self._path.resolve().name, self._path, self._history.generation, first)
 
     def _new_history(self) -> History:
-        return History(lambda attempt, before, step: is_changed(Run(self._path), attempt, before))
+        return History(
+            lambda attempt, before, step: is_changed(Run(self._path), attempt, before), Readings(self._path).due
+        )
 
     def _send_new(self) -> bool:
         """Send the next batch, first the one that may have been sent, and return whether nothing is left."""

@@ -8,7 +8,7 @@ file always gives the same points in the same order, so a follower that starts a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -48,10 +48,15 @@ class History:
     Args:
         is_changed: Whether what an attempt trains from a step on differs from what earlier ones did. It gets the number
             of the attempt, that of the attempt recorded before it, and the step.
+        due: Returns what else a record takes along, by its attempt and its time: names and values.
     """
 
-    def __init__(self, is_changed: Callable[[int, int, int], bool]) -> None:
-        self._is_changed = is_changed
+    def __init__(
+        self,
+        is_changed: Callable[[int, int, int], bool],
+        due: Callable[[int, float], Iterable[tuple[str, float]]] = lambda attempt, moment: (),
+    ) -> None:
+        self._is_changed, self._due = is_changed, due
         self._sent: dict[str, StepSet] = {}
         self._attempt = -1
         self._last_step = -1
@@ -91,6 +96,9 @@ class History:
                 found.append(Point(name, step, number, moment))
         if is_own(record):  # an event may belong to a step of an earlier attempt
             self._last_step = max(self._last_step, step)
+            for name, number in self._due(self._attempt, moment):
+                if self._sent.setdefault(name, StepSet()).add(step):
+                    found.append(Point(name, step, number, moment))
         return found
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from headway.parallel.norms import norm_parts, total_norm
 from headway.parallel.pipeline import Pipeline
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
+from headway.training.copies import CopyMeter
 from headway.training.health import Decision, decide, is_left_out, judge, remember
 from headway.training.optimizer import set_learning_rate, update
 from headway.training.precision import autocast, update_scale
@@ -28,7 +29,7 @@ from headway.training.queued_update import begin_reading, mean_norm, queue_updat
 from headway.training.replay import replay_is_due, replayed
 from headway.training.schedule import learning_rate
 from headway.training.state import TrainState
-from headway.training.task import Task, to_device
+from headway.training.task import Task
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class StepResult:
     flags: Sequence[bool]
     """The caller's flags, as agreed by all workers (see `TrainStep.run`)."""
     model_metrics: Mapping[str, float] = field(default_factory=dict)
-    """Metrics of the model itself, and of the comparison with earlier steps."""
+    """Metrics of the model itself, of the comparison with earlier steps, and of copies to the device."""
     decision: Decision | None = None
     """What to do about an unhealthy step."""
     left_out: bool = False
@@ -78,6 +79,11 @@ class TrainStep:
     pipeline: Pipeline | None = None
     """This worker's stages of the model, if other workers have the rest."""
 
+    @cached_property
+    def copies(self) -> CopyMeter:
+        """What moves batches to the device."""
+        return CopyMeter(self.config.telemetry.log_every)
+
     def run(self, batches: Mapping[int, Sequence[MicroBatch]], flags: Sequence[bool] = ()) -> StepResult:
         """Train on this worker's lanes of the current step and advance the cursor.
 
@@ -93,6 +99,7 @@ class TrainStep:
 
         # Forward and backward, and what the passes of all workers yield together.
         beat(Phase.COMPUTE)  # covers clearing the gradients, too
+        self.copies.begin(cursor.step)
         self._take_counts()  # discards what passes outside of steps have counted
         replays = replay_is_due(config.health.replay_every, cursor.step)
         queued = not replays and queues_update(config, state, world)
@@ -141,7 +148,7 @@ class TrainStep:
             learning_rate=rate,
             skipped=not updated,
             flags=sums.flags,
-            model_metrics={**model_metrics, **health.metrics},
+            model_metrics={**model_metrics, **health.metrics, **self.copies.metrics()},
             decision=decision,
         )
 
@@ -177,7 +184,7 @@ class TrainStep:
                 loss = self._lane(micro_batches, seeds, lane == last_lane)
             else:
                 around = partial(self._around_backward, lane == last_lane)
-                loss = pipeline.train(to_device(list(micro_batches), world.device), seeds, around)
+                loss = pipeline.train(self.copies.to_device(list(micro_batches), world.device), seeds, around)
             losses.append(loss if world.counts_loss else torch.zeros_like(loss))
             strategy.end_lane()
         lane_losses = torch.stack(losses)
@@ -196,7 +203,7 @@ class TrainStep:
             self.world.seed(seeds[index])
             with self._around_backward(last_lane, index == len(batches) - 1):
                 with autocast(self.config.train.precision, device):
-                    loss = self.task.objective.summed_loss(state.trained, to_device(batch, device))
+                    loss = self.task.objective.summed_loss(state.trained, self.copies.to_device(batch, device))
                 beat(Phase.BACKWARD)
                 backward(state, loss)
             total += loss.detach()
