@@ -94,26 +94,33 @@ def import_(
 
 @prices.command()
 def refresh(
-    cloud: Annotated[Literal["aws", "azure"], typer.Argument(metavar="aws|azure", help="Cloud.", show_default=False)],
+    cloud: Annotated[
+        Literal["aws", "azure", "gcp"], typer.Argument(metavar="aws|azure|gcp", help="Cloud.", show_default=False)
+    ],
     region: Annotated[
         list[str] | None, typer.Option("--region", help="Region; may be repeated.", show_default=False)
     ] = None,
 ) -> None:
-    """Get the present prices of a cloud: of AWS with your credentials, of Azure without any.
+    """Get the present prices of a cloud: of AWS with your credentials, of GCP with an API key, of Azure without any.
 
     [bold]Examples[/bold]
 
     headway prices refresh azure
     headway prices refresh aws --region us-east-1 --region us-west-2
+    GOOGLE_API_KEY=... headway prices refresh gcp
     """
     if cloud == "aws":
         from headway.cost.aws import refresh_aws
 
         found = refresh_aws(region or ())
-    else:
+    elif cloud == "azure":
         from headway.cost.azure import refresh_azure
 
         found = refresh_azure(region or ())
+    else:
+        from headway.cost.gcp import refresh_gcp
+
+        found = refresh_gcp(region or ())
     _keep(f"refreshed-{cloud}", found)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,8 +17,20 @@ _MOST_BYTES = 64 * 2**20
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def get_json(url: str) -> Any:
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: another server would get the headers too."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+def get_json(url: str, *, headers: Mapping[str, str] | None = None, access: str | None = None) -> Any:
     """Return the JSON value at a URL.
+
+    Args:
+        url: The address.
+        headers: Headers with a credential; no redirect is followed then.
+        access: How to get access, for an answer that refuses it.
 
     Raises:
         ConfigError: it is not HTTPS, there is no answer, or the answer is not JSON.
@@ -27,10 +40,12 @@ def get_json(url: str) -> Any:
         raise ConfigError("prices are read over HTTPS only", where=url[:200], fix="https://...")
     fix = "check the network and its proxy (HTTPS_PROXY); known prices stay as they are"
     try:
-        request = urllib.request.Request(url, headers={"Accept": "application/json"})
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as response:
+        request = urllib.request.Request(url, headers={"Accept": "application/json", **(headers or {})})
+        opener = urllib.request.build_opener(*([_NoRedirect] if headers else []))
+        with opener.open(request, timeout=_TIMEOUT_SECONDS) as response:
             content = response.read(_MOST_BYTES + 1)
     except urllib.error.HTTPError as error:
+        fix = access if access is not None and error.code in (400, 401, 403) else fix
         raise ConfigError(f"the price list answers with status {error.code}", where=url[:200], fix=fix) from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         why = getattr(error, "reason", None) or error

@@ -1,17 +1,22 @@
-"""Refreshing prices of AWS and Azure, from hand-made answers in the form that their documentation gives."""
+"""Refreshing prices of AWS, Azure and GCP, from hand-made answers in the form that their documentation gives."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
 
 from headway.core.errors import ConfigError
+from headway.core.secrets import redact
 from headway.cost.aws import MACHINES, refresh_aws
 from headway.cost.azure import refresh_azure
+from headway.cost.gcp import KEY, refresh_gcp
 from headway.cost.http import get_json
+from local_server import LocalServer
 
 NOW = datetime.now(UTC)
 
@@ -174,3 +179,133 @@ def test_prices_are_read_over_https_only() -> None:
     for url in ("http://prices.example.org/x", "file:///etc/passwd"):
         with pytest.raises(ConfigError, match="over HTTPS only"):
             get_json(url)
+
+
+def sku(description: str, price: float, kind: str = "OnDemand", **more: Any) -> dict[str, Any]:
+    """A SKU of Compute Engine, made by hand."""
+    unit = more.pop("unit", "GiBy.h" if " Ram " in description else "h")
+    nanos = round(price % 1 * 1e9)
+    rate = {"startUsageAmount": 0, "unitPrice": {"currencyCode": "USD", "units": str(int(price)), "nanos": nanos}}
+    return {
+        "skuId": "0000-AAAA-0000",
+        "description": description,
+        "category": {"resourceFamily": "Compute", "resourceGroup": "GPU", "usageType": kind},
+        "serviceRegions": ["us-central1"],
+        "pricingInfo": [{"pricingExpression": {"usageUnit": unit, "tieredRates": [rate]}}],
+        **more,
+    }
+
+
+def gcp(*pages: list[dict[str, Any]], regions: tuple[str, ...] = ()) -> dict[str, float]:
+    """The offers of pages of SKUs, by their names."""
+
+    def get(url: str, *, headers: Mapping[str, str], access: str) -> Any:
+        assert headers == {"X-Goog-Api-Key": "Gk7canary42"} and "Gk7canary42" not in url
+        number = int(url.partition("pageToken=")[2] or 0)
+        return {"skus": pages[number], "nextPageToken": str(number + 1) if number + 1 < len(pages) else ""}
+
+    return {offer.key: offer.usd_per_hour for offer in refresh_gcp(regions, get=get)}
+
+
+A2 = [
+    sku("A2 Instance Core running in Americas", 0.031611),
+    sku("A2 Instance Ram running in Americas", 0.004237),
+    sku("Nvidia Tesla A100 GPU running in Americas", 2.933908),
+]
+A2_SPOT = [
+    sku("Spot Preemptible A2 Instance Core running in Americas", 0.01, "Preemptible"),
+    sku("Spot Preemptible A2 Instance Ram running in Americas", 0.001, "Preemptible"),
+    # Google gives it the kind of those on demand.
+    sku("Nvidia Tesla A100 GPU attached to Spot Preemptible VMs running in Americas", 1.0, "OnDemand"),
+]
+
+
+@pytest.fixture
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY, "Gk7canary42")
+
+
+def test_a_machine_of_gcp_is_the_sum_of_its_parts(key: None) -> None:
+    found = gcp(A2[:2], [*A2[2:], *A2_SPOT])
+    assert found["gcp/us-central1/a2-highgpu-1g/on-demand"] == 3.673385  # 2.933908 + 12 * 0.031611 + 85 * 0.004237
+    assert found["gcp/us-central1/a2-highgpu-8g/spot"] == pytest.approx(8 + 96 * 0.01 + 680 * 0.001)
+    assert len(found) == 10 and not any("ultragpu" in name for name in found), "A100s of 80 GB have no price"
+
+
+def test_other_skus_of_gcp_are_no_prices(key: None) -> None:
+    others = [
+        sku("Nvidia Tesla A100 GPU attached to DWS Defined Duration VMs running in Americas", 99.0),
+        sku("Reserved Nvidia Tesla A100 GPU in Americas in Calendar Mode", 99.0),
+        sku("Commitment v1: A2 Core in Americas for 1 Year", 99.0, "Commit1Yr"),
+        sku("A2 Instance Core running in Americas", 99.0, "Commit1Yr"),
+        sku("A2 Custom Instance Core running in Americas", 99.0),
+        sku("A2 Instance Core running in Americas", 99.0, unit="mo"),
+        sku("A2 Instance Ram running in Americas", 0.0),
+        {"description": "N1 Predefined Instance Core running in Americas"},
+    ]
+    assert gcp([*others, *A2]) == gcp(A2)
+    dearer = sku("A2 Instance Core running in Iowa", 0.05)
+    assert gcp([dearer, *A2]) == gcp([*A2, dearer]) != gcp(A2), "the order does not matter"
+
+
+def test_mega_is_plus_and_no_other_h100(key: None) -> None:
+    parts = [
+        sku("A3Plus Instance Core running in Americas", 0.026924),
+        sku("A3Plus Instance Ram running in Americas", 0.002344),
+        sku("A3 Instance Core running in Americas", 0.02),
+        sku("A3 Instance Ram running in Americas", 0.002),
+    ]
+    mega = [sku(f"Nvidia H100 80GB {word} GPU running in Americas", 10.344276) for word in ("Mega", "Plus")]
+    price = pytest.approx(8 * 10.344276 + 208 * 0.026924 + 1872 * 0.002344)
+    expected = {"gcp/us-central1/a3-megagpu-8g/on-demand": price}
+    assert gcp([*parts, mega[0]]) == gcp([*parts, mega[1]]) == expected
+
+
+def test_regions_of_gcp_are_chosen(key: None) -> None:
+    everywhere = [{**one, "serviceRegions": ["us-central1", "europe-west4"]} for one in A2]
+    assert len(gcp(everywhere)) == 10
+    assert {name.split("/")[1] for name in gcp(everywhere, regions=("europe-west4",))} == {"europe-west4"}
+
+
+def test_gcp_needs_a_key_that_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEY, raising=False)
+    with pytest.raises(ConfigError, match="no key for the price list of GCP"):
+        refresh_gcp(get=lambda url, **_: {})
+    monkeypatch.setenv(KEY, "Gk7canary42")
+
+    class Refuses(BaseHTTPRequestHandler):
+        seen: list[str | None]
+        code = 400
+
+        def do_GET(self) -> None:
+            self.seen.append(self.headers.get("X-Goog-Api-Key"))
+            self.send_response(self.code)
+            self.send_header("Location", "/elsewhere")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    for code in (400, 302):
+        seen: list[str | None] = []
+        server = LocalServer(Refuses, seen=seen, code=code)
+        try:
+            with pytest.raises(ConfigError, match=f"status {code}") as raised:
+                refresh_gcp(endpoint=f"{server.endpoint}/skus")
+        finally:
+            server.close()
+        assert seen == ["Gk7canary42"], "a redirect is not followed"
+        assert "Gk7canary42" not in str(raised.value) and (KEY in str(raised.value.fix)) == (code == 400)
+    assert "Gk7canary42" not in redact("key Gk7canary42")
+
+
+WITHOUT_PRICE = sku("A2 Instance Core running in Americas", 1.0, pricingInfo=[])
+
+
+@pytest.mark.parametrize("answer", [[], {"skus": 3}, {"skus": [WITHOUT_PRICE]}])
+def test_another_answer_of_gcp_is_refused(answer: Any, key: None) -> None:
+    with pytest.raises(ConfigError, match="the answer of GCP's price list"):
+        refresh_gcp(get=lambda url, **_: answer)
+    with pytest.raises(ConfigError, match="has more than 200 pages"):
+        refresh_gcp(get=lambda url, **_: {"skus": [], "nextPageToken": "again"})
