@@ -38,7 +38,7 @@ _UNITS = {
     Unit.WATTS: "watt",
     Unit.MEGAHERTZ: "hertz",
 }
-_NAME = re.compile(r"\{([a-z]+(?:/[\w/<>-]+)?)\}")
+_NAME = re.compile(r"\{([a-z_]+(?:/[\w/<>-]+)?)\}")
 #: In the 24 columns of a dashboard.
 _SPAN, _HEIGHT = 12, 8
 

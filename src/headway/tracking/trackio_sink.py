@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.config.track import TrackioConfig, http_problem
-from headway.core.errors import ConfigError, missing_extra
+from headway.core.errors import ConfigError, HeadwayError, missing_extra
 from headway.core.files import fingerprint
 from headway.core.secrets import redact
 from headway.tracking.servers import address_from, ask_server
@@ -167,6 +167,8 @@ def _answering() -> Iterator[None]:
     """Turn errors of the store, and of the server's client, into those of the contract."""
     try:
         yield
+    except HeadwayError:
+        raise
     except (OSError, RuntimeError, sqlite3.Error) as error:
         raise Unreachable(redact(str(error) or type(error).__name__).partition("\n")[0][:200]) from error
     except Exception as error:
