@@ -158,7 +158,8 @@ class TrackConfig(Section):
     @property
     def settings(self) -> Section:
         """The section that is given."""
-        return next(section for _, section in self if section is not None)
+        found: Section = next(section for _, section in self if section is not None)
+        return found
 
 
 def _unknown(name: str) -> PydanticCustomError:
