@@ -16,6 +16,7 @@ from headway.config.cost import OFFER_PATTERN
 from headway.config.document import Entry
 from headway.config.reference import sections_of
 from headway.config.schema import NAME_PATTERN, Config
+from headway.config.track import TRACKIO_PATTERN
 from headway.core.errors import ConfigError
 
 #: Names of these keys in other trainers.
@@ -44,6 +45,7 @@ OURS = {theirs: ours for ours, names in FOREIGN.items() for theirs in names}
 _PATTERNS = {
     NAME_PATTERN: "should be letters, digits, '.', '_' and '-', the first a letter or digit",
     FUNCTION_PATTERN: "should be package.module:function",
+    TRACKIO_PATTERN: "should be letters, digits, '_' and '-'",
     OFFER_PATTERN: "should be cloud/region/instance/spot, or .../on-demand, as `headway prices` lists them",
 }
 

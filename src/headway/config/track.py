@@ -19,6 +19,8 @@ TRACKERS = ("mlflow", "opentelemetry", "tensorboard", "trackio", "wandb")
 _MLFLOW_SCHEMES = (
     "http", "https", "databricks", "databricks-uc", "uc", "sqlite", "postgresql", "mysql", "mssql", "file",
 )  # fmt: skip
+#: Names of projects of Trackio, which drops other characters: `my.model` and `mymodel` would be one.
+TRACKIO_PATTERN = r"^[A-Za-z0-9_-]+$"
 #: Endings of names of projects that would share a file of Trackio with another project.
 _TRACKIO_RESERVED = (
     "_system", "_configs", "_traces", "_artifacts", "_artifact_versions", "_artifact_aliases", "_artifact_links",
@@ -63,7 +65,7 @@ class TensorboardConfig(Section):
 class TrackioConfig(Section):
     """Trackio: its store on this machine, or a server of yours. The token comes from `TRACKIO_WRITE_TOKEN`."""
 
-    project: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")] = "headway"
+    project: Annotated[str, Field(pattern=TRACKIO_PATTERN)] = "headway"
     """The project."""
     server: str | None = None
     """For example `https://trackio.example.org`; `TRACKIO_SERVER_URL` when not given, else the store of this machine
