@@ -216,8 +216,13 @@ _LINES: dict[str, tuple[_Line, ...]] = {
     ),
     "copies of a logged step": (
         ("host_to_device/seconds", Unit.SECONDS, _G, "Time of the step's copies of batches to the first worker's GPU"),
-        ("host_to_device/copied_gib", Unit.GIB, _G, "What those copies moved"),
-        ("host_to_device/rate_gib_per_second", Unit.GIB_PER_SECOND, _G, "What they moved over the time that they took"),
+        ("host_to_device/copied_gib", Unit.GIB, _G, "Size of the step's copies of batches to the first worker's GPU"),
+        (
+            "host_to_device/rate_gib_per_second",
+            Unit.GIB_PER_SECOND,
+            _G,
+            "Rate of the step's copies of batches to the first worker's GPU",
+        ),
     ),
     "data": (
         ("data/share/<source>", Unit.RATIO, _G, "Share of the step's rows that come from a source"),
