@@ -114,7 +114,7 @@ def progress_of(run: Path) -> Progress:
     if not is_run(run):
         return Progress()
     found = Run(run)
-    metrics = found.read_metrics(newest=True)
+    metrics = found.newest_metrics()
     step, total, pace = found.step, found.total_steps, median(metrics, "speed/step_seconds")
     saved = [checkpoint.time for checkpoint in found.checkpoints if checkpoint.time is not None]
     loss = metrics.last("train/loss")
@@ -132,4 +132,4 @@ def progress_of(run: Path) -> Progress:
 
 def save_seconds_of(run: Path) -> float | None:
     """Return how long the last save of a run took; None if it has not been saved here."""
-    return Run(run).read_metrics(newest=True).last("checkpoint/write_seconds") if is_run(run) else None
+    return Run(run).newest_metrics().last("checkpoint/write_seconds") if is_run(run) else None

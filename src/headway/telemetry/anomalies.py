@@ -258,28 +258,35 @@ class Episode:
     last_step: int
 
 
-def episodes(watch: AnomalyWatch, records: Iterable[Mapping[str, Any]]) -> list[Episode]:
-    """Return all anomalies of a history, by their first step, those of steps that were done again included.
+class Episodes:
+    """Collects all anomalies of a history, those of steps that were done again included.
 
     Args:
         watch: A new watch.
-        records: As they are in the file.
     """
-    found: dict[str, Episode] = {}
-    closed: list[Episode] = []
-    newest = 0
-    for record in records:
+
+    def __init__(self, watch: AnomalyWatch) -> None:
+        self._watch = watch
+        self._open: dict[str, Episode] = {}
+        self._closed: list[Episode] = []
+        self._attempt = 0
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Add the next record of the file."""
         step, attempt = record.get("step"), record.get("attempt", 0)
-        if not isinstance(step, int) or not isinstance(attempt, int) or attempt < newest:
-            continue
-        newest = attempt
-        watch.add(step, attempt, record)
-        now = {one.label: one for one in watch.found()}
-        closed += [found.pop(label) for label in list(found) if label not in now]
+        if not isinstance(step, int) or not isinstance(attempt, int) or attempt < self._attempt:
+            return
+        self._attempt = attempt
+        self._watch.add(step, attempt, record)
+        now = {one.label: one for one in self._watch.found()}
+        self._closed += [self._open.pop(label) for label in list(self._open) if label not in now]
         for label, one in now.items():
-            before = found.get(label)
-            found[label] = Episode(one, step, step) if before is None else replace(before, last_step=step)
-    return sorted([*closed, *found.values()], key=lambda one: one.first_step)
+            before = self._open.get(label)
+            self._open[label] = Episode(one, step, step) if before is None else replace(before, last_step=step)
+
+    def found(self) -> list[Episode]:
+        """Return the episodes by their first step."""
+        return sorted([*self._closed, *self._open.values()], key=lambda one: one.first_step)
 
 
 def _drifts(stretches: list[_Stretch], on_gpu: bool) -> Iterator[Anomaly]:

@@ -8,7 +8,6 @@ began. Repeated steps count once, and those whose rows a rollback leaves out do 
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,8 +16,9 @@ from headway.core.errors import INTERRUPTED
 from headway.core.foreign import as_number
 from headway.core.format import counted, format_seconds
 from headway.core.outcomes import BUDGET_REACHED, FINISHED, SAVED_OUTCOMES
-from headway.telemetry.metrics import LEFT_OUT, read_records
+from headway.telemetry.metrics import read_records
 from headway.telemetry.record import RUNNING, Attempt, Run, as_int, as_text
+from headway.telemetry.work import AttemptWork, Work
 
 #: Causes, in the order in which they are shown.
 START, AGAIN, SAVING, DATA, HANGING, DOWN, OTHER = (
@@ -30,11 +30,6 @@ START, AGAIN, SAVING, DATA, HANGING, DOWN, OTHER = (
     "between attempts",
     "evaluation and the rest",
 )
-
-
-_STALLS = ("checkpoint/stall_seconds", "checkpoint/hold_stall_seconds")
-#: Metrics that the loop records when a piece of work is done. (Outcomes of saves can also arrive after a failure.)
-_DONE = frozenset(("speed/step_seconds", "evaluation/loss", LEFT_OUT, *_STALLS))
 
 
 @dataclass(frozen=True)
@@ -73,21 +68,6 @@ class Goodput:
         return f"goodput {self.ratio:.1%} of {format_seconds(self.wall_seconds)}{f' · {lost}' if lost else ''}{again}"
 
 
-@dataclass
-class _Done:
-    """The records of one attempt."""
-
-    steps: array[int] = field(default_factory=lambda: array("q"))
-    seconds: array[float] = field(default_factory=lambda: array("d"))
-    """0 for a step that was left out, which stands for whatever was computed of it before."""
-    waited: array[float] = field(default_factory=lambda: array("d"))
-    stalls: float = 0.0
-    began: float | None = None
-    """When the first step that was computed began, Unix seconds."""
-    last_time: float = 0.0
-    """When the last of all that was done was finished."""
-
-
 def goodput(
     attempts: Iterable[Attempt],
     endings: Mapping[int, Mapping[str, Any]],
@@ -103,16 +83,24 @@ def goodput(
         records: Records of `metrics.jsonl` as they were written, superseded ones included.
         counts_to: The last step that led to the current state.
     """
+    work = Work()
+    for record in records:
+        work.add(record)
+    return _split(attempts, endings, work, counts_to)
+
+
+def _split(
+    attempts: Iterable[Attempt], endings: Mapping[int, Mapping[str, Any]], all_work: Work, counts_to: float = math.inf
+) -> Goodput | None:
     known = [attempt for attempt in attempts if attempt.started is not None and attempt.ended is not None]
     if not known:
         return None
-    done = _by_attempt(records)
     lost = dict.fromkeys((START, AGAIN, SAVING, DATA, HANGING, DOWN, OTHER), 0.0)
     wall = effective = 0.0
     lost_steps: dict[int, int] = {}
     counts_below = counts_to + 1  # a step counts when no later attempt has computed it
     for index in range(len(known) - 1, -1, -1):
-        attempt, work = known[index], done.get(known[index].number, _Done())
+        attempt, work = known[index], all_work.by_attempt.get(known[index].number, AttemptWork())
         assert attempt.started is not None and attempt.ended is not None, "known"
         said = endings.get(attempt.number, {}).get("silent_seconds")
         silent = as_number(said) or 0.0
@@ -150,7 +138,7 @@ def goodput(
 
 def goodput_of(run: Run) -> Goodput | None:
     """Split the time of the run in a run directory."""
-    return goodput(run.attempts, run.attempt_records, read_records(run.path))
+    return _split(run.attempts, run.attempt_records, run.work)
 
 
 def goodput_before(run: Run, attempt: int, step: int) -> Goodput | None:
@@ -183,33 +171,7 @@ def _stopped_by(ending: Mapping[str, Any]) -> str | None:
     return next((as_text(notice.get("what")) for notice in signals), None)
 
 
-def _unrecorded(work: _Done, ending: Mapping[str, Any]) -> int | None:
+def _unrecorded(work: AttemptWork, ending: Mapping[str, Any]) -> int | None:
     """Return the last finished step by the heartbeat, if the attempt ended before the step's record was written."""
     step = as_int(ending.get("step"))
     return step if step is not None and work.steps and step == work.steps[-1] + 1 else None
-
-
-def _by_attempt(records: Iterable[Mapping[str, Any]]) -> dict[int, _Done]:
-    found: dict[int, _Done] = {}
-    for record in records:
-        number, step = as_int(record.get("attempt")), as_int(record.get("step"))
-        if number is None or step is None:
-            continue
-        work = found.setdefault(number, _Done())
-        if not _DONE.isdisjoint(record):
-            work.last_time = as_number(record.get("time")) or 0.0
-        seconds = record.get("speed/step_seconds")
-        if isinstance(seconds, float):
-            share = record.get("speed/data_wait_share")
-            if work.began is None:
-                work.began = (as_number(record.get("time")) or 0.0) - seconds
-            work.steps.append(step)
-            work.seconds.append(seconds)
-            work.waited.append(seconds * share if isinstance(share, float) else 0.0)
-        elif LEFT_OUT in record:
-            work.steps.append(step)
-            work.seconds.append(0.0)
-            work.waited.append(0.0)
-        stalls = (record.get(key) for key in _STALLS)
-        work.stalls += sum(stall for stall in stalls if isinstance(stall, float))
-    return found

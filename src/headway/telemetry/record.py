@@ -7,7 +7,7 @@ interesting to examine are those that died.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,7 +25,8 @@ from headway.core.lease import read_lease
 from headway.core.machine import host_name
 from headway.core.outcomes import FAILED, FINISHED, SAVED_OUTCOMES
 from headway.core.secrets import redact_arguments, redact_values
-from headway.telemetry.metrics import FILE_NAME, Metrics, Span, read_metrics
+from headway.telemetry.metrics import FILE_NAME, Metrics, Span, read_metrics, read_records
+from headway.telemetry.work import Work
 
 RUNNING, DIED = "running", "died"
 #: The newest attempt restored an earlier checkpoint (`headway checkpoints restore`), and trained nothing.
@@ -100,17 +101,40 @@ class Run:
         """`run.json`, without credentials as well; empty when it cannot be read."""
         return dict(redact_values(read_json(self.path / "run.json")))
 
-    @cached_property
+    @property
     def metrics(self) -> Metrics:
-        """The history."""
-        return self.read_metrics()
+        """The history that counts."""
+        return self._history[0]
 
-    def read_metrics(self, *, newest: bool = False) -> Metrics:
-        """Read the history, or its newest records, without steps that the run has been shortened by.
+    @property
+    def work(self) -> Work:
+        """What every attempt has done, superseded steps included."""
+        return self._history[1]
+
+    @cached_property
+    def _history(self) -> tuple[Metrics, Work]:
+        return self._read_history()
+
+    def pass_history_to(self, reader: Callable[[Mapping[str, Any]], None]) -> None:
+        """Pass every record, as it was written, to a reader, and keep `metrics` and `work` from the same pass."""
+        self.__dict__["_history"] = self._read_history(reader)  # as `cached_property` does
+
+    def _read_history(self, *readers: Callable[[Mapping[str, Any]], None]) -> tuple[Metrics, Work]:
+        metrics, work = Metrics(), Work()
+        for record in read_records(self.path):
+            for read in (metrics.add, work.add, *readers):
+                read(record)
+        return self._shortened(metrics), work
+
+    def newest_metrics(self) -> Metrics:
+        """Read the last few hundred records only, which is quick for any length."""
+        return self._shortened(read_metrics(self.path, newest=True))
+
+    def _shortened(self, metrics: Metrics) -> Metrics:
+        """Leave out steps that the run has been shortened by.
 
         No record supersedes those steps if an earlier attempt ended beyond the new end: the last one has none to do.
         """
-        metrics = read_metrics(self.path, newest=newest)
         records, total = self.attempt_records, self.total_steps
         last = max(records, default=None)
         if last is not None and last not in metrics.spans and records[last].get("outcome") == FINISHED and total:

@@ -18,10 +18,9 @@ from headway.core.format import UNKNOWN, counted, format_bytes, format_count, fo
 from headway.core.outcomes import FINISHED
 from headway.core.secrets import redact_arguments
 from headway.telemetry import html
-from headway.telemetry.anomalies import AnomalyWatch, episodes
+from headway.telemetry.anomalies import AnomalyWatch, Episodes
 from headway.telemetry.charts import loss_chart, metric_chart
 from headway.telemetry.goodput import Goodput, goodput_of
-from headway.telemetry.metrics import read_records
 from headway.telemetry.record import DIED, NOT_ENDED, NOT_STARTED, RUNNING, Run, as_int, as_text, dig, open_run
 from headway.telemetry.summary import (
     Summary,
@@ -66,6 +65,10 @@ def write_report(run_dir: Path, output: Path | None = None) -> Path:
 
 def render_report(run: Run) -> str:
     """Return the page as text."""
+    watch = AnomalyWatch()
+    watch.configure(run)
+    episodes = Episodes(watch)
+    run.pass_history_to(episodes.add)
     summary, found = summarize(run), goodput_of(run)
     return html.page(
         f"{run.name} · Headway run",
@@ -80,7 +83,7 @@ def render_report(run: Run) -> str:
             html.section("Model", html.facts(_model(run))),
             html.section("Changes during the run", _segments(run)),
             html.section("Attempts", _spent(found), _attempts(run, found)),
-            html.section("Anomalies", _anomalies(run)),
+            html.section("Anomalies", _anomalies(episodes)),
             html.section("Benchmarks", _benchmarks(run)),
             html.section("Checkpoints", _checkpoints(run)),
             html.section("Environment", html.facts(_environment(run)), _changes(run)),
@@ -338,11 +341,9 @@ def _attempts(run: Run, found: Goodput | None) -> str:
     return html.table(headers, rows, numeric=(1, 2, 4, 6))
 
 
-def _anomalies(run: Run) -> str:
+def _anomalies(episodes: Episodes) -> str:
     """Show what was not as usual; nothing if everything was."""
-    watch = AnomalyWatch()
-    watch.configure(run)
-    found = episodes(watch, read_records(run.path))
+    found = episodes.found()
     rows = [
         [f"{one.first_step:,} to {one.last_step:,}", one.anomaly.label, one.anomaly.text, one.anomaly.advice]
         for one in found[:_SHOWN_ANOMALIES]

@@ -56,7 +56,7 @@ def list_runs(folder: Path) -> list[Listing]:
 
 
 def _listing(run: Run) -> Listing:
-    metrics = run.read_metrics(newest=True)
+    metrics = run.newest_metrics()
     speed, language_model = median(metrics, "speed/tokens_per_second"), run.is_language_model
     return Listing(
         name=run.name,

@@ -25,7 +25,7 @@ from headway.telemetry.anomalies import (
     UNSTABLE,
     VIRTUAL_MACHINES,
     AnomalyWatch,
-    episodes,
+    Episodes,
 )
 
 Change = Callable[[int], dict[str, Any]]
@@ -233,7 +233,10 @@ def test_damaged_records_hurt_nothing() -> None:
 
 def test_episodes_of_a_whole_history() -> None:
     lines = list(records(400, lambda step: SLOW if 150 < step <= 240 else {}))
-    [episode] = episodes(AnomalyWatch(), [{"step": "x"}, *lines, {"step": 5, "attempt": 0, "train/loss": 1.0}])
+    episodes = Episodes(AnomalyWatch())
+    for record in [{"step": "x"}, *lines, {"step": 5, "attempt": 0, "train/loss": 1.0}]:
+        episodes.add(record)
+    [episode] = episodes.found()
     assert (episode.anomaly.kind, episode.anomaly.cause) == ("slower", UNKNOWN)
     assert 150 < episode.first_step < 200 and 240 <= episode.last_step < 290
     assert re.match(r"a step takes (8|8.\d+|7.9\d) s, (6|5.\d+) s were usual", episode.anomaly.text)
