@@ -32,7 +32,7 @@ def main() -> None:
     config = load_config(Path(job.model).parent / "config.yaml", [])
     model = build_model(config.model, vocab_size=config.data.tokenizer.vocab_size, seed=config.seed)
     if job.compile:
-        compile_model(config, model)
+        compile_model(config.parallel, model)
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(parameters, job.learning_rate, job.betas, weight_decay=0.0, fused=True)
     rows, total = job.load_rows(), 0.0

@@ -87,7 +87,7 @@ def prepare(config: Config, world: World) -> Callable[[], tuple[float, float]]:
     grid = resolve_grid(config, world.size)
     threads = resolve_threads(config, world.size, grid.lanes, usable_cores())
     model = build_model(config.model, vocab_size=VOCABULARY, seed=config.seed).to(world.device).train()
-    apply_precision(config, model, world.device)
+    apply_precision(config.train, model, world.device)
     feed = RandomRows(grid, config.train.sequence_length)
     strategy = make_strategy(config, model, world)
     elastic = config.determinism == "elastic"

@@ -26,7 +26,7 @@ from headway.parallel.stages import stages_of_worker
 from headway.parallel.world import World
 
 if TYPE_CHECKING:
-    from headway.config import Config
+    from headway.config.parallel import ParallelConfig
 
 #: (micro-batch, output of the previous stage or None, layers) -> input of the next stage, or the summed loss.
 StageForward = Callable[[MicroBatch, torch.Tensor | None, range], torch.Tensor]
@@ -41,7 +41,7 @@ class Pipeline:
 
     def __init__(
         self,
-        config: Config,
+        parallel: ParallelConfig,
         model: nn.Module,
         world: World,
         *,
@@ -55,12 +55,12 @@ class Pipeline:
             model: Has only this worker's layers.
             stages: The layers of every stage (`parallel.stages.plan_stages`).
         """
-        self._schedule_name, self._world = config.parallel.pipeline_schedule, world
+        self._schedule_name, self._world = parallel.pipeline_schedule, world
         self._ranks = world.mesh.ranks_along(world.rank, "pp")
         self._place = self._ranks.index(world.rank)
         self._group = world.device_mesh["pp"].get_group()
         self._stages, self._forward, self._output = stages, forward, output
-        assert len(stages) == len(self._ranks) * stages_per_worker(config.parallel)
+        assert len(stages) == len(self._ranks) * stages_per_worker(parallel)
         self._mine = stages_of_worker(self._place, len(self._ranks), len(stages))
         self._lane = _Lane()
         self._schedule: tuple[tuple[int, torch.Size], Any] | None = None

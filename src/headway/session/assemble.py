@@ -27,7 +27,7 @@ def assemble(
         threads: CPU threads of this worker.
         fresh: Whether training starts from the initial weights; otherwise weights are about to be loaded.
     """
-    apply_precision(config, task.model.train(), world.device)
+    apply_precision(config.train, task.model.train(), world.device)
     strategy = _cut(config, task, world, fresh)
     elastic = config.determinism == "elastic"
     settings, updates_on = _updates(config, world)

@@ -24,7 +24,7 @@ from headway.checkpoint.run_identity import CLAIM_FILE, RUN_ID, new_run_id, read
 from headway.checkpoint.save.fence import OWNER_FILE
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.verify import verify_checkpoint
-from headway.config import Config, changes, dump_config, identity, load_resolved
+from headway.config import CheckpointConfig, Config, changes, dump_config, identity, load_resolved
 from headway.config.early_stopping import reason_to_stop
 from headway.core.console import notice, warning
 from headway.core.errors import (
@@ -165,7 +165,7 @@ def check_remote_usable(config: Config, options: RunOptions, data: str | None = 
         warning(f"the remote checkpoints cannot be reached now: {error.what}")
 
 
-def check_keys_present(config: Config) -> None:
+def check_keys_present(checkpoint: CheckpointConfig) -> None:
     """Check the keys that checkpoints are signed and encrypted with.
 
     Otherwise a missing key would show only at the first save. A key that is set but not used would make the run refuse
@@ -174,7 +174,7 @@ def check_keys_present(config: Config) -> None:
     Raises:
         ConfigError: a key is missing or cannot be used, or is set without being used.
     """
-    if config.checkpoint.sign:
+    if checkpoint.sign:
         key_to_sign_with()
     elif signing_key() is not None:
         raise ConfigError(
@@ -182,9 +182,9 @@ def check_keys_present(config: Config) -> None:
             where=f"checkpoint.sign, {VARIABLE}",
             fix=f"checkpoint.sign=true, or leave {VARIABLE} unset for this command",
         )
-    if config.checkpoint.encrypt:
+    if checkpoint.encrypt:
         key_to_encrypt_with("checkpoint.encrypt")
-    if config.checkpoint.remote is not None and config.checkpoint.remote.encrypt:
+    if checkpoint.remote is not None and checkpoint.remote.encrypt:
         key_to_encrypt_with("checkpoint.remote.encrypt")
 
 
@@ -458,14 +458,10 @@ def counted_for(config: Config, old: Config, step: int) -> Config:
         step: Step of the newest checkpoint.
     """
     same = config.with_segments(old.segments)
-    if not step or _batches_of(same) == _batches_of(old):
+    batches = [(one.train.global_batch_rows, one.train.batch_ramp, one.train.sequence_length) for one in (same, old)]
+    if not step or batches[0] == batches[1]:
         return same
     return config.model_copy(update={"train": config.train.after((old.train.batches, step))})
-
-
-def _batches_of(config: Config) -> tuple[Any, ...]:
-    train = config.train
-    return train.global_batch_rows, train.batch_ramp, train.sequence_length
 
 
 def newest_manifest(run: RunDirectory) -> tuple[int, Mapping[str, Any]] | None:

@@ -151,7 +151,7 @@ def _lost(now: str, last: Segment, why: str, where: str) -> DataError:
 
 def part_rows(config: Config, parts: Sequence[TokenStore]) -> PartRows:
     """Count the rows of every part of some data, by source and row length."""
-    data, lengths = config.data, row_lengths(config)
+    data, lengths = config.data, row_lengths(config.data, config.train.sequence_length)
     split = SplitRows(list(parts), "train", *lengths, packing=data.packing, document_mask=data.document_mask)
     return {name: {n: split.counts_by_part(name, n) for n in lengths} for name in split.sources}
 

@@ -41,7 +41,7 @@ class RunPlan:
         Raises:
             ConfigError: the degrees or the lanes do not fit the workers, or a key for the checkpoints is missing here.
         """
-        check_keys_present(config)
+        check_keys_present(config.checkpoint)
         mesh = resolve_mesh(config, world_size_from_environment() or config.parallel.all_workers)
         return cls(config, options, mesh, resolve_lanes(config, mesh.data), store)
 

@@ -43,7 +43,7 @@ def preview(config: Config, options: RunOptions | None = None) -> str:
     steps = train.steps
     store = pinned(store, config.run_directory, config.segments[-1].data) if config.segments else store
     ineffective = ineffective_settings(config, "validation" in store.splits)
-    for line in (*shortfalls(config, device), *crossing_groups(config, workers), *ineffective):
+    for line in (*shortfalls(config.train, device), *crossing_groups(config, workers), *ineffective):
         warning(line)
     load_callbacks(config.callbacks)
     check_trackers(config.track)
@@ -51,7 +51,7 @@ def preview(config: Config, options: RunOptions | None = None) -> str:
     tokens = train.batches.tokens_before(steps)
     now = train.batches.begins
     rows, length = sum(feed.plan.epoch_rows(now)), feed.plan.sequence_length(now)  # a stage may begin with shorter rows
-    epochs = _epochs(config, feed.plan)
+    epochs = _epochs(config.train, feed.plan)
     parameters = count_parameters(model)
     threads = resolve_threads(config, workers, grid.lanes, usable_cores(), at_most=most_threads())
     active = f" ({format_count(parameters.active)} active)" if model.experts else ""
@@ -74,13 +74,13 @@ def preview(config: Config, options: RunOptions | None = None) -> str:
     )
 
 
-def _epochs(config: Config, plan: RowPlan) -> float:
+def _epochs(train: TrainConfig, plan: RowPlan) -> float:
     """Return how often the run goes through all data, which may have grown with a change of the run."""
-    batches, steps = config.train.batches, config.train.steps or 0
+    batches = train.batches
     return sum(
         (batches.tokens_before(last) - batches.tokens_before(first))
         / (sum(plan.epoch_rows(first)) * plan.sequence_length(first))
-        for first, last in plan.stretches(0, steps)
+        for first, last in plan.stretches(0, train.steps or 0)
     )
 
 

@@ -29,6 +29,7 @@ from headway.checkpoint.skipped_ranges import is_outdated
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.verify_across_hosts import check_same_on_all_hosts
 from headway.config import (
+    Batches,
     Config,
     LaneGrid,
     MeshShape,
@@ -185,7 +186,7 @@ def _train(
     start = access.info(step) if step >= 0 else None
     load_seconds = time.monotonic() - began
     config, task = _adopt_segments(start, config, task, make_task=make_task, grid=grid, world=world, run=run)
-    _check_rows(config, grid, start)
+    _check_rows(config.train.batches, grid, start)
     threads = _threads(config, world, grid, start)
     torch.set_num_threads(threads)
 
@@ -211,7 +212,7 @@ def _train(
     if compiled:
         if own_process:
             pause_collection()
-        compile_model(config, task.model)
+        compile_model(config.parallel, task.model)
         resume_collection()
     _try_memory(config, task, state, strategy, world, grid=grid)
 
@@ -311,13 +312,12 @@ def _adopt_segments(
     return config, make_task(config, grid, world.mesh, world.rank)
 
 
-def _check_rows(config: Config, grid: LaneGrid, start: CheckpointInfo | None) -> None:
+def _check_rows(batches: Batches, grid: LaneGrid, start: CheckpointInfo | None) -> None:
     """Check that the steps of an earlier segment to which the run returns can be cut into the lanes of the last one.
 
     Raises:
         ConfigError: they cannot.
     """
-    batches = config.train.batches
     for first, _, rows in batches.stretches(start.step if start is not None else 0, batches.begins):
         if rows % grid.lanes:
             raise ConfigError(
@@ -477,7 +477,7 @@ def _report_start(job: Job, start: CheckpointInfo | None, parameters: int) -> No
     if world.is_first:
         evaluates = job.task.evaluation is not None
         for line in (
-            *shortfalls(config, world.device),
+            *shortfalls(config.train, world.device),
             *crossing_groups(config, world.size),
             *old_price_key(config),
             *ineffective_settings(config, evaluates),

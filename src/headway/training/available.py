@@ -24,12 +24,12 @@ from headway.training.precision import check_present
 from headway.training.torchao_import import missing_package
 
 if TYPE_CHECKING:
-    from headway.config import Config
+    from headway.config import Config, TrainConfig
 
 
-def slow_precision(config: Config, device: torch.device) -> str | None:
+def slow_precision(train: TrainConfig, device: torch.device) -> str | None:
     """Describe a precision that this machine computes slowly; None if it does not."""
-    if config.train.precision != "bf16" or device.type != "cpu":
+    if train.precision != "bf16" or device.type != "cpu":
         return None
     speed = cpu_bf16_speed()
     if not speed:
@@ -39,11 +39,11 @@ def slow_precision(config: Config, device: torch.device) -> str | None:
     return None
 
 
-def unused_gpus(config: Config, device: torch.device, machine: Machine | None = None) -> str | None:
+def unused_gpus(train: TrainConfig, device: torch.device, machine: Machine | None = None) -> str | None:
     """Describe the GPUs that `train.device: auto` cannot use; None if there are none, or they are hidden on purpose."""
     machine = machine or Machine()
     hidden = machine.environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    if config.train.device != "auto" or device.type == "cuda" or hidden:
+    if train.device != "auto" or device.type == "cuda" or hidden:
         return None
     count = nvidia_devices(machine)
     if not count:
@@ -54,9 +54,9 @@ def unused_gpus(config: Config, device: torch.device, machine: Machine | None = 
     )
 
 
-def shortfalls(config: Config, device: torch.device) -> list[str]:
+def shortfalls(train: TrainConfig, device: torch.device) -> list[str]:
     """Describe what a run leaves unused or does slowly on this machine; nothing that would be an error."""
-    found = slow_precision(config, device), unused_gpus(config, device)
+    found = slow_precision(train, device), unused_gpus(train, device)
     return [text for text in found if text is not None]
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from headway.config import Config
+from headway.config.parallel import ParallelConfig
 from headway.core.console import notice, warning
 from headway.core.files import fingerprint, user_cache, write_json
 from headway.core.foreign import read_json_object
@@ -56,7 +57,7 @@ class Gain:
         return (self.eager_seconds - self.compiled_seconds) * layers > self.compile_seconds
 
 
-def compile_model(config: Config, model: nn.Module) -> None:
+def compile_model(parallel: ParallelConfig, model: nn.Module) -> None:
     """Have a model compute with code that is compiled when it is first used.
 
     Shapes are static: the code for one shape must not depend on which shapes came before, or a resumed run would not
@@ -72,7 +73,7 @@ def compile_model(config: Config, model: nn.Module) -> None:
     start_compiler(device.type)
     _report_compiling()
     _recompute_in_backward(device)
-    if config.parallel.tensor > 1:
+    if parallel.tensor > 1:
         # Between layers the residual stream is cut by position; PyTorch (2.13) cannot return such tensors to eager
         # code.
         nn.Module.compile(model, dynamic=False)
@@ -146,7 +147,7 @@ class _Trial:
         length = config.train.sequence_length
         self.layer = Layer(config.model, shape, shape.layers - 1).to(device).train()
         self.layer.activation_checkpointing = config.train.activation_checkpointing
-        apply_precision(config, self.layer, device)
+        apply_precision(config.train, self.layer, device)
         cos, sin = rotary_tables(length, shape.rotary_dim, config.model.rope_theta)
         self.positions = Positions(cos.to(device), sin.to(device), None, True)
         self.x_BTD = torch.randn(rows, length, shape.dim, device=device, requires_grad=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
-from headway.config import Config, load_resolved
+from headway.config import Config, DataConfig, load_resolved
 from headway.core.console import warning
 from headway.core.errors import CheckpointError, ConfigError, DataError
 from headway.core.files import sha256_file
@@ -121,7 +121,7 @@ def _from_run(path: Path, step: int | None, device: torch.device) -> TrainedMode
                 fix=f"take another step; headway checkpoints verify {path} lists the good ones",
             )
     _check_is_decoder(path, info)
-    tokenizer_folder = _tokenizer_folder(path, config, info)
+    tokenizer_folder = _tokenizer_folder(path, config.data, info)
     tokenizer = Tokenizer.load(tokenizer_folder)
     model = build_any_model(config.model, vocab_size=tokenizer.vocab_size, seed=config.seed, initialize=False)
     tensors = model_tensors(model)
@@ -147,7 +147,7 @@ def _check_is_decoder(run: Path, info: CheckpointInfo) -> None:
         )
 
 
-def _tokenizer_folder(run: Path, config: Config, info: CheckpointInfo) -> Path:
+def _tokenizer_folder(run: Path, data: DataConfig, info: CheckpointInfo) -> Path:
     """Find the tokenizer that the checkpoint was made with: the run's copy, or the store's if it is unchanged.
 
     Raises:
@@ -156,7 +156,7 @@ def _tokenizer_folder(run: Path, config: Config, info: CheckpointInfo) -> Path:
     wanted, copy = info.context.get("tokenizer"), run / "tokenizer"
     if _is_tokenizer(copy, wanted):
         return copy
-    folder = folder_of(config.data)
+    folder = folder_of(data)
     if _is_tokenizer(folder, wanted):
         return folder
     there = next((place for place in (folder, copy) if (place / "tokenizer.json").is_file()), None)

@@ -55,7 +55,12 @@ def prove_model(
     known = None if kept is None else kept.get(PROOFS)
     if isinstance(known, dict):
         model.loss_from_hidden = bool(known.get("loss_from_hidden"))
-        _compare_kernels(known.get("kernels"), model.kernels(), config)
+        before, now = known.get("kernels"), model.kernels()
+        if isinstance(before, dict) and before != now and config.determinism != "off":
+            warning(
+                f"transformers now computes with {_in_words(now)} instead of {_in_words(before)}: the run continues,"
+                " but not bit for bit"
+            )
         return {PROOFS: known}
     batches = task.feed.batch(0, 0)
     # A loss mask can leave out all of a micro-batch, and then its gradients would prove nothing.
@@ -65,7 +70,7 @@ def prove_model(
         with torch.random.fork_rng(devices=cuda), kept_buffers(model):
             found = _passes(config, model, state, batch, world)
             if config.determinism != "off":
-                _check_repeats(config, task, state, strategy, world, batch=batch)
+                _check_repeats(config.train.precision, task, state, strategy, world, batch=batch)
     except NotImplementedError as error:
         raise _not_trainable(model, error) from error
     except RuntimeError as error:
@@ -158,14 +163,14 @@ def _everywhere(value: bool, world: World) -> bool:
 
 
 def _check_repeats(
-    config: Config, task: Task, state: TrainState, strategy: Strategy, world: World, *, batch: MicroBatch
+    precision: str, task: Task, state: TrainState, strategy: Strategy, world: World, *, batch: MicroBatch
 ) -> None:
     """Check that two backward passes give equal bits.
 
     Raises:
         ConfigError: they do not, so `determinism` could not be kept.
     """
-    first, second = (_checksums_of_pass(config, task, state, strategy, world, batch=batch) for _ in range(2))
+    first, second = (_checksums_of_pass(precision, task, state, strategy, world, batch=batch) for _ in range(2))
     differing = [name for name in first if first[name] != second.get(name)]
     if any(worker[0] for worker in world.gather([float(len(differing))])):
         where = differing[0] if differing else "another worker's part"
@@ -178,12 +183,12 @@ def _check_repeats(
 
 
 def _checksums_of_pass(
-    config: Config, task: Task, state: TrainState, strategy: Strategy, world: World, *, batch: MicroBatch
+    precision: str, task: Task, state: TrainState, strategy: Strategy, world: World, *, batch: MicroBatch
 ) -> dict[str, int]:
     engine = state.engine
     world.seed(0)
     try:
-        compute_gradients(config, task, state, strategy, world, batch=batch)
+        compute_gradients(precision, task, state, strategy, world, batch=batch)
         if engine is None:
             return own_gradients(state.model)
         norm = sum(engine.norm_parts())
@@ -191,14 +196,6 @@ def _checksums_of_pass(
         return {"all": hash(norm)}
     finally:
         strategy.begin()
-
-
-def _compare_kernels(before: Any, now: Mapping[str, str], config: Config) -> None:
-    if isinstance(before, dict) and before != now and config.determinism != "off":
-        warning(
-            f"transformers now computes with {_in_words(now)} instead of {_in_words(before)}: the run continues, but"
-            " not bit for bit"
-        )
 
 
 def _in_words(kernels: Mapping[str, str]) -> str:

@@ -22,7 +22,7 @@ from headway.telemetry.arithmetic import cpu_multiplies_bf16, set_fp32_products
 from headway.training.torchao_import import importing_torchao
 
 if TYPE_CHECKING:
-    from headway.config import Config
+    from headway.config import Config, TrainConfig
     from headway.training.state import Cursor
 
 #: Precision -> (compute capability that a GPU needs, nearest precision to take instead).
@@ -82,7 +82,7 @@ def _faster_precision(device: str) -> str:
     return "bf16" if cpu_multiplies_bf16() else "fp32"
 
 
-def apply_precision(config: Config, model: nn.Module, device: torch.device) -> None:
+def apply_precision(train: TrainConfig, model: nn.Module, device: torch.device) -> None:
     """Set up the process and the model for a precision that the device supports (`training.available`).
 
     Call it before a strategy cuts the model's weights.
@@ -90,7 +90,7 @@ def apply_precision(config: Config, model: nn.Module, device: torch.device) -> N
     Raises:
         ConfigError: the model has no layer that could use it.
     """
-    precision = config.train.precision
+    precision = train.precision
     assert precision != "auto", "it was chosen when the run began"
     # A setting of the process, so set it in either case: another run may have changed it.
     if precision == "tf32":
@@ -99,7 +99,7 @@ def apply_precision(config: Config, model: nn.Module, device: torch.device) -> N
         set_fp32_products(device)
     torch.backends.cudnn.allow_tf32 = precision == "tf32"  # for convolutions PyTorch enables it by default
     if precision == "fp8":
-        convert_to_fp8(model, config.train.sequence_length)
+        convert_to_fp8(model, train.sequence_length)
 
 
 def check_present(precision: str, device: torch.device, capability: tuple[int, int] | None) -> None:

@@ -67,7 +67,7 @@ def mean_norm(
 
 
 @torch.no_grad()
-def queue_update(config: Config, state: TrainState, norm: torch.Tensor, items: int) -> None:
+def queue_update(state: TrainState, norm: torch.Tensor, items: int, max_norm: float | None) -> None:
     """Queue the update, which does nothing where the norm is not finite.
 
     The mean and the clipping are one multiplication.
@@ -75,10 +75,10 @@ def queue_update(config: Config, state: TrainState, norm: torch.Tensor, items: i
     Args:
         norm: As `mean_norm` returns it.
         items: Items of the global batch.
+        max_norm: `train.max_grad_norm`.
     """
     if items:
-        limit = config.train.max_grad_norm
-        clip = torch.ones_like(norm) if limit is None else (limit / (norm + 1e-6)).clamp(max=1.0)
+        clip = torch.ones_like(norm) if max_norm is None else (max_norm / (norm + 1e-6)).clamp(max=1.0)
         update_unless(state.optimizer, ~norm.isfinite(), clip / items)
 
 

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headway.config import Config, Interval
+    from headway.config import Config, Interval, ScheduleConfig, TrainConfig
 
 
 def learning_rate(config: Config, step: int) -> float:
@@ -55,14 +55,14 @@ def _unscaled(config: Config, step: int) -> float:
         return max(floor, peak * math.sqrt(max(one, warmup) / done))
     if schedule.name == "infinite":
         level, cooldown = peak * schedule.constant_ratio, length(schedule.cooldown)
-        decay, left = min(_decay(config, end), end - warmup), max(0, end - done)
+        decay, left = min(_decay(schedule, config.train, end), end - warmup), max(0, end - done)
         if left < decay:
             from_here = _cooled(peak, level, end - decay - warmup, cooldown)
             share: float = (floor / from_here) ** (1 - left / decay)
             return from_here * share
         return _cooled(peak, level, done - warmup, cooldown)
     if schedule.name == "wsd":
-        decay, left = min(_decay(config, end), end - warmup), max(0, end - done)
+        decay, left = min(_decay(schedule, config.train, end), end - warmup), max(0, end - done)
         return peak if left >= decay else floor + (peak - floor) * left / decay
     return peak
 
@@ -72,11 +72,10 @@ def _cooled(peak: float, level: float, done: int, cooldown: int) -> float:
     return level + (peak - level) * 0.5 * (1 + math.cos(math.pi * min(1.0, done / max(1, cooldown))))
 
 
-def _decay(config: Config, end: int) -> int:
+def _decay(schedule: ScheduleConfig, train: TrainConfig, end: int) -> int:
     """Return the length of the last part of `wsd`, in the unit in which the run ends at `end`."""
-    schedule, batches, steps = config.schedule, config.train.batches, config.train.steps
-    assert steps is not None
+    assert train.steps is not None
     if isinstance(schedule.decay, float):
         return round(schedule.decay * end)
-    last = batches.last_steps_of(schedule.decay, steps)
-    return last if schedule.unit == "steps" else end - batches.tokens_before(max(0, steps - last))
+    last = train.batches.last_steps_of(schedule.decay, train.steps)
+    return last if schedule.unit == "steps" else end - train.batches.tokens_before(max(0, train.steps - last))

@@ -42,7 +42,7 @@ def make_pipeline(config: Config, task: Task, world: World) -> Pipeline | None:
 
     sharing = world.mesh.cp * world.mesh.tp
     return Pipeline(
-        config,
+        config.parallel,
         model,
         world,
         stages=stages,

@@ -235,7 +235,7 @@ class TrainStep:
         set_learning_rate(state.optimizer, rate)
         norm = mean_norm(world, self._counted(), losses, items, _injected_fault(state))
         read = begin_reading(torch.cat([losses.double(), norm[None]]))
-        queue_update(self.config, state, norm, items)
+        queue_update(state, norm, items, self.config.train.max_grad_norm)
         self.strategy.after_update()
         *lane_losses, grad_norm = self._numbers(read)
         loss = exact_sum([loss for worker in world.gather(lane_losses) for loss in worker])

@@ -246,15 +246,16 @@ def decoder_task(
         attention_length: Positions that attention covers, for the count of FLOPs.
     """
     from headway.models.build import build_model, build_without_memory, complete
-    from headway.models.facts import count_parameters, flops_per_token
+    from headway.models.facts import count_parameters, flops_per_token, part_costs
 
     settings = complete(config.model, vocab_size)
     if settings.implementation == "transformers":
         cut = mesh is not None and find_strategy(effective_strategy(config.parallel.strategy, mesh)).cuts_parameters
         return _transformers_task(config, settings, feed, vocab_size, attention_length, without_memory=cut)
-    stages = _pipeline_stages(config, vocab_size) if mesh is not None and mesh.pp > 1 else None
-    mine = None
-    if mesh is not None and stages is not None:
+    stages = mine = None
+    if mesh is not None and mesh.pp > 1:
+        costs = part_costs(settings, config.train.sequence_length)
+        stages = plan_stages(config, costs.layers, costs.embedding, costs.head)
         mine = [stages[n] for n in stages_of_worker(mesh.coordinates(rank)["pp"], mesh.pp, len(stages))]
     first_value = None
     if mesh is not None and find_strategy(effective_strategy(config.parallel.strategy, mesh)).cuts_parameters:
@@ -303,14 +304,6 @@ def _transformers_task(
         parameters=count_parameters(settings).total,
         first_value=first_value,
     )
-
-
-def _pipeline_stages(config: Config, vocab_size: int) -> list[range]:
-    from headway.models.build import complete
-    from headway.models.facts import part_costs
-
-    costs = part_costs(complete(config.model, vocab_size), config.train.sequence_length)
-    return plan_stages(config, costs.layers, costs.embedding, costs.head)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

@@ -62,7 +62,7 @@ def trial_step(
     try:
         with torch.random.fork_rng(devices=cuda), explain_out_of_memory(config, batch), kept_buffers(state.model):
             state.prepare_to_load()  # creates moments if there are none
-            compute_gradients(config, task, state, strategy, world, batch=batch, exchanges=exchanges)
+            compute_gradients(config.train.precision, task, state, strategy, world, batch=batch, exchanges=exchanges)
             if engine is not None:
                 engine.skip()
     finally:
@@ -72,7 +72,7 @@ def trial_step(
 
 
 def compute_gradients(
-    config: Config,
+    precision: str,
     task: Task,
     state: TrainState,
     strategy: Strategy,
@@ -91,7 +91,7 @@ def compute_gradients(
     strategy.begin()
     prepare_own_losses(state.model, state.cursor.loss_scale)
     with strategy.micro_batch(True, last=exchanges):
-        with autocast(config.train.precision, world.device):
+        with autocast(precision, world.device):
             loss = task.objective.summed_loss(state.trained, to_device(batch, world.device))
         backward(state, loss)
     if exchanges:

@@ -36,14 +36,17 @@ def machine(folder: Path, devices: int, **environment: str) -> Machine:
 
 def test_gpus_that_cannot_be_used_are_no_secret(tmp_path: Path) -> None:
     two = machine(tmp_path / "two", 2)
-    said = unused_gpus(config(), CPU, two)
+    said = unused_gpus(config().train, CPU, two)
     assert said is not None and "this run is on cpu" in said and "the 2 NVIDIA GPUs" in said and "doctor" in said
-    assert unused_gpus(config(device="cpu"), CPU, two) is None, "as asked for"
-    assert unused_gpus(config(), GPU, two) is None
-    assert unused_gpus(config(), CPU, machine(tmp_path / "none", 0)) is None
+    assert unused_gpus(config(device="cpu").train, CPU, two) is None, "as asked for"
+    assert unused_gpus(config().train, GPU, two) is None
+    assert unused_gpus(config().train, CPU, machine(tmp_path / "none", 0)) is None
     for hidden in ("", "-1"):
-        assert unused_gpus(config(), CPU, machine(tmp_path / f"hidden{hidden}", 1, CUDA_VISIBLE_DEVICES=hidden)) is None
-    assert unused_gpus(config(), CPU, machine(tmp_path / "shown", 1, CUDA_VISIBLE_DEVICES="0")) is not None
+        assert (
+            unused_gpus(config().train, CPU, machine(tmp_path / f"hidden{hidden}", 1, CUDA_VISIBLE_DEVICES=hidden))
+            is None
+        )
+    assert unused_gpus(config().train, CPU, machine(tmp_path / "shown", 1, CUDA_VISIBLE_DEVICES="0")) is not None
 
 
 def test_they_are_told_of_before_a_run_and_when_it_begins(

@@ -70,7 +70,7 @@ def test_layers_are_traced_once_for_all_and_shapes_one_by_one(config: Config, mo
     model, plain = Decoder(config.model), Decoder(config.model)
     for each in (model, plain):
         each.initialize(1)
-    compile_model(config, model)
+    compile_model(config.parallel, model)
     in_layers = []
     for length in (8, 4, 8, 6):
         assert torch.equal(loss_of(model, length), loss_of(plain, length))
@@ -81,7 +81,7 @@ def test_layers_are_traced_once_for_all_and_shapes_one_by_one(config: Config, mo
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_a_backward_pass_computes_again_on_the_cpu_alone(config: Config, device: str) -> None:
-    compile_model(config, Decoder(config.model).to(device))
+    compile_model(config.parallel, Decoder(config.model).to(device))
     assert torch._functorch.config.ban_recompute_materialized_backward == (device != "cpu")
 
 
@@ -100,7 +100,7 @@ def test_too_many_shapes_are_refused_instead_of_computed_otherwise(
     original: Callable[..., Any] = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **options: original(f, backend="eager", **options))
     model = Decoder(config.model)
-    compile_model(config, model)
+    compile_model(config.parallel, model)
     with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
         for length in (3, 4, 5, 6, 7):
             loss_of(model, length)

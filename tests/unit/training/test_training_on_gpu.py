@@ -45,7 +45,7 @@ def train(device: torch.device, spoilt: int = -1, **sections: Any) -> tuple[list
     world = World(0, 1, 0, device)
     net = build_model(config.model, vocab_size=64, seed=0).to(device)
     net.set_activation_checkpointing(config.train.activation_checkpointing)
-    apply_precision(config, net, device)
+    apply_precision(config.train, net, device)
     optimizer = build_optimizer(config.optimizer, net, device, elastic=config.determinism == "elastic")
     state = TrainState(net, optimizer)
     begin_scaling(state.cursor, config.train.precision)

@@ -332,10 +332,10 @@ def test_bf16_that_a_cpu_would_emulate_is_told(monkeypatch: pytest.MonkeyPatch) 
     bf16 = Config.model_validate({"train": {"steps": 1, "precision": "bf16"}}).resolved()
     for speed, told in ((4.0, None), (1.0, None), (0.5, "have 0.5 x the speed of fp32"), (0.0, "emulates them")):
         monkeypatch.setattr("headway.training.available.cpu_bf16_speed", lambda speed=speed: speed)
-        found = slow_precision(bf16, CPU)
+        found = slow_precision(bf16.train, CPU)
         assert found is None if told is None else told in (found or "")
-        assert slow_precision(bf16, torch.device("cuda", 0)) is None
-        assert slow_precision(Config.model_validate({"train": {"steps": 1}}).resolved(), CPU) is None
+        assert slow_precision(bf16.train, torch.device("cuda", 0)) is None
+        assert slow_precision(Config.model_validate({"train": {"steps": 1}}).resolved().train, CPU) is None
 
 
 @pytest.mark.parametrize("shape", [(8, 24), (24, 8)])

@@ -70,7 +70,7 @@ def test_a_precision_that_the_device_lacks_is_refused(
 def test_the_process_is_set_for_every_run_anew() -> None:
     with determinism_restored():
         for precision in ("tf32", "fp32", "tf32", "bf16"):
-            apply_precision(config(precision), nn.Linear(2, 2), CUDA)
+            apply_precision(config(precision).train, nn.Linear(2, 2), CUDA)
             assert torch.get_float32_matmul_precision() == ("high" if precision == "tf32" else "highest")
             assert torch.backends.cudnn.allow_tf32 == (precision == "tf32"), "convolutions"
 

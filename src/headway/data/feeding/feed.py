@@ -207,10 +207,10 @@ def describe_rows(plan: RowPlan, rows: SplitRows, last_step: int) -> dict[str, A
     return {**plan.describe(last_step), "packing": packing, "document_mask": document_mask}
 
 
-def row_lengths(config: Config) -> list[int]:
-    """List all row lengths of a resolved config."""
-    stages = [stage.sequence_length for stage in config.data.mixture.stages]
-    return list(dict.fromkeys([config.train.sequence_length, *(length for length in stages if length)]))
+def row_lengths(data: DataConfig, sequence_length: int) -> list[int]:
+    """List all row lengths of a run whose first stage has rows of `sequence_length` tokens."""
+    stages = [stage.sequence_length for stage in data.mixture.stages]
+    return list(dict.fromkeys([sequence_length, *(length for length in stages if length)]))
 
 
 def training_rows(config: Config, store: TokenStore) -> SplitRows:
@@ -243,7 +243,7 @@ def earlier_rows(config: Config, store: TokenStore, number: int) -> SplitRows:
 
 
 def _split_rows(config: Config, parts: Sequence[TokenStore]) -> SplitRows:
-    data, lengths = config.data, row_lengths(config)
+    data, lengths = config.data, row_lengths(config.data, config.train.sequence_length)
     return SplitRows([*parts], "train", *lengths, packing=data.packing, document_mask=data.document_mask)
 
 
