@@ -83,7 +83,11 @@ class Meter(Callback):
                 self.joules, self.energy_source = self._counter.joules(), self._counter.source
             self.memory = Memory.now(device)
             if self.profiled_steps and job.world.size > 1:
-                self._profiler = _start_profiler(device)
+                from torch.profiler import ProfilerActivity, profile
+
+                kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+                self._profiler = profile(activities=kinds)
+                self._profiler.start()
         if step == last + self.profiled_steps:
             if self._profiler is not None:
                 synchronize(device)
@@ -144,15 +148,6 @@ def _kind_on_cpu(event: Any) -> _Kind | None:
     if event.name.startswith(_COMPILED_COLLECTIVE):
         return "waited"
     return "computed" if event.name.startswith(("aten::", _COMPILED)) else None
-
-
-def _start_profiler(device: torch.device) -> Any:
-    from torch.profiler import ProfilerActivity, profile
-
-    kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-    profiler = profile(activities=kinds)
-    profiler.start()
-    return profiler
 
 
 # Memory ---------------------------------------------------------------------------------------------------------------

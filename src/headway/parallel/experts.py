@@ -53,18 +53,14 @@ def shard_experts(module: nn.Module, world: World) -> None:
     module.share_experts(workers if mesh.ep > 1 else None, row_sharers)
     if axis is not None:
         for unit in units:
-            _keep_own(unit, axis)
+            for child in unit.modules():
+                for name, p in list(child.named_parameters(recurse=False)):
+                    setattr(child, name, nn.Parameter(_part(p.detach(), axis), requires_grad=p.requires_grad))
 
 
 def expert_units(module: nn.Module) -> Sequence[nn.Module] | None:
     """Return the modules whose parameters are all stacked by expert; None if the model declares none."""
     return module.expert_units() if isinstance(module, HasExperts) else None
-
-
-def _keep_own(unit: nn.Module, axis: DeviceMesh) -> None:
-    for child in unit.modules():
-        for name, p in list(child.named_parameters(recurse=False)):
-            setattr(child, name, nn.Parameter(_part(p.detach(), axis), requires_grad=p.requires_grad))
 
 
 def _part(whole: torch.Tensor, axis: DeviceMesh) -> DTensor:

@@ -118,7 +118,8 @@ def run_in_this_process(
             # Outside of the attempt: its record and the answer to a notice do not wait for an alert command.
             alerting(config.telemetry.alert, config.run_directory) as alerts,
             _joined_attempt(config, task, world, options, own) as attempt,
-            _first_worker_log(attempt, world),
+            # Other workers redirect all their output (`supervisor.worker`).
+            log_to(attempt.worker_log(0), tolerate_hangs=True) if world.is_first else nullcontext(),
         ):
             if alerts is not None:
                 alerts.open_file()
@@ -132,11 +133,6 @@ def _is_finished(config: Config, task: Task, world: World, options: RunOptions) 
         return False
     finished = world.is_first and is_finished(config, task.fingerprints, options)
     return bool(world.broadcast_number(int(finished)))
-
-
-def _first_worker_log(attempt: Attempt, world: World) -> AbstractContextManager[None]:
-    """Write the first worker's messages to its log. Others redirect all their output (see `supervisor.worker`)."""
-    return log_to(attempt.worker_log(0), tolerate_hangs=True) if world.is_first else nullcontext()
 
 
 @contextmanager
@@ -216,6 +212,7 @@ def _train(
         resume_collection()
     _try_memory(config, task, state, strategy, world, grid=grid)
 
+    claim = read_claim(attempt.run)
     context = {
         IDENTITY: fingerprint(identity(config)),
         **task.fingerprints,
@@ -229,7 +226,7 @@ def _train(
         "determinism": config.determinism,
         "attempt": attempt.number,
         OF_RUN: run_identity(config).record(),  # the id may have just come from the remote tier
-        CLAIM: _claim_number(attempt),
+        CLAIM: claim.number if claim is not None and claim.attempt == attempt.number else None,
         PARENT: parent_record(start.manifest) if start else None,
         "headway": __version__,
         "torch": torch.__version__,
@@ -368,12 +365,6 @@ def _find_start(
     return world.broadcast_number(found.step if found else -1)
 
 
-def _claim_number(attempt: Attempt) -> int | None:
-    """Return the number of this attempt's claim on the remote tier; None if it has none yet."""
-    claim = read_claim(attempt.run)
-    return claim.number if claim is not None and claim.attempt == attempt.number else None
-
-
 def _check_same_run(config: Config, manifest: Manifest, where: str) -> None:
     """Check that a remote checkpoint belongs to this run; without a run directory only the checkpoint shows that.
 
@@ -392,8 +383,11 @@ def _check_same_run(config: Config, manifest: Manifest, where: str) -> None:
 def _threads(config: Config, world: World, grid: LaneGrid, start: CheckpointInfo | None) -> int:
     """Return the CPU threads of every worker. Bits can depend on them, so a resumed run keeps its number."""
     threads = common_threads(config, world, grid)
-    before: int | None = start.context.get("threads") if start else None
-    same_layout = config.determinism == "elastic" or (start is not None and _has_layout(start, world))
+    context, mesh = start.context if start else {}, world.mesh.arrangement
+    before: int | None = context.get("threads")
+    same_layout = config.determinism == "elastic" or (
+        context.get("world_size") == world.size and context.get("mesh", mesh) == mesh
+    )
     if before is None or before == threads or not same_layout:
         return threads
     if config.parallel.threads == "auto":
@@ -409,12 +403,6 @@ def _threads(config: Config, world: World, grid: LaneGrid, start: CheckpointInfo
     if config.determinism == "run":
         warning(f"{threads} threads per worker instead of {before}: the run continues, but not bit for bit")
     return threads
-
-
-def _has_layout(start: CheckpointInfo, world: World) -> bool:
-    """Return whether a checkpoint was made by as many workers in the same arrangement."""
-    context, mesh = start.context, world.mesh.arrangement
-    return context.get("world_size") == world.size and context.get("mesh", mesh) == mesh
 
 
 def _recorders(
@@ -458,20 +446,17 @@ def _recorders(
     return recorders
 
 
-def _batch(job: Job) -> str:
-    sizes = list(dict.fromkeys(rows for _, _, rows in job.config.train.batches.stretches(0, job.total_steps)))
-    return f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else str(sizes[0])
-
-
 def _report_start(job: Job, start: CheckpointInfo | None, parameters: int) -> None:
     """Report what is about to happen, before the first step takes its time."""
     config, world, step = job.config, job.world, job.state.cursor.step
     if config.parallel.all_workers not in (1, world.size) and config.parallel.min_workers is None:
         started = counted(world.size, "worker")
         notice(f"parallel.workers={config.parallel.workers} is ignored: the agent has started {started}")
+    sizes = list(dict.fromkeys(rows for _, _, rows in config.train.batches.stretches(0, job.total_steps)))
+    batch = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else str(sizes[0])
     notice(
         f"{config.name}: {format_count(parameters)} parameters · {job.total_steps:,} steps of"
-        f" {_batch(job)} rows · {counted(world.size, 'worker')} on"
+        f" {batch} rows · {counted(world.size, 'worker')} on"
         f" {world.device.type} · {config.train.precision} · determinism {config.determinism}"
     )
     if world.is_first:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def main() -> None:
         sys.stderr.write(f"{error.render()}\n")
         sys.exit(error.exit_code)
     kept = {key: order[key] for key in ("tasks", "limit", "few_shot")}
-    write_json(Path(order["output"]), {"step": step, "results": results, **kept, "lm_eval": _version()})
+    write_json(Path(order["output"]), {"step": step, "results": results, **kept, "lm_eval": version("lm_eval")})
 
 
 def _end_with(parent: int) -> None:
@@ -110,12 +111,6 @@ def _be_first_out_of_memory() -> None:
     """Have the kernel end this process, and not the training beside it, when the machine's memory is used up."""
     with suppress(OSError):  # not Linux
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    return version("lm_eval")
 
 
 if __name__ == "__main__":

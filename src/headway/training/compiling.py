@@ -132,7 +132,9 @@ def compiling_pays(config: Config, device: torch.device, rows: int, micro_batche
             what = next(iter(str(error).strip().splitlines()), "no message")
             warning(f"not compiled: {type(error).__name__}: {what}")
             return False
-        _write_cache(file, {**known, key: asdict(gain)})
+        with suppress(OSError):  # a home directory that is not writable
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(file, {**known, key: asdict(gain)})
     change = f"{gain.eager_seconds * 1e3:.1f} ms, compiled {gain.compiled_seconds * 1e3:.1f} ms"
     pays = gain.pays(layers)
     notice(f"{'compiled' if pays else 'not compiled'}: a layer takes {change} ({file})")
@@ -211,9 +213,3 @@ def _read_cache(file: Path) -> dict[str, dict[str, float]]:
         return {key: asdict(Gain(**value)) for key, value in known.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
-
-
-def _write_cache(file: Path, known: dict[str, dict[str, float]]) -> None:
-    with suppress(OSError):  # a home directory that is not writable
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, known)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import torch
@@ -17,7 +17,6 @@ from headway.core.console import notice
 from headway.core.errors import Cancelled, CheckpointError, CorruptionError, DivergedError, HeadwayError, Preempted
 from headway.core.faults import fault_point
 from headway.core.heartbeat import Phase, beat
-from headway.core.types import MicroBatch
 from headway.cost.pricing import budget_reached
 from headway.data.feeding.prefetch import Prefetcher
 from headway.data.first_use import WrongShardError
@@ -26,7 +25,6 @@ from headway.training.evaluate import evaluate
 from headway.training.job import Callback, Job
 from headway.training.rollback import rolled_back
 from headway.training.save_schedule import SaveSchedule, saves_on_the_way
-from headway.training.state import TrainState
 from headway.training.step import TrainStep
 from headway.training.step_metrics import StepMetrics
 from headway.training.stop import StopSignals
@@ -73,7 +71,9 @@ def train_loop(job: Job) -> None:
         last = _ends_early(job)  # the state was saved when the run ended, and the same command was run again
         for ready, (_, batches) in enumerate(() if last else feed):  # fetch
             flags = (signals.stop, schedule.due() or signals.save)
-            with _explain_first_step_memory(job, batches):
+            # What does not fit in the first step never will. Later, other processes may be the cause: another attempt
+            # helps.
+            with explain_out_of_memory(config, batches) if state.cursor.step == 0 else nullcontext():
                 result = train_step.run(batches, flags)  # step
             stop, save = result.flags
             step, last = state.cursor.step, state.cursor.step == job.total_steps
@@ -92,8 +92,10 @@ def train_loop(job: Job) -> None:
             leaves = evaluation_missed or (stop and not last)
             fault_point("step", step)
             if leaves or save or last or job.due(config.checkpoint.every):  # checkpoint
-                if last:
-                    _free_gradients(state)
+                if last:  # free gradients and cached memory, so that the copy of the state fits in their place
+                    if state.engine is None:
+                        state.optimizer.zero_grad(set_to_none=True)
+                    give_back_freed_memory()
                 with schedule.saving():
                     _checkpoint(job, last)
                 saved = step
@@ -119,14 +121,6 @@ def train_loop(job: Job) -> None:
     lost = job.writer.lost_upload()
     if lost is not None:
         raise CheckpointError(f"the run is finished here, but {lost.what}", where=lost.where, fix=lost.fix)
-
-
-def _explain_first_step_memory(job: Job, batches: Mapping[int, Sequence[MicroBatch]]) -> AbstractContextManager[None]:
-    """Explain memory that runs out in the first step: what does not fit then never will.
-
-    Later, other processes on this machine may be the cause, and another attempt helps.
-    """
-    return explain_out_of_memory(job.config, batches) if job.state.cursor.step == 0 else nullcontext()
 
 
 @contextmanager
@@ -213,13 +207,6 @@ def _was_evaluated(run: Path, step: int) -> bool:
         if isinstance(metrics, dict) and "evaluation/loss" in metrics:
             return True
     return step in read_metrics(run).series("evaluation/loss")[0].tolist()
-
-
-def _free_gradients(state: TrainState) -> None:
-    """Free gradients and cached memory, so that the copy of the last state fits in their place."""
-    if state.engine is None:
-        state.optimizer.zero_grad(set_to_none=True)
-    give_back_freed_memory()
 
 
 def _checkpoint(job: Job, last: bool = False) -> None:

@@ -72,7 +72,12 @@ def prove_model(
             if config.determinism != "off":
                 _check_repeats(config.train.precision, task, state, strategy, world, batch=batch)
     except NotImplementedError as error:
-        raise _not_trainable(model, error) from error
+        words = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"{type(model.causal).__name__} cannot be trained here: {words or type(error).__name__}",
+            where="model.from_pretrained",
+            fix="another train.device, or another model",
+        ) from error
     except RuntimeError as error:
         if "deterministic" not in str(error):
             raise
@@ -83,15 +88,6 @@ def prove_model(
             fix="determinism=off",
         ) from error
     return {PROOFS: {**found, "kernels": model.kernels()}}
-
-
-def _not_trainable(model: TransformersModel, error: Exception) -> ConfigError:
-    words = " ".join(str(error).split())[:200]
-    return ConfigError(
-        f"{type(model.causal).__name__} cannot be trained here: {words or type(error).__name__}",
-        where="model.from_pretrained",
-        fix="another train.device, or another model",
-    )
 
 
 def _passes(
@@ -116,7 +112,7 @@ def _passes(
             def projected() -> torch.Tensor:
                 return torch.tensor(float(model.logits_are_projected(ids)), device=ids.device)
 
-            is_projected = _everywhere(bool(probe(projected)), world)
+            is_projected = all(worker[0] for worker in world.gather([float(bool(probe(projected)))]))
             model.loss_from_hidden = is_projected
             ours = float(trained(ids, targets))
             theirs = float(probe(model.reference_loss, ids, targets))
@@ -156,10 +152,6 @@ def _leak(model: TransformersModel, probe: Any, ids: torch.Tensor) -> float:
     alone = [probe(model.packed_logits, part, positions) for part in packed.split(half, dim=1)]
     difference = (together - torch.cat(alone, dim=1)).abs().max()
     return float(difference / together.abs().max().clamp_min(1e-30))
-
-
-def _everywhere(value: bool, world: World) -> bool:
-    return all(worker[0] for worker in world.gather([float(value)]))
 
 
 def _check_repeats(

@@ -60,7 +60,8 @@ def replayed(compute: Callable[[], Sums], take_counts: Callable[[], object], sta
         CorruptionError: the results differ, or workers that share weights have different ones; on every worker alike.
     """
     step, model = state.cursor.step + 1, state.model
-    _flip_a_weight(state, world, step)
+    if fault_point(f"weights.{world.rank}", step) == "flip":
+        _flip_a_bit(local_part(next(state.model.parameters())))
     _compare_replicas(state, world, step)
     flips = [fault_point(f"replay.{world.rank}", step) == "flip"]
     with kept_buffers(model), _own_checksums(model, flips) as first:
@@ -208,12 +209,6 @@ def outliers(values: Mapping[int, int]) -> list[int]:
 
 def _worker_names(hosts: Mapping[int, str]) -> str:
     return ", ".join(f"worker {rank} ({host})" for rank, host in hosts.items())
-
-
-@torch.no_grad()
-def _flip_a_weight(state: TrainState, world: World, step: int) -> None:
-    if fault_point(f"weights.{world.rank}", step) == "flip":
-        _flip_a_bit(local_part(next(state.model.parameters())))
 
 
 @torch.no_grad()

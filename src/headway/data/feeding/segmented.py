@@ -490,7 +490,7 @@ class _Continuation:
                 return None, (epoch + 1) * count
         else:
             return None, 0
-        rest = Remainder(epoch, runs, self._map, fresh, _within_source)
+        rest = Remainder(epoch, runs, self._map, fresh, lambda sources, rows: rows)  # numbered as in the source
         order = RowOrder(count, self._seed, name, self.phase, opening=rest)
         return order, order.start
 
@@ -512,11 +512,6 @@ class _Continuation:
             rows = segment.phase.counts[number]
             if rows:
                 yield number, (position // rows, before.order(segment, number), position, rows)
-
-
-def _within_source(sources: NDArray[np.intp], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return rows unchanged: a sequence of one source numbers rows as the source does."""
-    return rows
 
 
 def _leftover_of_all(plan: PlainPlan, step: int) -> Leftover:

@@ -66,7 +66,7 @@ def building(store: Path, *, resumes: bool = True) -> Iterator[Path]:
         try:
             yield folder
         except BaseException:
-            if is_at(folder, descriptor) and not (resumes and _holds_work(folder)):
+            if is_at(folder, descriptor) and not (resumes and any(any(folder.glob(pattern)) for pattern in FINISHED)):
                 shutil.rmtree(folder, ignore_errors=True)
             raise
         if is_at(folder, descriptor):  # the folder is still here, so nothing was published
@@ -89,10 +89,6 @@ def _busy(store: Path) -> DataError:
     return DataError(
         "another process is preparing this store", where=str(store), fix="wait until it is done, or set data.store"
     )
-
-
-def _holds_work(folder: Path) -> bool:
-    return any(any(folder.glob(pattern)) for pattern in FINISHED)
 
 
 def _replaced(store: Path) -> Path:

@@ -168,7 +168,7 @@ def prepare(
     _warn_of_empty_files(sources)
     count = _worker_count(workers or data.workers, sources)
     with building(path) as folder, _explain_os_errors("the token store cannot be written", path, _DISK_FIX):
-        present = None if force else _open_present(path)
+        present = None if force else (TokenStore.open(path, check=False) if (path / MANIFEST).exists() else None)
         hashes = InputHashes(path / _HASHES, folder / _HASHES, keep=folder / _HASHES, fresh=force)
         _begin_hashing(hashes, data, sources)
         open_tables(sources)  # report a problem with one before hours of reading
@@ -331,15 +331,6 @@ def _warn_of_no_tokens(outcomes: Iterable[Outcome]) -> None:
             f"the tokenizer gives no token for the text of {documents}, the first of them {found[0].first_without}:"
             " the store has an end-of-text token for each of them"
         )
-
-
-def _open_present(path: Path) -> TokenStore | None:
-    """Open the present store without a check: damaged parts are made again, and the trained vocabulary stays.
-
-    Raises:
-        DataError: The manifest cannot be read, so that the store's vocabulary is unknown.
-    """
-    return TokenStore.open(path, check=False) if (path / MANIFEST).exists() else None
 
 
 def _build_units(

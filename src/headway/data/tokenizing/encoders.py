@@ -405,12 +405,8 @@ def _difference(encoder: TextEncoder, texts: Sequence[str], expected: Expected) 
     other = np.split(right_ids, np.cumsum(right_lengths)[:-1])
     for text, mine, theirs in zip(texts, one, other, strict=True):
         if not np.array_equal(mine, theirs):
-            at = _first_difference(mine, theirs)
+            size = min(len(mine), len(theirs))
+            unequal = np.flatnonzero(mine[:size] != theirs[:size])
+            at = int(unequal[0]) if len(unequal) else size
             return f"{text[:60]!r} at token {at}: {mine[at : at + 4].tolist()}, not {theirs[at : at + 4].tolist()}"
     return "it returns a different number of texts"
-
-
-def _first_difference(one: NDArray[Any], other: NDArray[Any]) -> int:
-    size = min(len(one), len(other))
-    unequal = np.flatnonzero(one[:size] != other[:size])
-    return int(unequal[0]) if len(unequal) else size

@@ -26,7 +26,8 @@ class Disk:
 
     def read(self) -> Reading:
         """Report free space, and warn if few checkpoints fit; before the first one their size is unknown."""
-        size = _newest_bytes(self._checkpoints)
+        folders = sorted(self._checkpoints.glob("step-*")) if self._checkpoints.is_dir() else []
+        size = sum(_sizes(folders[-1])) if folders else 0
         try:
             there = self._checkpoints if self._checkpoints.is_dir() else self._checkpoints.parent
             free = self._machine.space(there).free_bytes
@@ -42,12 +43,6 @@ class Disk:
         what = f"{format_bytes(free)} are free where checkpoints of {format_bytes(size)} are written"
         soon = "the next one will not fit" if not fit else "the one after the next will not fit"
         return Reading(metrics, {"disk": f"{what}: {soon} ({self._checkpoints}); make room, or keep fewer"})
-
-
-def _newest_bytes(checkpoints: Path) -> int:
-    """Return the bytes of the newest checkpoint's files; 0 without one."""
-    folders = sorted(checkpoints.glob("step-*")) if checkpoints.is_dir() else []
-    return sum(_sizes(folders[-1])) if folders else 0
 
 
 def _sizes(folder: Path) -> Iterator[int]:
