@@ -14,8 +14,9 @@ from headway.config import Config, changes, load_resolved
 from headway.config.segments import PartRows, Segment
 from headway.core.console import notice, warning
 from headway.core.errors import DataError
+from headway.data.feeding.continuation import START_EPOCH
 from headway.data.feeding.feed import DATASET, row_lengths, store_parts
-from headway.data.feeding.segmented import START_EPOCH, SegmentedPlan
+from headway.data.feeding.segmented import SegmentedPlan
 from headway.data.feeding.split import SplitRows
 from headway.data.growth import Lost, locate
 from headway.data.pinned import kept_manifest, pinned
