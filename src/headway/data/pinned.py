@@ -13,7 +13,8 @@ from headway.core.errors import DataError
 from headway.core.files import atomic_write, fingerprint
 from headway.core.foreign import read_bytes
 from headway.data.remote_store import open_store
-from headway.data.store import MANIFEST, TokenStore, parse_manifest
+from headway.data.store import TokenStore
+from headway.data.store_manifest import MANIFEST, parse_manifest
 
 if TYPE_CHECKING:
     from headway.config import Config

@@ -25,12 +25,8 @@ from headway.data.loss_mask import mask_bytes
 from headway.data.reading.remote import MissingError, UnreachableError
 from headway.data.remote_cache import KEEPING, Copies, RemotePart, WrongContentError, locked
 from headway.data.shards import Shard, ShardStream, mask_file, own_tokens
-from headway.data.store import (
-    MANIFEST,
-    TokenStore,
-    file_problem,
-    parse_manifest,
-)
+from headway.data.store import TokenStore, file_problem
+from headway.data.store_manifest import MANIFEST, parse_manifest
 
 _SOURCE = f"{KEEPING}/source.json"
 _TOKENIZER = "tokenizer/tokenizer.json"

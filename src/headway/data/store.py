@@ -15,16 +15,12 @@ from numpy.typing import NDArray
 from headway.core.errors import DataError
 from headway.core.files import fingerprint, sha256_file
 from headway.core.foreign import LISTING_BYTES, parse_json, read_bytes, read_json
-from headway.core.format import printable
 from headway.core.user_command import suggest
 from headway.data.first_use import ShardChecker
 from headway.data.loss_mask import MaskBits, mask_bytes
 from headway.data.shards import Shard, ShardStream, Tokens, mask_file, own_tokens
-from headway.data.store_manifest import check_manifest
+from headway.data.store_manifest import MANIFEST, read_manifest
 
-FORMAT = "headway-token-store"
-VERSION = 2
-MANIFEST = "manifest.json"
 #: Record of the inputs: files with hashes, counts, what was skipped and why. The manifest holds its hash.
 INPUTS = "inputs.json"
 #: Malformed documents that were skipped; written only when there are some.
@@ -37,15 +33,6 @@ PACKING = "packing"
 _BLOCK = 2**20
 # Shards that one source keeps mapped. Each holds a file descriptor; the default limit is 1,024 per process.
 _MAPPED = 128
-
-
-def _anew() -> str:
-    """Return the command that replaces a store.
-
-    Models trained on a store need its vocabulary, which cannot be trained again once the input has changed.
-    """
-    prepare = suggest("data prepare", "--force")
-    return f"{prepare} makes it anew, with data.tokenizer.path=STORE/tokenizer for its old vocabulary"
 
 
 class TokenStore:
@@ -498,45 +485,3 @@ def file_problem(file: Path, size: int | None, digest: str | None) -> str | None
     except OSError as error:
         return f"unreadable: {error.strerror}"
     return None
-
-
-def read_manifest(path: Path) -> dict[str, Any]:
-    """Read the manifest of the store in folder `path`.
-
-    Raises:
-        DataError: it is missing, invalid, or has another format or version.
-    """
-    file = path / MANIFEST
-    try:
-        content = read_bytes(file, LISTING_BYTES)
-    except (FileNotFoundError, NotADirectoryError):
-        raise DataError("there is no token store here", where=str(path), fix=suggest("data prepare")) from None
-    except OSError as error:
-        what = f"the manifest of the token store cannot be read: {error.strerror or error!r}"
-        raise DataError(what, where=str(file), fix="check the file's permissions and the disk") from None
-    return parse_manifest(content, str(file))
-
-
-def parse_manifest(content: bytes, where: str) -> dict[str, Any]:
-    """Parse a manifest and check its names and counts.
-
-    Raises:
-        DataError: it is invalid, or has another format or version.
-    """
-    try:
-        manifest = parse_json(content)
-        kind, version = manifest["format"], manifest["version"]
-        if (kind, version) == (FORMAT, VERSION):
-            check_manifest(manifest)
-    except (ValueError, KeyError, TypeError) as error:
-        problem = error if isinstance(error, ValueError) else repr(error)
-        what = f"the manifest of the token store cannot be read: {problem}"
-        raise DataError(what, where=where, fix=f"restore it from a copy, or {_anew()}") from None
-    if (kind, version) != (FORMAT, VERSION):
-        named = printable(f"{kind} version {version}")[:100]
-        raise DataError(
-            f"this is a store of format {named}; this Headway reads {FORMAT} version {VERSION}",
-            where=where,
-            fix=_anew(),
-        )
-    return dict(manifest)

@@ -1,4 +1,4 @@
-"""Validation of a token store's manifest, before anything relies on it.
+"""Reading and validation of a token store's manifest, before anything relies on it.
 
 A manifest may come from an untrusted party, when a store is copied or read from a URL. Its names become paths, and its
 counts become lengths of files and arrays. So each is checked once, when the manifest is read.
@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+from headway.core.errors import DataError
+from headway.core.foreign import LISTING_BYTES, parse_json, read_bytes
 from headway.core.format import printable
+from headway.core.user_command import suggest
 
+FORMAT = "headway-token-store"
+VERSION = 2
+MANIFEST = "manifest.json"
 SPLITS = ("train", "validation")
 #: Upper limit of a store's tokens: 2^53 of them take 18 petabytes.
 MOST_TOKENS = 2**53
@@ -223,3 +230,54 @@ def _shown(value: Any) -> str:
         value if isinstance(value, str) else repr(value) if isinstance(value, int | float | None) else "something else"
     )
     return printable(text) if len(text) <= 60 else f"{printable(text[:60])}..."
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Read the manifest of the store in folder `path`.
+
+    Raises:
+        DataError: it is missing, invalid, or has another format or version.
+    """
+    file = path / MANIFEST
+    try:
+        content = read_bytes(file, LISTING_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError("there is no token store here", where=str(path), fix=suggest("data prepare")) from None
+    except OSError as error:
+        what = f"the manifest of the token store cannot be read: {error.strerror or error!r}"
+        raise DataError(what, where=str(file), fix="check the file's permissions and the disk") from None
+    return parse_manifest(content, str(file))
+
+
+def parse_manifest(content: bytes, where: str) -> dict[str, Any]:
+    """Parse a manifest and check its names and counts.
+
+    Raises:
+        DataError: it is invalid, or has another format or version.
+    """
+    try:
+        manifest = parse_json(content)
+        kind, version = manifest["format"], manifest["version"]
+        if (kind, version) == (FORMAT, VERSION):
+            check_manifest(manifest)
+    except (ValueError, KeyError, TypeError) as error:
+        problem = error if isinstance(error, ValueError) else repr(error)
+        what = f"the manifest of the token store cannot be read: {problem}"
+        raise DataError(what, where=where, fix=f"restore it from a copy, or {_anew()}") from None
+    if (kind, version) != (FORMAT, VERSION):
+        named = printable(f"{kind} version {version}")[:100]
+        raise DataError(
+            f"this is a store of format {named}; this Headway reads {FORMAT} version {VERSION}",
+            where=where,
+            fix=_anew(),
+        )
+    return dict(manifest)
+
+
+def _anew() -> str:
+    """Return the command that replaces a store.
+
+    Models trained on a store need its vocabulary, which cannot be trained again once the input has changed.
+    """
+    prepare = suggest("data prepare", "--force")
+    return f"{prepare} makes it anew, with data.tokenizer.path=STORE/tokenizer for its old vocabulary"

@@ -22,10 +22,10 @@ from headway.core.signals import STOP_SIGNALS, reset
 from headway.core.storage import load_filesystem
 from headway.core.torch_libraries import wait_for_libraries
 from headway.core.waiting import wait_until
+from headway.data.store_manifest import MANIFEST
 from headway.session.attempt import RunOptions, with_variables
 from headway.supervisor.agent import load_training
 from headway.supervisor.attempt_process import Channel, run_attempt
-from headway.supervisor.local_workers import ONE_THREAD
 from headway.supervisor.processes import can_be_copied
 from headway.supervisor.worker import die_with_parent
 
@@ -96,9 +96,6 @@ def has_data(config: Config) -> bool:
 
     The attempt reports a missing store at once, if nothing is loaded first.
     """
-    with with_variables(ONE_THREAD):  # NumPy's threads would prevent copies of this process
-        from headway.data.store import MANIFEST
-
     return config.data.remote is not None or (config.data.store / MANIFEST).exists()
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from headway.core.errors import DataError
 from headway.core.files import sha256_file
-from headway.data.store import TokenStore, parse_manifest
+from headway.data.store import TokenStore
+from headway.data.store_manifest import parse_manifest
 
 Manifest = dict[str, Any]
 

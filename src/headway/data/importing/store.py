@@ -25,7 +25,7 @@ from headway.data.preparing.building import building, check_not_foreign, publish
 from headway.data.preparing.manifest import head_json, part_json
 from headway.data.preparing.prepare import settled_bound
 from headway.data.reading.places import unicode_name
-from headway.data.store import MANIFEST
+from headway.data.store_manifest import MANIFEST
 from headway.data.tokenizing.tokenizer import Tokenizer
 
 KINDS = ("megatron", "nanogpt", "datatrove")

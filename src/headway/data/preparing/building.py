@@ -17,7 +17,8 @@ from headway.data.in_use import replacing
 from headway.data.preparing.encode import SPLITS
 from headway.data.preparing.records import FINISHED, WORK
 from headway.data.remote_cache import KEEPING
-from headway.data.store import INPUTS, MANIFEST, PACKING, REPORT, SKIPPED
+from headway.data.store import INPUTS, PACKING, REPORT, SKIPPED
+from headway.data.store_manifest import MANIFEST
 from headway.data.used_by import MARKS
 
 # Marks a store that is about to be replaced. After the exchange of the folders, the old store has the name of the build

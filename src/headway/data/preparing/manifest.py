@@ -14,7 +14,7 @@ from headway.data.preparing.build import Outcome
 from headway.data.preparing.encode import SPLITS
 from headway.data.preparing.records import added_counts
 from headway.data.reading.sources import Source
-from headway.data.store import FORMAT, VERSION
+from headway.data.store_manifest import FORMAT, VERSION
 from headway.data.tokenizing.tokenizer import Tokenizer
 
 _READ = ("read", "empty", "skipped")

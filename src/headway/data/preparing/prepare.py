@@ -36,7 +36,8 @@ from headway.data.preparing.settings import settings_json
 from headway.data.preparing.units import units_of
 from headway.data.preparing.vocabulary import SETTINGS, TRAINED, renew_settings, vocabulary_of
 from headway.data.reading.sources import Source, find_sources, longest_piece, open_tables
-from headway.data.store import INPUTS, MANIFEST, SKIPPED, TokenStore, read_manifest
+from headway.data.store import INPUTS, SKIPPED, TokenStore
+from headway.data.store_manifest import MANIFEST, read_manifest
 from headway.data.tokenizing.encoders import choose_encoder
 from headway.data.tokenizing.train import sample_text
 from headway.data.used_by import Use, uses_of

@@ -23,7 +23,8 @@ from headway.data.in_use import check_not_in_use, in_use, replacing
 from headway.data.pinned import keep_manifest, pinned
 from headway.data.preparing import build, building
 from headway.data.preparing.prepare import prepare
-from headway.data.store import MANIFEST, TokenStore
+from headway.data.store import TokenStore
+from headway.data.store_manifest import MANIFEST
 from headway.data.used_by import mark_use, uses_of
 from waits import LONG
 
