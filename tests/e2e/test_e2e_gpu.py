@@ -46,6 +46,9 @@ def test_killed_and_resumed_it_has_the_same_state(
     assert state_hash(tmp_path / "runs/killed") == state_hash(tmp_path / "runs/whole")
     found = losses(tmp_path / "runs/whole")
     assert len(found) == 10 and found[-1] < 0.9 * found[0]
+    copied = read_metrics(tmp_path / "runs/whole").series("host_to_device/copied_gib")
+    # At the interval of `telemetry.log_every`: inputs and targets of 8 rows of 32 tokens, 8 bytes each.
+    assert [one.tolist() for one in copied] == [[10], [2 * 8 * 32 * 8 / 2**30]]
 
 
 def test_a_supervised_run_begins_again_by_itself(tiny: Callable[..., Path], tmp_path: Path) -> None:
