@@ -11,17 +11,11 @@ from urllib.parse import urlsplit
 
 from headway.core.errors import ConfigError
 from headway.core.foreign import parse_json
+from headway.core.http import open_url
 
 _TIMEOUT_SECONDS = 30.0
 _MOST_BYTES = 64 * 2**20
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: another server would get the headers too."""
-
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        return None
 
 
 def get_json(url: str, *, headers: Mapping[str, str] | None = None, access: str | None = None) -> Any:
@@ -29,7 +23,7 @@ def get_json(url: str, *, headers: Mapping[str, str] | None = None, access: str 
 
     Args:
         url: The address.
-        headers: Headers with a credential; no redirect is followed then.
+        headers: Headers with a credential.
         access: How to get access, for an answer that refuses it.
 
     Raises:
@@ -41,8 +35,7 @@ def get_json(url: str, *, headers: Mapping[str, str] | None = None, access: str 
     fix = "check the network and its proxy (HTTPS_PROXY); known prices stay as they are"
     try:
         request = urllib.request.Request(url, headers={"Accept": "application/json", **(headers or {})})
-        opener = urllib.request.build_opener(*([_NoRedirect] if headers else []))
-        with opener.open(request, timeout=_TIMEOUT_SECONDS) as response:
+        with open_url(request, _TIMEOUT_SECONDS) as response:
             content = response.read(_MOST_BYTES + 1)
     except urllib.error.HTTPError as error:
         fix = access if access is not None and error.code in (400, 401, 403) else fix

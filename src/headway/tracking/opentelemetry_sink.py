@@ -20,6 +20,7 @@ from urllib.parse import unquote
 from headway.config.track import OpentelemetryConfig, http_problem
 from headway.core.console import warning
 from headway.core.errors import ConfigError, missing_extra
+from headway.core.http import open_url
 from headway.core.secrets import redact
 from headway.telemetry.catalogue import Unit, metric
 from headway.tracking.servers import address_from, ask_server
@@ -108,7 +109,7 @@ class OpentelemetrySink:
         content = messages.ExportMetricsServiceRequest(resource_metrics=[_of_resource(self._resource, metrics)])
         request = _request(self._url, self._headers, content.SerializeToString())
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS, context=self._tls) as response:
+            with open_url(request, _TIMEOUT_SECONDS, self._tls) as response:
                 answer = messages.ExportMetricsServiceResponse.FromString(response.read(2**20))
         except urllib.error.HTTPError as error:
             if 400 <= error.code < 500 and error.code not in _TRY_AGAIN:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 
 from headway.core.console import warning
 from headway.core.errors import ConfigError
+from headway.core.http import open_url
 from headway.core.secrets import credential_in, redact
 
 #: How long a server may take for the question whether it takes the credentials.
@@ -72,7 +73,7 @@ def ask_server(
     """
     url = redact(f"{request.type}://{request.host}")
     try:
-        with urllib.request.urlopen(request, timeout=_ASK_SECONDS, context=tls):
+        with open_url(request, _ASK_SECONDS, tls):
             return
     except urllib.error.HTTPError as error:
         if error.code in refusals:

@@ -1,0 +1,55 @@
+"""Requests with credentials: a redirect is followed on the same host only, and not out of TLS."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from http.server import BaseHTTPRequestHandler
+
+import pytest
+
+from headway.core.http import _SameServer, open_url
+from local_server import LocalServer
+
+
+class Redirects(BaseHTTPRequestHandler):
+    """Redirects what it is asked first to `target`."""
+
+    target: str
+    seen: list[tuple[str, str | None]]
+
+    def do_GET(self) -> None:
+        self.seen.append((self.path, self.headers.get("Authorization")))
+        self.send_response(302 if self.path == "/" else 200)
+        self.send_header("Location", self.target.replace("PORT", self.headers["Host"].partition(":")[2]))
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("target", ["/there", "http://127.0.0.1:PORT/there", "http://localhost:PORT/there"])
+def test_headers_stay_with_the_server(target: str) -> None:
+    seen: list[tuple[str, str | None]] = []
+    server = LocalServer(Redirects, target=target, seen=seen)
+    request = urllib.request.Request(f"{server.endpoint}/", headers={"Authorization": "Bearer mine"})
+    try:
+        if "localhost" in target:
+            with pytest.raises(urllib.error.HTTPError, match="302"):
+                open_url(request, 10.0)
+        else:
+            with open_url(request, 10.0) as answer:
+                assert answer.status == 200
+    finally:
+        server.close()
+    expected = [("/", "Bearer mine"), *([] if "localhost" in target else [("/there", "Bearer mine")])]
+    assert seen == expected
+
+
+def test_no_redirect_leads_out_of_tls() -> None:
+    request, handler = urllib.request.Request("https://example.org/"), _SameServer()
+    given = (request, None, 302, "Found", {})
+    assert handler.redirect_request(*given, "http://example.org/there") is None  # type: ignore[arg-type]
+    followed = handler.redirect_request(*given, "https://example.org/there")  # type: ignore[arg-type]
+    assert followed is not None and followed.full_url == "https://example.org/there"
