@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import ssl
 import urllib.request
-from http.client import HTTPMessage
-from typing import IO, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 
 class _SameServer(urllib.request.HTTPRedirectHandler):
-    def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
-    ) -> urllib.request.Request | None:
+    def redirect_request(self, req: urllib.request.Request, *answer: Any) -> urllib.request.Request | None:
         """Follow a redirect on the same host, and none from HTTPS to HTTP; another one is an `HTTPError`."""
-        old, new = urlsplit(req.full_url), urlsplit(newurl)
+        old, new = urlsplit(req.full_url), urlsplit(answer[-1])
         if new.hostname != old.hostname or (old.scheme == "https" and new.scheme != "https"):
             return None
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
+        return super().redirect_request(req, *answer)
 
 
 def open_url(request: urllib.request.Request, timeout: float, tls: ssl.SSLContext | None = None) -> Any:

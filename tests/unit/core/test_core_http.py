@@ -50,6 +50,6 @@ def test_headers_stay_with_the_server(target: str) -> None:
 def test_no_redirect_leads_out_of_tls() -> None:
     request, handler = urllib.request.Request("https://example.org/"), _SameServer()
     given = (request, None, 302, "Found", {})
-    assert handler.redirect_request(*given, "http://example.org/there") is None  # type: ignore[arg-type]
-    followed = handler.redirect_request(*given, "https://example.org/there")  # type: ignore[arg-type]
+    assert handler.redirect_request(*given, "http://example.org/there") is None
+    followed = handler.redirect_request(*given, "https://example.org/there")
     assert followed is not None and followed.full_url == "https://example.org/there"
