@@ -200,9 +200,10 @@ def _check_layout(config: Config, layout: Layout) -> None:
         )
     if config.model.adapter is not None and layout.strategy.is_deepspeed:
         raise ConfigError(
-            "a plan does not cover adapters in DeepSpeed's flat buffers",
+            "a plan does not cover adapters under DeepSpeed, which divides, gathers and prefetches frozen weights with"
+            " trained ones by rules of its own",
             where="parallel.strategy, model.adapter",
-            fix="a strategy that copies the model: an adapter has little to divide",
+            fix=f"plan it with parallel.strategy={layout.strategy.counterpart}",
         )
 
 

@@ -180,3 +180,17 @@ def test_what_cannot_be_planned_is_said(tmp_path: Path) -> None:
     })  # fmt: skip
     with pytest.raises(ConfigError, match=r"not divided by tensor"):
         make_plan(config.resolved(), parse_machines("2xL4"))
+
+
+def test_adapters_under_deepspeed_are_refused_with_the_reason_and_not_listed(tmp_path: Path) -> None:
+    config = _config(
+        {"from_pretrained": str(write_family("qwen3", tmp_path / "model")), "implementation": "transformers",
+         "adapter": {"rank": 2}},
+        train={"sequence_length": 32, "precision": "fp32", "micro_batch": 1}, parallel={"workers": 2},
+    )  # fmt: skip
+    asked = config.model_copy(update={"parallel": config.parallel.model_copy(update={"strategy": "deepspeed_zero2"})})
+    own = make_plan(asked, parse_machines("2xL4")).own
+    assert own.refusal is not None and "frozen weights" in own.refusal.what
+    assert own.refusal.where == "parallel.strategy, model.adapter" and "parallel.strategy=zero2" in own.refusal.fix
+    listed = {option.strategy for option in make_plan(config, parse_machines("2xL4")).table if option.fits}
+    assert {"ddp", "zero1", "zero2", "zero3"} <= listed and not any(name.startswith("deepspeed") for name in listed)
