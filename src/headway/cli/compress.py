@@ -38,7 +38,7 @@ def compress(
         Literal["magnitude", "2:4"] | None, typer.Option(help="Set the smallest weights of each matrix to zero.")
     ] = None,
     sparsity: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Share of weights that --prune magnitude sets to zero.")
+        float, typer.Option(help="Share of weights, from 0 to 1, that --prune magnitude sets to zero.")
     ] = 0.5,
     dtype: Annotated[Literal["fp32", "bf16"], typer.Option(help="Type of weights that are not quantized.")] = "bf16",
     step: StepOption = None,

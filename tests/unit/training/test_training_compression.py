@@ -171,6 +171,28 @@ def test_what_cannot_be_done_is_refused_with_the_reason(wanted: Compression, wor
         wanted.check(torch.device("cpu"))
 
 
+@pytest.mark.parametrize("layout", ["plain", "preshuffled", "plain_int32", "tile_packed_to_4d"])
+def test_torchao_makes_no_4_bit_weights_on_a_cpu(layout: str) -> None:
+    """If this fails, torchao can do what is refused here."""
+    torchao = pytest.importorskip("torchao.quantization")
+    if torch.cuda.is_available():
+        pytest.skip("layouts of GPUs can be made here")
+    network = nn.Sequential(nn.Linear(256, 256, dtype=torch.bfloat16))
+    settings = torchao.Int4WeightOnlyConfig(group_size=128, int4_packing_format=layout)
+    with pytest.raises((ImportError, NotImplementedError, AssertionError, RuntimeError)):
+        torchao.quantize_(network, settings)
+        network(torch.ones(1, 256, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("share", ["nan", "inf", "-inf", "-0.1", "1.1"])
+def test_a_share_that_is_none_is_refused_in_three_lines(share: str, tmp_path: Path) -> None:
+    code, printed = headway_in_copy(
+        "compress", tmp_path, tmp_path / "out", "--prune", "magnitude", f"--sparsity={share}", gib=2.0
+    )
+    assert code == 2 and "between 0 and 1" in printed and f"where: --sparsity {share}" in printed, printed
+    assert "fix:   --sparsity 0.5" in printed and not (tmp_path / "out").exists()
+
+
 def test_without_torchao_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway.models.hub.compressed.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="torchao") as caught:

@@ -49,8 +49,14 @@ class Compression:
         """Check that this machine can do it.
 
         Raises:
-            ConfigError: it cannot, or nothing is asked for.
+            ConfigError: it cannot, or nothing is asked for, or a share is none.
         """
+        if not 0.0 <= self.sparsity <= 1.0:  # also if it is NaN, which no bounds of an option catch
+            raise ConfigError(
+                f"a share of the weights is between 0 and 1, not {self.sparsity:g}",
+                where=f"--sparsity {self.sparsity:g}",
+                fix="--sparsity 0.5, or another share from 0 to 1",
+            )
         if self.quantize is None and self.prune is None:
             raise ConfigError(
                 "nothing is to be compressed",
@@ -71,7 +77,8 @@ class Compression:
             )
         if device.type != "cuda":
             raise ConfigError(
-                "int4 needs a CUDA GPU: torchao packs 4-bit weights in the order in which its kernels read them there",
+                "int4 needs a CUDA GPU: torchao packs 4-bit weights in the order in which its kernels read them there,"
+                " and has no layout that a CPU could multiply with",
                 where="--quantize int4",
                 fix="run it on a machine with a GPU; or --quantize int8, here",
             )
