@@ -126,6 +126,7 @@ class StatusLine:
         self._shown_at = -math.inf
         self._newest: tuple[int, Mapping[str, float]] | None = None
         self._logged_step = -1
+        self._is_over = False
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show a finished step, with the metrics that go to `metrics.jsonl`."""
@@ -157,8 +158,13 @@ class StatusLine:
         """Note that a checkpoint has been saved."""
         self._saved_at = self._clock()
 
-    def close(self) -> None:
-        """Remove the live line and leave the newest state as a plain line."""
+    def close(self, *, is_over: bool = False) -> None:
+        """Remove the live line and leave the newest state as a plain line.
+
+        Args:
+            is_over: Whether no step will follow, whatever the number of steps of the run.
+        """
+        self._is_over = is_over
         show_live("")
         if self._newest is not None and (sys.stderr.isatty() or self._newest[0] != self._logged_step):
             notice(self._text())
@@ -169,7 +175,7 @@ class StatusLine:
         return render(self._status(*self._newest))
 
     def _status(self, step: int, metrics: Mapping[str, float]) -> Status:
-        eta = self._eta(step)
+        eta = None if self._is_over else self._eta(step)
         spent, total = metrics.get("cost/spent_usd"), None
         if spent is not None and eta is not None and self._total_usd is not None:
             total = self._total_usd(eta)

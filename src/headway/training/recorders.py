@@ -89,6 +89,10 @@ class Recorder(Callback):
             values["evaluation/replay_loss"] = result.replay.loss
             values["evaluation/replay_perplexity"] = result.replay.perplexity
         self._log.write(step, values)
+        if step < job.total_steps and job.ends_at(step):
+            # It ends early, and the reason follows: no line of a step may come after that, with an ETA of steps that
+            # will not be trained.
+            self._line.close(is_over=True)
         self._line.evaluation(step, result.loss, None if result.replay is None else result.replay.loss)
 
     def before_save(self, job: Job) -> None:

@@ -98,6 +98,17 @@ def test_a_resumed_attempt_shows_its_own_first_step(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == ""
 
 
+def test_a_run_that_ends_early_shows_its_last_step_once_and_without_an_eta(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    line = StatusLine(100, log_every=10, clock=clock)
+    run_steps(line, clock, range(1, 24))
+    assert "eta" in capsys.readouterr().err.splitlines()[-1]
+    line.close(is_over=True)
+    assert capsys.readouterr().err == "step 23/100 · loss 2.000 · 1,000 tok/s\n"
+    line.close()
+    assert capsys.readouterr().err == ""
+
+
 def test_the_first_step_counts_for_neither_speed_nor_eta(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     line = StatusLine(101, log_every=1, clock=clock)
