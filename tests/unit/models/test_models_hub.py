@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -397,20 +398,22 @@ def test_an_elastic_run_ends_alike_under_every_strategy(
     name: str, adapter: dict[str, Any] | None, folder: Path, family: Callable[..., Path]
 ) -> None:
     hashes = {}
-    for workers, strategy in ((1, "single"), (2, "ddp"), (2, "zero1"), (2, "zero2"), (2, "zero3")):
-        run = f"elastic-{name}-{'full' if adapter is None else 'adapter'}-{strategy}"
+    for workers, strategy in ((1, "single"), *product((2, 4), ("ddp", "zero1", "zero2", "zero3"))):
+        run = f"elastic-{name}-{'full' if adapter is None else 'adapter'}-{strategy}-{workers}"
         file = _written(
             folder,
             run,
             {"from_pretrained": str(family(name)), **({"adapter": adapter} if adapter else {})},
-            train={"steps": 2, "global_batch": 4, "micro_batch": 2, "lanes": 2},
+            train={"steps": 2, "global_batch": 4, "micro_batch": 1, "lanes": 4},
             parallel={"workers": workers, "strategy": strategy, "threads": 1},
+            checkpoint={"every": "2 steps"},
+            evaluation={"rows": 2},
             determinism="elastic",
         )
-        done = command("train", file)
+        done = command("train", file, strategies=True)
         assert done.returncode == 0, done.stderr
-        hashes[strategy] = state_hash(folder / "runs" / run)
-    assert len(set(hashes.values())) == 1, hashes
+        hashes[strategy, workers] = state_hash(folder / "runs" / run)
+    assert len(hashes) == 9 and len(set(hashes.values())) == 1, hashes
 
 
 @pytest.mark.slow
