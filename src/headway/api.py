@@ -307,7 +307,13 @@ class Trainer:
     def _task(self, config: Config, grid: Any) -> Task:
         from headway.data.feeding.feed import DatasetEvaluationFeed, DatasetFeed
         from headway.data.feeding.segmented import SegmentedPlan
+        from headway.training.custom_loss import check_differentiable
         from headway.training.task import Objective, Task
+
+        def summed(model: nn.Module, batch: Any) -> torch.Tensor:
+            loss = self.loss(model, batch)
+            check_differentiable(loss, "the function")
+            return loss * count_samples(batch)
 
         def cut(grid: Any) -> tuple[Any, Any]:
             feed = DatasetFeed(
@@ -331,7 +337,7 @@ class Trainer:
         return Task(
             model=self.model,
             feed=feed,
-            objective=Objective(lambda model, batch: self.loss(model, batch) * count_samples(batch), count_samples),
+            objective=Objective(summed, count_samples),
             evaluation=evaluation,
             fingerprints={"data": _rows_fingerprint(len(self.dataset))},
             recut=cut,

@@ -55,9 +55,25 @@ def checked(function: Callable[..., Any], name: str) -> LogitsLoss:
                 where="loss",
                 fix="return the sum of the losses of all targets that count",
             )
+        check_differentiable(found, name)
         return found.float()
 
     return loss
+
+
+def check_differentiable(loss: torch.Tensor, name: str) -> None:
+    """Check that a loss can be differentiated, where gradients are computed.
+
+    Raises:
+        ConfigError: it does not depend on the weights, as far as PyTorch knows.
+    """
+    if torch.is_grad_enabled() and not loss.requires_grad:
+        raise ConfigError(
+            f"the loss that {name} returned has no gradient: nothing that it was computed from depends on the weights",
+            where="loss",
+            fix="compute it from what the model returned, by operations of PyTorch, without detach(), item(), numpy()"
+            " or no_grad()",
+        )
 
 
 def cross_entropy(logits_BTV: torch.Tensor, batch: MicroBatch) -> torch.Tensor:

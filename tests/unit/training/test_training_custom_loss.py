@@ -127,6 +127,20 @@ def test_what_is_no_loss_is_refused(result: Any) -> None:
         checked(lambda logits, batch: result, "mine:loss")(torch.zeros(1, 1, 2), {})
 
 
+@pytest.mark.parametrize("detached", [lambda x: x.detach().sum(), lambda x: torch.tensor(float(x.detach().sum()))])
+def test_a_loss_without_a_gradient_is_explained_before_the_first_step(detached: Any, tiny: Callable[..., Path]) -> None:
+    assert checked(lambda logits, batch: logits.sum(), "mine:loss")(torch.ones(1, 1, 2, requires_grad=True), {}) == 2
+    with torch.no_grad():  # an evaluation asks for no gradient
+        checked(lambda logits, batch: detached(logits), "mine:loss")(torch.ones(1, 1, 2), {})
+    with pytest.raises(ConfigError, match="mine:loss returned has no gradient") as caught:
+        checked(lambda logits, batch: detached(logits), "mine:loss")(torch.ones(1, 1, 2, requires_grad=True), {})
+    assert "detach()" in caught.value.fix
+    config = load_config(tiny(train={"steps": 1}))
+    with pytest.raises(ConfigError, match="the function returned has no gradient"):
+        Trainer(nn.Linear(1, 1), [torch.ones(1)], lambda model, batch: detached(model(batch)), config).fit()
+    assert not list(config.run_directory.glob("checkpoints/step-*"))
+
+
 def test_a_function_without_a_name_is_refused() -> None:
     assert name_of_function(cross_entropy, "loss") == "headway.training.custom_loss:cross_entropy"
     with pytest.raises(ConfigError, match="no function of a module"):
