@@ -19,10 +19,11 @@ from headway.models.hub.frozen import freeze_as_configured
 from headway.models.hub.transformers_model import build_transformers_model
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
-from headway.plan.accelerators import parse_machines
+from headway.plan.accelerators import Machines, parse_machines
 from headway.plan.layout import Layout
 from headway.plan.memory import plan_memory
-from headway.plan.prepare import Plan, make_plan
+from headway.plan.prepare import _as_it_is, _with_precision, complete_model, make_plan
+from headway.plan.recommend import Option
 from headway.training.optimizer import build_optimizer
 from headway.training.state import TrainState
 from headway.training.step import TrainStep
@@ -113,11 +114,18 @@ LLAMA_3_8B = {
 }  # fmt: skip
 
 
-def _preset(name: str, machines: str, folder: Path, *changes: str) -> Plan:
-    (folder / "config.json").write_text(json.dumps(LLAMA_3_8B))
+def _preset(name: str, machines: str, folder: Path, *changes: str, **shape: Any) -> tuple[Config, Machines]:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**LLAMA_3_8B, **shape}))
     place, found = [f"model.from_pretrained={folder}", *changes], parse_machines(machines)
-    config = load_config(name, [*place, f"parallel.workers={found.count}"])
-    return make_plan(config, found)
+    return load_config(name, [*place, f"parallel.workers={found.count}"]), found
+
+
+def _own(*words: Any, **shape: Any) -> Option:
+    """What a plan says of the config as it is, without all other ways: these take ten times as long."""
+    config, machines = _preset(*words, **shape)
+    config = _with_precision(config, machines)
+    return _as_it_is(config, complete_model(config)[0], machines)
 
 
 def _linears() -> dict[str, tuple[int, int]]:
@@ -127,7 +135,7 @@ def _linears() -> dict[str, tuple[int, int]]:
 
 
 def test_an_adapter_on_8_b_fits_24_gb_with_recomputation(tmp_path: Path) -> None:
-    plan = _preset("cpt-24gb", "RTX-4090", tmp_path)
+    plan = make_plan(*_preset("cpt-24gb", "RTX-4090", tmp_path))
     fits = {option.checkpointing: option.fits for option in plan.table}
     assert fits == {"none": False, "selective": False, "full": True}
     # Frozen matrices and embeddings in bf16, norms and adapters in fp32; counted here by hand.
@@ -140,7 +148,7 @@ def test_an_adapter_on_8_b_fits_24_gb_with_recomputation(tmp_path: Path) -> None
     # Of `lora_A` (16 x columns) two moments of a byte with a scale for every 256; rows of `lora_B` are too short.
     blocks = 32 * 16 * sum(columns for _, columns in _linears().values())
     assert own.peak.parts["optimizer"] == 8 * (adapter - blocks) + 2 * blocks * (1 + 4 / 256)
-    nf4 = _preset("cpt-24gb-qlora", "RTX-4090", tmp_path).own
+    nf4 = _own("cpt-24gb-qlora", "RTX-4090", tmp_path)
     few = (1 / 2 + 4 / 64) * 32 * sum(map(prod, _linears().values())) + 2 * 2 * 128256 * 4096 + 4 * 65 * 4096
     assert nf4.memory is not None and nf4.memory.peak.parts["weights"] == few + 4 * adapter
     # The peak is the loss: of each of 32 layers its input.
@@ -150,25 +158,22 @@ def test_an_adapter_on_8_b_fits_24_gb_with_recomputation(tmp_path: Path) -> None
 def test_all_of_8_b_fits_four_cards_of_80_gb_and_not_one_of_24(tmp_path: Path) -> None:
     total = 32 * sum(map(prod, _linears().values())) + 2 * 128256 * 4096 + 65 * 4096
     for name, strategy in (("cpt-4x80gb", "zero3"), ("cpt-4x80gb-deepspeed", "deepspeed_zero3")):
-        own = _preset(name, "4xH100", tmp_path, "model.implementation=transformers").own
+        own = _own(name, "4xH100", tmp_path, "model.implementation=transformers")
         assert own.fits and own.strategy == strategy and own.memory is not None
         assert own.memory.peak.parts["weights"] == pytest.approx(total, rel=0.01)  # 4 bytes, a quarter of them here
-        own = _preset(name, "4xRTX-4090", tmp_path, "model.implementation=transformers").own
+        own = _own(name, "4xRTX-4090", tmp_path, "model.implementation=transformers")
         assert own.fits is False
 
 
 def test_moments_in_host_memory_let_a_small_model_train_in_full_on_24_gb(tmp_path: Path) -> None:
-    own = _preset("cpt-24gb-full", "RTX-4090", tmp_path, "model.implementation=transformers").own
+    name, machines, change = "cpt-24gb-full", "RTX-4090", "model.implementation=transformers"
+    own = _own(name, machines, tmp_path, change)
     assert own.refusal is None and own.fits is False, "8 B in fp32 are 30 GiB"
-    small = {**LLAMA_3_8B, "hidden_size": 2048, "num_hidden_layers": 16, "intermediate_size": 8192,
-             "num_key_value_heads": 8, "head_dim": 64, "tie_word_embeddings": True}  # fmt: skip
-    folder = tmp_path / "small"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(small))
-    changes = [f"model.from_pretrained={folder}", "model.implementation=transformers", "parallel.workers=1"]
-    plan = make_plan(load_config("cpt-24gb-full", changes), parse_machines("RTX-4090"))
-    assert plan.own.fits, plan.own.memory and plan.own.memory.peak
-    assert plan.own.memory is not None and plan.own.memory.peak.parts["optimizer"] == 0
+    small = {"hidden_size": 2048, "num_hidden_layers": 16, "intermediate_size": 8192, "num_key_value_heads": 8,
+             "head_dim": 64, "tie_word_embeddings": True}  # fmt: skip
+    own = _own(name, machines, tmp_path / "small", change, **small)
+    assert own.fits and own.memory is not None, own.memory and own.memory.peak
+    assert own.memory.peak.parts["optimizer"] == 0
 
 
 def test_what_cannot_be_planned_is_said(tmp_path: Path) -> None:

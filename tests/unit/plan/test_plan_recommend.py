@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any
 
 import pytest
@@ -31,12 +32,18 @@ def config(preset: str, **sections: Any) -> Config:
     return Config.model_validate(values).resolved()
 
 
+@cache
+def small() -> Plan:
+    """Of a small model on one machine, for the tests that ask it different questions."""
+    return planned("125m", "8xH100")
+
+
 def planned(preset: str, gpus: str, **sections: Any) -> Plan:
     return make_plan(config(preset, **sections), parse_machines(gpus))
 
 
 def test_a_small_model_is_trained_in_the_simplest_way() -> None:
-    made = planned("125m", "8xH100")
+    made = small()
     assert made.recommendation.option is not None
     assert made.recommendation.option.overrides[:2] == (
         "parallel.strategy=ddp",
@@ -111,7 +118,7 @@ def test_time_energy_and_cost_follow_from_the_speed() -> None:
     assert option.speed is not None and hours == pytest.approx(made.tokens / option.speed.tokens_per_second / 3600)
     assert made.energy_kwh(option) == pytest.approx(hours * 8 * 0.7)
     assert made.cost_usd(option) == pytest.approx(hours * 20)
-    assert planned("125m", "8xH100").cost_usd(option) is None
+    assert small().cost_usd(option) is None
 
 
 def test_a_measured_speed_takes_the_place_of_the_roofline() -> None:
@@ -140,7 +147,7 @@ def test_a_strategy_that_was_asked_for_is_not_replaced_without_a_word() -> None:
 
 
 def test_there_is_a_runner_up_and_room_is_told() -> None:
-    made = planned("125m", "8xH100")
+    made = small()
     chosen, second = made.recommendation.option, made.recommendation.runner_up
     assert chosen is not None and second is not None and second.fits and second.way != chosen.way
     assert chosen.memory is not None and made.usable_bytes is not None
@@ -214,13 +221,13 @@ def test_degrees_of_the_config_are_kept() -> None:
 
 
 def test_what_to_type() -> None:
-    small, large = planned("125m", "8xH100"), planned("8b", "64xH100")
-    assert small.recommendation.option is not None and large.recommendation.option is not None
-    typed = command("run.yaml", [], small.machines, small.recommendation.option)
+    one, eight = small(), planned("8b", "64xH100")
+    assert one.recommendation.option is not None and eight.recommendation.option is not None
+    typed = command("run.yaml", [], one.machines, one.recommendation.option)
     assert typed.startswith("headway train run.yaml parallel.strategy=ddp") and typed.endswith(" --workers 8")
     # Of the user's own overrides, only those stay out that the plan answers.
     own = ["model.preset=8b", "name=two words", "parallel.workers=2", "parallel.strategy=zero1"]
-    typed = command("run.yaml", own, large.machines, large.recommendation.option)
+    typed = command("run.yaml", own, eight.machines, eight.recommendation.option)
     assert typed.startswith("torchrun --nnodes 8 --nproc-per-node 8 ")
     assert "-m headway train run.yaml model.preset=8b 'name=two words' parallel.strategy=" in typed
     assert "zero1" not in typed and "parallel.workers" not in typed
