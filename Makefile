@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup quickstart test test-all test-parts lint unit bench bench-accept fuzz clean
+.PHONY: help setup quickstart test test-all test-parts test-waiting lint unit bench bench-accept fuzz clean
 
 help:
 	@echo "make setup       create $(VENV) and install Headway with all extras"
@@ -12,6 +12,7 @@ help:
 	@echo "make test-all    those too"
 	@echo "make test-parts  tests with real servers and schedulers; installs what it can, system packages among it, and"
 	@echo "                 tells what was tested and what was skipped"
+	@echo "make test-waiting  the tests that wait, time and kill, ROUNDS times (3) beside BUSY busy processes (4)"
 	@echo "make lint        ruff, mypy, import-linter"
 	@echo "make bench       small comparisons with others, held against benchmarks/ratios.json (about 5 minutes)"
 	@echo "make bench-accept  take what is measured now as the ratios to keep"
@@ -63,6 +64,30 @@ test-parts: setup
 	$(PIP) --editable ".[parts]"
 	tests/parts/install.sh
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TESTERS) --dist worksteal --durations 10 -m parts
+
+# What waits for processes, signals, faults and clocks must be right on a machine that has no time for it.
+ROUNDS ?= 3
+BUSY ?= 4
+WAITING ?= tests/faults tests/distributed/test_distributed_elastic.py tests/distributed/test_distributed_own.py \
+	tests/distributed/test_distributed_replay.py tests/distributed/test_distributed_trainer.py \
+	tests/e2e/test_e2e_preemption.py tests/e2e/test_e2e_verify.py tests/unit/chaos tests/unit/launchers \
+	tests/unit/preemption tests/unit/session tests/unit/supervisor \
+	tests/unit/bench/test_bench_matrix.py tests/unit/bench/test_bench_runner.py \
+	$(wildcard tests/unit/checkpoint/test_checkpoint_*writer*.py) tests/unit/checkpoint/test_checkpoint_several_machines.py \
+	$(addprefix tests/unit/core/test_core_,alerts.py faults.py files.py process_exit.py scratch.py signals.py \
+	storage_client.py timeout_writer.py) \
+	$(addprefix tests/unit/data/,feeding/test_data_prefetch.py preparing/test_data_in_use.py tokenizing/test_data_waiting.py) \
+	tests/unit/runs/test_runs_cancel.py tests/unit/runs/test_runs_run_directory.py tests/unit/runs/test_runs_take_up.py \
+	tests/unit/tracking/test_tracking_exporter.py tests/unit/tracking/test_tracking_follower.py \
+	tests/unit/training/test_training_conditions.py tests/unit/training/test_training_loop.py
+
+test-waiting: setup
+	@trap 'kill $$busy' EXIT; trap 'exit 1' HUP INT TERM; \
+	for n in $$(seq $(BUSY)); do $(BIN)/python -S -c "while True: pass" & busy="$$busy $$!"; done; \
+	for round in $$(seq $(ROUNDS)); do \
+		OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TESTERS) --dist worksteal --durations 10 -m "not slow and not parts" \
+			$(WAITING) || exit 1; \
+	done
 
 bench: setup
 	$(BIN)/python benchmarks/gate.py --output build/bench.json
