@@ -26,7 +26,7 @@ from headway.checkpoint.save import memory_snapshot, publish, writer_client, wri
 from headway.checkpoint.save.fence import Fence, Owner
 from headway.checkpoint.save.memory_snapshot import MemorySnapshots
 from headway.checkpoint.save.outcomes import Outcome, WriterDied
-from headway.checkpoint.save.publish import Publisher, write_part
+from headway.checkpoint.save.publish import Publisher, failure_name, write_part
 from headway.checkpoint.save.writer import CheckpointWriter
 from headway.checkpoint.save.writer_client import WriterSettings
 from headway.checkpoint.save.writer_locks import open_writer_lock
@@ -275,7 +275,7 @@ def test_a_process_that_finishes_a_checkpoint_says_that_it_gets_on(
 def test_that_a_part_will_not_come_is_told_with_its_reason_or_without_never_with_half_of_it(
     full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failure, seen = tmp_path / writer_process._failure(1), list[bool]()
+    failure, seen = tmp_path / failure_name(1), list[bool]()
 
     def write(path: Path, text: str, **_: str) -> None:
         path.touch()
