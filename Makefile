@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup quickstart test test-all test-parts test-waiting lint unit bench bench-accept fuzz clean
+.PHONY: help setup quickstart test tests test-all test-parts test-waiting lint unit bench bench-accept fuzz clean
 
 help:
 	@echo "make setup       create $(VENV) and install Headway with all extras"
@@ -53,7 +53,11 @@ lint: setup
 # one more than there are processors, since many wait for processes, disks and clocks.
 TESTERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4)))
 
-test: lint
+# Types and layers are checked beside the tests: alone they would leave all processors but one idle.
+test: setup
+	@$(MAKE) --no-print-directory --jobs 2 lint tests
+
+tests: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TESTERS) --dist worksteal --durations 40 -m "not slow and not parts"
 
 test-all: lint
