@@ -1,4 +1,4 @@
-"""Sections and checks of the decoder's variations: scaled rotary embeddings, Mamba-2 layers, the order of layers."""
+"""Sections and checks of the decoder's variations: scaled rotary embeddings, Mamba-2 layers, the kinds of layers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 #: Letters of `model.layer_pattern` (Waleffe et al. 2024, section 2.2; as in Nemotron-H).
 MAMBA, ATTENTION, FEED_FORWARD = "M", "*", "-"
+#: Letters of `model.attention_pattern`.
+FULL, SLIDING, NO_ROTARY = "F", "S", "N"
 
 
 class RopeScaling(Section):
@@ -79,6 +81,10 @@ class MambaConfig(Section):
         return self.width + self.channels + self.heads
 
 
+#: Why tensor parallelism does not divide a model whose `qk_norm` is over the projection.
+UNDIVIDED_NORM = "the norms of queries and keys are over all heads, which are not divided between workers"
+
+
 def pattern_layers(pattern: str, letter: str) -> list[int]:
     """Return the places of one kind of layer in a pattern."""
     return [place for place, found in enumerate(pattern) if found == letter]
@@ -99,9 +105,30 @@ def variation_problem(model: ModelConfig) -> tuple[str, tuple[str, ...]] | None:
         if int(width) % 2:
             text = f"rotary_fraction {model.rotary_fraction} turns {int(width)} elements of a head, an odd number"
             return text, ("rotary_fraction", "head_dim")
+    if not (model.pre_norms or model.post_norms):
+        return "without pre_norms and post_norms nothing normalises the residual stream", ("pre_norms", "post_norms")
+    if model.qk_norm_over != "head" and not model.qk_norm:
+        return "qk_norm_over has no effect without qk_norm", ("qk_norm_over", "qk_norm")
     if model.experts is not None and (model.activation != "swiglu" or model.ffn_bias):
         return "experts are SwiGLU layers without biases", ("experts", "activation", "ffn_bias")
-    return _pattern_problem(model)
+    return _attention_problem(model) or _pattern_problem(model)
+
+
+def _attention_problem(model: ModelConfig) -> tuple[str, tuple[str, ...]] | None:
+    pattern = model.attention_pattern or ""
+    slides = SLIDING in pattern
+    if pattern and len(pattern) != model.layers:
+        text = f"attention_pattern has {len(pattern)} layers, and model.layers is {model.layers}"
+        return text, ("attention_pattern", "layers")
+    if pattern and slides != (model.sliding_window is not None):
+        text = (
+            f"attention_pattern has {pattern.count(SLIDING)} sliding layers: set sliding_window for them, and only then"
+        )
+        return text, ("attention_pattern", "sliding_window")
+    if model.local_rope_theta is not None and not slides:
+        text = "local_rope_theta has no effect without sliding layers in attention_pattern"
+        return text, ("local_rope_theta", "attention_pattern")
+    return None
 
 
 def _pattern_problem(model: ModelConfig) -> tuple[str, tuple[str, ...]] | None:
@@ -119,15 +146,21 @@ def _pattern_problem(model: ModelConfig) -> tuple[str, tuple[str, ...]] | None:
     if mamba is not None and mamba.heads % mamba.groups:
         text = f"the {mamba.heads} heads of Mamba-2 cannot be divided into {mamba.groups} groups"
         return text, ("mamba.heads", "mamba.groups")
-    if model.experts is not None or model.post_norms or model.sliding_window is not None:
-        keys = ("experts", "post_norms", "sliding_window")
+    if model.experts is not None or model.post_norms or model.sliding_window or model.attention_pattern:
+        keys = ("experts", "post_norms", "sliding_window", "attention_pattern")
         text = f"layer_pattern excludes {', '.join(key for key in keys if getattr(model, key))}"
         return text, ("layer_pattern", *keys)
     return None
 
 
-def mamba_problems(config: Config) -> Iterator[ConfigError]:
-    """Yield the kinds of parallelism that Mamba-2 layers do not allow."""
+def division_problems(config: Config) -> Iterator[ConfigError]:
+    """Yield the kinds of parallelism that Mamba-2 layers, or norms over all heads, do not allow."""
+    if config.model.qk_norm_over == "projection" and config.parallel.tensor > 1:
+        yield ConfigError(
+            UNDIVIDED_NORM,
+            where="parallel.tensor, model.qk_norm_over",
+            fix="parallel.tensor=1, and more data parallelism",
+        )
     if config.model.mamba is None:
         return
     for key, why in (

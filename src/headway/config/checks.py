@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from headway.config.architecture import mamba_problems
+from headway.config.architecture import division_problems
 from headway.config.benchmarks import benchmark_problems
 from headway.config.checkpoint import checkpoint_problems
 from headway.config.cost import cost_problems
@@ -52,7 +52,7 @@ def find_problems(config: Config, trains: bool = True) -> list[ConfigError]:
         *_source_names(config),
         *_stages(config),
         *parallel_problems(config),
-        *mamba_problems(config),
+        *division_problems(config),
         *_workers(config),
         *_fewer_workers(config),
         *_fewer_machines(config),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from headway.config.architecture import mamba_problems
+from headway.config.architecture import division_problems
 from headway.config.lanes import divisors, nearest
 from headway.config.strategies import find_strategy, simplest_strategy
 from headway.core.errors import ConfigError
@@ -105,7 +105,7 @@ def decoder_problems(config: Config) -> Iterator[ConfigError]:
             fix="parallel.expert=1, or set model.experts",
         )
     yield from parallel_problems(config)
-    yield from mamba_problems(config)
+    yield from division_problems(config)
 
 
 def parallel_problems(config: Config) -> Iterator[ConfigError]:

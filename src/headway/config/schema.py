@@ -88,9 +88,10 @@ class ModelConfig(Section):
     """Width of a head; `dim / heads` when not given."""
     ffn_dim: PositiveInt | None = None
     """Inner width of the feed-forward layer."""
-    activation: Literal["swiglu", "relu2"] = "swiglu"
-    """Activation of the feed-forward layer: `swiglu` has a gate (Shazeer 2020, equation 6); `relu2` is the squared
-    ReLU, without one (So et al. 2021, section 4.1)."""
+    activation: Literal["swiglu", "geglu", "relu2"] = "swiglu"
+    """Activation of the feed-forward layer: `swiglu` and `geglu` have a gate (Shazeer 2020, equation 6), of which
+    `geglu` takes the GELU in its tanh form (Gemma); `relu2` is the squared ReLU, without one (So et al. 2021, section
+    4.1)."""
     ffn_bias: bool = False
     """Biases in the feed-forward layer."""
     experts: PositiveInt | None = None
@@ -126,18 +127,33 @@ class ModelConfig(Section):
     """Rotary frequencies for longer sequences."""
     rotary_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
     """Share of a head that the rotary embedding turns, its first elements; 0: none, so positions are not encoded."""
-    norm: Literal["rmsnorm", "layernorm1p"] = "rmsnorm"
-    """`layernorm1p`: LayerNorm whose gain is 1 plus its weight, so that weight decay pulls it to 1 (Nemotron)."""
+    local_rope_theta: Annotated[float, Field(gt=0.0)] | None = None
+    """Base of the rotary embedding in the sliding layers of `attention_pattern`, whose frequencies are then not scaled
+    (Gemma 3); as in all layers when not given."""
+    norm: Literal["rmsnorm", "rmsnorm1p", "layernorm1p"] = "rmsnorm"
+    """`rmsnorm1p` (Gemma) and `layernorm1p` (Nemotron, a LayerNorm) have a gain of 1 plus their weight, so that weight
+    decay pulls it to 1."""
+    pre_norms: bool = True
+    """Normalise the inputs of attention and feed-forward layers; false with `post_norms` alone (OLMo 2)."""
     post_norms: bool = False
-    """Normalise the outputs of attention and feed-forward layers too, before they are added (GLM-4)."""
+    """Normalise the outputs of attention and feed-forward layers, before they are added (GLM-4, Gemma, OLMo 2)."""
     norm_eps: Annotated[float, Field(ge=0.0)] = 1e-5
     """Added to the mean square in norms."""
     qk_norm: bool = False
-    """RMSNorm on queries and keys, per head (Dehghani et al. 2023, section 2.2; as in Qwen 3)."""
+    """RMSNorm on queries and keys (Dehghani et al. 2023, section 2.2; as in Qwen 3)."""
+    qk_norm_over: Literal["head", "projection"] = "head"
+    """What `qk_norm` normalises: each head, or all heads of a token together (OLMo 2)."""
     qkv_bias: bool = False
     """Biases of queries, keys and values (Qwen 2)."""
     output_bias: bool = False
     """Bias of the output of attention."""
+    attention_scale: Annotated[float, Field(gt=0.0)] | None = None
+    """Factor of attention scores; 1 / sqrt(width of a head) when not given."""
+    attention_softcap: Annotated[float, Field(gt=0.0)] | None = None
+    """Attention scores s become c tanh(s / c), with this c (Gemma 2)."""
+    attention_pattern: Annotated[str, Field(pattern=r"^[FSN]+$")] | None = None
+    """A letter per layer for its attention: `F` full, `S` sliding (`sliding_window`), `N` full without rotary
+    embedding; when not given, the same in all layers."""
     layer_pattern: Annotated[str, Field(pattern=r"^[M*-]+$")] | None = None
     """A letter per layer, each of which is then one block with one norm: `M` Mamba-2, `*` attention, `-` feed-forward
     ([continue-a-model.md](continue-a-model.md#hybrid-models))."""
@@ -145,8 +161,17 @@ class ModelConfig(Section):
     """Sizes of the Mamba-2 layers of `layer_pattern`."""
     tie_embeddings: bool = False
     """Use the embedding matrix as the output projection too."""
+    embedding_scale: Annotated[float, Field(gt=0.0)] = 1.0
+    """Factor of embeddings (Granite; Gemma has sqrt(dim))."""
+    residual_scale: Annotated[float, Field(gt=0.0)] = 1.0
+    """Factor of the outputs of attention and feed-forward layers, when they are added (Granite)."""
+    logit_divisor: Annotated[float, Field(gt=0.0)] = 1.0
+    """Divides the logits (Granite)."""
+    logit_softcap: Annotated[float, Field(gt=0.0)] | None = None
+    """Logits z become c tanh(z / c), with this c (Gemma 2)."""
     sliding_window: PositiveInt | None = None
-    """Attend only to this many last positions (Mistral); full causal attention when not given."""
+    """Attend only to this many last positions (Mistral); full causal attention when not given. With
+    `attention_pattern`, in its sliding layers."""
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Dropout on the outputs of attention and feed-forward layers."""
     init_std: Annotated[float, Field(gt=0.0)] = 0.02

@@ -129,18 +129,19 @@ def document_mask(numbers_BT: torch.Tensor, window: int | None, start: int = 0) 
 
 
 def document_kernel(
-    device: torch.device, dtype: torch.dtype, head_dim: int, compiled: bool = False
+    device: torch.device, dtype: torch.dtype, head_dim: int, compiled: bool = False, capped: bool = False
 ) -> Literal["varlen", "segments", "mask"]:
     """Choose how attention is kept inside documents.
 
     `varlen`: flash attention of variable length, for half precision on CUDA; it computes no masked pair. `segments`:
     one call per document, on the CPU, where a call is cheap; it computes no masked pair either. `mask`: all pairs under
-    a mask, for all other cases, and for compiled code on the CPU, whose graph must not depend on document boundaries.
+    a mask, for all other cases (`capped` scores among them), and for compiled code on the CPU, whose graph must not
+    depend on document boundaries.
     """
     if device.type == "cpu":
         return "mask" if compiled else "segments"
     fits = dtype in (torch.bfloat16, torch.float16) and head_dim % 8 == 0 and head_dim <= _VARLEN_MAX_HEAD_DIM
-    return "varlen" if fits and _has_flash(device) else "mask"
+    return "varlen" if fits and not capped and _has_flash(device) else "mask"
 
 
 def _has_flash(device: torch.device) -> bool:
@@ -202,13 +203,17 @@ def shared_positions(
     return Positions(cos, sin, shared=shared, spans=spans)
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: Positions) -> torch.Tensor:
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: Positions, softcap: float | None = None
+) -> torch.Tensor:
     """Compute scaled dot-product attention under the constraints of `positions`.
 
     Args:
         q: (B, T, heads, H).
         k, v: (B, S, kv_heads, H); query head i uses head i // (heads / kv_heads). If workers share rows, S counts
             only this worker's positions.
+        positions: Positions of the queries, and the keys that they see.
+        softcap: Scores s become c tanh(s / c), with this c.
 
     Returns:
         (B, T, heads, H).
@@ -216,16 +221,24 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: Positio
     if positions.bounds is not None:
         return _attend_varlen(q, k, v, positions.bounds, positions.window)
     if positions.segments is not None:
-        return _attend_segments(q, k, v, positions.segments, positions.window)
+        return _attend_segments(q, k, v, positions.segments, positions.window, softcap=softcap)
     if positions.spans is not None and positions.shared is not None:
         k, v = positions.shared.gather(k, v)
-        return _attend_spans(q, k, v, positions.spans)
-    return _attend_all(q, k, v, positions.mask, positions.is_causal)
+        return _attend_spans(q, k, v, positions.spans, softcap)
+    return _attend_all(q, k, v, positions.mask, positions.is_causal, softcap=softcap)
 
 
 def _attend_all(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, is_causal: bool
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    is_causal: bool,
+    *,
+    softcap: float | None,
 ) -> torch.Tensor:
+    if softcap is not None:
+        return _attend_capped(q, k, v, _causal_mask(q) if is_causal else mask, softcap)
     if is_causal and has_causal_products(q, k):
         return causal_attention(q, k, v)
     shared = q.shape[2] != k.shape[2]
@@ -242,6 +255,24 @@ def _attend_all(
     return y.transpose(1, 2)
 
 
+def _attend_capped(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, softcap: float
+) -> torch.Tensor:
+    """Compute attention with capped scores, which no kernel of PyTorch does: all scores of a layer exist, in fp32."""
+    k, v = _repeated(k, q), _repeated(v, q)
+    scale = q.shape[3] ** -0.5
+    scores = torch.matmul(q.transpose(1, 2) * scale, k.permute(0, 2, 3, 1)).float()
+    scores = softcap * torch.tanh(scores / softcap)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return torch.matmul(scores.softmax(-1).to(v.dtype), v.transpose(1, 2)).transpose(1, 2)
+
+
+def _causal_mask(q: torch.Tensor) -> torch.Tensor:
+    """Return the mask of as many keys as queries, (T, T), True where a query sees a key."""
+    return torch.ones(q.shape[1], q.shape[1], dtype=torch.bool, device=q.device).tril()
+
+
 def has_causal_products(q: torch.Tensor, k: torch.Tensor) -> bool:
     """Return whether `causal_attention` computes causal attention of (B, T, heads, H) to (B, S, kv_heads, H).
 
@@ -253,16 +284,25 @@ def has_causal_products(q: torch.Tensor, k: torch.Tensor) -> bool:
     return fast and _PRODUCT_LENGTH <= q.shape[1] == k.shape[1]
 
 
-def _attend_spans(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: list[Span]) -> torch.Tensor:
+def _attend_spans(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: list[Span], softcap: float | None
+) -> torch.Tensor:
     """Compute each run of queries against the keys of the whole row up to the end of the run."""
     parts = []
     for queries, span in zip(q.split([span.length for span in spans], dim=1), spans, strict=True):
-        parts.append(_attend_all(queries, k[:, : span.end], v[:, : span.end], span.mask, span.is_causal))
+        keys, values = k[:, : span.end], v[:, : span.end]
+        parts.append(_attend_all(queries, keys, values, span.mask, span.is_causal, softcap=softcap))
     return torch.cat(parts, dim=1)
 
 
 def _attend_segments(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: list[tuple[int, int]], window: int | None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    segments: list[tuple[int, int]],
+    window: int | None,
+    *,
+    softcap: float | None,
 ) -> torch.Tensor:
     """Compute each document on its own. No document crosses the end of a row, so the rows are flattened into one."""
     q_1N, k_1N, v_1N = (x.flatten(0, 1).unsqueeze(0) for x in (q, k, v))
@@ -270,7 +310,7 @@ def _attend_segments(
     for start, end in segments:
         mask, is_causal = attention_mask(0, end - start, window, q.device)
         one = slice(start, end)
-        parts.append(_attend_all(q_1N[:, one], k_1N[:, one], v_1N[:, one], mask, is_causal))
+        parts.append(_attend_all(q_1N[:, one], k_1N[:, one], v_1N[:, one], mask, is_causal, softcap=softcap))
     return torch.cat(parts, dim=1).view(q.shape)
 
 

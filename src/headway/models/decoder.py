@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from headway.config.architecture import NO_ROTARY, SLIDING
 from headway.core.dtensors import is_dtensor
 from headway.core.errors import ConfigError
 from headway.core.random import derive_seed
@@ -81,6 +82,9 @@ class Decoder(nn.Module):
         self._is_compiled = False
         self.register_buffer("cos", torch.empty(0), persistent=False)
         self.register_buffer("sin", torch.empty(0), persistent=False)
+        if config.local_rope_theta is not None:
+            self.register_buffer("local_cos", torch.empty(0), persistent=False)
+            self.register_buffer("local_sin", torch.empty(0), persistent=False)
         self.make_rotary_tables()
 
     def make_rotary_tables(self) -> None:
@@ -89,6 +93,9 @@ class Decoder(nn.Module):
         length, width = config.max_sequence_length, self.shape.rotary_dim
         cos, sin = rotary_tables(length, width, config.rope_theta, config.rope_scaling)
         self.cos, self.sin = cos.to(device), sin.to(device)
+        if config.local_rope_theta is not None:
+            cos, sin = rotary_tables(length, width, config.local_rope_theta)
+            self.local_cos, self.local_sin = cos.to(device), sin.to(device)
 
     def make_buffers(self) -> None:
         """Compute every buffer that is not part of the state, on the device of the weights."""
@@ -113,11 +120,16 @@ class Decoder(nn.Module):
         if ".mamba." in name and not name.endswith(("input.weight", "output.weight")):
             return first_mamba_value(name, tuple(size), self.config, generator)
         if len(size) == 1:
-            centred = self.config.norm == "layernorm1p" and name.endswith("norm.weight")
-            return torch.zeros(size) if name.endswith("bias") or centred else torch.ones(size)
+            return torch.zeros(size) if name.endswith("bias") or self._has_gain_1p(name) else torch.ones(size)
         to_residual = name.endswith(_TO_RESIDUAL)
         std = self.config.init_std / (math.sqrt(2 * self.shape.layers) if to_residual else 1)
         return torch.empty(size).normal_(0.0, std, generator=generator)
+
+    def _has_gain_1p(self, name: str) -> bool:
+        """Return whether a parameter is the weight of a norm that adds 1 to it."""
+        kind = self.config.norm
+        of_heads = name.endswith(("q_norm.weight", "k_norm.weight"))
+        return name.endswith("norm.weight") and (kind == "rmsnorm1p" or (kind == "layernorm1p" and not of_heads))
 
     def wrap_units(self) -> list[nn.Module]:
         """Return the modules whose weights are gathered one at a time when weights are sharded."""
@@ -307,10 +319,16 @@ class Decoder(nn.Module):
             return self.logits(x_BTD)
         if self.shared is not None:
             targets_BT = self.shared.cut(targets_BT, 1)
+        x_BTD, softcap = self._divided(x_BTD), self.config.logit_softcap
         if is_dtensor(x_BTD):
-            return vocabulary_parallel_cross_entropy(x_BTD, self.projection, targets_BT)
+            return vocabulary_parallel_cross_entropy(x_BTD, self.projection, targets_BT, softcap=softcap)
         return linear_cross_entropy(
-            x_BTD.flatten(0, 1), self.projection, targets_BT.flatten(), compiled=self._is_compiled, tied=tied
+            x_BTD.flatten(0, 1),
+            self.projection,
+            targets_BT.flatten(),
+            compiled=self._is_compiled,
+            tied=tied,
+            softcap=softcap,
         )
 
     def _tied_gradient(self, targets_BT: torch.Tensor | None, stage: range | None) -> TiedGradient | None:
@@ -332,12 +350,20 @@ class Decoder(nn.Module):
 
     def logits(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """Compute logits (B, T, V) from final hidden states."""
+        x_BTD, softcap = self._divided(x_BTD), self.config.logit_softcap
         if is_dtensor(x_BTD):
             from torch.distributed.tensor import Replicate
 
             whole_BTD = x_BTD.redistribute(placements=[Replicate()])
-            return cast("DTensor", F.linear(whole_BTD, self.projection)).full_tensor()
-        return F.linear(x_BTD, self.projection)
+            logits = cast("DTensor", F.linear(whole_BTD, self.projection)).full_tensor()
+        else:
+            logits = F.linear(x_BTD, self.projection)
+        return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+    def _divided(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        """Divide hidden states by what divides the logits, of which there are more."""
+        divisor = self.config.logit_divisor
+        return x_BTD if divisor == 1.0 else x_BTD / divisor
 
     def hidden_states(
         self,
@@ -356,16 +382,20 @@ class Decoder(nn.Module):
         and loads; all positions do when it is None. Under tensor parallelism (`tensor_plan`) the result is a `DTensor`
         over positions.
         """
-        positions = self._positions(ids_BT, cache, documents)
+        layers, kinds = range(self.shape.layers) if stage is None else stage, self.shape.attention_pattern
+        present = dict.fromkeys(kinds[index] for index in layers)
+        positions = {kind: self._positions(kind, ids_BT, cache, documents) for kind in present}
         if self.shared is not None:
             ids_BT = self.shared.cut(ids_BT, 1)
             counted_BT = None if counted_BT is None else self.shared.cut(counted_BT, 1)
-        positions = positions._replace(counted=counted_BT)
+        positions = {kind: found._replace(counted=counted_BT) for kind, found in positions.items()}
         if x_BTD is None:
             weight_VD = self.embedding.weight
             x_BTD = self.embedding(ids_BT) if tied is None else tied_embedding(ids_BT, weight_VD, tied)
-        for index in range(self.shape.layers) if stage is None else stage:
-            x_BTD = self.layers[index](x_BTD, positions, cache)
+            if self.config.embedding_scale != 1.0:
+                x_BTD = x_BTD * self.config.embedding_scale
+        for index in layers:
+            x_BTD = self.layers[index](x_BTD, positions[kinds[index]], cache)
         if cache is not None:
             cache.length += ids_BT.shape[1]
         if stage is None or stage.stop == self.shape.layers:
@@ -376,7 +406,10 @@ class Decoder(nn.Module):
     def _any_weight(self) -> torch.Tensor:
         return next(self.parameters())
 
-    def _positions(self, ids_BT: torch.Tensor, cache: KVCache | None, documents: PackedDocuments | None) -> Positions:
+    def _positions(
+        self, kind: str, ids_BT: torch.Tensor, cache: KVCache | None, documents: PackedDocuments | None
+    ) -> Positions:
+        """Build the positions for layers of one kind of attention (`headway.config.architecture`)."""
         T, device = ids_BT.shape[1], ids_BT.device
         start = 0 if cache is None else cache.length
         limit = self.config.max_sequence_length if cache is None else cache.capacity
@@ -386,7 +419,8 @@ class Decoder(nn.Module):
                 where="model.max_sequence_length" if cache is None else "the capacity of the key-value cache",
                 fix="use shorter sequences, or raise the limit",
             )
-        window = self.config.sliding_window
+        window = self.config.sliding_window if kind == SLIDING else None
+        cos, sin = self._rotary_tables(kind)
         if self.shared is not None:
             if cache is not None:
                 raise ConfigError(
@@ -394,10 +428,10 @@ class Decoder(nn.Module):
                     where="Decoder.forward, cache",
                     fix="generate from a checkpoint, with a model whose rows are not shared",
                 )
-            return shared_positions(self.cos, self.sin, T, self.shared, documents=documents, window=window)
+            return shared_positions(cos, sin, T, self.shared, documents=documents, window=window)
         if documents is None:
             mask_TS, is_causal = attention_mask(start, T, window, device)
-            return Positions(self.cos[start : start + T], self.sin[start : start + T], mask_TS, is_causal)
+            return Positions(cos[start : start + T], sin[start : start + T], mask_TS, is_causal)
         if cache is not None:
             raise ConfigError(
                 "a key-value cache holds one document per row",
@@ -406,9 +440,18 @@ class Decoder(nn.Module):
             )
         autocast = torch.is_autocast_enabled(device.type)
         dtype = torch.get_autocast_dtype(device.type) if autocast else self._any_weight.dtype
-        kernel = document_kernel(device, dtype, self.shape.head_dim, self._is_compiled or torch.compiler.is_compiling())
-        positions = packed_positions(self.cos, self.sin, documents, window, kernel)
+        compiled, capped = self._is_compiled or torch.compiler.is_compiling(), self.config.attention_softcap is not None
+        kernel = document_kernel(device, dtype, self.shape.head_dim, compiled, capped)
+        positions = packed_positions(cos, sin, documents, window, kernel)
         if self.config.mamba is not None:
             # Numbers of `documents` may come again in a row; these do not fall.
             positions = positions._replace(documents=(documents.positions_BT == 0).cumsum(1))
         return positions
+
+    def _rotary_tables(self, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the rotary tables for layers of one kind of attention; empty ones turn nothing."""
+        if kind == NO_ROTARY:
+            return self.cos[..., :0], self.sin[..., :0]
+        if kind == SLIDING and self.config.local_rope_theta is not None:
+            return self.local_cos, self.local_sin
+        return self.cos, self.sin

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from headway.config.architecture import ATTENTION, FEED_FORWARD, MAMBA
+from headway.config.architecture import ATTENTION, FEED_FORWARD, MAMBA, SLIDING
 from headway.models.shape import Shape
 
 if TYPE_CHECKING:
@@ -34,23 +34,23 @@ def parameter_shapes(config: ModelConfig, vocab_size: int | None = None) -> dict
         ConfigError: the shape is not complete.
     """
     shape = Shape.of(config, vocab_size)
-    vocabulary, head = (shape.vocab_size, shape.dim), (shape.head_dim,)
+    vocabulary = (shape.vocab_size, shape.dim)
     width: dict[str, tuple[int, ...]] = {f"norm.{kind}": (shape.dim,) for kind in norm_parts(config)}
     rows = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     attention = {
-        **_named("attention_", width),
+        **(_named("attention_", width) if config.pre_norms else {}),
         **_named("attention.qkv.", _linear(rows, shape.dim, config.qkv_bias)),
         **_named("attention.output.", _linear(shape.dim, shape.heads * shape.head_dim, config.output_bias)),
-        **({"attention.q_norm.weight": head, "attention.k_norm.weight": head} if config.qk_norm else {}),
+        **(_head_norms(config, shape) if config.qk_norm else {}),
         **(_named("attention_post_", width) if config.post_norms else {}),
     }
-    first, up = ("gate_up_groups.", 2) if config.activation == "swiglu" else ("up.", 1)
+    first, up = ("up.", 1) if config.activation == "relu2" else ("gate_up_groups.", 2)
     dense = {
         **_named(f"feed_forward.{first}", _linear(up * shape.ffn_dim, shape.dim, config.ffn_bias)),
         **_named("feed_forward.down.", _linear(shape.dim, shape.ffn_dim, config.ffn_bias)),
     }
     last = _named("feed_forward_post_", width) if config.post_norms else {}
-    norm = _named("feed_forward_", width)
+    norm = _named("feed_forward_", width) if config.pre_norms else {}
     parts = {
         ATTENTION: attention,
         FEED_FORWARD: norm | dense | last,
@@ -72,7 +72,17 @@ def parameter_shapes(config: ModelConfig, vocab_size: int | None = None) -> dict
 
 def norm_parts(config: ModelConfig) -> tuple[str, ...]:
     """Return the names of the parameters of a norm of the residual stream."""
-    return ("weight",) if config.norm == "rmsnorm" else ("weight", "bias")
+    return ("weight", "bias") if config.norm == "layernorm1p" else ("weight",)
+
+
+def _head_norms(config: ModelConfig, shape: Shape) -> dict[str, tuple[int, ...]]:
+    """Return the norms of queries and keys."""
+    over_heads = config.qk_norm_over == "projection"
+    queries, keys = (count if over_heads else 1 for count in (shape.heads, shape.kv_heads))
+    return {
+        "attention.q_norm.weight": (queries * shape.head_dim,),
+        "attention.k_norm.weight": (keys * shape.head_dim,),
+    }
 
 
 def _named(prefix: str, sizes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -139,10 +149,10 @@ def flops_per_token(config: ModelConfig, sequence_length: int, vocab_size: int |
 
     The formula is 6 N + 12 L H Q T (Chowdhery et al. 2022, PaLM, appendix B). N is the number of active parameters,
     including the vocabulary projection and excluding an untied embedding table, whose look-up is no product. L, H, Q
-    are layers, heads and head width; T is the sequence length, or the sliding window if shorter. As in the paper,
-    attention counts every pair of positions, including those that the causal mask hides. The state space of a Mamba-2
-    layer is counted as it is computed: in every chunk of Q positions scores of each group and their products with the
-    inputs of H heads, P wide, and the products that add to and read states of width N, which is forward
+    are layers, heads and head width; T is the sequence length, or in sliding layers the window if shorter. As in the
+    paper, attention counts every pair of positions, including those that the causal mask hides. The state space of a
+    Mamba-2 layer is counted as it is computed: in every chunk of Q positions scores of each group and their products
+    with the inputs of H heads, P wide, and the products that add to and read states of width N, which is forward
     2 Q (G N + H P) + 4 H P N per position (Dao & Gu 2024, section 6).
 
     Raises:
@@ -155,9 +165,16 @@ def flops_per_token(config: ModelConfig, sequence_length: int, vocab_size: int |
     shape = Shape.of(config, vocab_size)
     counts = count_parameters(config, vocab_size)
     multiplied = counts.active - counts.embedding + shape.vocab_size * shape.dim
-    attended = min(sequence_length, config.sliding_window or sequence_length)
-    attention = len(shape.attention_layers) * attention_flops(shape, attended)
+    attended = sum(attended_keys(config, index, sequence_length) for index in shape.attention_layers)
+    attention = attention_flops(shape, attended)
     return float(6 * multiplied + attention + len(shape.mamba_layers) * scan_flops(config, sequence_length))
+
+
+def attended_keys(config: ModelConfig, layer: int, sequence_length: int) -> int:
+    """Return the most keys that a query of a layer sees."""
+    pattern, window = config.attention_pattern, config.sliding_window
+    slides = window is not None and (pattern is None or pattern[layer] == SLIDING)
+    return min(sequence_length, window) if slides and window is not None else sequence_length
 
 
 def attention_flops(shape: Shape, attended: float) -> float:
@@ -197,13 +214,18 @@ def part_costs(config: ModelConfig, sequence_length: int, vocab_size: int | None
     head = 6.0 * shape.vocab_size * shape.dim
     layers = flops_per_token(config, sequence_length, vocab_size) - head
     if not shape.pattern:
-        return PartCosts(0.0, (layers / shape.layers,) * shape.layers, head)
+        own = [0.0] * shape.layers  # what distinguishes layers
+        if config.attention_pattern:
+            attended = [attended_keys(config, index, sequence_length) for index in range(shape.layers)]
+            own = [attention_flops(shape, keys) for keys in attended]
+        alike = (layers - sum(own)) / shape.layers
+        return PartCosts(0.0, tuple(alike + cost for cost in own), head)
     costs = [0.0] * shape.layers
     for name, size in parameter_shapes(config, vocab_size).items():
         if name.startswith("layers."):
             costs[int(name.split(".")[1])] += 6 * prod(size)
     for index in shape.attention_layers:
-        costs[index] += attention_flops(shape, sequence_length)
+        costs[index] += attention_flops(shape, attended_keys(config, index, sequence_length))
     for index in shape.mamba_layers:
         costs[index] += scan_flops(config, sequence_length)
     return PartCosts(0.0, tuple(costs), head)

@@ -12,7 +12,8 @@ from headway.config import ModelConfig
 from headway.core.errors import ConfigError
 from headway.models import huggingface_mixtures as mixtures
 from headway.models.facts import count_parameters
-from headway.models.huggingface_families import FAMILIES, Family, architecture_of
+from headway.models.huggingface_families import FAMILIES, architecture_of
+from headway.models.huggingface_family import Family
 from headway.models.huggingface_rope import from_rotary_keys, rotary_settings, to_rotary_keys
 from headway.models.shape import Shape
 
@@ -43,6 +44,8 @@ _LARGEST = {
     "moe_intermediate_size": 2**22,
     "first_k_dense_replace": 10_000,
 }
+#: Activations, by their names in `ModelConfig`, as transformers calls them.
+_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu_pytorch_tanh", "relu2": "relu2"}
 _MOST_PARAMETERS = 10**14
 
 
@@ -61,6 +64,14 @@ def from_huggingface(values: dict[str, Any], where: str) -> ModelConfig:
     family = FAMILIES.get(architecture, _MIXTURE)
     renamed = {key: values[name] for name, key in family.other_names.items() if name in values}
     values = {**_DEFAULTS[architecture], **values, **renamed}
+    try:
+        values |= family.flattens(values)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"its rotary embedding is none that the native decoder computes: {error}",
+            where=f"{where}, rope_parameters or rope_scaling",
+            fix="give a sound checkpoint, or model.implementation=transformers",
+        ) from error
     rotary = rotary_settings(values, where)
     for key, required in _required(architecture, family).items():
         value = rotary.get(key, values.get(key)) if key == "partial_rotary_factor" else values.get(key)
@@ -80,6 +91,7 @@ def from_huggingface(values: dict[str, Any], where: str) -> ModelConfig:
             "kv_heads": values.get("num_key_value_heads") or heads,
             "head_dim": values.get("head_dim") or dim // heads,
             "ffn_dim": values["intermediate_size"],
+            "activation": family.activation,
             "max_sequence_length": values["max_position_embeddings"],
             "norm_eps": values.get(family.eps, 1e-6),
             "tie_embeddings": bool(values.get("tie_word_embeddings", False)),
@@ -140,9 +152,8 @@ def _architecture(values: dict[str, Any], where: str) -> str:
 
 def _required(architecture: str, family: Family) -> dict[str, Any]:
     """Return the values of keys without which the decoder would silently compute something else."""
-    act = "relu2" if "activation" in family.must else "silu"
     turns_all = {} if "partial_rotary_factor" in _DEFAULTS[architecture] else {"partial_rotary_factor": 1.0}
-    return {**_REQUIRED, family.act: act, **turns_all, **family.required}
+    return {**_REQUIRED, family.act: _ACTIVATIONS[family.activation], **turns_all, **family.required}
 
 
 def to_huggingface(config: ModelConfig, dtype: str, special_ids: dict[str, int | None]) -> dict[str, Any]:
@@ -170,7 +181,7 @@ def to_huggingface(config: ModelConfig, dtype: str, special_ids: dict[str, int |
         "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.kv_heads,
         "head_dim": shape.head_dim,
-        family.act: "silu" if config.activation == "swiglu" else "relu2",
+        family.act: _ACTIVATIONS[config.activation],
         "max_position_embeddings": config.max_sequence_length,
         "initializer_range": min(config.init_std, 1.0),  # transformers rejects larger values
         family.eps: config.norm_eps,

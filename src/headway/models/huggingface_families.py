@@ -6,59 +6,24 @@ their own (`headway.models.huggingface_mixtures`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from headway.config.architecture import ATTENTION, FEED_FORWARD, MAMBA
+from headway.config.architecture import ATTENTION, FEED_FORWARD, FULL, MAMBA, NO_ROTARY, SLIDING
 from headway.core.errors import ConfigError
+from headway.models import huggingface_gemma as gemma
 from headway.models import huggingface_mixtures as mixtures
+from headway.models.huggingface_family import Family, attention_scale, biases
 from headway.models.huggingface_rope import partial_rotary
 from headway.models.shape import Shape
 
 if TYPE_CHECKING:
     from headway.config import ModelConfig
 
+SMOLLM3, GRANITE, OLMO2 = "SmolLM3ForCausalLM", "GraniteForCausalLM", "Olmo2ForCausalLM"
 LLAMA, MISTRAL, QWEN2, QWEN3 = "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
 GLM, GLM4, NEMOTRON = "GlmForCausalLM", "Glm4ForCausalLM", "NemotronForCausalLM"
 NEMOTRON_H = "NemotronHForCausalLM"
-
-
-def _nothing(_: Any) -> dict[str, Any]:
-    return {}
-
-
-@dataclass(frozen=True)
-class Family:
-    """An architecture of transformers without experts.
-
-    `reads` and `writes` name keys of `config.json` whose values differ from those of Llama.
-    """
-
-    model_type: str
-    defaults: Mapping[str, Any]
-    """Key -> default of its config class, where it differs from Llama's."""
-    may: frozenset[str] = frozenset()
-    """Traits that its decoders may have."""
-    must: frozenset[str] = frozenset()
-    """Traits that all its decoders have."""
-    required: Mapping[str, Any] = field(default_factory=dict)
-    """Key -> the only value that the native decoder computes."""
-    reads: Callable[[Mapping[str, Any]], dict[str, Any]] = _nothing
-    """Content of `config.json` -> keys of `ModelConfig`."""
-    writes: Callable[[ModelConfig], dict[str, Any]] = _nothing
-    """Config -> keys of `config.json`."""
-    other_names: Mapping[str, str] = field(default_factory=dict)
-    """Other name of a key -> the key; transformers prefers the other name where a config has both."""
-    eps: str = "rms_norm_eps"
-    """Key of `norm_eps`."""
-    act: str = "hidden_act"
-    """Key of the activation."""
-
-
-def _biases(values: Mapping[str, Any], *, output: bool) -> dict[str, Any]:
-    bias = bool(values.get("attention_bias"))
-    return {"qkv_bias": bias, "output_bias": bias and output}
 
 
 def _writes_window(config: ModelConfig) -> dict[str, Any]:
@@ -96,7 +61,6 @@ def _read_hybrid(values: Mapping[str, Any]) -> dict[str, Any]:
         "layer_pattern": pattern,
         "mamba": mamba if MAMBA in pattern else None,
         "rotary_fraction": 0.0,
-        "activation": "relu2",
     }
 
 
@@ -128,6 +92,51 @@ def _write_glm(config: ModelConfig) -> dict[str, Any]:
     return {"attention_bias": config.qkv_bias, "partial_rotary_factor": config.rotary_fraction}
 
 
+def _read_smollm3(values: Mapping[str, Any]) -> dict[str, Any]:
+    layers, every = values["num_hidden_layers"], values["no_rope_layer_interval"]
+    turns = values.get("no_rope_layers") or [(index + 1) % every != 0 for index in range(layers)]
+    pattern = "".join(FULL if turn else NO_ROTARY for turn in turns[:layers])
+    if set(values.get("layer_types") or ()) - {"full_attention"}:
+        raise ValueError("its layer_types are not all full_attention")
+    return {
+        **biases(values, output=True),
+        "ffn_bias": bool(values.get("mlp_bias")),
+        "attention_pattern": pattern if NO_ROTARY in pattern else None,
+    }
+
+
+def _write_smollm3(config: ModelConfig) -> dict[str, Any]:
+    return {
+        "attention_bias": config.qkv_bias,
+        "mlp_bias": config.ffn_bias,
+        "no_rope_layers": [int(kind != NO_ROTARY) for kind in Shape.of(config).attention_pattern],
+        "use_sliding_window": False,
+        "sliding_window": None,
+    }
+
+
+def _read_granite(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **biases(values, output=True),
+        "ffn_bias": bool(values.get("mlp_bias")),
+        "embedding_scale": values["embedding_multiplier"],
+        "residual_scale": values["residual_multiplier"],
+        "logit_divisor": values["logits_scaling"],
+        **attention_scale(values, values["attention_multiplier"]),
+    }
+
+
+def _write_granite(config: ModelConfig) -> dict[str, Any]:
+    return {
+        "attention_bias": config.qkv_bias,
+        "mlp_bias": config.ffn_bias,
+        "embedding_multiplier": config.embedding_scale,
+        "residual_multiplier": config.residual_scale,
+        "logits_scaling": config.logit_divisor,
+        "attention_multiplier": config.attention_scale or Shape.of(config).head_dim ** -0.5,
+    }
+
+
 _NO_BIASES = {"attention_bias": False, "mlp_bias": False}
 _GLM_DEFAULTS = {
     "partial_rotary_factor": 0.5,
@@ -143,7 +152,7 @@ FAMILIES: dict[str, Family] = {
         "llama",
         {"max_position_embeddings": 2048},
         may=frozenset({"attention_bias", "ffn_bias"}),
-        reads=lambda values: {**_biases(values, output=True), "ffn_bias": bool(values.get("mlp_bias"))},
+        reads=lambda values: {**biases(values, output=True), "ffn_bias": bool(values.get("mlp_bias"))},
         writes=lambda config: {"attention_bias": config.qkv_bias, "mlp_bias": config.ffn_bias},
     ),
     MISTRAL: Family(
@@ -168,7 +177,7 @@ FAMILIES: dict[str, Family] = {
         may=frozenset({"head_dim", "attention_bias"}),
         must=frozenset({"qk_norm"}),
         required={"use_sliding_window": False},
-        reads=lambda values: {**_biases(values, output=True), "qk_norm": True},
+        reads=lambda values: {**biases(values, output=True), "qk_norm": True},
         writes=lambda config: {"attention_bias": config.qkv_bias, **_no_window(config)},
     ),
     GLM: Family(
@@ -176,7 +185,7 @@ FAMILIES: dict[str, Family] = {
         _GLM_DEFAULTS,
         may=frozenset({"head_dim", "qkv_bias"}),
         must=frozenset({"rotary_fraction"}),
-        reads=lambda values: {**_biases(values, output=False), **partial_rotary(values)},
+        reads=lambda values: {**biases(values, output=False), **partial_rotary(values)},
         writes=_write_glm,
     ),
     GLM4: Family(
@@ -184,7 +193,7 @@ FAMILIES: dict[str, Family] = {
         _GLM_DEFAULTS,
         may=frozenset({"head_dim", "qkv_bias", "rotary_fraction"}),
         must=frozenset({"post_norms"}),
-        reads=lambda values: {**_biases(values, output=False), **partial_rotary(values), "post_norms": True},
+        reads=lambda values: {**biases(values, output=False), **partial_rotary(values), "post_norms": True},
         writes=_write_glm,
     ),
     NEMOTRON: Family(
@@ -194,14 +203,15 @@ FAMILIES: dict[str, Family] = {
         may=frozenset({"head_dim", "attention_bias", "ffn_bias", "rotary_fraction"}),
         must=frozenset({"norm", "activation"}),
         reads=lambda values: {
-            **_biases(values, output=True), **partial_rotary(values), "ffn_bias": bool(values.get("mlp_bias")),
-            "norm": "layernorm1p", "activation": "relu2",
+            **biases(values, output=True), **partial_rotary(values), "ffn_bias": bool(values.get("mlp_bias")),
+            "norm": "layernorm1p",
         },
         writes=lambda config: {
             "attention_bias": config.qkv_bias, "mlp_bias": config.ffn_bias,
             "partial_rotary_factor": config.rotary_fraction,
         },
         eps="norm_eps",
+        activation="relu2",
     ),
     NEMOTRON_H: Family(
         "nemotron_h",
@@ -220,7 +230,43 @@ FAMILIES: dict[str, Family] = {
                      "mamba_conv_bias": "use_conv_bias", "mamba_chunk_size": "chunk_size"},
         eps="layer_norm_epsilon",
         act="mlp_hidden_act",
+        activation="relu2",
     ),
+    SMOLLM3: Family(
+        "smollm3",
+        {"max_position_embeddings": 32768, "num_key_value_heads": 4, "tie_word_embeddings": True, "rope_theta": 2e6,
+         "no_rope_layer_interval": 4},
+        may=frozenset({"attention_bias", "ffn_bias"}),
+        must=frozenset({"layers_without_rotary"}),
+        required={"use_sliding_window": False},
+        reads=_read_smollm3,
+        writes=_write_smollm3,
+    ),
+    GRANITE: Family(
+        "granite",
+        {"max_position_embeddings": 2048, "embedding_multiplier": 1.0, "residual_multiplier": 1.0,
+         "attention_multiplier": 1.0, "logits_scaling": 1.0},
+        may=frozenset({"attention_bias", "ffn_bias", "embedding_scale", "root_embedding_scale", "attention_scale",
+                       "root_attention_scale", "residual_scale", "logit_divisor"}),
+        reads=_read_granite,
+        writes=_write_granite,
+    ),
+    OLMO2: Family(
+        "olmo2",
+        {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
+        may=frozenset({"attention_bias"}),
+        must=frozenset({"no_pre_norms", "post_norms", "projection_norm"}),
+        reads=lambda values: {
+            **biases(values, output=True), "pre_norms": False, "post_norms": True, "qk_norm": True,
+            "qk_norm_over": "projection",
+        },
+        writes=lambda config: {"attention_bias": config.qkv_bias},
+        weights={
+            "attention_post_norm.weight": "post_attention_layernorm.weight",
+            "feed_forward_post_norm.weight": "post_feedforward_layernorm.weight",
+        },
+    ),
+    **gemma.FAMILIES,
 }  # fmt: skip
 
 #: Trait -> the keys of the config that it comes from, for messages.
@@ -229,6 +275,14 @@ _KEYS = {
     "no_rotary": "rotary_fraction 0",
     "activation": "activation relu2",
     "norm": "norm layernorm1p",
+    "rmsnorm1p": "norm rmsnorm1p",
+    "geglu": "activation geglu",
+    "layers_without_rotary": "attention_pattern with N",
+    "sliding_layers": "attention_pattern with S",
+    "no_pre_norms": "pre_norms false",
+    "projection_norm": "qk_norm_over projection",
+    "root_embedding_scale": "embedding_scale of the root of dim",
+    "root_attention_scale": "attention_scale",
     "head_dim": "heads that do not divide dim",
 }
 
@@ -236,9 +290,24 @@ _KEYS = {
 def traits(config: ModelConfig) -> frozenset[str]:
     """Return what distinguishes a decoder without experts from that of Llama without biases."""
     shape, both = Shape.of(config), config.qkv_bias and config.output_bias
+    pattern, over_heads = config.attention_pattern or "", config.qk_norm_over == "projection"
+    is_root = gemma.scales_by_root(config)
+    scaled_by_root = gemma.root_of(config.attention_scale) is not None
     found = {
-        "qk_norm": config.qk_norm,
-        "sliding_window": config.sliding_window is not None,
+        "qk_norm": config.qk_norm and not over_heads,
+        "projection_norm": over_heads,
+        "sliding_window": config.sliding_window is not None and not pattern,
+        "sliding_layers": SLIDING in pattern,
+        "layers_without_rotary": NO_ROTARY in pattern,
+        "local_rope_theta": config.local_rope_theta is not None,
+        "embedding_scale": config.embedding_scale != 1 and not is_root,
+        "root_embedding_scale": is_root,
+        "attention_scale": config.attention_scale is not None and not scaled_by_root,
+        "root_attention_scale": scaled_by_root,
+        "residual_scale": config.residual_scale != 1,
+        "logit_divisor": config.logit_divisor != 1,
+        "attention_softcap": config.attention_softcap is not None,
+        "logit_softcap": config.logit_softcap is not None,
         "rotary_fraction": 0 < config.rotary_fraction < 1,
         "no_rotary": config.rotary_fraction == 0,
         "attention_bias": both,
@@ -246,7 +315,10 @@ def traits(config: ModelConfig) -> frozenset[str]:
         "output_bias": config.output_bias and not both,
         "ffn_bias": config.ffn_bias,
         "activation": config.activation == "relu2",
+        "geglu": config.activation == "geglu",
         "norm": config.norm == "layernorm1p",
+        "rmsnorm1p": config.norm == "rmsnorm1p",
+        "no_pre_norms": not config.pre_norms,
         "post_norms": config.post_norms,
         "layer_pattern": config.layer_pattern is not None,
         "tie_embeddings": config.tie_embeddings and config.layer_pattern is not None,  # Nemotron-H ties nothing

@@ -63,6 +63,18 @@ REQUIRED = {
 }
 
 
+#: Key -> its value in all supported architectures with experts, and in words.
+_DENSE_ONLY: tuple[tuple[str, Any, str], ...] = (
+    ("attention_pattern", None, "null"),
+    ("attention_scale", None, "null"),
+    ("attention_softcap", None, "null"),
+    ("embedding_scale", 1.0, "1"),
+    ("residual_scale", 1.0, "1"),
+    ("logit_divisor", 1.0, "1"),
+    ("logit_softcap", None, "null"),
+)
+
+
 def mixture_architecture(config: ModelConfig) -> str:
     """Return the architecture that computes a decoder with experts.
 
@@ -146,9 +158,13 @@ def _obstacles(config: ModelConfig, architecture: str) -> list[tuple[str, bool, 
         ),
         (
             "norm",
-            config.norm != "rmsnorm" or config.post_norms,
+            config.norm != "rmsnorm" or config.post_norms or not config.pre_norms or config.qk_norm_over != "head",
             "no supported architecture with experts has these norms",
-            "norm: rmsnorm and post_norms: false",
+            "norm: rmsnorm, post_norms: false and qk_norm_over: head",
+        ),
+        *(
+            (key, getattr(config, key) != default, "no supported architecture with experts has this", f"{key}: {words}")
+            for key, default, words in _DENSE_ONLY
         ),
     ]
 

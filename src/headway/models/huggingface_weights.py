@@ -9,7 +9,7 @@ import torch
 
 from headway.models import huggingface_mixtures as mixtures
 from headway.models.facts import norm_parts, parameter_shapes
-from headway.models.huggingface_families import GLM, GLM4, NEMOTRON_H, architecture_of
+from headway.models.huggingface_families import FAMILIES, GLM, GLM4, NEMOTRON_H, architecture_of
 from headway.models.moe import selects_with_bias
 from headway.models.shape import Shape
 
@@ -63,6 +63,8 @@ def weight_names(config: ModelConfig) -> dict[str, list[str]]:
     architecture, shape = architecture_of(config), Shape.of(config)
     hybrid, root = architecture == NEMOTRON_H, _root(architecture)
     same, attention = (_SAME_IN_HYBRID, "mixer.") if hybrid else (_SAME_IN_LAYER, "self_attn.")
+    if architecture in FAMILIES:
+        same = {**same, **FAMILIES[architecture].weights}
     gate_up = ["gate_up_proj"] if architecture in _FUSED else ["gate_proj", "up_proj"]
     embedding, norm = ("embeddings", "norm_f") if hybrid else ("embed_tokens", "norm")
     names = {"embedding.weight": [f"{root}{embedding}.weight"]}

@@ -5,6 +5,7 @@ Tensor-name suffixes are those of `headway.models.decoder`.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
@@ -55,12 +56,35 @@ class LayerNorm1P(nn.Module):
         return F.layer_norm(x.to(self.weight.dtype), self.weight.shape, self.weight + 1, self.bias, self.eps)
 
 
-Norm: TypeAlias = RMSNorm | LayerNorm1P
+class RMSNorm1P(nn.Module):
+    """RMSNorm whose gain is 1 plus its weight, so that a weight of 0 changes nothing. It is the norm of Gemma."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(dim))
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalise `x`, (..., dim), in the dtype of the weight; bf16 would round a gain close to 1, so it is fp32."""
+        gain = self.weight.float() + 1
+        return F.rms_norm(x.float(), gain.shape, gain, self.eps).to(self.weight.dtype)
+
+
+Norm: TypeAlias = RMSNorm | RMSNorm1P | LayerNorm1P
+_NORMS: dict[str, type[Norm]] = {"rmsnorm": RMSNorm, "rmsnorm1p": RMSNorm1P, "layernorm1p": LayerNorm1P}
 
 
 def make_norm(config: ModelConfig, dim: int) -> Norm:
     """Create a norm of the residual stream."""
-    return (RMSNorm if config.norm == "rmsnorm" else LayerNorm1P)(dim, config.norm_eps)
+    return _NORMS[config.norm](dim, config.norm_eps)
+
+
+def _make_head_norm(config: ModelConfig, heads: int, head_dim: int) -> RMSNorm | RMSNorm1P | None:
+    """Create the norm of so many heads of queries or keys, if there is one."""
+    if not config.qk_norm:
+        return None
+    norm = RMSNorm1P if config.norm == "rmsnorm1p" else RMSNorm
+    return norm(head_dim if config.qk_norm_over == "head" else heads * head_dim, config.norm_eps)
 
 
 class Attention(nn.Module):
@@ -76,8 +100,13 @@ class Attention(nn.Module):
         rows = shape.kv_heads * (shape.queries_per_group + 2) * shape.head_dim
         self.qkv = nn.Linear(shape.dim, rows, bias=config.qkv_bias)
         self.output = nn.Linear(shape.heads * shape.head_dim, shape.dim, bias=config.output_bias)
-        self.q_norm = RMSNorm(shape.head_dim, config.norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(shape.head_dim, config.norm_eps) if config.qk_norm else None
+        self.q_norm = _make_head_norm(config, shape.heads, shape.head_dim)
+        self.k_norm = _make_head_norm(config, shape.kv_heads, shape.head_dim)
+        self.norms_heads = config.qk_norm_over == "head"
+        self.softcap = config.attention_softcap
+        # Kernels scale scores by 1 / sqrt(head_dim).
+        scale = config.attention_scale
+        self.query_scale = 1.0 if scale is None else scale * math.sqrt(shape.head_dim)
 
     def forward(self, x_BTD: torch.Tensor, positions: Positions, cache: KVCache | None) -> torch.Tensor:
         B, T, _ = x_BTD.shape
@@ -85,24 +114,32 @@ class Attention(nn.Module):
         qkv = self.qkv(x_BTD).view(B, T, -1, self.group + 2, self.head_dim)
         q_BTKGH, k_BTK1H, v_BTK1H = qkv.split([self.group, 1, 1], dim=3)
         if self.q_norm is not None and self.k_norm is not None:
-            q_BTKGH, k_BTK1H = self.q_norm(q_BTKGH), self.k_norm(k_BTK1H)
-        q = rotate(q_BTKGH, positions.cos, positions.sin).to(qkv.dtype).flatten(2, 3)
+            if self.norms_heads:
+                q_BTKGH, k_BTK1H = self.q_norm(q_BTKGH), self.k_norm(k_BTK1H)
+            else:
+                q_BTKGH = self.q_norm(q_BTKGH.flatten(2)).view(q_BTKGH.shape)
+                k_BTK1H = self.k_norm(k_BTK1H.flatten(2)).view(k_BTK1H.shape)
+        q_BTKGH = rotate(q_BTKGH, positions.cos, positions.sin)
+        if self.query_scale != 1.0:
+            q_BTKGH = q_BTKGH * self.query_scale
+        q = q_BTKGH.to(qkv.dtype).flatten(2, 3)
         k = rotate(k_BTK1H, positions.cos, positions.sin).to(qkv.dtype).squeeze(3)
         v = v_BTK1H.squeeze(3)
         if torch.is_grad_enabled() and (self.q_norm is None or self.q_norm.weight.dtype != qkv.dtype):
             v = v.contiguous()  # a view would also keep the queries and keys from before the rotation alive
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)
-        y_BTD = self.output(attend(q, k, v, positions).flatten(2))
+        y_BTD = self.output(attend(q, k, v, positions, self.softcap).flatten(2))
         return F.dropout(y_BTD, self.dropout, self.training)
 
 
 class FeedForward(nn.Module):
-    """SwiGLU (Shazeer 2020, equation 6) with both input projections in one product."""
+    """SwiGLU or GEGLU (Shazeer 2020, equation 6) with both input projections in one product."""
 
     def __init__(self, config: ModelConfig, shape: Shape) -> None:
         super().__init__()
         self.dropout = config.dropout
+        self.is_gelu = config.activation == "geglu"
         # Output rows come in groups: rows of the gate, then as many rows of the linear branch. Cutting the rows into
         # equal contiguous parts therefore keeps each gate with its partner, as tensor parallelism needs.
         self.width = shape.ffn_dim // shape.ffn_groups
@@ -111,7 +148,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_up_groups(x_BTD).unflatten(-1, (-1, 2, self.width)).unbind(-2)
-        return F.dropout(self.down((F.silu(gate) * up).flatten(-2)), self.dropout, self.training)
+        gate = F.gelu(gate, approximate="tanh") if self.is_gelu else F.silu(gate)
+        return F.dropout(self.down((gate * up).flatten(-2)), self.dropout, self.training)
 
 
 class SquaredReLU(nn.Module):
@@ -129,7 +167,7 @@ class SquaredReLU(nn.Module):
 
 def make_feed_forward(config: ModelConfig, shape: Shape) -> FeedForward | SquaredReLU:
     """Create a feed-forward layer without experts."""
-    return (FeedForward if config.activation == "swiglu" else SquaredReLU)(config, shape)
+    return (SquaredReLU if config.activation == "relu2" else FeedForward)(config, shape)
 
 
 def _for_products(x: torch.Tensor) -> torch.Tensor:
@@ -139,7 +177,7 @@ def _for_products(x: torch.Tensor) -> torch.Tensor:
 
 
 class Layer(nn.Module):
-    """A decoder layer: attention, then feed-forward or experts, each pre-normalised and added to the residual.
+    """A decoder layer: attention, then feed-forward or experts, each normalised and added to the residual.
 
     A layer of a pattern (`headway.config.architecture`) has one of these parts only, or a Mamba-2 mixer.
     """
@@ -147,20 +185,26 @@ class Layer(nn.Module):
     def __init__(self, config: ModelConfig, shape: Shape, index: int) -> None:
         super().__init__()
         kind = shape.pattern[index] if shape.pattern else ATTENTION + FEED_FORWARD
+        self.residual_scale = config.residual_scale
         self.mamba: Mamba | None = None
         self.attention: Attention | None = None
         self.feed_forward: FeedForward | SquaredReLU | MixtureOfExperts | None = None
+        self.attention_norm: Norm | None = None
         self.attention_post_norm: Norm | None = None
+        self.feed_forward_norm: Norm | None = None
         self.feed_forward_post_norm: Norm | None = None
         if MAMBA in kind:
             self.mamba_norm, self.mamba = make_norm(config, shape.dim), Mamba(config, shape, index)
         if ATTENTION in kind:
-            self.attention_norm, self.attention = make_norm(config, shape.dim), Attention(config, shape, index)
+            if config.pre_norms:
+                self.attention_norm = make_norm(config, shape.dim)
+            self.attention = Attention(config, shape, index)
             if config.post_norms:
                 self.attention_post_norm = make_norm(config, shape.dim)
         self.is_dense = index < shape.dense_layers
         if FEED_FORWARD in kind:
-            self.feed_forward_norm = make_norm(config, shape.dim)
+            if config.pre_norms:
+                self.feed_forward_norm = make_norm(config, shape.dim)
             dense = make_feed_forward(config, shape) if self.is_dense else None
             self.feed_forward = dense or MixtureOfExperts(config, shape)
             if config.post_norms:
@@ -178,13 +222,23 @@ class Layer(nn.Module):
 
     def _compute(self, x_BTD: torch.Tensor, positions: Positions, cache: KVCache | None) -> torch.Tensor:
         if self.mamba is not None:
-            x_BTD = x_BTD + self.mamba(_for_products(self.mamba_norm(x_BTD)), positions, cache)
+            y_BTD = self.mamba(_input(x_BTD, self.mamba_norm), positions, cache)
+            x_BTD = x_BTD + self._output(y_BTD, None)
         if self.attention is not None:
-            y_BTD = self.attention(_for_products(self.attention_norm(x_BTD)), positions, cache)
-            x_BTD = x_BTD + (y_BTD if self.attention_post_norm is None else self.attention_post_norm(y_BTD))
+            y_BTD = self.attention(_input(x_BTD, self.attention_norm), positions, cache)
+            x_BTD = x_BTD + self._output(y_BTD, self.attention_post_norm)
         if self.feed_forward is not None:
-            normalised_BTD = _for_products(self.feed_forward_norm(x_BTD))
             counted = () if self.is_dense else (positions.counted,)
-            y_BTD = self.feed_forward(normalised_BTD, *counted)
-            x_BTD = x_BTD + (y_BTD if self.feed_forward_post_norm is None else self.feed_forward_post_norm(y_BTD))
+            y_BTD = self.feed_forward(_input(x_BTD, self.feed_forward_norm), *counted)
+            x_BTD = x_BTD + self._output(y_BTD, self.feed_forward_post_norm)
         return x_BTD
+
+    def _output(self, y_BTD: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        """Normalise and scale the output of a part, as it is added to the residual stream."""
+        y_BTD = y_BTD if norm is None else norm(y_BTD)
+        return y_BTD if self.residual_scale == 1.0 else y_BTD * self.residual_scale
+
+
+def _input(x_BTD: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+    """Normalise the residual stream for a part of the layer, in the dtype of its products."""
+    return _for_products(x_BTD if norm is None else norm(x_BTD))

@@ -39,7 +39,12 @@ class VocabularyPart:
 
 
 def vocabulary_parallel_cross_entropy(
-    x_BTD: DTensor, weight_VD: torch.Tensor, targets_BT: torch.Tensor, *, chunk_rows: int | None = None
+    x_BTD: DTensor,
+    weight_VD: torch.Tensor,
+    targets_BT: torch.Tensor,
+    *,
+    chunk_rows: int | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Compute `linear_cross_entropy` where workers share the vocabulary and the positions of `x`.
 
@@ -50,7 +55,7 @@ def vocabulary_parallel_cross_entropy(
         x_BTD: On a one-dimensional mesh, sharded by position.
         weight_VD: A `DTensor` of the same mesh, sharded into equal parts of the vocabulary.
         targets_BT: Targets of all positions.
-        chunk_rows: As in `linear_cross_entropy`.
+        chunk_rows, softcap: As in `linear_cross_entropy`.
     """
     from torch.distributed.tensor import Partial, Replicate
 
@@ -63,7 +68,7 @@ def vocabulary_parallel_cross_entropy(
     rows_VD = weight_VD.to_local()
     part = VocabularyPart(dist.get_rank(group) * rows_VD.shape[0], group)
     return linear_cross_entropy(
-        whole_BTD.flatten(0, 1), rows_VD, targets_BT.flatten(), chunk_rows=chunk_rows, part=part
+        whole_BTD.flatten(0, 1), rows_VD, targets_BT.flatten(), chunk_rows=chunk_rows, part=part, softcap=softcap
     )
 
 
@@ -76,6 +81,7 @@ def linear_cross_entropy(
     part: VocabularyPart | None = None,
     compiled: bool = False,
     tied: TiedGradient | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Sum `cross_entropy(x @ weight.T, target)` over rows; differentiable once in `x` and `weight`.
 
@@ -90,6 +96,7 @@ def linear_cross_entropy(
             and the same loss. The gradient of `x_ND` covers this worker's logits and must be summed over workers.
         compiled: Compile the code between the products, if the whole vocabulary is local.
         tied: Stores the gradient of the weight, which then gets none from here (`tied_embedding`).
+        softcap: Logits z become c tanh(z / c), with this c.
 
     Returns:
         fp32 scalar, in nats.
@@ -101,7 +108,9 @@ def linear_cross_entropy(
     in_16_bits = compiled and x_ND.element_size() == 2
     rows = chunk_rows or default_chunk_rows(device, weight_VD.shape[0], in_16_bits)
     if torch.is_grad_enabled() and (x_ND.requires_grad or weight_VD.requires_grad):
-        loss: torch.Tensor = _LinearCrossEntropy.apply(x_ND, weight_VD, targets_N, tied, rows, part, compiled)  # type: ignore[no-untyped-call]
+        loss: torch.Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+            x_ND, weight_VD, targets_N, tied, rows, part, compiled, softcap
+        )
         return loss
     w_VD = weight_VD.to(x_ND.dtype)
     loss = torch.zeros((), dtype=torch.float32, device=x_ND.device)
@@ -110,9 +119,14 @@ def linear_cross_entropy(
     for x_CD, targets_C in zip(torch.split(x_ND, rows), torch.split(targets_N, rows), strict=True):
         logits_CV = x_CD @ w_VD.t()
         for logits_RV, targets_R in zip(logits_CV.split(at_once), targets_C.split(at_once), strict=True):
-            loss += _chunk_loss(logits_RV, targets_R, part).loss
+            loss += _chunk_loss(_capped(logits_RV, softcap), targets_R, part).loss
         del logits_CV  # before those of the next chunk
     return loss
+
+
+def _capped(logits_CV: torch.Tensor, softcap: float | None) -> torch.Tensor:
+    """Cap logits, in fp32, if they are capped."""
+    return logits_CV if softcap is None else (logits_CV.float() / softcap).tanh_().mul_(softcap)
 
 
 class _ChunkLoss(NamedTuple):
@@ -162,7 +176,8 @@ def _loss_and_gradients(
     chunk_rows: int,
     part: VocabularyPart | None,
     compiled: bool,
-    frozen: bool = False,
+    softcap: float | None,
+    frozen: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Compute the loss, its gradient in `x` in the dtype of `x`, and its gradient in the weight in fp32.
 
@@ -177,7 +192,7 @@ def _loss_and_gradients(
     gradient_of = _compiled_chunk_gradient if compiled else _chunk_gradient
     parts = (torch.split(t, chunk_rows) for t in (x_ND, targets_N, x_grad_ND))
     for index, (x_CD, targets_C, x_grad_CD) in enumerate(zip(*parts, strict=True)):
-        chunk_loss, grad_CV, scale_C1 = gradient_of(x_CD @ w_VD.t(), targets_C, part)
+        chunk_loss, grad_CV, scale_C1 = gradient_of(x_CD @ w_VD.t(), targets_C, part, softcap)
         loss = loss + chunk_loss
         x_grad_CD.copy_((grad_CV @ w_VD).mul_(scale_C1))
         if w_grad_VD is not None:
@@ -210,45 +225,52 @@ def _accumulate(total_VD: torch.Tensor, grad_CV: torch.Tensor, x_CD: torch.Tenso
 
 
 def _chunk_gradient(
-    logits_CV: torch.Tensor, targets_C: torch.Tensor, part: VocabularyPart | None = None
+    logits_CV: torch.Tensor, targets_C: torch.Tensor, part: VocabularyPart | None, softcap: float | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Compute the loss, and two factors of the gradient of the logits: (C, V) in their dtype, and (C, 1).
 
     That gradient is exp / sum - one_hot(target). Dividing the short sides of both products by the sum saves a pass over
-    the long one. May overwrite `logits_CV`.
+    the long one. If logits are capped, it is multiplied by the slope of the cap, 1 - tanh^2. May overwrite `logits_CV`.
     """
     dtype = logits_CV.dtype
-    logits_CV = logits_CV.float()  # frees the 16-bit logits
+    logits_CV = _capped(logits_CV.float(), softcap)  # frees the 16-bit logits
+    slope_CV = None if softcap is None else 1 - (logits_CV / softcap).square()
     loss, exp_CV, sum_C1, index_C1, here_C1 = _chunk_loss(logits_CV, targets_C, part)
     if dtype == torch.float16:  # its range is too small for the sum over a large vocabulary
         exp_CV, sum_C1 = exp_CV.div_(sum_C1), torch.ones_like(sum_C1)
     one_hot_C = exp_CV.gather(1, index_C1).sub_(sum_C1.where(here_C1, 0.0)).squeeze(1)
     row_C = torch.arange(exp_CV.shape[0], device=exp_CV.device)
     grad_CV = exp_CV.to(dtype).index_put_((row_C, index_C1.squeeze(1)), one_hot_C.to(dtype))
+    if slope_CV is not None:
+        grad_CV = (grad_CV * slope_CV).to(dtype)
     return loss, grad_CV, (targets_C != IGNORE_TARGET).unsqueeze(1) / sum_C1
 
 
 def _compiled_chunk_gradient(
-    logits_CV: torch.Tensor, targets_C: torch.Tensor, _: VocabularyPart | None
+    logits_CV: torch.Tensor, targets_C: torch.Tensor, _: VocabularyPart | None, softcap: float | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Compute `_chunk_gradient` for the whole vocabulary with compiled code; overwrites `logits_CV`.
 
     A CPU takes a few rows at a time, so that their exponentials stay in its cache and need no memory.
     """
     if logits_CV.device.type != "cpu":
-        whole: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _compiled(_chunk_gradient)(logits_CV, targets_C)
+        whole: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _compiled(_chunk_gradient)(
+            logits_CV, targets_C, None, softcap
+        )
         return whole
     losses, scales = [], []
     for logits_RV, targets_R in zip(logits_CV.split(_CACHED_ROWS), targets_C.split(_CACHED_ROWS), strict=True):
-        loss, scale_R1 = _compiled(_overwrite)(logits_RV, targets_R)
+        loss, scale_R1 = _compiled(_overwrite)(logits_RV, targets_R, softcap)
         losses.append(loss)
         scales.append(scale_R1)
     return torch.stack(losses).sum(), logits_CV, torch.cat(scales)
 
 
-def _overwrite(logits_CV: torch.Tensor, targets_C: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _overwrite(
+    logits_CV: torch.Tensor, targets_C: torch.Tensor, softcap: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute `_chunk_gradient` in place of its logits."""
-    loss, grad_CV, scale_C1 = _chunk_gradient(logits_CV, targets_C)
+    loss, grad_CV, scale_C1 = _chunk_gradient(logits_CV, targets_C, None, softcap)
     logits_CV.copy_(grad_CV)
     return loss, scale_C1
 
@@ -268,7 +290,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         tied: TiedGradient | None,
         *further: Any,
     ) -> torch.Tensor:
-        rows, part, compiled = further
+        rows, part, compiled, softcap = further
         loss, *gradients = _loss_and_gradients(
             x_ND,
             weight_VD,
@@ -277,6 +299,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             chunk_rows=rows,
             part=part,
             compiled=compiled,
+            softcap=softcap,
             frozen=not (ctx.needs_input_grad[1] or tied),
         )
         ctx.save_for_backward(*gradients)
@@ -289,7 +312,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         x_grad_ND, w_grad_VD = ctx.saved_tensors
         x_grad_ND = x_grad_ND * grad_output.to(x_grad_ND.dtype)
         if w_grad_VD is None:
-            return x_grad_ND, None, None, None, None, None, None
+            return x_grad_ND, *[None] * 7
         # It is as large as the weight, so scale it in place, unless `retain_graph` keeps it for another backward pass.
         if torch.compiler.is_compiling() or torch._C._autograd._get_current_graph_task_keep_graph():
             w_grad_VD = w_grad_VD * grad_output
@@ -298,4 +321,4 @@ class _LinearCrossEntropy(torch.autograd.Function):
         w_grad_VD = w_grad_VD.to(ctx.weight_dtype)
         if ctx.tied is not None:
             ctx.tied.put(w_grad_VD)
-        return x_grad_ND, None if ctx.tied else w_grad_VD, None, None, None, None, None
+        return x_grad_ND, None if ctx.tied else w_grad_VD, *[None] * 6

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headway.config.architecture import ATTENTION, MAMBA, pattern_layers
+from headway.config.architecture import ATTENTION, FULL, MAMBA, SLIDING, pattern_layers
 from headway.config.mesh import ffn_groups
 from headway.core.errors import ConfigError
 
@@ -46,6 +46,8 @@ class Shape:
     pattern: str = ""
     """Kinds of layers (`headway.config.architecture`), one letter each; empty if every layer is attention followed by
     feed-forward or experts."""
+    attention_pattern: str = ""
+    """Kinds of attention, one letter per layer (`headway.config.architecture`)."""
 
     @classmethod
     def of(cls, config: ModelConfig, vocab_size: int | None = None) -> Shape:
@@ -86,6 +88,7 @@ class Shape:
             head_dim=head_dim,
             rotary_dim=int(head_dim * config.rotary_fraction),
             pattern=config.layer_pattern or "",
+            attention_pattern=config.attention_pattern or (FULL if config.sliding_window is None else SLIDING) * layers,
             ffn_dim=ffn_dim,
             dense_layers=layers if config.experts is None else config.dense_layers,
             **mixture,

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from headway.config.architecture import UNDIVIDED_NORM
 from headway.config.mesh import padded_rows
 from headway.core.errors import ConfigError
 from headway.models.shape import Shape
@@ -45,6 +46,12 @@ def decoder_plan(config: ModelConfig, workers: int, parts: Iterable[str]) -> dic
         raise ConfigError(
             "the groups of a Mamba-2 layer are not divided between workers",
             where="parallel.tensor, model.layer_pattern",
+            fix="parallel.tensor=1, and more data parallelism",
+        )
+    if config.qk_norm_over == "projection" and workers > 1:
+        raise ConfigError(
+            UNDIVIDED_NORM,
+            where="parallel.tensor, model.qk_norm_over",
             fix="parallel.tensor=1, and more data parallelism",
         )
     _check_equal_parts(shape, workers)

@@ -6,7 +6,7 @@ products: 4 in fp32 (tf32), 2 under autocast in bf16 or fp16. The residual strea
 | tensor | elements | bytes each |
 |---|---|---|
 | input of the layer, which the attention norm saves | N dim | 4 |
-| root mean squares; of `layernorm1p` means too, and the gain | N | 4 |
+| root mean squares; of `layernorm1p` means too; of norms with 1 plus a weight the gain too | N | 4 |
 | normalised, before the gain (CPU: several operations; CUDA: one kernel recomputes it) | N dim | 4 |
 | normalised, which the qkv product saves | N dim | E |
 | values; with qk_norm in fp32 the whole output of the qkv product, which the norms save | N kv_heads head_dim | E |
@@ -23,6 +23,8 @@ products: 4 in fp32 (tf32), 2 under autocast in bf16 or fp16. The residual strea
 | silu(gate), and the product with the linear branch | 2 N ffn_dim | E |
 | with `activation: relu2` instead of the two lines above: the ReLU, and its square | 2 N ffn_dim | E |
 | with `post_norms`: for each part what a norm saves, input and normalised | as above | 4 |
+| with `attention_softcap`: tanh of scores and their weights, which 16 bits have once more in E | 2 pairs heads | 4 |
+| and keys and values for every query head | 2 N heads head_dim | E |
 | under autocast: half-precision copies of the layer's matrices | parameters | 2 |
 
 If C workers share a row (`parallel.context`; N counts this worker's tokens), each computes two runs of queries. These
@@ -203,8 +205,10 @@ class Activations:
         norm = stream * _FP32 * (2 if cpu else 1) + tokens * _FP32
         if model.norm == "layernorm1p":  # one kernel on the CPU too; means, and the gain
             norm = (stream + 2 * tokens + shape.dim) * _FP32
+        elif model.norm == "rmsnorm1p":
+            norm += shape.dim * _FP32
         # A norm of the output of a part saves its input in fp32, as the norm before the part does.
-        post_norm = norm if model.post_norms else 0
+        norms = norm * (model.pre_norms + model.post_norms)
         copies = cpu + (element == _HALF)
         head_norm = (queries + keys) * _FP32 * copies + (queries + keys) // shape.head_dim * _FP32
         shared = cpu or shape.heads == shape.kv_heads or (element == _HALF and not masked_pairs)
@@ -216,18 +220,21 @@ class Activations:
         by_products = cpu and not masked_pairs and (element == _FP32 or (precision != "fp16" and not has_bf16_tiles()))
         sums = 0 if by_products else tokens * shape.heads // tensor * _FP32
         attention = (
-            2 * (norm + post_norm + dropout)
+            2 * (norms + dropout)
             + tokens * shape.dim * element
             + heads * element
             + (head_norm if model.qk_norm else 0)
             + sums
             + masked_pairs * element
         )
+        if model.attention_softcap is not None:
+            scores = tokens * length * context * shape.heads // tensor
+            attention += scores * (2 * _FP32 + element % _FP32) + 2 * queries * element
         fp8 = precision == "fp8"
         width = shape.heads * shape.head_dim
         sides = [(shape.dim, width + 2 * shape.kv_heads * shape.head_dim), (width, shape.dim)]
         # Without a gate: the ReLU, which its square saves too, and the square.
-        branches = 2 if model.activation == "swiglu" else 1
+        branches = 1 if model.activation == "relu2" else 2
         feed_forward = [(shape.dim, branches * shape.ffn_dim), (shape.ffn_dim, shape.dim)]
         matrices = _copied(sides, fp8) // tensor
         kept = stream * _FP32 + ((queries + 2 * keys) + queries) * element + sums
@@ -241,7 +248,8 @@ class Activations:
             rounding=_rounding([*sides, *feed_forward], tokens) if fp8 else 0,
         )
         projection = (shape.vocab_size // tensor, shape.dim)
-        loss_forward, loss_backward = loss_bytes(projection, tokens, element, device)
+        capped = model.logit_softcap is not None
+        loss_forward, loss_backward = loss_bytes(projection, tokens, element, device, capped=capped)
         return cls(
             layer_input=stream * _FP32,
             dense=dense,
@@ -342,7 +350,14 @@ def _rounding(matrices: list[tuple[int, int]], tokens: int) -> int:
 
 
 def loss_bytes(
-    sides: tuple[int, int], tokens: int, element: int, device: str, *, trained: bool = True, in_place: bool = False
+    sides: tuple[int, int],
+    tokens: int,
+    element: int,
+    device: str,
+    *,
+    trained: bool = True,
+    in_place: bool = False,
+    capped: bool = False,
 ) -> tuple[int, int]:
     """Return the memory of `models/loss.py`, forward and backward; the projection's gradient is in fp32.
 
@@ -353,6 +368,7 @@ def loss_bytes(
         device: "cpu" or "cuda".
         trained: Whether the projection has a gradient.
         in_place: Whether the projection is in the type of matrix products already.
+        capped: Whether logits are capped, which takes the capped ones and the slope.
     """
     vocabulary, dim = sides
     rows, projection = tokens * dim, vocabulary * dim
@@ -370,4 +386,6 @@ def loss_bytes(
         logits = max(vocabulary * (_FP32 + _HALF) * chunk, vocabulary * _HALF * chunk + part * trained)
         copies = (_FP32 * trained + _HALF * (not in_place)) * projection
         forward = (_FP32 + 2 * _HALF) * rows + copies + logits + _HALF * chunk * dim
+    if capped:
+        forward += 2 * _FP32 * vocabulary * chunk
     return forward, 2 * element * rows + projection * _FP32 * trained

@@ -1,4 +1,4 @@
-"""Activations of a native decoder with Mamba-2 layers, found by a run of it without values (`plan/trace.py`)."""
+"""Activations of a native decoder whose layers differ, found by a run of it without values (`plan/trace.py`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,13 @@ def hybrid_activations(config: Config, model: ModelConfig, layout: Layout, devic
     return traced_activations(
         lambda rows, mode: _traced(model.model_dump_json(), precision, (rows, length), mode),
         layout,
-        loss=lambda: loss_bytes(sides, layout.micro_batch * length, element_bytes(precision), device),
+        loss=lambda: loss_bytes(
+            sides,
+            layout.micro_batch * length,
+            element_bytes(precision),
+            device,
+            capped=model.logit_softcap is not None,
+        ),
     )
 
 

@@ -67,7 +67,8 @@ def plan_memory(
     else:
         sizes = _activations(config, model, layout, device)
         stages = pipeline_stages(config, model, layout)
-        tables = 2 * model.max_sequence_length * Shape.of(model).rotary_dim * FP32_BYTES
+        kinds = 1 if model.local_rope_theta is None else 2
+        tables = 2 * kinds * model.max_sequence_length * Shape.of(model).rotary_dim * FP32_BYTES
         pairs = masked_pairs(config, model, layout.mesh.cp, layout.micro_batch)
     teacher = 0
     if needs_logits(config) is not None:
@@ -93,11 +94,17 @@ def plan_memory(
 
 
 def _activations(config: Config, model: ModelConfig, layout: Layout, device: str) -> Activations:
-    if model.layer_pattern is None:
+    if not _varies(model) or model.experts or max(layout.mesh.tp, layout.mesh.cp) > 1:
         return Activations.of_layout(config, model, layout, device)
     from headway.plan.hybrid import hybrid_activations  # traced with torch too
 
     return hybrid_activations(config, model, layout, device)
+
+
+def _varies(model: ModelConfig) -> bool:
+    """Return whether layers differ, or save what the table of `plan/activations.py` does not have."""
+    own_scores = model.attention_softcap is not None or model.qk_norm_over != "head"
+    return bool(model.layer_pattern or model.attention_pattern) or own_scores or not model.pre_norms
 
 
 class _Step(Passes):

@@ -16,7 +16,7 @@ from headway.config.architecture import FEED_FORWARD, pattern_layers
 from headway.config.optimizers import FP32_BYTES
 from headway.config.pipeline import stages_per_worker
 from headway.config.strategies import StrategySpec, distinct_strategies
-from headway.models.facts import count_parameters, flops_per_token, scan_flops
+from headway.models.facts import attended_keys, count_parameters, flops_per_token, scan_flops
 from headway.models.shape import Shape
 from headway.plan.activations import Activations, element_bytes, fills_tiles, has_grouped_kernel, masked_pairs
 from headway.plan.deepspeed import ZeroSettings, live_weights
@@ -171,7 +171,7 @@ class _Product:
 def _products(model: ModelConfig, precision: str) -> Iterator[_Product]:
     shape = Shape.of(model)
     width, mixtures = shape.heads * shape.head_dim, shape.layers - shape.dense_layers
-    attending, branches = len(shape.attention_layers), 2 if model.activation == "swiglu" else 1
+    attending, branches = len(shape.attention_layers), 1 if model.activation == "relu2" else 2
     dense = len(pattern_layers(shape.pattern, FEED_FORWARD)) if shape.pattern else shape.dense_layers
 
     def linear(layers: int, rows: int, columns: int, again: float) -> _Product:
@@ -201,10 +201,10 @@ def _attention_flops_per_token(model: ModelConfig, length: int, layout: Layout, 
     Those of the state spaces of Mamba-2 layers are added.
     """
     shape = Shape.of(model)
-    window = min(length, model.sliding_window or length)
+    windows = [attended_keys(model, index, length) for index in shape.attention_layers]
     # Average over the row: its first positions see less than a window.
-    attended = length if every_pair else window - window**2 / (2 * length)
-    forward = 4 * len(shape.attention_layers) * shape.heads * shape.head_dim * attended
+    attended = sum(length if every_pair and w < length else w - w**2 / (2 * length) for w in windows)
+    forward = 4 * shape.heads * shape.head_dim * attended
     again = 1 if layout.checkpointing == "full" else 0
     scans = len(shape.mamba_layers) * scan_flops(model, length) / 3
     return forward * (1 + again + ATTENTION_BACKWARD) + scans * (3 + again)

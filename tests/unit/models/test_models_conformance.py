@@ -70,8 +70,30 @@ def batch(seed: int = 0) -> dict[str, torch.Tensor]:
             "rotary_fraction": 0.5,
         },
         {"post_norms": True, "rope_scaling": {"kind": "yarn", "factor": 2, "original_length": 4}, "qkv_bias": True},
+        {
+            "embedding_scale": 4.0,
+            "norm": "rmsnorm1p",
+            "post_norms": True,
+            "activation": "geglu",
+            "qk_norm": True,
+            "attention_pattern": "SFN",
+            "sliding_window": 3,
+            "local_rope_theta": 50.0,
+            "attention_softcap": 2.0,
+            "logit_softcap": 1.0,
+            "tie_embeddings": True,
+        },
+        {
+            "pre_norms": False,
+            "post_norms": True,
+            "qk_norm": True,
+            "qk_norm_over": "projection",
+            "residual_scale": 0.3,
+            "attention_scale": 0.2,
+            "logit_divisor": 3.0,
+        },
     ],
-    ids=["dense", "tied", "experts", "hybrid", "nemotron", "glm"],
+    ids=["dense", "tied", "experts", "hybrid", "nemotron", "glm", "gemma", "olmo and granite"],
 )
 def test_the_decoder_keeps_everything_that_a_model_can_declare(changes: dict[str, Any]) -> None:
     shape = ModelConfig(vocab_size=64, dim=16, layers=3, heads=2, ffn_dim=32, init_std=0.2, **changes)

@@ -92,7 +92,16 @@ def test_masks_are_left_out_where_they_are_not_needed() -> None:
     assert mask.tolist() == [[True, True, True, False], [False, True, True, True]]
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+OF_KINDS: dict[str, Any] = {
+    "attention_pattern": "SF",
+    "sliding_window": 5,
+    "local_rope_theta": 50.0,
+    "attention_softcap": 5.0,
+    "logit_softcap": 4.0,
+}
+
+
+@pytest.mark.parametrize("variant", [*VARIANTS, OF_KINDS, {"attention_pattern": "NF"}], ids=str)
 @pytest.mark.parametrize("pieces", [[24], [1] * 24, [10, 1, 13], [3, 7, 14]], ids=str)
 def test_logits_with_cache_equal_those_without(variant: dict[str, Any], pieces: list[int]) -> None:
     model, ids = model_of(**variant).eval(), ids_of()
@@ -316,3 +325,10 @@ def test_parts_of_a_feed_forward_layer_add_up_to_the_whole() -> None:
             part.gate_up_groups.weight, part.down.weight = nn.Parameter(rows), nn.Parameter(columns)
             total += part(x)
         torch.testing.assert_close(total, whole(x))
+
+
+def test_norms_of_heads_begin_with_a_gain_of_1() -> None:
+    """With `layernorm1p` too: its norms of heads are RMSNorm, whose weight is the gain."""
+    weights = {norm: model_of(norm=norm, qk_norm=True).state_dict() for norm in ("layernorm1p", "rmsnorm1p")}
+    assert (weights["layernorm1p"]["layers.0.attention.q_norm.weight"] == 1).all()
+    assert not weights["rmsnorm1p"]["layers.0.attention.q_norm.weight"].any()

@@ -93,6 +93,36 @@ def varlen_on_cpu(
     return torch.cat(parts)
 
 
+GEMMA = {
+    "attention_pattern": "SF",
+    "sliding_window": 5,
+    "local_rope_theta": 50.0,
+    "norm": "rmsnorm1p",
+    "post_norms": True,
+    "embedding_scale": 32**0.5,
+}
+OLMO = {"pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_over": "projection"}
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [GEMMA, {**GEMMA, "attention_softcap": 5.0, "logit_softcap": 4.0}, OLMO, {"attention_pattern": "NF"}],
+    ids=["gemma 3", "gemma 2", "olmo 2", "smollm3"],
+)
+@pytest.mark.parametrize("name", ["segments", "mask"])
+def test_layers_of_every_kind_stay_inside_documents(
+    variant: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headway.models.decoder.document_kernel", lambda *_: name)
+    model = model_of(**variant).eval()
+    row = documents_of((20, 13, 31))
+    ids, documents = packed(row)
+    with torch.no_grad():
+        alone = torch.cat([model(torch.tensor([document]))[0] for document in row])
+        torch.testing.assert_close(model(ids, documents=documents)[0], alone, rtol=0.0, atol=1e-5)
+        assert (model(ids)[0] - alone).abs().max() > 0.1
+
+
 @varying
 @precisions
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
@@ -213,6 +243,7 @@ def test_the_kernel_goes_by_device_and_precision(monkeypatch: pytest.MonkeyPatch
     old, new, cpu = torch.device("cuda", 7), torch.device("cuda", 8), torch.device("cpu")
     assert document_kernel(new, torch.bfloat16, 64) == "varlen"
     assert document_kernel(new, torch.float32, 64) == "mask"
+    assert document_kernel(new, torch.bfloat16, 64, False, True) == "mask"  # no kernel caps scores
     assert document_kernel(new, torch.bfloat16, 60) == document_kernel(new, torch.bfloat16, 264) == "mask"
     assert document_kernel(old, torch.bfloat16, 64) == "mask"
     assert document_kernel(torch.device("mps"), torch.bfloat16, 64) == "mask"

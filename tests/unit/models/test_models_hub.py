@@ -246,6 +246,11 @@ NATIVE = (
     "mixtral",
     "qwen3-moe",
     "glm-4-moe",
+    "smollm-3",
+    "granite",
+    "olmo-2",
+    "gemma-2",
+    "gemma-3",
 )
 
 
@@ -268,9 +273,25 @@ def test_auto_takes_the_native_decoder_where_it_computes_the_model(folder: Path,
     assert chosen("qwen3") == "native"
     assert chosen("qwen3", adapter={"rank": 2}) == "transformers"
     assert {name: chosen(name) for name in FAMILIES if name in NATIVE} == dict.fromkeys(NATIVE, "native")
-    assert chosen("gemma-2") == chosen("granite") == "transformers"
-    with pytest.raises(ConfigError, match="Gemma2ForCausalLM"):
-        chosen("gemma-2", implementation="native")
+    assert chosen("gpt-2") == chosen("phi-3") == "transformers"
+    with pytest.raises(ConfigError, match="Phi3ForCausalLM"):
+        chosen("phi-3", implementation="native")
+
+
+def test_code_that_comes_with_a_model_and_may_run_computes_it(tmp_path: Path) -> None:
+    """The native decoder computes the class of that name, which the code may replace."""
+    source = write_family("llama-3", tmp_path / "model")
+
+    def chosen(classes: dict[str, str], **keys: Any) -> str:
+        values = json.loads((source / "config.json").read_text())
+        (source / "config.json").write_text(json.dumps({**values, "auto_map": classes}))
+        return choose_implementation(ModelConfig(from_pretrained=source, **keys))
+
+    own = {"AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
+    assert chosen(own, trust_remote_code=True) == "transformers"
+    assert chosen(own) == chosen({"AutoTokenizer": "own.Own"}, trust_remote_code=True) == "native"
+    with pytest.raises(ConfigError, match="does not run the code that comes with the model"):
+        chosen(own, trust_remote_code=True, implementation="native")
 
 
 def test_a_run_that_began_with_transformers_stays_with_it(folder: Path, family: Callable[..., Path]) -> None:

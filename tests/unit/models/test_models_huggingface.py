@@ -74,6 +74,16 @@ HYBRID = {
     "kv_heads": 2,
     "init_std": 0.1,
 }
+GEMMA = {
+    "norm": "rmsnorm1p",
+    "post_norms": True,
+    "activation": "geglu",
+    "embedding_scale": 48**0.5,
+    "tie_embeddings": True,
+    "attention_pattern": "SF",
+    "sliding_window": 7,
+    "kv_heads": 2,
+}
 EXPORTS: dict[str, tuple[dict[str, Any], str]] = {
     "untied": ({}, "LlamaForCausalLM"),
     "tied": ({"tie_embeddings": True, "kv_heads": 2}, "LlamaForCausalLM"),
@@ -104,6 +114,39 @@ EXPORTS: dict[str, tuple[dict[str, Any], str]] = {
         "NemotronForCausalLM",
     ),
     "nemotron-h": (HYBRID, "NemotronHForCausalLM"),
+    "smollm3": ({"attention_pattern": "FN", "tie_embeddings": True}, "SmolLM3ForCausalLM"),
+    "granite": (
+        {"embedding_scale": 3.0, "residual_scale": 0.22, "attention_scale": 0.1, "logit_divisor": 1.7, "kv_heads": 2},
+        "GraniteForCausalLM",
+    ),
+    "granite with the rest of its own": (
+        {"residual_scale": 0.5, "qkv_bias": True, "output_bias": True, "ffn_bias": True},
+        "GraniteForCausalLM",
+    ),
+    "olmo-2": (
+        {"pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_over": "projection", "kv_heads": 2},
+        "Olmo2ForCausalLM",
+    ),
+    "gemma 2": (
+        GEMMA | {"attention_softcap": 5.0, "logit_softcap": 3.0, "attention_scale": 20**-0.5},
+        "Gemma2ForCausalLM",
+    ),
+    "gemma 2 without caps": (GEMMA | {"attention_pattern": None, "sliding_window": None}, "Gemma2ForCausalLM"),
+    "gemma 3": (GEMMA | {"qk_norm": True, "local_rope_theta": 100.0}, "Gemma3ForCausalLM"),
+    "gemma 3, scaled": (
+        GEMMA
+        | {
+            "qk_norm": True,
+            "local_rope_theta": 100.0,
+            "rope_scaling": {"kind": "linear", "factor": 8.0},
+            "tie_embeddings": False,
+        },
+        "Gemma3ForCausalLM",
+    ),
+    "gemma 3, one base": (
+        GEMMA | {"qk_norm": True, "rope_scaling": {"kind": "linear", "factor": 2.0}},
+        "Gemma3ForCausalLM",
+    ),
     "mamba alone": ({**HYBRID, "layers": 2, "layer_pattern": "MM"}, "NemotronHForCausalLM"),
 }
 
@@ -144,6 +187,8 @@ def _hf_llama(transformers: Any, **changes: Any) -> Any:
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**HF_SIZES, **changes}))
 
 
+GEMMA_SIZES = {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": LENGTH // 4, "pad_token_id": None}
+
 IMPORTS: dict[str, Callable[[Any], Any]] = {
     "llama": lambda t: _hf_llama(t),
     "tied grouped llama": lambda t: _hf_llama(t, num_key_value_heads=2, tie_word_embeddings=True, rms_norm_eps=1e-3),
@@ -176,6 +221,27 @@ IMPORTS: dict[str, Callable[[Any], Any]] = {
     "glm": lambda t: t.GlmForCausalLM(t.GlmConfig(**HF_SIZES, head_dim=16, pad_token_id=None)),
     "glm-4": lambda t: t.Glm4ForCausalLM(t.Glm4Config(**HF_SIZES, head_dim=16, pad_token_id=None)),
     "nemotron": lambda t: t.NemotronForCausalLM(t.NemotronConfig(**HF_SIZES, num_key_value_heads=2, head_dim=16)),
+    "smollm3": lambda t: t.SmolLM3ForCausalLM(
+        t.SmolLM3Config(**HF_SIZES, num_key_value_heads=2, no_rope_layer_interval=2, pad_token_id=None)
+    ),
+    "granite": lambda t: t.GraniteForCausalLM(
+        t.GraniteConfig(
+            **HF_SIZES,
+            num_key_value_heads=2,
+            embedding_multiplier=12.0,
+            residual_multiplier=0.22,
+            attention_multiplier=0.015625,
+            logits_scaling=8.0,
+        )
+    ),
+    "granite, its defaults": lambda t: t.GraniteForCausalLM(t.GraniteConfig(**{**HF_SIZES, "initializer_range": 0.1})),
+    "olmo-2": lambda t: t.Olmo2ForCausalLM(t.Olmo2Config(**HF_SIZES, num_key_value_heads=2, pad_token_id=None)),
+    "gemma 2": lambda t: t.Gemma2ForCausalLM(t.Gemma2Config(**HF_SIZES, **GEMMA_SIZES)),
+    "gemma 3": lambda t: t.Gemma3ForCausalLM(t.Gemma3TextConfig(**HF_SIZES, **GEMMA_SIZES, sliding_window_pattern=2)),
+    "gemma 3, sliding alone": lambda t: t.Gemma3ForCausalLM(t.Gemma3TextConfig(**HF_SIZES, **GEMMA_SIZES)),
+    "gemma 3, full alone": lambda t: t.Gemma3ForCausalLM(
+        t.Gemma3TextConfig(**HF_SIZES, **GEMMA_SIZES, layer_types=["full_attention"] * 2)
+    ),
     "nemotron-h": lambda t: t.NemotronHForCausalLM(
         t.NemotronHConfig(
             **{key: value for key, value in HF_SIZES.items() if key != "num_hidden_layers"},

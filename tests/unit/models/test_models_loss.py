@@ -37,6 +37,22 @@ def test_equals_full_logits(chunk_rows: int | None) -> None:
     torch.testing.assert_close(torch.autograd.grad(loss, (x, weight)), expected_grads, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("chunk_rows", [16, None])
+def test_capped_logits_equal_full_ones(chunk_rows: int | None, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_module, "_compiled", lambda function: function)
+    x, weight, targets = _inputs()
+    capped = 3.0 * torch.tanh(F.linear(x, weight) / 3.0)
+    expected = F.cross_entropy(capped, targets, reduction="sum", ignore_index=IGNORE_TARGET)
+    expected_grads = torch.autograd.grad(expected, (x, weight))
+    loss = linear_cross_entropy(x, weight, targets, chunk_rows=chunk_rows, compiled=compiled, softcap=3.0)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(torch.autograd.grad(loss, (x, weight)), expected_grads, rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(linear_cross_entropy(x, weight, targets, softcap=3.0), expected)
+    assert (expected - _full(x, weight, targets)).abs() > 1
+
+
 def test_gradient_is_scaled_and_may_be_taken_twice() -> None:
     x, weight, targets = _inputs()
     loss = linear_cross_entropy(x, weight, targets, chunk_rows=16) * 0.25

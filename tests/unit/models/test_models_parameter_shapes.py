@@ -23,6 +23,8 @@ SHAPE: dict[str, Any] = {"dim": 96, "layers": 3, "heads": 6, "ffn_dim": 200, "vo
         {"qkv_bias": True, "output_bias": True, "ffn_bias": True},
         {"norm": "layernorm1p", "activation": "relu2", "ffn_bias": True},
         {"post_norms": True},
+        {"post_norms": True, "pre_norms": False, "qk_norm": True, "qk_norm_over": "projection", "kv_heads": 2},
+        {"post_norms": True, "norm": "rmsnorm1p", "activation": "geglu", "qk_norm": True},
         {"experts": 4, "shared_experts": 1, "dense_layers": 1},
         {"layer_pattern": "M*-", "mamba": {"heads": 8, "head_dim": 4, "state_dim": 6, "groups": 2}},
         {"layer_pattern": "MM-", "mamba": {"heads": 8, "conv_bias": False}},

@@ -68,7 +68,9 @@ def saved_bytes(
     "changes",
     [{}, {"kv_heads": 2}, {"qk_norm": True}, {"head_dim": 8}, {"dropout": 0.1}, {"sliding_window": 16},
      {"sliding_window": LENGTH}, {"post_norms": True}, {"norm": "layernorm1p", "activation": "relu2"},
-     {"qkv_bias": True, "output_bias": True, "ffn_bias": True}, {"rotary_fraction": 0.5}],
+     {"qkv_bias": True, "output_bias": True, "ffn_bias": True}, {"rotary_fraction": 0.5},
+     {"norm": "rmsnorm1p", "activation": "geglu", "post_norms": True},
+     {"embedding_scale": 3.0, "residual_scale": 0.5, "attention_scale": 0.1, "logit_divisor": 2.0}],
 )  # fmt: skip
 def test_a_layer_saves_what_is_planned(precision: str, changes: dict[str, Any]) -> None:
     model = ModelConfig(**{**SHAPE, **changes})
@@ -213,3 +215,23 @@ def test_layers_of_a_pattern_save_what_a_run_without_values_finds(precision: str
     assert trace.kept[0] == trace.kept[3] > 2 * max(trace.kept[1:3])
     # Small tensors that are in use anyway, such as masks, are counted in one and not in the other.
     assert sum(trace.kept) + trace.last_norm == pytest.approx(saved_bytes(model, precision, "none"), rel=0.001)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention_pattern": "SFS", "sliding_window": 16, "attention_softcap": 5.0, "kv_heads": 2},
+        {"pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_over": "projection"},
+        {"attention_pattern": "FFN"},
+    ],
+)
+def test_layers_that_the_table_does_not_have_are_found_by_a_run_without_values(
+    precision: str, changes: dict[str, Any]
+) -> None:
+    model = ModelConfig(**{**SHAPE, **changes})
+    with torch.device("meta"):
+        decoder = Decoder(model)
+    half = torch.bfloat16 if precision == "bf16" else None
+    trace = trace_decoder(decoder, (ROWS, LENGTH), mode="none", half=half)
+    assert sum(trace.kept) + trace.last_norm == pytest.approx(saved_bytes(model, precision, "none"), rel=0.03)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from headway.core.errors import ConfigError
+from headway.core.foreign import read_json_object
 from headway.models.hub.folder import is_adapter, open_folder
 from headway.models.huggingface import read_model_config
 
@@ -16,7 +18,8 @@ def choose_implementation(config: ModelConfig) -> Literal["native", "transformer
     """Return the code that computes a pretrained model.
 
     Raises:
-        ConfigError: there is no config.json, or the native decoder is asked for and does not compute the model.
+        ConfigError: there is no config.json, or the native decoder is asked for and does not compute the model, or
+            not by the code of its folder that was asked for too.
         CheckpointError: config.json cannot be read.
     """
     assert config.from_pretrained is not None
@@ -25,6 +28,14 @@ def choose_implementation(config: ModelConfig) -> Literal["native", "transformer
     folder = open_folder(config.from_pretrained, with_code=config.trust_remote_code)
     if is_adapter(folder) and config.implementation == "auto":
         return "transformers"
+    if config.trust_remote_code and _has_own_code(folder):
+        if config.implementation == "native":
+            raise ConfigError(
+                "the native decoder does not run the code that comes with the model (auto_map in its config.json)",
+                where="model.implementation, model.trust_remote_code",
+                fix="model.implementation=transformers; or model.trust_remote_code=false, to leave that code out",
+            )
+        return "transformers"
     try:
         read_model_config(folder)
     except ConfigError:
@@ -32,3 +43,12 @@ def choose_implementation(config: ModelConfig) -> Literal["native", "transformer
             raise
         return "transformers"
     return "native" if config.adapter is None else "transformers"
+
+
+def _has_own_code(folder: Path) -> bool:
+    """Return whether transformers would take the config or the model from code in the folder."""
+    try:
+        classes = read_json_object(folder / "config.json").get("auto_map")
+    except (OSError, ValueError):
+        return False  # reported by whoever reads it
+    return isinstance(classes, dict) and not {"AutoConfig", "AutoModelForCausalLM"}.isdisjoint(classes)
