@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,12 @@ _CODE = 1
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 # Makes `strftime_now` undefined, as it was in older versions of transformers: a store must not depend on the day.
 _NO_DATE = "{% set strftime_now = the_date_of_today %}{{ '' }}"
+
+
+#: What Jinja calls the compiled code of a template that has no file.
+_TEMPLATE_CODE = "<template>"
+#: Far above what the template of any model runs: some dozens for a message.
+_MOST_STATEMENTS = 1_000_000
 
 
 class ChatEncoder:
@@ -94,7 +102,8 @@ class ChatEncoder:
                 options["chat_template"] = _NO_DATE + template
             if _MARKS.search(template):
                 options |= {"return_dict": True, "return_assistant_tokens_mask": True}
-                found = self._library.apply_chat_template(messages, **options)
+                with _bounded_rendering():
+                    found = self._library.apply_chat_template(messages, **options)
                 ids, mask = found["input_ids"], [bool(bit) for bit in found["assistant_masks"]]
             else:
                 text, spans = self._spans(messages, options)
@@ -111,7 +120,8 @@ class ChatEncoder:
 
         def rendered(count: int, prompt: bool = False) -> str:
             first, apply = messages[:count], self._library.apply_chat_template
-            return str(apply(first, tokenize=False, add_generation_prompt=prompt, **options))
+            with _bounded_rendering():
+                return str(apply(first, tokenize=False, add_generation_prompt=prompt, **options))
 
         whole, spans = rendered(len(messages)), []
         for number in (number for number, message in enumerate(messages) if message["role"] == "assistant"):
@@ -155,6 +165,32 @@ class ChatEncoder:
 
     def _unusable(self, reason: str) -> UnencodableTextError:
         return UnencodableTextError(f"{reason} (chat template of {self._where})")
+
+
+@contextmanager
+def _bounded_rendering() -> Iterator[None]:
+    """Let templates run a limited number of statements; a template comes with a model, and may loop for days.
+
+    Statements are counted, not seconds, so that the same conversations are refused on every machine. The tracer belongs
+    to the thread.
+    """
+    left = _MOST_STATEMENTS
+
+    def count(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != _TEMPLATE_CODE:
+            return None
+        left -= event == "line"
+        if left < 0:
+            raise RuntimeError(f"it runs more than {_MOST_STATEMENTS:,} statements")
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 def _open(folder: Path, where: str) -> Any:

@@ -169,6 +169,10 @@ def test_a_template_whose_turns_cannot_be_found_is_named_with_the_record() -> No
     ("template", "words"),
     [
         ("{{ raise_exception('roles must alternate') }}", "cannot render it: roles must alternate"),
+        (
+            "{% for i in range(90000) %}{% for j in range(90000) %}{% set k = j %}{% endfor %}{% endfor %}",
+            "cannot render it: it runs more than 1,000,000 statements",
+        ),
         ("{{ strftime_now('%Y') }}", "'the_date_of_today' is undefined"),
         ("{% if x %}", "cannot render it"),
         ("{{ messages[0].content }}", "renders the messages up to number 2 otherwise|no token of it is"),
