@@ -53,6 +53,7 @@ class Played:
         self.over: dict[str, Any] | None = None
         self.answers: dict[int, dict[str, Any]] = {}
         self.mute: set[int] = set()
+        self.times = 1
         self.pausing = nullcontext
 
     def join(self, number: int) -> Member:
@@ -91,7 +92,7 @@ class Played:
                 "data": True,
                 **self.answers.get(number, {}),
             }
-            self.here[number].inbox.append(answer)
+            self.here[number].inbox.extend([answer] * self.times)
 
     def drop(self, number: int, why: str) -> None:
         self.lose(number, why)
@@ -188,6 +189,12 @@ def test_machines_are_asked_once_whether_they_see_the_folder_and_work_apart_if_o
     lead.join(1)
     assert '"own_disks": false' in str(machines.assemble(lambda: None).variables()), "a new one is asked"
     assert sum(kind == "look" for _, kind, _ in lead.told) == 2
+
+
+def test_a_machine_may_say_twice_what_it_sees(lead: Played, of: Callable[..., Machines]) -> None:
+    lead.times = 2
+    lead.join(1)
+    assert numbers(of("2").assemble(lambda: None)) == [1]
 
 
 def test_a_machine_that_does_not_say_what_it_sees_is_dropped(lead: Played, of: Callable[..., Machines]) -> None:

@@ -131,9 +131,13 @@ class Machines:
                 while left := {n for n, member in asked.items() if self._lead.here.get(n) is member}:
                     look()
                     for number in left:
-                        for message in self._lead.take_messages(number):
-                            if message["kind"] == "seen" and message.get("path") == path:
-                                self._answers[asked.pop(number).session] = message
+                        seen = [
+                            message
+                            for message in self._lead.take_messages(number)
+                            if message["kind"] == "seen" and message.get("path") == path
+                        ]
+                        if seen:
+                            self._answers[asked.pop(number).session] = seen[0]
                     if self._clock() > until:
                         for number in left & set(asked):
                             self._lead.drop(number, "it does not say what it sees of the lead's disk")
