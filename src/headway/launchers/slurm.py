@@ -211,11 +211,16 @@ def batch_options(job: Job, folder: Path) -> dict[str, Any]:
         "requeue": True,
         # To the step of the run, so long before the time limit or a preemption.
         "signal": f"USR1@{job.grace_seconds + _KILL_SECONDS}",
-        "output": str(folder / _LOG),
+        "output": log_pattern(folder, _LOG),
         "open-mode": "append",
     }
     merged: dict[str, Any] = merge(options, dict(slurm.patch))
     return {name: value for name, value in merged.items() if value is not None and value is not False}
+
+
+def log_pattern(folder: Path, name: str) -> str:
+    """Return a pattern for the name of a log, in which Slurm replaces no part of the folder's name."""
+    return f"{str(folder).replace('%', '%%')}/{name}"
 
 
 def _words(options: dict[str, Any]) -> list[str]:

@@ -32,7 +32,7 @@ from headway.data.preparing.records import WORK, Records
 from headway.data.preparing.tasks import Order, UnitTask, error_from_json, error_json, process, result_files
 from headway.launchers.job import Job
 from headway.launchers.programs import ask_program, try_program
-from headway.launchers.slurm import container_options, prepare_options, script_head, submit_script
+from headway.launchers.slurm import container_options, log_pattern, prepare_options, script_head, submit_script
 
 #: Folder of the arrays in the store that is being built, and the file in it with the number of the last one.
 _ARRAYS, _LAST = f"{WORK}/arrays", "last"
@@ -72,7 +72,7 @@ class SlurmPool:
             folder: Folder with its files.
         """
         options = prepare_options(self._job, folder)
-        options |= {"array": f"0-{elements - 1}", "output": str(folder / "%a.log")}
+        options |= {"array": f"0-{elements - 1}", "output": log_pattern(folder, "%a.log")}
         options.setdefault("cpus-per-task", self.workers)
         slurm, words = self._job.config.launch.slurm, [__name__, str(folder), str(self.workers)]
         if slurm.container is None:

@@ -11,6 +11,7 @@ import pytest
 from headway.core.errors import ConfigError
 from headway.launchers.launcher import Handle
 from headway.launchers.slurm import CANCELLED, CONFIG, LAUNCHER, PREPARE, SCRIPT
+from headway.launchers.slurm_array import SlurmPool
 from support_launchers import Programs, job
 
 SLURM = (
@@ -30,6 +31,14 @@ def test_the_script_has_the_options_of_the_config() -> None:
         and "nodes=2-4" in LAUNCHER.files(job(machines=4, min_machines=2))[SCRIPT]
     )
     assert script.index("module load cuda") < script.index("srun ")
+
+
+def test_slurm_replaces_nothing_in_the_name_of_a_folder(tmp_path: Path) -> None:
+    script = LAUNCHER.files(job(out=tmp_path / "100%j"))[SCRIPT]
+    assert f"#SBATCH --output={tmp_path}/100%%j/slurm-%j.log" in script
+    config = job(f"data.store={tmp_path}/100%a/store").config
+    described = SlurmPool(config, tasks=1, workers=1).describe(1)
+    assert f"#SBATCH --output={tmp_path}/100%%a/.store.preparing/.work/arrays/1/%a.log" in described
 
 
 def test_machines_are_told_where_to_meet_only_if_there_are_several() -> None:
