@@ -13,6 +13,7 @@ import pytest
 
 from headway.core.waiting import wait_until
 from headway.launchers.launcher import find_launcher
+from headway.launchers.metaflow import stop_at_final_codes
 from object_storage import S3Server, SeaweedFs
 from parts_table import METAFLOW, environment
 from support import headway, state_hash
@@ -121,12 +122,20 @@ def test_the_flow_exports_to_a_workflow_of_argo(metaflow: Path, s3: S3Server, tm
     )
     assert done.returncode == 0, done.stderr
     workflow = json.loads(done.stdout)
+    for operation in stop_at_final_codes(workflow["spec"]["templates"]):  # as the launch does it
+        _, *keys, last = operation["path"].split("/")
+        place = workflow
+        for key in keys:
+            place = place[int(key)] if isinstance(place, list) else place[key]
+        place[last] = operation["value"]
     assert read_by_their_models([workflow]) == [[]]
     templates = {template["name"]: template for template in workflow["spec"]["templates"]}
     order = [task["name"] for task in templates[workflow["spec"]["entrypoint"]]["dag"]["tasks"]]
     assert order == ["start", "prepare", "train", "evaluate", "export", "end"]
     train = templates["train"]
     assert (train["retryStrategy"]["limit"], train["container"]["image"]) == (3, "registry/headway:1")
+    assert train["retryStrategy"]["expression"] == "asInt(lastRetry.exitCode) != 202"
+    assert "exit $c" in str(train["container"]["command"]), "the exit code of a step is that of its pod"
     assert train["container"]["resources"]["limits"]["nvidia.com/gpu"] == "8"
     mounts = {mount["mountPath"] for mount in train["container"]["volumeMounts"]}
     assert {"/runs", "/data"} <= mounts

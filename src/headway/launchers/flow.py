@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+#: The exit code after which Metaflow does not try a step again (its METAFLOW_EXIT_DISALLOW_RETRY).
+NO_RETRY = 202
 #: A template of `string.Template`. The flow imports nothing of Headway, so that any environment with the two programs
 #: runs it.
 FLOW = '''\
@@ -31,7 +33,7 @@ ENVIRONMENT = $environment
 #: A training is no worker of another launcher.
 REMOVED = $removed
 #: Exit codes that another attempt would meet again, and the one that keeps Metaflow from trying.
-FINAL, NO_RETRY = $final, 202
+FINAL, NO_RETRY = $final, $no_retry
 #: Runs a command that gets SIGTERM, and saves, when this step dies.
 DIES_WITH_PARENT = $dies_with_parent
 #: How long a training that a dead step has left behind may take to save and end.

@@ -8,6 +8,7 @@ a kill, and the run continues from its own checkpoints.
 from __future__ import annotations
 
 import builtins
+import json
 import os
 import re
 import shlex
@@ -15,7 +16,7 @@ import signal
 import string
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,14 @@ from headway.core.launch_variables import NODE_NUMBERS, OF_A_WORKER
 from headway.core.outcomes import FINAL_CODES
 from headway.core.process_table import arguments_of, process_state
 from headway.core.waiting import wait_until
-from headway.launchers.flow import FLOW
+from headway.launchers.flow import FLOW, NO_RETRY
 from headway.launchers.job import Job
 from headway.launchers.launcher import Handle, JobState, State
 from headway.launchers.patches import merge
 from headway.launchers.pods import pod_problems, store_problems, tolerations, volume_of
 from headway.launchers.programs import (
     DIES_WITH_PARENT,
+    ask_json,
     ask_program,
     check_context,
     check_kind,
@@ -144,6 +146,11 @@ class MetaflowLauncher:
         if settings.where == "argo":
             command = [*command, "argo-workflows", "--name", job.name]
             ask_program([*command, "create"], seconds=600)
+            kubectl = [*kubectl_of(kubernetes.context), f"--namespace={kubernetes.namespace}"]
+            template = ["workflowtemplates.argoproj.io", job.name]
+            written = ask_json([*kubectl, "get", *template, "--output=json"])
+            patch = json.dumps(stop_at_final_codes(written["spec"]["templates"]))
+            ask_program([*kubectl, "patch", *template, "--type=json", f"--patch={patch}"])
             ask_program([*command, "trigger", "--run-id-file", str(run_id)])
             details["command"] = command
         else:
@@ -197,6 +204,22 @@ class MetaflowLauncher:
             wait_until(lambda: not _is_alive(handle), handle.grace_seconds, 0.5)
 
 
+def stop_at_final_codes(templates: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the operations of a JSON patch after which Argo does not try a final exit code again.
+
+    Metaflow writes a strategy that tries every code again, and has no word for another one.
+
+    Args:
+        templates: The templates of the workflow that Metaflow has written.
+    """
+    expression = f"asInt(lastRetry.exitCode) != {NO_RETRY}"
+    return [
+        {"op": "add", "path": f"/spec/templates/{number}/retryStrategy/expression", "value": expression}
+        for number, template in enumerate(templates)
+        if "retryStrategy" in template
+    ]
+
+
 # The flow -------------------------------------------------------------------------------------------------------------
 
 
@@ -222,6 +245,7 @@ def _flow(job: Job) -> str:
         removed=repr(tuple(dict.fromkeys((*OF_A_WORKER, *NODE_NUMBERS)))),
         owner=repr(OWNER_FILE),
         final=repr(FINAL_CODES),
+        no_retry=repr(NO_RETRY),
         dies_with_parent=repr(DIES_WITH_PARENT),
         prepares=repr(data.remote is None),
         evaluates=repr(data.validation > 0),

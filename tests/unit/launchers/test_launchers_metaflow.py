@@ -251,7 +251,14 @@ def test_a_flow_is_deployed_to_argo_triggered_looked_at_and_ended(
 ) -> None:
     programs, calls = python
     monkeypatch.setenv("NUMBER", "argo-tiny-run-x1")
+    templates = [{"name": "dag"}, {"name": "train", "retryStrategy": {"retryPolicy": "Always", "limit": 4}}]
+    programs.answer("get", "tiny-run", stdout=json.dumps({"spec": {"templates": templates}}))
     handle = LAUNCHER.submit(job(*ARGO, machines=1), tmp_path)
+    patched = next(words for words in programs.calls if "patch" in words)
+    assert {"workflowtemplates.argoproj.io", "tiny-run", "--type=json"} <= {*patched}
+    (operation,) = json.loads(patched[-1].removeprefix("--patch="))
+    assert operation["path"] == "/spec/templates/1/retryStrategy/expression"
+    assert operation["value"] == "asInt(lastRetry.exitCode) != 202", "a final code, as the flow says it"
     made, triggered = calls.read_text().splitlines()
     flow = f"{tmp_path}/flow.py --no-pylint --datastore=s3 argo-workflows --name tiny-run"
     assert made == f"{flow} create" and triggered.startswith(f"{flow} trigger --run-id-file ")
