@@ -232,6 +232,7 @@ def _files_fingerprint(sources: Sequence[Source]) -> str:
                 s.field,
                 s.template,
                 str(s.limit),
+                s.most,
                 s.location if s.stream else "",
                 [[f.name, f.format, f.bytes, stamp_of(f) if f.local else f.version] for f in s.files],
             ]

@@ -211,13 +211,17 @@ def test_a_file_that_was_empty_has_not_grown(tmp_path: Path, config: Configs) ->
     assert _vocabulary(config("*.txt", validation=0)) != first
 
 
-@pytest.mark.parametrize("change", ["the limit", "the text"])
+@pytest.mark.parametrize("change", ["the limit", "the text", "the size of documents"])
 def test_a_vocabulary_that_was_begun_for_other_text_is_not_taken(
     tmp_path: Path, config: Configs, jsonl: Jsonl, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    jsonl(tmp_path / "a.jsonl", ["red stone river " * 9, "blue cloud tower " * 9])
+    jsonl(tmp_path / "a.jsonl", ["red stone river " * 9, "blue cloud tower " * 90])
     limits = ("1 document", "2 documents") if change == "the limit" else ("2 documents", "2 documents")
-    before, after = (config([{"path": "a.jsonl", "limit": limit}], validation=0) for limit in limits)
+    sizes = (1000, 5000) if change == "the size of documents" else (5000, 5000)
+    before, after = (
+        config([{"path": "a.jsonl", "limit": limit}], validation=0, max_document_bytes=size, bad_documents="skip")
+        for limit, size in zip(limits, sizes, strict=True)
+    )
 
     def killed(*_: Any) -> None:
         raise DataError("killed")
