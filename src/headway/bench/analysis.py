@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from headway.bench.results import CellResult, Measurement, model_place
 from headway.bench.statistics import Difference, Mean, difference, mean_of
+from headway.core.format import counted
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class Setting(NamedTuple):
     micro_batch: int
     sequence_length: int
     scaling: str
+    workers_per_machine: int
+    """0 where numbers of workers are compared, not numbers of machines."""
     conditions: str
     """Hardware, software, and how it was measured."""
 
@@ -69,7 +72,8 @@ class Setting(NamedTuple):
     def of(cls, result: CellResult) -> Setting:
         """Return the setting of a result."""
         cell = result.cell
-        return cls(cell.model, cell.precision, cell.micro_batch, cell.sequence_length, cell.scaling, result.conditions)
+        axes = cell.model, cell.precision, cell.micro_batch, cell.sequence_length, cell.scaling
+        return cls(*axes, result.workers_per_machine or 0, result.conditions)
 
     def in_words(self) -> str:
         """Describe the setting."""
@@ -79,7 +83,9 @@ class Setting(NamedTuple):
     def parts(self) -> tuple[str, ...]:
         """The parts of `in_words`, without the conditions."""
         rows = f"micro-batches of {self.micro_batch} x {self.sequence_length:,} tokens"
-        return self.model, self.precision, rows, f"{self.scaling} scaling"
+        each = self.workers_per_machine
+        machines = [f"{counted(each, 'worker')} per machine"] if each else []
+        return self.model, self.precision, rows, f"{self.scaling} scaling", *machines
 
 
 def setting_in_words(setting: Setting, settings: Iterable[Setting]) -> str:
@@ -90,8 +96,8 @@ def setting_in_words(setting: Setting, settings: Iterable[Setting]) -> str:
 
 def common_parts(settings: Iterable[Setting]) -> tuple[str, ...]:
     """Describe what all settings have in common."""
-    shared = [set(parts) for parts in zip(*(setting.parts for setting in settings), strict=True)]
-    return tuple(next(iter(parts)) for parts in shared if len(parts) == 1)
+    every = [setting.parts for setting in settings]
+    return tuple(part for part in every[0] if all(part in parts for parts in every)) if every else ()
 
 
 def differing_in_words(setting: Setting, settings: Iterable[Setting]) -> str:
@@ -172,4 +178,4 @@ def _share_of_cores(result: CellResult) -> float:
     cores: int | None = (result.environment.get("hardware") or {}).get("cores_usable")
     if found.device_type != "cpu" or not cores:
         return 1.0
-    return min(1.0, cores / (result.cell.workers * found.threads))
+    return min(1.0, cores / (result.cell.workers // result.cell.machines * found.threads))

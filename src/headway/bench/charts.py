@@ -20,7 +20,7 @@ from headway.bench.analysis import (
 from headway.bench.results import CellResult
 from headway.bench.statistics import Mean
 from headway.bench.wording import status_in_words
-from headway.core.format import format_count
+from headway.core.format import counted, format_count
 from headway.core.statistics import quantile
 from headway.telemetry.charts import MUTED, SERIES, Chart, as_svg, drawing, short_number, ticks
 from headway.telemetry.html import STYLE
@@ -115,7 +115,7 @@ def _side_by_side(
                 else:
                     axes.annotate(_missing(asked.get((name, count))), (at, 0.01), xycoords=("data", "axes fraction"),
                                   ha="center", va="bottom", color=MUTED, fontsize=style.font, rotation=90)  # fmt: skip
-        axes.set_xticks(range(len(workers)), [_workers(count) for count in workers])
+        axes.set_xticks(range(len(workers)), [_size(count, results) for count in workers])
         axes.set_xlim(-0.5, len(workers) - 0.5)
         axes.grid(visible=False, axis="x")
         if log:
@@ -206,9 +206,9 @@ def _efficiency(results: Sequence[CellResult], names: Mapping[str, int]) -> Char
             mine = sorted(r.cell.workers for r in shown if r.cell.strategy == name)
             ys = [100 * shares.get((name, count), 1.0) for count in mine]  # the first is the base
             axes.plot(mine, ys, "--" if _starts_over(place) else "-", color=_colour(place), linewidth=2,
-                      marker=_marker(place), markersize=5, label=_from(name, mine, fewest))  # fmt: skip
+                      marker=_marker(place), markersize=5, label=_from(name, mine, fewest, results))  # fmt: skip
         axes.set_xscale("log", base=2)
-        axes.set_xticks(counts, [_workers(count) for count in counts])
+        axes.set_xticks(counts, [_size(count, results) for count in counts])
         axes.set_xlim(counts[0] / 1.1, counts[-1] * 1.1)
         axes.minorticks_off()
         axes.set_ylim(bottom=0)
@@ -231,11 +231,11 @@ def _possible(axes: Axes, shown: Sequence[CellResult]) -> None:
                   label="as many cores as there are")  # fmt: skip
 
 
-def _from(name: str, counts: Sequence[int], fewest: int) -> str:
+def _from(name: str, counts: Sequence[int], fewest: int, results: Sequence[CellResult]) -> str:
     """Return a legend label, with the number of workers of the base if others have a smaller one."""
     if not counts:
         return f"{name} (none succeeded)"
-    return name if counts[0] == fewest else f"{name}, from {_workers(counts[0])}"
+    return name if counts[0] == fewest else f"{name}, from {_size(counts[0], results)}"
 
 
 def _step_times(results: Sequence[CellResult], names: Mapping[str, int]) -> Chart:
@@ -250,7 +250,7 @@ def _step_times(results: Sequence[CellResult], names: Mapping[str, int]) -> Char
                 _steps(axes, place, result, names[key[1]])
             else:
                 _leave_empty(axes, place, asked.get(key))
-        _name_rows(axes, rows)
+        _name_rows(axes, rows, results)
         for line in range(len(names), len(rows), len(names)):
             axes.axhline(line - 0.5, color=MUTED, linewidth=0.5)
         _spread(axes)
@@ -303,7 +303,7 @@ def _communication(results: Sequence[CellResult], names: Mapping[str, int]) -> C
         for place, result in enumerate(ordered):
             if place not in known:
                 _leave_empty(axes, place, result)
-        _name_rows(axes, [(r.cell.workers, r.cell.strategy) for r in ordered])
+        _name_rows(axes, [(r.cell.workers, r.cell.strategy) for r in ordered], results)
         axes.set_xlim(0, 100)
         axes.set_xlabel("percent of the time of profiled steps")
         _legend(figure, axes)
@@ -317,9 +317,9 @@ def _leave_empty(axes: Axes, place: int, result: CellResult | None) -> None:
                   fontsize=10)  # fmt: skip
 
 
-def _name_rows(axes: Axes, rows: Sequence[tuple[int, str]]) -> None:
-    """Name a row for each number of workers and strategy, from the top."""
-    axes.set_yticks(range(len(rows)), [f"{name}, {_workers(count)}" for count, name in rows])
+def _name_rows(axes: Axes, rows: Sequence[tuple[int, str]], results: Sequence[CellResult]) -> None:
+    """Name a row for each number of workers, or machines, and strategy, from the top."""
+    axes.set_yticks(range(len(rows)), [f"{name}, {_size(count, results)}" for count, name in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
 
@@ -348,5 +348,7 @@ def _marker(place: int) -> str:
     return "s" if _starts_over(place) else "o"
 
 
-def _workers(count: int) -> str:
-    return "1 worker" if count == 1 else f"{count} workers"
+def _size(workers: int, results: Sequence[CellResult]) -> str:
+    """Return a number of workers, or that of their machines where numbers of machines are compared."""
+    each = results[0].workers_per_machine
+    return counted(workers, "worker") if each is None else counted(workers // each, "machine")

@@ -34,6 +34,7 @@ from headway.bench.wording import (
     one_line,
     percent,
     sentence,
+    size_in_words,
     speed_in_words,
     workers_in_words,
 )
@@ -213,10 +214,10 @@ def _scaling(group: Sequence[CellResult]) -> Iterator[str]:
 def _speed_up(result: CellResult, base: CellResult, share: float) -> str:
     told = compare(result, base, SPEED)
     assert told is not None, "efficiency has compared them"
-    many, few = workers_in_words(result.cell.workers), workers_in_words(base.cell.workers)
-    ideal = ideal_efficiency(result, base)
+    many, few = size_in_words(result), size_in_words(base)
+    ideal, units = ideal_efficiency(result, base), "workers" if result.workers_per_machine is None else "machines"
     limit = "" if ideal == 1 else f"; the cores there are allow {percent(ideal)}"
-    of_ideal = f"{percent(share)} of what as many times the workers would ideally do"
+    of_ideal = f"{percent(share)} of what as many times the {units} would ideally do"
     if not told.is_significant:
         return f"is no faster on {many} than on {few} that the repeats can tell, {of_ideal}{limit}"
     if share > _TOO_GOOD * ideal:

@@ -17,7 +17,7 @@ _OF_THE_LAUNCH = ("launch", "runs")
 
 
 def bench_job(name: str, overrides: Sequence[str], parts: int = 1, out: Path | None = None) -> Job:
-    """Return the job that measures a suite on a machine of a cluster.
+    """Return the job that measures a suite on a cluster, on as many machines as its largest cell has.
 
     Args:
         name: A YAML file, or the name of a built-in suite.
@@ -36,7 +36,8 @@ def bench_job(name: str, overrides: Sequence[str], parts: int = 1, out: Path | N
         raise ConfigError(f"{len(cells)} cells make no {parts} parts", where="--parts", fix=f"--parts {len(cells)}")
     config = _config(suite, cells)
     kept = {key: value for key, value in suite.config.items() if key not in _OF_THE_LAUNCH}
-    return Job(config, out=out, suite=_yaml(suite.model_copy(update={"config": kept})), parts=parts)
+    text = _yaml(suite.model_copy(update={"config": kept}))
+    return Job(config, max(suite.machines), out=out, suite=text, parts=parts)
 
 
 def _config(suite: Suite, cells: Sequence[Cell]) -> Config:
@@ -49,7 +50,7 @@ def _config(suite: Suite, cells: Sequence[Cell]) -> Config:
         except ConfigError as problem:
             problems.append(problem)
             continue
-        parallel = found.parallel.model_copy(update={"workers": by_workers[0].workers})
+        parallel = found.parallel.model_copy(update={"workers": max(suite.workers)})
         return found.model_copy(update={"parallel": parallel})
     raise problems[0]
 

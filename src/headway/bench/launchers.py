@@ -19,23 +19,33 @@ from headway.supervisor.processes import end_all
 LOCAL, TORCHRUN = "local", "torchrun"
 
 
-def launch_command(launcher: str, spec: Path, workers: int) -> list[str]:
+def launch_command(launcher: str, spec: Path, workers: int, machines: int = 1) -> list[str]:
     """Return the command that starts the workers of a cell.
 
     Args:
         launcher: `local`, `torchrun`, or a command that runs the rest of its command line in so many processes and
             gives each the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT); `{workers}`
-            in it is their number.
+            in it is their number. With `{machines}` in it, it runs the rest once on each of so many machines.
+        spec: The cell, and how it is measured.
+        workers: Workers of all machines.
+        machines: Machines.
 
     Raises:
         ConfigError: there is no such launcher.
     """
+    if machines > 1 and launcher in (LOCAL, TORCHRUN):
+        raise ConfigError(
+            f"'{launcher}' starts workers on this machine only, and cells have up to {machines} machines",
+            where="--launcher, machines",
+            fix="a command with {machines}, as in 'srun --nodes {machines} --ntasks-per-node 1', or machines=1",
+        )
     if launcher == LOCAL:
         return module_command("headway.bench.local", str(spec))
     if launcher == TORCHRUN:
         nodes = ["--standalone", "--nproc-per-node", str(workers), "--no-python"]
         return module_command("torch.distributed.run", *nodes, *module_command("headway.bench.worker", str(spec)))
-    if "{workers}" not in launcher:
+    on_machines = "{machines}" in launcher
+    if "{workers}" not in launcher and not on_machines:
         raise ConfigError(
             f"the launcher '{launcher}' is not told how many workers to start",
             where="--launcher",
@@ -43,13 +53,14 @@ def launch_command(launcher: str, spec: Path, workers: int) -> list[str]:
             " 'torchrun --standalone --nproc-per-node {workers} --no-python'",
         )
     try:
-        words = shlex.split(launcher.replace("{workers}", str(workers)))
+        words = shlex.split(launcher.replace("{workers}", str(workers)).replace("{machines}", str(machines)))
     except ValueError as error:
         raise ConfigError(
             f"the launcher '{launcher}' is no command: {error}", where="--launcher", fix="close its quotes"
         ) from None
     # Without the working folder, too; but in few words: a launcher may pass them to the shell of another machine.
-    return [*words, sys.executable, "-P", "-m", "headway.bench.worker", str(spec)]
+    module = "headway.bench.local" if on_machines else "headway.bench.worker"
+    return [*words, sys.executable, "-P", "-m", module, str(spec)]
 
 
 def run_command(command: Sequence[str], environment: dict[str, str], log: Any, timeout_seconds: float) -> int | None:

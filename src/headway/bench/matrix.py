@@ -53,13 +53,14 @@ class PlannedCell:
 
 
 def cells_of(suite: Suite) -> Iterator[Cell]:
-    """Return every combination; the number of workers changes slowest, so that small cells come first."""
-    axes = (suite.workers, suite.scaling, suite.model, suite.precision, suite.micro_batch, suite.sequence_length,
-            suite.strategy)  # fmt: skip
-    for workers, scaling, model, precision, rows, length, strategy in product(*axes):
+    """Return every combination; machines and workers change slowest, so that small cells come first."""
+    axes = (suite.machines, suite.workers, suite.scaling, suite.model, suite.precision, suite.micro_batch,
+            suite.sequence_length, suite.strategy)  # fmt: skip
+    for machines, workers, scaling, model, precision, rows, length, strategy in product(*axes):
         yield Cell(
             strategy=strategy,
-            workers=workers,
+            workers=machines * workers,
+            machines=machines,
             model=model,
             precision=precision,
             micro_batch=rows,
@@ -119,14 +120,15 @@ def _planned(suite: Suite, cell: Cell, environment: Mapping[str, Any]) -> Planne
             refused = error.what + (f" ({error.fix})" if error.fix else "")
     settings = {key: getattr(suite, key) for key in ("data", "vocab_size", "warmup_steps", "steps", "profiled_steps")}
     run = config.model_dump(mode="json", exclude=set(_OF_NO_MATTER)) if config else None
-    identity = {"cell": cell.model_dump(), "config": run, "settings": settings, "faults": faults}
+    axes = cell.model_dump(exclude={"machines"} if cell.machines == 1 else None)
+    identity = {"cell": axes, "config": run, "settings": settings, "faults": faults}
     key = fingerprint({**identity, "refused": refused, "excluded": excluded, "environment": dict(environment)})[:16]
     return PlannedCell(cell, key, config, refused, excluded, faults)
 
 
 def rows_for_workers(suite: Suite, scaling: str) -> int | None:
     """Return the number of workers whose weak rows all workers share in strong scaling; None in weak scaling."""
-    return max(suite.workers) if scaling == "strong" else None
+    return max(suite.machines) * max(suite.workers) if scaling == "strong" else None
 
 
 def cell_config(suite: Suite, cell: Cell) -> Config:

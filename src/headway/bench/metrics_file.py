@@ -14,7 +14,7 @@ from headway.bench.results import CellResult
 
 def render_csv(results: Sequence[CellResult]) -> str:
     """Return a line per cell; unknown values are empty."""
-    cell_keys = ["strategy", "workers", "model", "precision", "micro_batch", "sequence_length", "scaling"]
+    cell_keys = ["strategy", "workers", "model", "precision", "micro_batch", "sequence_length", "scaling", "machines"]
     metric_keys = [key for metric in METRICS for key in (metric.name, f"{metric.name}_ci95_half_width")]
     out = io.StringIO()
     writer = csv.DictWriter(

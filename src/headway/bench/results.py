@@ -213,6 +213,11 @@ class CellResult(Record):
         """Start of its newest repeat."""
         return max(repeat.started for repeat in self.repeats)
 
+    @property
+    def workers_per_machine(self) -> int | None:
+        """Workers of each machine, if the suite compares numbers of machines; None if it compares those of workers."""
+        return self.cell.workers // self.cell.machines if "machines" in self.settings else None
+
     def is_done(self, repeats: int) -> bool:
         """Return whether nothing is left to measure: all repeats exist, or failures are conclusive."""
         if any(repeat.status in FINAL for repeat in self.repeats):

@@ -108,7 +108,7 @@ def open_matrix(
             several workers.
     """
     check_not_a_worker("bench")  # cells would be checked, and worked on, as parts of that
-    launch_command(launcher, Path("spec.json"), 1)
+    launch_command(launcher, Path("spec.json"), max(suite.workers), max(suite.machines))
     environment = describe_environment(launcher)
     number, count = part
     cells = plan_matrix(suite, environment)[number - 1 :: count]
@@ -205,7 +205,8 @@ def _settings(suite: Suite, cell: Cell, faults: str) -> dict[str, Any]:
         "config",
     )
     rows = rows_for_workers(suite, cell.scaling)
-    return {**{key: getattr(suite, key) for key in keys}, "rows_for_workers": rows, "faults": faults}
+    settings = {**{key: getattr(suite, key) for key in keys}, "rows_for_workers": rows, "faults": faults}
+    return settings if suite.machines == [1] else {**settings, "machines": suite.machines}
 
 
 def _in_words(repeat: Repeat, repeats: int) -> str:
@@ -256,7 +257,7 @@ def _attempt(matrix: Matrix, planned: PlannedCell, number: int, attempt: int) ->
     write_json(spec_path, spec.dump())
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", RESTARTS_VARIABLE: str(attempt - 1)}
     environment[FAULTS_VARIABLE] = planned.faults
-    command = launch_command(matrix.launcher, spec_path, planned.cell.workers)
+    command = launch_command(matrix.launcher, spec_path, planned.cell.workers, planned.cell.machines)
     start = time.monotonic()
     try:
         with log_path.open("wb") as log:

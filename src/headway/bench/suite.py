@@ -59,6 +59,7 @@ class CellPattern(Section):
 
     strategy: str | None = None
     workers: PositiveInt | None = None
+    machines: PositiveInt | None = None
     model: str | None = None
     precision: Precision | None = None
     micro_batch: PositiveInt | None = None
@@ -100,17 +101,20 @@ class Cell(Section):
 
     strategy: FileName
     workers: PositiveInt
+    """Of all machines."""
     model: FileName
     precision: Precision
     micro_batch: PositiveInt
     sequence_length: PositiveInt
     scaling: Scaling = "weak"
+    machines: PositiveInt = 1
 
     @property
     def name(self) -> str:
         """A short name, unique in its matrix and valid as a file name."""
         parts = [self.strategy, f"w{self.workers}", self.model, self.precision, f"b{self.micro_batch}"]
         parts += [f"t{self.sequence_length}", *(["strong"] if self.scaling == "strong" else [])]
+        parts += [f"m{self.machines}"] if self.machines > 1 else []
         return "-".join(parts)
 
 
@@ -124,7 +128,9 @@ class Suite(Section):
     strategy: Names = [FOR_COPIES]
     """Axis: values of `parallel.strategy`."""
     workers: Numbers = [1]
-    """Axis: the world size, numbers of worker processes."""
+    """Axis: numbers of worker processes, on each machine."""
+    machines: Numbers = [1]
+    """Axis: numbers of machines, each with as many workers."""
     model: Names = ["117m"]
     """Axis: named shapes (`headway models`)."""
     precision: Annotated[list[Precision], *_AXIS] = ["fp32"]

@@ -115,6 +115,14 @@ def workers_in_words(count: int) -> str:
     return "one worker" if count == 1 else f"{count} workers"
 
 
+def size_in_words(result: CellResult) -> str:
+    """Describe what the suite compares: the number of workers, or that of machines."""
+    each = result.workers_per_machine
+    if each is None:
+        return workers_in_words(result.cell.workers)
+    return "one machine" if result.cell.machines == 1 else f"{result.cell.machines} machines"
+
+
 def listed(names: Sequence[str]) -> str:
     """Join words as "a, b and c"."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

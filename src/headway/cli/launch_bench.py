@@ -30,6 +30,7 @@ def bench(
     [bold]Examples[/bold]
 
     headway launch bench strategies --on slurm --parts 4 launch.slurm.partition=gpu
+    headway launch bench smoke --on slurm machines=1,2,4
     headway launch bench smoke --on kubernetes --dry-run launch.image=registry/headway train.device=cpu
     headway launch logs runs/bench-smoke | headway bench collect - --output bench/smoke
     """
@@ -40,11 +41,19 @@ def bench(
     remember_config(suite, list(overrides or []))
     if parts > 1 and on != "slurm":
         raise ConfigError(f"{on} has no arrays of jobs", where="--parts", fix="--parts 1, or --on slurm")
-    start(bench_job(suite, list(overrides or []), parts, out), on, _table, dry_run=dry_run, yes=yes)
+    job = bench_job(suite, list(overrides or []), parts, out)
+    if job.machines > 1 and on != "slurm":
+        raise ConfigError(
+            f"{on} does not start cells on several machines",
+            where="machines",
+            fix="machines=1, or --on slurm",
+        )
+    start(job, on, _table, dry_run=dry_run, yes=yes)
 
 
 def _table(job: Job) -> tuple[list[list[str]], str]:
-    return [["suite", job.name.removeprefix("bench-")], ["parts", str(job.parts)], ["GPUs", gpus_text(job)]], ""
+    what = [["suite", job.name.removeprefix("bench-")], ["parts", str(job.parts)], ["machines", job.machine_range]]
+    return [*what, ["GPUs", gpus_text(job)]], ""
 
 
 def add_commands(app: typer.Typer) -> None:

@@ -1,6 +1,6 @@
 """A run as launchers see it: the config that travels, the machines, and the command that each of them runs.
 
-A bench suite is launched in the same way, on one machine: its text travels in the place of the config.
+A bench suite is launched in the same way: its text travels in the place of the config.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ _LEAST_GRACE_SECONDS = 120
 #: A stop waits for the step under way, perhaps for an earlier save, and then for its own.
 _SAVES_IN_A_STOP = 3.0
 
+#: Starts the workers of a cell of a suite that compares numbers of machines; only Slurm has such a program.
+SUITE_LAUNCHER = "srun --nodes={machines} --ntasks={machines} --ntasks-per-node=1 --kill-on-bad-exit=1"
 #: What a smoke job changes: one GPU and a small model suffice to try the image, the driver, mounts and secrets.
 SMOKE = (
     "model.preset=4m", "train.steps=10", "train.global_batch=8", "train.micro_batch=1", "train.batch_ramp=[]",
@@ -103,7 +105,8 @@ class Job:
             return ["headway", "train", config]
         # Results are also in the log, from which `headway bench collect` reads them.
         results = str(self.config.run_directory / "results")
-        return ["headway", "bench", "run", config, "--output", results, "--print-results"]
+        command = ["headway", "bench", "run", config, "--output", results, "--print-results"]
+        return command if self.machines == 1 else [*command, "--launcher", SUITE_LAUNCHER]
 
     def in_container(self, path: Path | str) -> str:
         """Return a path of the config in a container, where relative ones begin in `launch.workdir`."""

@@ -51,7 +51,7 @@ _SCRIPT = """\
 trap : TERM USR1
 # The step gets Slurm's signals; `wait` returns early when bash gets one too. The last call gives the step's exit code,
 # which bash remembers, also if a signal came at the very end, or the step ended before the first call.
-srun {srun}{command} &
+{srun} {command} &
 step=$!
 while wait $step; kill -0 $step 2>/dev/null; do :; done
 code=0
@@ -92,6 +92,12 @@ class SlurmLauncher:
     def problems(self, job: Job) -> Iterator[ConfigError]:
         """Yield what the config alone shows to be wrong."""
         yield from job.problems()
+        if job.suite is not None and job.machines > 1 and job.config.launch.slurm.container is not None:
+            yield ConfigError(
+                "a suite that compares numbers of machines starts its steps from outside of a container",
+                where="launch.slurm.container",
+                fix="install Headway on the machines, or machines=1",
+            )
         limit = job.config.launch.slurm.time
         if limit is not None and 0 < _seconds(limit) <= job.grace_seconds:  # 0 is no limit
             yield ConfigError(
@@ -266,16 +272,18 @@ def script_head(job: Job, options: dict[str, Any]) -> str:
 def _script(job: Job) -> str:
     folder = job.folder.absolute()
     # A machine that dies must not end the others: they save, and say what is to follow.
-    srun = ["--kill-on-bad-exit=0", "--wait=0", *container_options(job.config.launch.slurm)]
+    srun = ["srun", "--kill-on-bad-exit=0", "--wait=0", *container_options(job.config.launch.slurm)]
     part = f' --part "$SLURM_ARRAY_TASK_ID/{job.parts}"' if job.parts > 1 else ""
     machines = ""
-    if job.machines > 1:
+    if job.suite is not None and job.machines > 1:
+        srun = []  # it starts a step for each cell
+    elif job.machines > 1:
         secret = shlex.quote(str(folder / "secret"))
         machines = _MACHINES.format(machines=job.machine_range, secret=secret)
     return _SCRIPT.format(
         head=script_head(job, batch_options(job, folder)),
         machines=machines.rstrip(),
-        srun=f"{shlex.join(srun)} ",
+        srun=shlex.join(srun),
         command=f"{shlex.join(job.command(str(folder / CONFIG)))}{part}",
         cancelled=shlex.quote(str(folder / CANCELLED)),
     )

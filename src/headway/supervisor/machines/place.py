@@ -64,6 +64,20 @@ def find_place(config: Config, environment: MutableMapping[str, str] | None = No
     environment = os.environ if environment is None else environment
     if config.parallel.machines == 1 or (NODE not in environment and "LOCAL_RANK" in environment):
         return None  # torchrun has started this process as a worker
+    number, host, port = find_number_and_lead(config.parallel.machines, environment)
+    return Place(number, host, port, _secret(config, environment, number))
+
+
+def find_number_and_lead(most: int, environment: MutableMapping[str, str]) -> tuple[int, str, int]:
+    """Return the number of this machine, and the host and port of machine 0.
+
+    Args:
+        most: Number of machines.
+        environment: The variables, without those of processes afterwards.
+
+    Raises:
+        ConfigError: the number of this machine or the lead's address is missing or cannot be used.
+    """
     node, lead = environment.get(NODE), environment.get(LEAD)
     if node is None:
         node = next((environment[name] for name in NODE_NUMBERS if environment.get(name)), None)
@@ -73,7 +87,6 @@ def find_place(config: Config, environment: MutableMapping[str, str] | None = No
         lead = f"{environment['MASTER_ADDR']}:{environment.get('MASTER_PORT') or _PORT}"
     for name in OF_A_WORKER:
         environment.pop(name, None)
-    most = config.parallel.machines
     if node is None or not node.isdecimal() or int(node) >= most:
         given = "this machine has no number" if node is None else f"'{node}' is no number of a machine"
         raise ConfigError(
@@ -87,8 +100,7 @@ def find_place(config: Config, environment: MutableMapping[str, str] | None = No
             where=f"--lead, {LEAD}",
             fix="give every machine --lead HOST:PORT, with the name or address of machine 0 and a free port there",
         )
-    host, port = parse_address(lead)
-    return Place(int(node), host, port, _secret(config, environment, int(node)))
+    return int(node), *parse_address(lead)
 
 
 def parse_address(text: str) -> tuple[str, int]:
