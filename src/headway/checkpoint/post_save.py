@@ -15,7 +15,7 @@ from headway.checkpoint.contents import crossed, step_context
 from headway.checkpoint.format.manifest import Manifest, step_name
 from headway.checkpoint.index import LOCAL, CheckpointIndex
 from headway.checkpoint.pruning import Pruner
-from headway.checkpoint.records import RECORDS, pack_records
+from headway.checkpoint.records import RECORDS, RecordsPacker
 from headway.checkpoint.remote.open import place_settings
 from headway.checkpoint.remote_copies import RemoteCopies, TierAccess
 from headway.checkpoint.retention import Every, Rules
@@ -65,6 +65,7 @@ class CheckpointMaintainer:
         self._full_every = full_every
         self._last_full: tuple[int, float] | None = None
         self._index = CheckpointIndex(self.run)
+        self._records = RecordsPacker(self.run)
         self._remote: RemoteCopies | None = None
         if remote is not None:
             identity = RunIdentity(self.run, **settings["identity"])
@@ -144,7 +145,7 @@ class CheckpointMaintainer:
             return {}
         if self._remote is not None:
             try:
-                context[RECORDS] = pack_records(self.run, folder)
+                context[RECORDS] = self._records.pack(folder)
             except OSError as error:
                 warning(f"the checkpoint of step {step} is saved without the records of the run: {error}")
         return context

@@ -20,7 +20,7 @@ from headway.checkpoint.format import sealing
 from headway.checkpoint.format.manifest import Manifest, tensor_bytes
 from headway.checkpoint.format.sealing import CHUNK_BYTES, content_size, seal_bytes, sealed_size, unseal, unseal_bytes
 from headway.checkpoint.format.signing import key_to_sign_with, signing_key
-from headway.checkpoint.records import RECORDS, RECORDS_FILE, pack_records
+from headway.checkpoint.records import RECORDS, RECORDS_FILE, RecordsPacker
 from headway.checkpoint.remote.acquire import acquire_tier
 from headway.checkpoint.remote.files import sent_name
 from headway.checkpoint.remote.objects import Objects
@@ -327,7 +327,7 @@ def test_the_records_of_a_run_and_notes_about_parts_are_encrypted_too(
     tier, remote = sealed_tier(run)
     (run / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n')
     store = CheckpointStore(run / "checkpoints")
-    store.save(1, make_state(1), {"step": 1}, {RECORDS: pack_records(run, run)})
+    store.save(1, make_state(1), {"step": 1}, {RECORDS: RecordsPacker(run).pack(run)})
     shutil.move(run / RECORDS_FILE, store.info(1).path)
     assert tier.claim is not None
     relayed = RelayedSave(Relay(run, remote, tier.claim, RunIdentity(run, "0" * 32, "tiny"), 1), 2, 1)

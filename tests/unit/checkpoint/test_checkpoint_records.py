@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from headway.checkpoint import records
 from headway.checkpoint.post_save import CheckpointMaintainer
-from headway.checkpoint.records import RECORDS, RECORDS_FILE, pack_records, unpack_records
+from headway.checkpoint.records import RECORDS, RECORDS_FILE, RecordsPacker, segments_of, unpack_records
 from headway.config import Config, TrainConfig
 from headway.core.errors import CheckpointError
 from headway.core.files import sha256_file
@@ -40,19 +41,81 @@ def contents(folder: Path) -> dict[str, str]:
 
 def test_the_records_of_a_run_come_back_as_they_were(tmp_path: Path) -> None:
     run = write(tmp_path / "run", {**FILES, **dict.fromkeys(OTHERS, "no")})
-    entry = pack_records(run, tmp_path)
+    entry = RecordsPacker(run).pack(tmp_path)
     assert sorted(unpack_records(tmp_path / RECORDS_FILE, entry, tmp_path / "new")) == sorted(FILES)
     assert contents(tmp_path / "new") == FILES
 
 
+@pytest.fixture
+def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "_SEGMENT_BYTES", 1000)
+    monkeypatch.setattr(records, "_BLOCK_BYTES", 300)
+
+
+def lines(first: int, last: int) -> str:
+    return "".join(f'{{"step": {step}, "loss": {step / 7}}}\n' for step in range(first, last))
+
+
+@pytest.mark.usefixtures("short_segments")
+def test_what_is_packed_does_not_grow_with_the_run(tmp_path: Path) -> None:
+    run, packer = write(tmp_path / "run", {"metrics.jsonl": lines(0, 20), "ledger.jsonl": "{}\n"}), None
+    sizes, segments = list[int](), list[dict[str, Any]]()
+    for first in range(20, 400, 5):
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(lines(first, first + 5)[:-9])  # the last line is still being written
+            file.flush()
+            packer = packer if packer and first % 50 else RecordsPacker(run)  # another attempt cuts alike
+            entry = packer.pack(tmp_path)
+            file.write(lines(first, first + 5)[-9:])
+        with zipfile.ZipFile(tmp_path / RECORDS_FILE) as archive:
+            sizes.append(archive.getinfo("metrics.jsonl").file_size)
+        assert entry.get("segments", [])[: len(segments)] == segments, "earlier ones stay as they are"
+        segments = entry.get("segments", [])
+    whole = (run / "metrics.jsonl").read_text()
+    assert max(sizes) < 1000 + 5 * 40 and len(segments) >= len(whole) // 1050 > 9
+    for segment in segments_of(entry):
+        (tmp_path / "records").mkdir(exist_ok=True)
+        segment.write(run, tmp_path / segment.name)
+    unpack_records(tmp_path / RECORDS_FILE, entry, tmp_path / "new")
+    assert (tmp_path / "new" / "metrics.jsonl").read_text() == whole[: whole.rindex("\n", 0, -1) + 1]
+    assert (tmp_path / "new" / "ledger.jsonl").read_text() == "{}\n"
+
+
+@pytest.mark.usefixtures("short_segments")
+def test_a_segment_that_differs_replaces_nothing(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", {"metrics.jsonl": lines(0, 100)})
+    entry = RecordsPacker(run).pack(tmp_path)
+    first, *more = segments_of(entry)
+    (tmp_path / "records").mkdir()
+    for segment in more:
+        segment.write(run, tmp_path / segment.name)
+    with pytest.raises(FileNotFoundError):
+        unpack_records(tmp_path / RECORDS_FILE, entry, tmp_path / "new")
+    (run / "metrics.jsonl").write_text(lines(0, 100).replace("1", "2", 1))
+    with pytest.raises(ValueError, match=r"metrics\.jsonl has changed"):
+        first.write(run, tmp_path / first.name)
+    with pytest.raises(CheckpointError, match="differs from what was saved"):
+        unpack_records(tmp_path / RECORDS_FILE, entry, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("change", [{"start": 1}, {"end": 0}, {"end": "9"}, {"file": "../x.jsonl"}, {"sha256": "../a"}])
+def test_an_entry_with_a_damaged_segment_is_refused(change: dict[str, Any]) -> None:
+    good = {"file": "metrics.jsonl", "start": 0, "end": 9, "sha256": "a" * 64}
+    assert len(segments_of({"segments": [good]})) == 1
+    for segments in ([{**good, **change}], [good, good], ["x"], [{**good, "more": 1}]):
+        with pytest.raises(ValueError, match="a segment is damaged"):
+            segments_of({"segments": segments})
+
+
 def test_a_line_that_was_being_written_is_left_out(tmp_path: Path) -> None:
     run = write(tmp_path / "run", {"metrics.jsonl": '{"step": 1}\n{"st', "ledger.jsonl": '{"ki'})
-    unpack_records(tmp_path / RECORDS_FILE, pack_records(run, tmp_path), tmp_path / "new")
+    unpack_records(tmp_path / RECORDS_FILE, RecordsPacker(run).pack(tmp_path), tmp_path / "new")
     assert contents(tmp_path / "new") == {"metrics.jsonl": '{"step": 1}\n', "ledger.jsonl": ""}
 
 
 def test_changed_bytes_are_not_taken(tmp_path: Path) -> None:
-    entry = pack_records(write(tmp_path / "run", FILES), tmp_path)
+    entry = RecordsPacker(write(tmp_path / "run", FILES)).pack(tmp_path)
     content = bytearray((tmp_path / RECORDS_FILE).read_bytes())
     content[40] ^= 1
     (tmp_path / RECORDS_FILE).write_bytes(content)
@@ -111,7 +174,7 @@ def test_an_archive_that_cannot_be_read_replaces_nothing(tmp_path: Path, write_a
 
 
 def test_an_entry_without_a_hash_is_refused(tmp_path: Path) -> None:
-    pack_records(write(tmp_path / "run", FILES), tmp_path)
+    RecordsPacker(write(tmp_path / "run", FILES)).pack(tmp_path)
     with pytest.raises(CheckpointError, match="differ from what was saved"):
         unpack_records(tmp_path / RECORDS_FILE, {"time": 1.0}, tmp_path / "new")
 
@@ -141,11 +204,11 @@ def test_a_checkpoint_keeps_its_kind_if_the_records_cannot_be_packed(
     folder.mkdir()
     maintainer = CheckpointMaintainer(CheckpointMaintainer.settings(config, 1))
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **options: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(zipfile.ZipFile, "write", fail)
+        patch.setattr(zipfile.ZipFile, "open", fail)
         context = maintainer.context(1, folder)
     assert context["kind"] == "full" and RECORDS not in context and not list(folder.iterdir())
     assert "saved without the records of the run" in capsys.readouterr().err

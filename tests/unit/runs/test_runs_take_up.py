@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from headway.checkpoint.records import RECORDS, RECORDS_FILE, pack_records
+from headway.checkpoint import records
+from headway.checkpoint.records import RECORDS, RECORDS_FILE, RecordsPacker
 from headway.checkpoint.remote.acquire import acquire_tier
 from headway.checkpoint.remote.objects import Objects
 from headway.checkpoint.remote.tier import CLAIM, RemoteTier, journal_of
@@ -53,7 +54,7 @@ def save(config: Config, tier: RemoteTier, first: int, step: int) -> None:
     assert tier.claim is not None
     context: dict[str, Any] = {IDENTITY: fingerprint(identity(config)), "attempt": tier.claim.attempt}
     context |= {OF_RUN: run_identity(config).record(), CLAIM: tier.claim.number, "data": DATA}
-    context[RECORDS] = pack_records(run, run)
+    context[RECORDS] = RecordsPacker(run).pack(run)
     store = CheckpointStore(run / "checkpoints", keep=9)
     store.save(step, make_state(step), {"step": step}, context)
     shutil.move(run / RECORDS_FILE, store.info(step).path / RECORDS_FILE)
@@ -84,6 +85,27 @@ def test_an_empty_folder_gets_ledger_curves_account_and_numbers(here: Config, tm
     attempt = run.begin_attempt("a test")
     assert attempt.number == 2
     attempt.finish("done", 0)
+
+
+def test_lines_that_checkpoints_share_are_sent_once_and_taken_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(records, "_SEGMENT_BYTES", 80)
+    config = config_of(tmp_path / "here", tmp_path / "remote")
+    tier, sent, upload = begin(config, 1), list[str](), Objects.upload
+    monkeypatch.setattr(Objects, "upload", lambda self, name, path: sent.append(name) or upload(self, name, path))
+    for step in range(2, 10, 2):
+        save(config, tier, step - 2, step)
+    segments = [name for name in sent if name.startswith("records/")]
+    assert len(segments) == len(set(segments)) == 7, "4 of metrics, 3 of the ledger"
+    tier.discard(2)  # they belong to all
+    there = config_of(tmp_path / "there", tmp_path / "remote")
+    assert take_up_records(there, DATA)
+    taken, mine = (Path(one.run_directory, "metrics.jsonl").read_text() for one in (there, config))
+    assert taken == mine and len(mine.splitlines()) == 8
+    (tmp_path / "remote/tiny/run-001" / segments[0]).unlink()
+    lacking = config_of(tmp_path / "lacking", tmp_path / "remote")
+    assert not take_up_records(lacking, DATA) and "are not there as a whole" in capsys.readouterr().err
 
 
 def test_nothing_is_taken_twice_nor_by_the_directory_that_had_the_run_last(here: Config, tmp_path: Path) -> None:
