@@ -7,8 +7,10 @@ import re
 import shutil
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ import yaml
 
 from headway.config import Batches
 from headway.core.errors import ConfigError
-from headway.telemetry import charts
+from headway.telemetry import charts, metrics, report
 from headway.telemetry.charts import envelope, loss_chart, metric_chart, short_number, smooth, thin, token_scale
 from headway.telemetry.record import open_run
 from headway.telemetry.report import write_report
@@ -227,6 +229,19 @@ def test_long_runs_make_small_pages(tmp_path: Path) -> None:
     run = tmp_path / "run"
     write_metrics(run, [record(step, 1) for step in range(1, 30_001)])
     assert write_report(run).stat().st_size < 500_000
+
+
+def test_the_records_are_parsed_once(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, files = metrics.read_json_lines, []
+
+    def counted(path: Path) -> Iterator[dict[str, Any]]:
+        files.append(path.name)
+        return read(path)
+
+    monkeypatch.setattr(metrics, "read_json_lines", counted)
+    monkeypatch.setattr(report, "_charts", lambda run: "")
+    write_report(make_run())
+    assert files == ["metrics.jsonl"]
 
 
 def test_another_place_may_be_chosen(make_run: MakeRun, tmp_path: Path) -> None:
