@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -27,7 +27,7 @@ class Command:
 
     words: tuple[str, ...]
     tricks: dict[str, str]
-    remove: tuple[str, ...] = field(default=())
+    remove: tuple[str, ...] = ()
     """Folders to remove before each measurement."""
 
 
