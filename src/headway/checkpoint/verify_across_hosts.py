@@ -7,7 +7,7 @@ the worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -50,10 +50,7 @@ def check_same_on_all_hosts(
         wanted = gather(needed)
         files = sorted(set().union(*(wanted[peer] for peer in peers)))
         if not wrong:
-            with ThreadPoolExecutor(max(1, usable_cores() // len(peers))) as pool:
-                mine = files[peers.index(rank) :: len(peers)]
-                found = pool.map(lambda name: check_file(info.path, name, info.manifest), mine)
-                wrong = [str(damage) for damage in found if damage is not None]
+            wrong = _damage(info, files[peers.index(rank) :: len(peers)], usable_cores() // len(peers))
     if len(set(machines)) == 1 and len(set(states)) == 1:
         return
     reports = [report for report in gather({"host": host_name(), "wrong": wrong}) if report["wrong"]]
@@ -65,3 +62,9 @@ def check_same_on_all_hosts(
             where=str(info.path),
             fix="the next attempt reads it again; if that happens once more, check mount, memory and disk there",
         )
+
+
+def _damage(info: CheckpointInfo, files: Collection[str], threads: int) -> list[str]:
+    with ThreadPoolExecutor(max(1, threads)) as pool:
+        found = pool.map(lambda name: check_file(info.path, name, info.manifest), files)
+        return [str(damage) for damage in found if damage is not None]
