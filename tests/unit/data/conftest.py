@@ -45,12 +45,12 @@ def _in_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     yield
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def documents() -> Callable[..., list[str]]:
     return make_documents
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def jsonl() -> Callable[..., Path]:
     return write_jsonl
 

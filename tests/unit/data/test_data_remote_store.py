@@ -6,6 +6,7 @@ import fcntl
 import gc
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -41,14 +42,25 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_cache, "PATIENCE_SECONDS", 0.0)
 
 
-@pytest.fixture
-def origin(tmp_path: Path, jsonl: Callable[..., Path], documents: Callable[..., list[str]], config: Any) -> TokenStore:
-    """A local store of two sources with a dozen shards each."""
+@pytest.fixture(scope="module")
+def prepared(
+    tmp_path_factory: pytest.TempPathFactory, jsonl: Callable[..., Path], documents: Callable[..., list[str]]
+) -> Path:
+    """A folder with two sources and their store, made once: it takes longer than most tests."""
+    folder = tmp_path_factory.mktemp("prepared")
     for number in range(24):
-        jsonl(tmp_path / ("one", "two")[number % 2] / f"{number}.jsonl", documents(12, seed=number))
-    data = config([tmp_path / "one", tmp_path / "two"], store=tmp_path / "origin", shard_bytes=1000, validation=0.2)
-    prepare(data, workers=1)
-    store = TokenStore.open(data.store)
+        jsonl(folder / ("one", "two")[number % 2] / f"{number}.jsonl", documents(12, seed=number))
+    sources = [str(folder / "one"), str(folder / "two")]
+    values = {"tokenizer": {"vocab_size": 300}, "shard_bytes": 1000, "validation": 0.2}
+    prepare(DataConfig.model_validate({"sources": sources, "store": folder / "origin", **values}), workers=1)
+    return folder
+
+
+@pytest.fixture
+def origin(tmp_path: Path, prepared: Path) -> TokenStore:
+    """A local store of two sources with a dozen shards each."""
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+    store = TokenStore.open(tmp_path / "origin")
     assert all(len(store.shards("train", source)) == 12 for source in ("one", "two"))
     return store
 
