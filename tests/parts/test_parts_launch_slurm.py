@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.bench.results import read_results
 from headway.core.waiting import wait_until
 from headway.launchers.launcher import Handle
 from headway.launchers.record import audited, read_handle
@@ -99,6 +100,36 @@ def test_two_machines_are_started_preempted_and_queued_again_together(slurm: Slu
     assert wait_until(lambda: LAUNCHER.status(handle).state == "finished", LONG, 0.5), log_of(handle)
     starts = sorted(re.findall(r"start (\d) of 2, restart (\d)", log_of(handle)))
     assert starts == [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]
+
+
+def launched_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> Handle:
+    """Launch the smallest suite from a folder whose name Slurm could take for a pattern, and wait for its end."""
+    monkeypatch.chdir(tmp_path)
+    suite = ("smoke", "strategy=ddp", "train.device=cpu", "config.runs=half%j/runs", path_with())
+    done = headway("launch", "bench", *suite, "--on", "slurm", "-y", *words, fresh=True)
+    assert done.returncode == 0, done.stderr
+    handle = read_handle(tmp_path / "half%j/runs/bench-smoke")
+    assert handle is not None
+    assert wait_until(lambda: LAUNCHER.status(handle).state in ("finished", "failed"), LONG, 1.0)
+    logs = {path.name: path.read_text(errors="replace") for path in Path(handle.details["folder"]).glob("*.log")}
+    assert LAUNCHER.status(handle).state == "finished" and logs, logs
+    return handle
+
+
+def collected(handle: Handle, tmp_path: Path) -> list[tuple[int, int, str]]:
+    """Machines, workers and status of the cells that the logs of a launch alone have."""
+    found = headway("bench", "collect", handle.details["folder"], "--output", tmp_path / "collected")
+    assert found.returncode == 0, found.stderr
+    results = read_results(tmp_path / "collected")
+    return sorted((one.cell.machines, one.cell.workers, one.status) for one in results)
+
+
+def test_an_array_measures_a_suite_and_its_results_are_collected(
+    slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = launched_bench(tmp_path, monkeypatch, "--parts", "2", "workers=1,2")
+    assert len(list(Path(handle.details["folder"]).glob("slurm-*.log"))) == 2, "one log for each job of the array"
+    assert collected(handle, tmp_path) == [(1, 1, "ok"), (1, 2, "ok")]
 
 
 @pytest.mark.parametrize("by", ["scancel", "headway"])
