@@ -132,6 +132,13 @@ def test_an_array_measures_a_suite_and_its_results_are_collected(
     assert collected(handle, tmp_path) == [(1, 1, "ok"), (1, 2, "ok")]
 
 
+def test_a_cell_on_two_machines_is_a_step_on_both(
+    slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = launched_bench(tmp_path, monkeypatch, "machines=1,2", "workers=1")
+    assert collected(handle, tmp_path) == [(1, 1, "ok"), (2, 2, "ok")]
+
+
 @pytest.mark.parametrize("by", ["scancel", "headway"])
 def test_a_cancelled_run_has_stopped_and_is_not_queued_again(slurm: Slurm, tiny: Callable[..., Path], by: str) -> None:
     config, bin_folder = tiny(determinism="elastic"), stand_in(slurm.folder)

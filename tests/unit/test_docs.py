@@ -156,7 +156,7 @@ def parse(words: list[str]) -> tuple[str, Any]:
 
 
 def refuse_unknown_keys(verb: str, words: list[str]) -> None:
-    known = {*known_keys(), *(known_keys(Suite) if verb == "bench run" else ())}
+    known = {*known_keys(), *(known_keys(Suite) if verb in ("bench run", "launch bench") else ())}
     for before, word in pairwise(["", *words]):
         if before == "--option":  # of a store, which knows its own
             continue
