@@ -7,14 +7,27 @@ import urllib.request
 from typing import Any
 from urllib.parse import urlsplit
 
+_PORTS = {"http": 80, "https": 443}
+
 
 class _SameServer(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, req: urllib.request.Request, *answer: Any) -> urllib.request.Request | None:
-        """Follow a redirect on the same host, and none from HTTPS to HTTP; another one is an `HTTPError`."""
-        old, new = urlsplit(req.full_url), urlsplit(answer[-1])
-        if new.hostname != old.hostname or (old.scheme == "https" and new.scheme != "https"):
+        """Follow a redirect that stays on the same server; another one is an `HTTPError`.
+
+        So is the redirect of a request with content, since the standard library would ask again without the content.
+        """
+        if req.data is not None or not _is_same_server(req.full_url, answer[-1]):
             return None
         return super().redirect_request(req, *answer)
+
+
+def _is_same_server(url: str, other: str) -> bool:
+    """Return whether another URL has the host and port of the first, or leads from HTTP to HTTPS at their own ports."""
+    old, new = urlsplit(url), urlsplit(other)
+    if new.hostname != old.hostname or new.scheme not in (old.scheme, "https"):
+        return False
+    ports = tuple(one.port or _PORTS.get(one.scheme) for one in (old, new))
+    return ports[0] == ports[1] or ports == (_PORTS["http"], _PORTS["https"])
 
 
 def open_url(request: urllib.request.Request, timeout: float, tls: ssl.SSLContext | None = None) -> Any:

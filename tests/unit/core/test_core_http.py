@@ -1,4 +1,4 @@
-"""Requests with credentials: a redirect is followed on the same host only, and not out of TLS."""
+"""Requests with credentials: a redirect is followed on the same server only, and not out of TLS."""
 
 from __future__ import annotations
 
@@ -53,3 +53,27 @@ def test_no_redirect_leads_out_of_tls() -> None:
     assert handler.redirect_request(*given, "http://example.org/there") is None
     followed = handler.redirect_request(*given, "https://example.org/there")
     assert followed is not None and followed.full_url == "https://example.org/there"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_followed"),
+    [
+        ("http://example.org:4318/", "http://example.org:9999/", False),
+        ("https://example.org/", "https://example.org:8443/", False),
+        ("https://example.org/", "https://example.org:443/there", True),
+        ("http://example.org/", "https://example.org/", True),
+        ("http://example.org:4318/", "https://example.org/", False),
+        ("http://example.org:4318/", "https://example.org:4318/", True),
+    ],
+)
+def test_another_port_is_another_server(old: str, new: str, is_followed: bool) -> None:
+    found = _SameServer().redirect_request(urllib.request.Request(old), None, 302, "Found", {}, new)
+    assert (found is not None) == is_followed
+
+
+def test_content_is_not_lost_over_a_redirect() -> None:
+    """The standard library would ask again by GET, and what it answers would look like success."""
+    request = urllib.request.Request("http://example.org/", data=b"points")
+    given = (request, None, 302, "Found", {}, "http://example.org/there")
+    assert urllib.request.HTTPRedirectHandler().redirect_request(*given) is not None  # type: ignore[arg-type]
+    assert _SameServer().redirect_request(*given) is None
