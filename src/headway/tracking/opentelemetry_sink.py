@@ -8,6 +8,7 @@ sent again: the same points of the same series at the same times, which a data b
 from __future__ import annotations
 
 import os
+import re
 import ssl
 import time
 import urllib.error
@@ -29,6 +30,7 @@ from headway.tracking.sink import Batch, Description, Refused, SinkSpec, Status,
 _PATH = "/v1/metrics"
 _DEFAULT = "http://localhost:4318"
 _HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
+_HEADER_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 _TIMEOUT_SECONDS = 20.0
 #: Status codes after which OTLP asks to try again, and one that a proxy gives.
 _TRY_AGAIN = (408, 429)
@@ -198,6 +200,10 @@ def _headers() -> dict[str, str]:
     found = _pairs("OTEL_EXPORTER_OTLP_METRICS_HEADERS") or _pairs(_HEADERS)
     if any(sign in text for text in (*found, *found.values()) for sign in "\r\n"):
         raise ConfigError("a header has a line end in it", where=_HEADERS, fix="remove it")
+    if not all(map(_HEADER_NAME.fullmatch, found)):  # it may have a credential in it, which errors must not repeat
+        raise ConfigError(
+            "a header has a name that no header can have", where=_HEADERS, fix=f"export {_HEADERS}=name=value"
+        )
     return found
 
 
@@ -209,7 +215,7 @@ def _tls(url: str) -> ssl.SSLContext | None:
     try:
         found = ssl.create_default_context(cafile=_setting("CERTIFICATE"))
         if own:
-            found.load_cert_chain(own, key)
+            found.load_cert_chain(own, key, password="")  # of a key with a password, OpenSSL would ask the terminal
     except OSError as error:
         raise ConfigError(
             f"a certificate cannot be read: {error.strerror or error}",

@@ -155,6 +155,8 @@ def test_what_is_wrong_is_found_before_the_first_step(
     assert "Zx81qwertz" not in str(refused("no list of pairs", collector.endpoint))
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "Authorization=a%0Ab")
     refused("line end", collector.endpoint)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-team: Zx81qwertz==")  # as curl takes it
+    assert "Zx81qwertz" not in str(refused("a name that no header can have", collector.endpoint))
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_HEADERS")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "https://me:Zx81qwertz@h")
     assert "Zx81qwertz" not in str(refused("has a credential in it"))
