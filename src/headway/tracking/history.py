@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from headway.core.foreign import LINE_BYTES, as_number, open_regular, parse_json_lines
+from headway.core.foreign import LINE_BYTES, open_regular, parse_json_lines
 from headway.telemetry.metrics import FILE_NAME, NO_VALUES, is_own, recorded_number
+from headway.telemetry.record import as_time
 from headway.tracking.sink import Point
 
 #: Most bytes of the file in a batch: a few hundred steps.
@@ -86,7 +87,7 @@ class History:
         if place is None or place[1] < self._attempt:  # a worker of an abandoned attempt may write after a later one
             return []
         step, self._attempt = place
-        moment = as_number(record.get("time")) or 0.0
+        moment = as_time(record.get("time")) or 0.0
         found = []
         for name, value in record.items():
             if name in NO_VALUES:

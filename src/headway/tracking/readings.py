@@ -7,12 +7,13 @@ a follower that starts again finds the same.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from headway.core.foreign import as_number
 from headway.telemetry.metrics import NO_VALUES, recorded_number
+from headway.telemetry.record import as_time
 from headway.telemetry.system import machine_of, reading_files
 from headway.tracking.tail import JsonLinesTail
 
@@ -20,6 +21,7 @@ from headway.tracking.tail import JsonLinesTail
 LAG_SECONDS = 30.0
 #: Seconds of the run between looks at the files.
 _LOOK_SECONDS = 10.0
+_PREFIX = "system/"
 
 
 class Readings:
@@ -32,34 +34,58 @@ class Readings:
     def __init__(self, run: Path) -> None:
         self._run = run
         self._attempt = -1
-        self._tails: dict[Path, JsonLinesTail] = {}
-        self._waiting: dict[str, list[tuple[float, dict[str, Any]]]] = {}
+        self._files: dict[Path, _File] = {}
         self._next_look = 0.0
 
     def due(self, attempt: int, moment: float) -> Iterator[tuple[str, float]]:
         """Yield names and values of what the record of an attempt at a moment takes along."""
         if attempt != self._attempt:
-            self._attempt, self._tails, self._waiting, self._next_look = attempt, {}, {}, 0.0
+            self._attempt, self._files, self._next_look = attempt, {}, 0.0
         if moment >= self._next_look:
             self._next_look = moment + _LOOK_SECONDS
-            self._look()
-        for machine, waiting in self._waiting.items():
-            number = sum(made <= moment - LAG_SECONDS for made, _ in waiting)
-            if number:
-                newest = waiting[number - 1][1]
-                del waiting[:number]
-                yield from _points(machine, newest)
+            for path in reading_files(self._run / "attempts" / f"{self._attempt:03d}"):
+                self._files.setdefault(path, _File(path)).look()
+        for path, file in self._files.items():
+            newest = file.take(moment - LAG_SECONDS)
+            if newest is not None:
+                yield from _points(machine_of(path), newest)
 
-    def _look(self) -> None:
-        for path in reading_files(self._run / "attempts" / f"{self._attempt:03d}"):
-            tail = self._tails.setdefault(path, JsonLinesTail(path))
-            waiting = self._waiting.setdefault(machine_of(path), [])
-            for _, records in tail.read():
-                waiting += [(made, one) for one in records if (made := as_number(one.get("time"))) is not None]
+
+class _File:
+    """The readings of one machine that no record has taken along. Of a long file one block at a time is in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._tail = JsonLinesTail(path)
+        self._has_more = False
+        self._waiting: deque[tuple[float, dict[str, Any]]] = deque()
+
+    def look(self) -> None:
+        """Read again, when what waits has been taken."""
+        self._has_more = True
+
+    def take(self, until: float) -> dict[str, Any] | None:
+        """Take the readings up to a moment, and return the newest of them; None if there is none."""
+        newest = None
+        while self._fill() and self._waiting[0][0] <= until:
+            newest = self._waiting.popleft()[1]
+        return newest
+
+    def _fill(self) -> bool:
+        while not self._waiting and self._has_more:
+            block = next(self._tail.read(), None)  # the file is closed again: there may be thousands of machines
+            self._has_more = block is not None
+            records = () if block is None else block[1]
+            self._waiting += [(made, one) for one in records if (made := as_time(one.get("time"))) is not None]
+        return bool(self._waiting)
 
 
 def _points(machine: str, reading: dict[str, Any]) -> Iterator[tuple[str, float]]:
     for name, value in reading.items():
         number = recorded_number(value)
         if number is not None and name not in NO_VALUES:
-            yield f"system/{machine}/{name.removeprefix('system/')}", number
+            yield f"{_PREFIX}{machine}/{name.removeprefix(_PREFIX)}", number
+
+
+def machine_in(name: str) -> str | None:
+    """Return the machine in the name of a point that is a reading; None if it is a value of a record."""
+    return name.split("/")[1] if name.startswith(_PREFIX) else None

@@ -64,6 +64,22 @@ def test_what_a_reading_belongs_to_does_not_depend_on_when_it_is_read(tmp_path: 
     assert live == at_once and len(live) == 7
 
 
+def test_a_long_file_of_readings_is_not_held_in_memory(tmp_path: Path) -> None:
+    run = write_run(tmp_path, [])
+    write_readings(run, "a", *({"time": 1000.0 + n, "system/cpu_share": n, "x" * 200: n} for n in range(5000)))
+    readings = Readings(run)
+    assert dict(readings.due(1, 1100.0))["system/a/cpu_share"] == 70
+    (file,) = readings._files.values()
+    assert 0 < len(file._waiting) < 2000
+    assert dict(readings.due(1, 1e9))["system/a/cpu_share"] == 4999 and not file._waiting
+
+
+def test_a_time_that_is_none_is_not_sent(tmp_path: Path) -> None:
+    """Clients of trackers fail on them, and would be asked again without end."""
+    (point,) = History(lambda *_: False).points(record_at(1, 1e300))
+    assert point.time == 0.0
+
+
 def test_readings_of_an_attempt_go_with_its_records(tmp_path: Path) -> None:
     records = [record_at(1, 1100.0), record_at(2, 1200.0), record_at(2, 3000.0, 2), record_at(3, 3100.0, 2)]
     run = write_run(tmp_path, records, outcomes=("died", "finished"))
