@@ -22,7 +22,9 @@ from typing import Any
 from headway.config.track import TrackioConfig, http_problem
 from headway.core.errors import ConfigError, HeadwayError, missing_extra
 from headway.core.files import fingerprint
+from headway.core.machine import host_name
 from headway.core.secrets import redact
+from headway.tracking.readings import machine_in
 from headway.tracking.servers import address_from, ask_server
 from headway.tracking.sink import Batch, Description, Refused, SinkSpec, Status, TrackedRun, Unreachable
 
@@ -66,9 +68,12 @@ class TrackioSink:
         return self._write_config()
 
     def send(self, batch: Batch) -> Mapping[str, Any]:
-        """Write the points, those of one record in one row."""
+        """Write the points, those of one record in one row.
+
+        Readings have rows of their own: one that appeared late must not change the id of values that were sent.
+        """
         rows = []
-        for (step, moment), points in groupby(batch.points, key=lambda point: (point.step, point.time)):
+        for (step, moment, _), points in groupby(batch.points, key=lambda p: (p.step, p.time, machine_in(p.name))):
             metrics = {point.name: point.value for point in points}
             rows.append(self._row(metrics, step, moment, sorted(metrics)))
         with _answering():
@@ -199,8 +204,9 @@ def _server(settings: TrackioConfig) -> str | None:
 
 
 def _place(settings: TrackioConfig, where: str) -> str:
-    place = _server(settings) or os.environ.get("TRACKIO_DIR") or "this machine"
-    return f"{place}, project {settings.project}"
+    # The store is on a disk of this machine, so another machine's is another one.
+    here = ":".join(filter(None, (host_name(), os.environ.get("TRACKIO_DIR"))))
+    return f"{_server(settings) or here}, project {settings.project}"
 
 
 def _check(settings: TrackioConfig, where: str) -> None:

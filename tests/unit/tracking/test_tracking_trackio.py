@@ -14,6 +14,7 @@ import pytest
 
 from headway.config.track import TrackConfig
 from headway.core.errors import ConfigError, HeadwayError
+from headway.core.machine import host_name
 from headway.tracking import sinks
 from headway.tracking.follow import follow
 from headway.tracking.follower import Waiting
@@ -95,6 +96,16 @@ def test_each_value_is_stored_once_however_often_it_is_sent(store: Store, tmp_pa
     assert store.losses() == [(step, 1 / step) for step in range(1, 6)]
 
 
+def test_a_reading_that_appears_late_doubles_no_value(store: Store, tmp_path: Path) -> None:
+    run = write_run(tmp_path, [{**record(step, train__loss=1 / step), "time": 1000.0 + step} for step in (40, 80)])
+    send(run)
+    next((run / "tracking").glob("trackio-*.json")).unlink()  # everything is sent again
+    (run / "attempts/001/system-b.jsonl").write_text('{"time": 1001.0, "system/cpu_share": 0.5}\n')
+    send(run)
+    assert store.losses() == [(40, 1 / 40), (80, 1 / 80)]
+    assert [row["step"] for row in store.rows.values() if "system/b/cpu_share" in row] == [40]
+
+
 def test_the_config_has_facts_data_and_status(store: Store, tmp_path: Path) -> None:
     send(write_run(tmp_path, steps(1, 2), outcomes=("worker 0 crashed: no",)))
     config = store.configs["ab" * 16]
@@ -166,8 +177,8 @@ def test_where_it_sends_follows_the_environment(store: Store, monkeypatch: pytes
     def place() -> str:
         return resolve(TrackConfig.model_validate({"trackio": {"project": "x"}}), "track.0").place
 
-    assert place() == "this machine, project x"
+    assert place() == f"{host_name()}, project x"
     monkeypatch.setenv("TRACKIO_DIR", "/here")
-    assert place() == "/here, project x"
+    assert place() == f"{host_name()}:/here, project x"
     monkeypatch.setenv("TRACKIO_SERVER_URL", "http://h:1")
     assert place() == "http://h:1, project x"
