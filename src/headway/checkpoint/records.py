@@ -19,8 +19,8 @@ import struct
 import time
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -87,15 +87,18 @@ def segments_of(entry: Mapping[str, Any]) -> list[Segment]:
     Raises:
         ValueError: The entry is damaged.
     """
-    found = list[Segment]()
-    for values in entry.get("segments", []):
+    listed, found, ends = entry.get("segments", []), list[Segment](), dict[str, int]()
+    if not isinstance(listed, list):
+        raise ValueError("the list of segments is damaged")
+    for values in listed:
         if not isinstance(values, dict) or values.keys() != {"file", "start", "end", "sha256"}:
             raise ValueError("a segment is damaged")
-        segment, before = Segment(**values), [one for one in found if one.file == values["file"]]
+        segment = Segment(**values)
         are_names = _NAMES.fullmatch(str(segment.file)) and _HASH.fullmatch(str(segment.sha256))
-        start = before[-1].end if before else 0
+        start = ends.get(segment.file, 0) if are_names else 0
         if not are_names or segment.start != start or not isinstance(segment.end, int) or segment.end <= start:
             raise ValueError("a segment is damaged")
+        ends[segment.file] = segment.end
         found.append(segment)
     return found
 
@@ -190,48 +193,53 @@ def unpack_records(path: Path, entry: Mapping[str, Any], run: Path) -> list[str]
         raise _damaged(path, "differ from what was saved")
     try:
         segments = segments_of(entry)
-        with ExitStack() as stack:
-            archive = stack.enter_context(zipfile.ZipFile(path))
+        with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
             strange = [member.filename for member in members if not _NAMES.fullmatch(member.filename)]
             size = sum(member.file_size for member in members) + sum(one.end - one.start for one in segments)
             if strange or size > _MOST_BYTES:
                 raise _damaged(path, f"hold {strange[0] if strange else 'too much'}")
-            if any(member.compress_type not in _COMPRESSIONS for member in members):
-                raise _damaged(path, "are compressed in another way")
+            _check_compression(path, members)
             # Read everything before the first write: half of an archive must not replace records.
             if (bad := archive.testzip()) is not None:
                 raise _damaged(path, f"cannot be read: {bad} is damaged")
-            earlier: dict[str, list[zipfile.ZipFile]] = {}
             for segment in segments:
-                opened = stack.enter_context(zipfile.ZipFile(path.parent / segment.name))
-                _check_segment(opened, segment)
-                earlier.setdefault(segment.file, []).append(opened)
+                _check_segment(path.parent / segment.name, segment)
             for member in members:
-                parts = [(one, member.filename) for one in (*earlier.get(member.filename, ()), archive)]
-                _unpack(parts, run / member.filename)
+                earlier = [path.parent / segment.name for segment in segments if segment.file == member.filename]
+                _unpack([*earlier, path], member.filename, run / member.filename)
     except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, RuntimeError, ValueError) as error:
         raise _damaged(path, f"cannot be read: {error}") from error
     return [member.filename for member in members]
 
 
-def _check_segment(archive: zipfile.ZipFile, segment: Segment) -> None:
+def _check_compression(path: Path, members: Iterable[zipfile.ZipInfo]) -> None:
+    if any(member.compress_type not in _COMPRESSIONS for member in members):
+        raise _damaged(path, "are compressed in another way")
+
+
+def _check_segment(path: Path, segment: Segment) -> None:
     digest, left = hashlib.sha256(), segment.end - segment.start
-    with archive.open(segment.file) as source:
-        while left >= 0 and (block := source.read(_BLOCK_BYTES)):
-            digest.update(block)
-            left -= len(block)
+    with zipfile.ZipFile(path) as archive:
+        _check_compression(path, archive.infolist())
+        with archive.open(segment.file) as source:
+            while left >= 0 and (block := source.read(_BLOCK_BYTES)):
+                digest.update(block)
+                left -= len(block)
     if left or digest.hexdigest() != segment.sha256:
         raise ValueError(f"a segment of {segment.file} differs from what was saved")
 
 
-def _unpack(parts: list[tuple[zipfile.ZipFile, str]], target: Path) -> None:
-    """Write one file; a line that was being written when it was packed is left out."""
+def _unpack(parts: Iterable[Path], name: str, target: Path) -> None:
+    """Write one file; a line that was being written when it was packed is left out.
+
+    The archives of its parts are opened one at a time: a long run has more of them than a process may have open files.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(target) as file:
         written = whole = 0  # whole: the bytes up to the end of the last whole line
-        for archive, name in parts:
-            with archive.open(name) as source:
+        for part in parts:
+            with zipfile.ZipFile(part) as archive, archive.open(name) as source:
                 while block := source.read(_BLOCK_BYTES):
                     if (newline := block.rfind(b"\n")) >= 0:
                         whole = written + newline + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import resource
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -106,6 +107,45 @@ def test_an_entry_with_a_damaged_segment_is_refused(change: dict[str, Any]) -> N
     for segments in ([{**good, **change}], [good, good], ["x"], [{**good, "more": 1}]):
         with pytest.raises(ValueError, match="a segment is damaged"):
             segments_of({"segments": segments})
+
+
+@pytest.mark.parametrize("segments", [1, None, True, "x", {"file": "metrics.jsonl"}])
+def test_segments_that_are_no_list_are_refused(tmp_path: Path, segments: Any) -> None:
+    entry = RecordsPacker(write(tmp_path / "run", FILES)).pack(tmp_path)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        unpack_records(tmp_path / RECORDS_FILE, {**entry, "segments": segments}, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.usefixtures("short_segments")
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_segment_that_is_compressed_in_another_way_is_refused(tmp_path: Path, method: int) -> None:
+    """Their decompressors have no limit on the memory for a block, and errors of their own."""
+    run = write(tmp_path / "run", {"metrics.jsonl": lines(0, 40)})
+    entry = RecordsPacker(run).pack(tmp_path)
+    (segment,) = segments_of(entry)
+    (tmp_path / "records").mkdir()
+    with zipfile.ZipFile(tmp_path / segment.name, "w", method) as archive:
+        archive.writestr(segment.file, (run / segment.file).read_bytes()[: segment.end])
+    with pytest.raises(CheckpointError, match="compressed in another way"):
+        unpack_records(tmp_path / RECORDS_FILE, entry, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.usefixtures("short_segments")
+def test_more_segments_than_files_may_be_open(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", {"metrics.jsonl": lines(0, 4000)})
+    entry = RecordsPacker(run).pack(tmp_path)
+    (tmp_path / "records").mkdir()
+    for segment in segments_of(entry):
+        segment.write(run, tmp_path / segment.name)
+    limits, used = resource.getrlimit(resource.RLIMIT_NOFILE), max(int(file.name) for file in Path("/dev/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 50, limits[1]))
+    try:
+        unpack_records(tmp_path / RECORDS_FILE, entry, tmp_path / "new")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert len(segments_of(entry)) > 100 and contents(tmp_path / "new") == contents(run)
 
 
 def test_a_line_that_was_being_written_is_left_out(tmp_path: Path) -> None:
