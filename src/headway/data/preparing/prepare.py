@@ -169,7 +169,8 @@ def prepare(
     _warn_of_empty_files(sources)
     count = _worker_count(workers or data.workers, sources)
     with building(path) as folder, _explain_os_errors("the token store cannot be written", path, _DISK_FIX):
-        present = None if force else (TokenStore.open(path, check=False) if (path / MANIFEST).exists() else None)
+        # Opened without a check: damaged parts are made again, and the trained vocabulary stays.
+        present = TokenStore.open(path, check=False) if not force and (path / MANIFEST).exists() else None
         hashes = InputHashes(path / _HASHES, folder / _HASHES, keep=folder / _HASHES, fresh=force)
         _begin_hashing(hashes, data, sources)
         open_tables(sources)  # report a problem with one before hours of reading
