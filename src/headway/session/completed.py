@@ -128,12 +128,14 @@ def completed(config: Config) -> tuple[Config, TokenStore]:
 def _as_begun(config: Config) -> Config:
     """Return the config with what a run decides when it begins: the commits of its models, and what code computes them.
 
-    A later version of Headway may compute more models itself (`model.implementation: auto`); a run that has begun with
-    transformers stays with it.
+    A later version of Headway may choose other code for a model (`model.implementation: auto`); a run stays with the
+    code that it has begun with.
 
     Raises:
-        ConfigError: a source is not there.
+        ConfigError: a source is not there, or a run that begins asks for two codes.
     """
+    from headway.models.hub.implementation import check_own_code
+
     saved = RunDirectory(config.run_directory).config_path
     before = load_resolved(saved) if saved.is_file() else None
     known: list[Path | str | None] = []
@@ -141,13 +143,14 @@ def _as_begun(config: Config) -> Config:
         known = [before.model.from_pretrained, before.distill.teacher if before.distill is not None else None]
     if config.model.from_pretrained is not None:
         begun: dict[str, Any] = {"from_pretrained": _pinned(config.model.from_pretrained, known)}
-        if (
-            before is not None
-            and before.model.implementation == "transformers"
-            and config.model.implementation == "auto"
-        ):
-            begun["implementation"] = "transformers"
+        chosen = "auto" if before is None else before.model.implementation
+        # A run with another model, or with an adapter now, is not that run; what differs is reported later.
+        native = chosen == "native" and begun["from_pretrained"] == known[0] and config.model.adapter is None
+        if config.model.implementation == "auto" and (native or chosen == "transformers"):
+            begun["implementation"] = chosen
         config = config.model_copy(update={"model": config.model.model_copy(update=begun)})
+        if not native:
+            check_own_code(config.model)
     if config.distill is not None:
         teacher = _pinned(config.distill.teacher, known)
         config = config.model_copy(update={"distill": config.distill.model_copy(update={"teacher": teacher})})

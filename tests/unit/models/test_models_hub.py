@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 
 import headway
 from headway.config import Config, ModelConfig, dump_config, load_config, resolve_lanes
+from headway.config.identity import changes
 from headway.core.errors import CheckpointError, ConfigError, DataError
 from headway.data.feeding.feed import TokenFeed
 from headway.models.build import build_any_model, build_model, complete
@@ -290,8 +292,6 @@ def test_code_that_comes_with_a_model_and_may_run_computes_it(tmp_path: Path) ->
     own = {"AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
     assert chosen(own, trust_remote_code=True) == "transformers"
     assert chosen(own) == chosen({"AutoTokenizer": "own.Own"}, trust_remote_code=True) == "native"
-    with pytest.raises(ConfigError, match="does not run the code that comes with the model"):
-        chosen(own, trust_remote_code=True, implementation="native")
 
 
 def test_a_run_that_began_with_transformers_stays_with_it(folder: Path, family: Callable[..., Path]) -> None:
@@ -306,6 +306,31 @@ def test_a_run_that_began_with_transformers_stays_with_it(folder: Path, family: 
     saved.write_text(dump_config(completed(settings("transformers"))[0]))
     assert completed(settings("auto"))[0].model.implementation == "transformers"
     assert completed(settings("native"))[0].model.implementation == "native"
+
+
+def test_a_run_that_began_natively_stays_so_whatever_code_its_model_has(
+    folder: Path, family: Callable[..., Path], tmp_path: Path
+) -> None:
+    source = shutil.copytree(family("qwen3"), tmp_path / "model")
+
+    def settings(run: str, implementation: str = "auto") -> Config:
+        model = {"from_pretrained": str(source), "implementation": implementation, "trust_remote_code": True}
+        return _config(folder, run, model)
+
+    before = completed(settings("begun-natively"))[0]
+    assert before.model.implementation == "native"
+    values = json.loads((source / "config.json").read_text())
+    own = {"auto_map": {"AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}}
+    (source / "config.json").write_text(json.dumps(values | own))
+    with pytest.raises(ConfigError, match="does not run the code that comes with the model"):
+        completed(settings("begins", "native"))
+    saved = RunDirectory(before.run_directory).config_path
+    saved.parent.mkdir(parents=True)
+    saved.write_text(dump_config(before))
+    for implementation in ("auto", "native"):
+        resumed = completed(settings("begun-natively", implementation))[0]
+        assert resumed.model == complete(resumed.model, VOCAB) and not changes(before, resumed)
+        assert resumed.model.implementation == "native"
 
 
 def test_keys_that_config_json_decides_are_refused(folder: Path, family: Callable[..., Path]) -> None:
@@ -517,7 +542,14 @@ def test_losses_of_conversations_are_those_of_a_loop_with_labels(implementation:
             "packing": "pad",
             "validation": 0.0,
         },
-        train={"steps": 3, "sequence_length": 159, "global_batch": 6, "lanes": 2, "max_grad_norm": None},
+        train={
+            "steps": 3,
+            "sequence_length": 159,
+            "global_batch": 6,
+            "micro_batch": 1,
+            "lanes": 2,
+            "max_grad_norm": None,
+        },
         optimizer={"learning_rate": 1e-3, "weight_decay": 0.0},
         schedule={"name": "constant", "warmup": 0.0},
     )

@@ -18,8 +18,7 @@ def choose_implementation(config: ModelConfig) -> Literal["native", "transformer
     """Return the code that computes a pretrained model.
 
     Raises:
-        ConfigError: there is no config.json, or the native decoder is asked for and does not compute the model, or
-            not by the code of its folder that was asked for too.
+        ConfigError: there is no config.json, or the native decoder is asked for and does not compute the model.
         CheckpointError: config.json cannot be read.
     """
     assert config.from_pretrained is not None
@@ -28,13 +27,7 @@ def choose_implementation(config: ModelConfig) -> Literal["native", "transformer
     folder = open_folder(config.from_pretrained, with_code=config.trust_remote_code)
     if is_adapter(folder) and config.implementation == "auto":
         return "transformers"
-    if config.trust_remote_code and _has_own_code(folder):
-        if config.implementation == "native":
-            raise ConfigError(
-                "the native decoder does not run the code that comes with the model (auto_map in its config.json)",
-                where="model.implementation, model.trust_remote_code",
-                fix="model.implementation=transformers; or model.trust_remote_code=false, to leave that code out",
-            )
+    if config.implementation == "auto" and config.trust_remote_code and _has_own_code(folder):
         return "transformers"
     try:
         read_model_config(folder)
@@ -43,6 +36,22 @@ def choose_implementation(config: ModelConfig) -> Literal["native", "transformer
             raise
         return "transformers"
     return "native" if config.adapter is None else "transformers"
+
+
+def check_own_code(config: ModelConfig) -> None:
+    """Check that a run which begins does not ask for the native decoder and for the code of the model's folder.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if config.implementation != "native" or not config.trust_remote_code or config.from_pretrained is None:
+        return
+    if _has_own_code(open_folder(config.from_pretrained, with_code=True)):
+        raise ConfigError(
+            "the native decoder does not run the code that comes with the model (auto_map in its config.json)",
+            where="model.implementation, model.trust_remote_code",
+            fix="model.implementation=transformers; or model.trust_remote_code=false, to leave that code out",
+        )
 
 
 def _has_own_code(folder: Path) -> bool:
