@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from headway.config.architecture import NO_ROTARY, SLIDING
+from headway.config.architecture import FULL, NO_ROTARY, SLIDING
 from headway.core.dtensors import is_dtensor
 from headway.core.errors import ConfigError
 from headway.core.random import derive_seed
@@ -383,12 +383,16 @@ class Decoder(nn.Module):
         over positions.
         """
         layers, kinds = range(self.shape.layers) if stage is None else stage, self.shape.attention_pattern
-        present = dict.fromkeys(kinds[index] for index in layers)
+        # Layers without rotary embedding see the keys that full ones see.
+        present = dict.fromkeys(kinds[index].replace(NO_ROTARY, FULL) for index in layers)
         positions = {kind: self._positions(kind, ids_BT, cache, documents) for kind in present}
         if self.shared is not None:
             ids_BT = self.shared.cut(ids_BT, 1)
             counted_BT = None if counted_BT is None else self.shared.cut(counted_BT, 1)
         positions = {kind: found._replace(counted=counted_BT) for kind, found in positions.items()}
+        if NO_ROTARY in kinds and FULL in positions:
+            full = positions[FULL]
+            positions[NO_ROTARY] = full._replace(cos=full.cos[..., :0], sin=full.sin[..., :0])
         if x_BTD is None:
             weight_VD = self.embedding.weight
             x_BTD = self.embedding(ids_BT) if tied is None else tied_embedding(ids_BT, weight_VD, tied)
@@ -449,9 +453,7 @@ class Decoder(nn.Module):
         return positions
 
     def _rotary_tables(self, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the rotary tables for layers of one kind of attention; empty ones turn nothing."""
-        if kind == NO_ROTARY:
-            return self.cos[..., :0], self.sin[..., :0]
+        """Return the rotary tables for layers of one kind of attention."""
         if kind == SLIDING and self.config.local_rope_theta is not None:
             return self.local_cos, self.local_sin
         return self.cos, self.sin

@@ -126,7 +126,8 @@ class Attention(nn.Module):
         k = rotate(k_BTK1H, positions.cos, positions.sin).to(qkv.dtype).squeeze(3)
         v = v_BTK1H.squeeze(3)
         if torch.is_grad_enabled() and (self.q_norm is None or self.q_norm.weight.dtype != qkv.dtype):
-            v = v.contiguous()  # a view would also keep the queries and keys from before the rotation alive
+            # A view would also keep the queries and keys from before the rotation alive; turned keys are no view.
+            k, v = k.contiguous(), v.contiguous()
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)
         y_BTD = self.output(attend(q, k, v, positions, self.softcap).flatten(2))
