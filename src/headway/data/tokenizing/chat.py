@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -118,6 +118,7 @@ class ChatEncoder:
     def _spans(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> tuple[str, list[tuple[int, int]]]:
         """Render a conversation, and find the assistant's turns in it: [start, end) in characters."""
 
+        @cache  # the last turn often ends the conversation
         def rendered(count: int, prompt: bool = False) -> str:
             first, apply = messages[:count], self._library.apply_chat_template
             with _bounded_rendering():
