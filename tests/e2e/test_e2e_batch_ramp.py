@@ -32,7 +32,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     values = config_values(
         folder,
         data={"sources": sources, "mixture": {"stages": stages}},
-        train={"steps": None, "tokens": 3968, "global_batch": 16, "micro_batch": 1, "batch_ramp": RAMP, "lanes": 4},
+        train={"steps": None, "tokens": 3968, "global_batch": 16, "batch_ramp": RAMP, "lanes": 4},
         determinism="elastic",
         checkpoint={"every": "512 tokens", "keep": 20},
         evaluation={"rows": 8, "every": "1024 tokens"},

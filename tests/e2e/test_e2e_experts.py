@@ -53,7 +53,7 @@ def test_killed_and_resumed_it_has_the_same_state_and_transformers_computes_it(
         saved = file.get_tensor("model.layers.1.feed_forward.selection_bias")
     assert torch.equal(bias, saved) and saved.abs().max() > 0.005
 
-    cut = ("parallel.expert=3", "parallel.workers=3", "train.global_batch=6")
+    cut = ("parallel.expert=3", "parallel.workers=3", "train.global_batch=9")
     refused = headway("train", tiny(), "name=tuned", f"model.from_pretrained={tmp_path / 'out'}", *cut)
     assert refused.returncode == 2 and "4 experts cannot be shared evenly by 3 workers" in refused.stderr, (
         refused.stderr

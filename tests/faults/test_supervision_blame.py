@@ -69,7 +69,7 @@ def test_workers_that_are_all_slow_are_healthy_and_one_five_times_slower_is_name
 ) -> None:
     """Own parts of a step take 0.1 s, as long as three windows; then those of one worker take 0.5 s. Whoever is named
     ends the attempt, so nobody was before."""
-    sections = {"train": {"steps": 60, "global_batch": 6, "micro_batch": 1}, "supervise": {"slow_worker": "restart"}}
+    sections = {"train": {"steps": 60, "global_batch": 6}, "supervise": {"slow_worker": "restart"}}
     (record,) = train(2, "slow@step=1,slow@compute=18%1", **sections)
     assert (record["kind"], record["rank"], record["waiting_workers"]) == ("slow", 1, [0])
     assert 18 < record["step"] < 60 and "warnings" not in record
