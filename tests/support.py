@@ -64,7 +64,7 @@ def config_values(folder: Path, **sections: dict[str, Any]) -> dict[str, Any]:
             "workers": 1,
         },
         "model": {"dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "ffn_dim": 64, "dropout": 0.1},
-        "train": {"steps": 10, "sequence_length": 32, "global_batch": 8, "micro_batch": 2, "device": "cpu"},
+        "train": {"steps": 10, "sequence_length": 32, "global_batch": 8, "micro_batch": 1, "device": "cpu"},
         "optimizer": {"learning_rate": 1e-2},
         "parallel": {"threads": 1},
         "checkpoint": {"every": "2 steps"},
