@@ -89,7 +89,7 @@ def test_a_loss_is_found_by_its_name_and_sums_over_targets_that_count(monkeypatc
     example("loss", monkeypatch)
     loss = checked(load_function("own_loss:smoothed", "loss")[1], "own_loss:smoothed")
     torch.manual_seed(0)
-    logits, targets = torch.randn(2, 3, 5), torch.tensor([[1, -100, 2], [4, 0, -100]])
+    logits, targets = torch.randn(2, 3, 5, requires_grad=True), torch.tensor([[1, -100, 2], [4, 0, -100]])
     log_p = torch.log_softmax(logits, -1)
     counted = [(log_p[at], targets[at]) for at in ((0, 0), (0, 2), (1, 0), (1, 1))]
     wanted = sum(-0.9 * row[target] - 0.1 * row.mean() for row, target in counted)

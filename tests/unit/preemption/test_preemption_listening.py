@@ -81,13 +81,13 @@ def test_no_command_that_tells_is_waited_for_before_a_notice_is_answered(monkeyp
             ends.append(name)
 
     opened: list[bool] = []
-    alerts, world = SimpleNamespace(open_file=lambda: opened.append(True)), SimpleNamespace(mesh=None, rank=0)
+    alerts, world = SimpleNamespace(open_file=lambda: opened.append(True)), SimpleNamespace(mesh=None, rank=0, is_first=True)
     monkeypatch.setattr(session, "join_workers", lambda *_: part("workers", world))
     monkeypatch.setattr(session, "check_model_is_cut", lambda *_: None)
     monkeypatch.setattr(session, "_is_finished", lambda *_: False)
     monkeypatch.setattr(session, "alerting", lambda *_: part("alerts", alerts))
-    monkeypatch.setattr(session, "_joined_attempt", lambda *_: part("answer", None))
-    monkeypatch.setattr(session, "_first_worker_log", lambda *_: part("log", None))
+    monkeypatch.setattr(session, "_joined_attempt", lambda *_: part("answer", SimpleNamespace(worker_log=str)))
+    monkeypatch.setattr(session, "log_to", lambda *_, **__: part("log", None))
 
     def train(*_: object, **__: object) -> None:
         assert opened, "before there is anything to tell"
