@@ -81,7 +81,8 @@ def test_no_command_that_tells_is_waited_for_before_a_notice_is_answered(monkeyp
             ends.append(name)
 
     opened: list[bool] = []
-    alerts, world = SimpleNamespace(open_file=lambda: opened.append(True)), SimpleNamespace(mesh=None, rank=0, is_first=True)
+    alerts = SimpleNamespace(open_file=lambda: opened.append(True))
+    world = SimpleNamespace(mesh=None, rank=0, is_first=True)
     monkeypatch.setattr(session, "join_workers", lambda *_: part("workers", world))
     monkeypatch.setattr(session, "check_model_is_cut", lambda *_: None)
     monkeypatch.setattr(session, "_is_finished", lambda *_: False)
