@@ -268,17 +268,19 @@ def choose_encoder(
             return _fall_back(tokenizer, wanted, texts, special_tokens_in_text, error)
         _check_no_special_tokens(tokenizer, texts, encoded, special_tokens_in_text)
         return REFERENCE
-    begin_loading(lambda: tokenizer.content_for(special_tokens_in_text), wanted)
-    texts += shortened(sample)
-    # Wait for the reference last: it holds the interpreter lock while it loads, unlike the fast encoders.
-    with ThreadPoolExecutor(1, "headway-reference") as pool:
-        expected = pool.submit(_encode_by_reference, tokenizer, texts, special_tokens_in_text)
-        try:
-            chosen = _choose_exact(
-                tokenizer, wanted, texts, expected, special_tokens_in_text=special_tokens_in_text, threads=threads
-            )
-        except UnencodableTextError as error:
-            return _fall_back(tokenizer, wanted, texts, special_tokens_in_text, error)
+    # Set before the libraries' threads begin: reading the environment while it grows can crash the process.
+    with _threads(threads):
+        begin_loading(lambda: tokenizer.content_for(special_tokens_in_text), wanted)
+        texts += shortened(sample)
+        # Wait for the reference last: it holds the interpreter lock while it loads, unlike the fast encoders.
+        with ThreadPoolExecutor(1, "headway-reference") as pool:
+            expected = pool.submit(_encode_by_reference, tokenizer, texts, special_tokens_in_text)
+            try:
+                chosen = _choose_exact(
+                    tokenizer, wanted, texts, expected, special_tokens_in_text=special_tokens_in_text, threads=threads
+                )
+            except UnencodableTextError as error:
+                return _fall_back(tokenizer, wanted, texts, special_tokens_in_text, error)
     _check_no_special_tokens(tokenizer, texts, expected.result(), special_tokens_in_text)
     return chosen
 

@@ -194,6 +194,22 @@ class _Wrong:
         return ids, lengths
 
 
+def test_the_environment_stays_as_it_is_while_libraries_read_it(
+    trained: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAYON_NUM_THREADS", raising=False)
+    begin, seen = encoders.begin_loading, list[str | None]()
+
+    def look(*arguments: Any) -> None:
+        seen.append(os.environ.get("RAYON_NUM_THREADS"))
+        begin(*arguments)
+
+    monkeypatch.setattr(encoders, "begin_loading", look)
+    monkeypatch.setattr(encoders, "_last", None)
+    choose_encoder(trained, "auto", ["red green"], threads=1)
+    assert seen == ["1"] and "RAYON_NUM_THREADS" not in os.environ
+
+
 def test_auto_falls_back_with_the_reason(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
