@@ -55,7 +55,7 @@ def take_up_records(config: Config, data: str) -> bool:
             return False
         with scratch_folder("headway-records-") as folder:
             path = folder / RECORDS_FILE
-            if not tier.fetch_records(newest, path):
+            if not tier.records.fetch(newest, path):
                 return False
             with run.claim():
                 if not _is_behind(run, newest):  # another process was faster

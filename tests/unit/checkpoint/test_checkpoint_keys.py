@@ -337,7 +337,7 @@ def test_the_records_of_a_run_and_notes_about_parts_are_encrypted_too(
     sent = names(tmp_path / "remote/tiny/run-001/step-00000001") + names(tmp_path / "remote/tiny/run-001/step-00000002")
     assert len([name for name in sent if RECORDS_FILE in name or "part-" in name or "failed-" in name]) == 3
     assert all(name.endswith(".sealed") for name in sent)
-    assert tier.fetch_records(store.info(1).manifest, tmp_path / "records")
+    assert tier.records.fetch(store.info(1).manifest, tmp_path / "records")
     assert (tmp_path / "records").read_bytes() == (store.info(1).path / RECORDS_FILE).read_bytes()
     with pytest.raises(CheckpointError, match="no room"):
         relayed.note(1)

@@ -23,16 +23,15 @@ it (`run_identity`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from headway.checkpoint.format.file_hash import is_as_written
 from headway.checkpoint.format.manifest import MANIFEST, Manifest, read_manifest, step_name, step_of
 from headway.checkpoint.format.sealing import SEALED, VARIABLE, Undecipherable
-from headway.checkpoint.records import RECORDS, RECORDS_FILE, Segment, segments_of
+from headway.checkpoint.records import RECORDS, RECORDS_FILE
 from headway.checkpoint.remote.files import SENT_AS, Journal, names_there, sent_name, unexpected_objects
 from headway.checkpoint.remote.objects import NoAnswer, Objects
 from headway.checkpoint.remote.ownership import (
@@ -50,6 +49,7 @@ from headway.checkpoint.remote.ownership import (
     read_claim,
 )
 from headway.checkpoint.remote.sealed_objects import SealedObjects
+from headway.checkpoint.remote.sent_records import SentRecords
 from headway.checkpoint.run_identity import (
     CLAIM_FILE,
     OF_RUN,
@@ -64,8 +64,6 @@ from headway.core.errors import CheckpointError, ConfigError
 from headway.core.faults import fault_point
 from headway.core.files import write_json
 from headway.core.foreign import LISTING_BYTES, parse_json, read_bytes
-from headway.core.scratch import scratch_folder
-from headway.core.storage import RECORD_BYTES
 
 _JOURNALS = ".uploads"
 #: The upload journals in the run directory.
@@ -93,7 +91,7 @@ class RemoteTier:
         self.objects, self.claim, self.identity = objects, claim, identity
         self.ownership = TierOwnership(objects)
         self._key_fits = False
-        self._segments_there: set[str] = set()
+        self.records = SentRecords(objects, lambda: self.assert_owner(publishes=False))
         self._newest_claim = 0  # the highest number in any manifest read so far
 
     @property
@@ -313,36 +311,6 @@ class RemoteTier:
             raise closed
         return found
 
-    def fetch_records(self, manifest: Manifest, path: Path) -> bool:
-        """Download the archive of a run's records that came with a checkpoint, and return whether there is one.
-
-        Args:
-            manifest: The checkpoint's.
-            path: Where the archive goes; its segments go below the same folder.
-
-        Raises:
-            CheckpointError: It is not what the manifest names, or the store cannot be used.
-        """
-        name = f"{step_name(manifest.step)}/{sent_name(manifest, RECORDS_FILE)}"
-        entry = manifest.context.get(RECORDS)
-        if not isinstance(entry, dict) or (there := self.objects.stat(name)) is None:
-            return False
-        if there.bytes != entry.get("bytes"):
-            raise self._other_records(name, "differ from what was saved")
-        self.objects.download(name, path, there.bytes)
-        for segment in _segments(entry):
-            there, most = self.objects.stat(segment.name), segment.end - segment.start + RECORD_BYTES
-            if there is None or there.bytes > most:
-                raise self._other_records(segment.name, "are not there as a whole")
-            (path.parent / segment.name).parent.mkdir(exist_ok=True)
-            self.objects.download(segment.name, path.parent / segment.name, there.bytes)
-        return True
-
-    def _other_records(self, name: str, what: str) -> CheckpointError:
-        return CheckpointError(
-            f"the records of the checkpoint {what}", where=self.objects.url_of(name), fix="none is needed"
-        )
-
     # Writing
 
     def publish(self, folder: Path, journal: Path, advance: Callable[[int], None] = lambda _: None) -> bool:
@@ -393,9 +361,7 @@ class RemoteTier:
                 sent.note(file, entry.hash, self.objects.upload(target, path).version or "")
             advance(entry.bytes)
         if (folder / RECORDS_FILE).is_file() and RECORDS in manifest.context:
-            self._send_segments(folder.parent.parent, manifest.context[RECORDS])
-            self.assert_owner(publishes=False)
-            self.objects.upload(f"{name}/{sent_name(manifest, RECORDS_FILE)}", folder / RECORDS_FILE)
+            self.records.send(folder, manifest)
         fault_point("upload.manifest")
         self.assert_owner()
         if self.objects.stat(f"{name}/{_ASIDE}") is not None:
@@ -413,21 +379,6 @@ class RemoteTier:
         self._hint(manifest.step)
         journal.unlink(missing_ok=True)
         return True
-
-    def _send_segments(self, run: Path, entry: Mapping[str, Any]) -> None:
-        """Upload the segments of a run's records that are not there yet."""
-        try:
-            for segment in _segments(entry):
-                if segment.name in self._segments_there:
-                    continue
-                if self.objects.stat(segment.name) is None:
-                    with scratch_folder("headway-records-") as scratch:
-                        segment.write(run, scratch / RECORDS_FILE)
-                        self.assert_owner(publishes=False)
-                        self.objects.upload(segment.name, scratch / RECORDS_FILE)
-                self._segments_there.add(segment.name)
-        except (OSError, ValueError) as error:  # the checkpoint itself is whole
-            warning(f"the records of the run are not uploaded: {error}")
 
     def _remove_unexpected_objects(self, manifest: Manifest) -> None:
         """Remove files of other attempts, or of a checkpoint set aside, from the folder of a published checkpoint.
@@ -557,14 +508,6 @@ def check_same_run(url: str, identity: RunIdentity, manifest: Manifest) -> None:
 def journal_of(run: Path, step: int) -> Path:
     """Return the path of a checkpoint's upload journal."""
     return run / _JOURNALS / f"{step_name(step)}.jsonl"
-
-
-def _segments(entry: Mapping[str, Any]) -> list[Segment]:
-    """Return the segments of a run's records; none of an entry that is damaged, which unpacking reports."""
-    try:
-        return segments_of(entry)
-    except ValueError:
-        return []
 
 
 def _generation(number: int) -> str:
