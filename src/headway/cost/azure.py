@@ -11,9 +11,8 @@ from datetime import date
 from typing import Any
 from urllib.parse import quote
 
-from headway.core.errors import ConfigError
 from headway.core.foreign import as_number
-from headway.cost.http import get_json
+from headway.cost.http import get_json, unexpected_answer
 from headway.cost.offers import BadOffer, Offer, cheapest_per_region, make_offer
 
 AZURE_PRICES = "https://prices.azure.com/api/retail/prices"
@@ -65,14 +64,14 @@ def _machine(machine: str, regions: Sequence[str], endpoint: str, get: Callable[
         answer = get(str(url))
         items = answer.get("Items") if isinstance(answer, dict) else None
         if not isinstance(items, list):
-            raise _unexpected("has no list of items", str(url))
+            raise unexpected_answer("Azure", "has no list of items", str(url))
         for item in items:
             if isinstance(item, dict) and _is_linux_by_the_hour(item):
                 yield _offer(item, machine, endpoint)
         url = answer.get("NextPageLink")
         if not url:
             return
-    raise _unexpected(f"has more than {_MOST_PAGES} pages", str(url))
+    raise unexpected_answer("Azure", f"has more than {_MOST_PAGES} pages", str(url))
 
 
 def _is_linux_by_the_hour(item: dict[str, Any]) -> bool:
@@ -105,12 +104,4 @@ def _offer(item: dict[str, Any], machine: str, endpoint: str) -> Offer:
             }
         )
     except BadOffer as error:
-        raise _unexpected(f"has an item that {error}", endpoint) from None
-
-
-def _unexpected(what: str, url: str) -> ConfigError:
-    return ConfigError(
-        f"the answer of Azure's price list {what}",
-        where=url[:300],
-        fix="try again later; known prices stay as they are",
-    )
+        raise unexpected_answer("Azure", f"has an item that {error}", endpoint) from None

@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 from headway.core.errors import ConfigError
 from headway.core.foreign import as_number
 from headway.core.secrets import remember
-from headway.cost.http import get_json
+from headway.cost.http import get_json, unexpected_answer
 from headway.cost.offers import BadOffer, Offer, cheapest_per_region, make_offer
 
 #: The SKUs of Compute Engine.
@@ -96,13 +96,13 @@ def _skus(endpoint: str, get: Callable[..., Any], headers: Mapping[str, str]) ->
         answer = get(url, headers=headers, access=f"export {KEY}=..., of a project with the Cloud Billing API")
         items = answer.get("skus", []) if isinstance(answer, dict) else None
         if not isinstance(items, list):
-            raise _unexpected("has no list of SKUs", url)
+            raise unexpected_answer("GCP", "has no list of SKUs", url)
         yield from (item for item in items if isinstance(item, dict))
         token = answer.get("nextPageToken")
         if not token:
             return
         query["pageToken"] = str(token)
-    raise _unexpected(f"has more than {_MOST_PAGES} pages", endpoint)
+    raise unexpected_answer("GCP", f"has more than {_MOST_PAGES} pages", endpoint)
 
 
 def _rates(sku: dict[str, Any]) -> Iterator[tuple[tuple[str, bool, tuple[str, str]], float]]:
@@ -132,7 +132,7 @@ def _hourly(sku: dict[str, Any], unit: str) -> float | None:
             if amount.get("currencyCode", "USD") == "USD"
         ]
     except (LookupError, TypeError, ValueError, AttributeError):
-        raise _unexpected("has a SKU without a price", str(sku.get("skuId"))) from None
+        raise unexpected_answer("GCP", "has a SKU without a price", str(sku.get("skuId"))) from None
     return max(prices, default=0.0) or None if expression.get("usageUnit") == unit else None
 
 
@@ -161,12 +161,4 @@ def _offers(rates: _Rates, regions: Sequence[str], endpoint: str) -> Iterator[Of
                     }
                 )
             except BadOffer as error:
-                raise _unexpected(f"has a price that {error}", endpoint) from None
-
-
-def _unexpected(what: str, where: str) -> ConfigError:
-    return ConfigError(
-        f"the answer of GCP's price list {what}",
-        where=where[:300],
-        fix="try again later; known prices stay as they are",
-    )
+                raise unexpected_answer("GCP", f"has a price that {error}", endpoint) from None

@@ -49,3 +49,12 @@ def get_json(url: str, *, headers: Mapping[str, str] | None = None, access: str 
         return parse_json(content)
     except ValueError as error:
         raise ConfigError(f"the answer of the price list {error}", where=url[:200], fix=fix) from None
+
+
+def unexpected_answer(cloud: str, what: str, url: str) -> ConfigError:
+    """Return the error for a price list that does not answer as documented."""
+    return ConfigError(
+        f"the answer of {cloud}'s price list {what}",
+        where=url[:300],
+        fix="try again later; known prices stay as they are",
+    )
