@@ -147,14 +147,12 @@ class MlflowSink:
 
     def _make(self, run: TrackedRun) -> Any:
         tags = {RUN_TAG: run.id, GENERATION_TAG: str(run.generation), "mlflow.source.name": "headway train"}
-        name = run.name
         if run.generation:
-            name = f"{run.name} from step {run.first_step}"
             tags["headway.first_step"] = str(run.first_step)
             first = self._find(TrackedRun(run.id, run.name, run.path))
             if first is not None:
                 tags["mlflow.parentRunId"] = first.info.run_id
-        return self._client.create_run(self._experiment_id(), tags=tags, run_name=name)
+        return self._client.create_run(self._experiment_id(), tags=tags, run_name=run.title)
 
     def _experiment_id(self) -> str:
         found = self._client.get_experiment_by_name(self._experiment)

@@ -73,8 +73,8 @@ class OpentelemetrySink:
         self._resource = {
             **_pairs("OTEL_RESOURCE_ATTRIBUTES"),
             "service.name": os.environ.get("OTEL_SERVICE_NAME") or "headway",
-            "service.instance.id": f"{run.id}-{run.generation}" if run.generation else run.id,
-            "headway.run": run.name + (f" from step {run.first_step}" if run.generation else ""),
+            "service.instance.id": run.id + run.suffix,
+            "headway.run": run.title,
         }
         return state
 

@@ -74,6 +74,16 @@ class TrackedRun:
     first_step: int = 0
     """The step after which this generation begins."""
 
+    @property
+    def title(self) -> str:
+        """The name, with where its generation begins if it is not the first."""
+        return f"{self.name} from step {self.first_step}" if self.generation else self.name
+
+    @property
+    def suffix(self) -> str:
+        """The end of an identifier by which a later generation differs from the first; empty for that."""
+        return f"-{self.generation}" if self.generation else ""
+
 
 class Unreachable(Exception):
     """The tracker does not answer, or asks to wait; the same call may succeed later."""
@@ -130,7 +140,7 @@ class LostRun(Exception):
 
 @dataclass(frozen=True)
 class SinkSpec:
-    """What is known of a sink without its library. Its functions get a section of the config, and where that stands."""
+    """Describes a sink without its library. Its functions get a section of the config, and where that stands."""
 
     place: Callable[[Any, str], str]
     """Returns where it sends, for people and for the cursor; raises `ConfigError` if that is not known."""

@@ -107,8 +107,7 @@ class TrackioSink:
 
     def _named(self) -> dict[str, str]:
         run = self._run
-        suffix, words = (f"-{run.generation}", f" from step {run.first_step}") if run.generation else ("", "")
-        return {"project": self._project, "run": f"{run.name}{words}", "run_id": f"{run.id}{suffix}"}
+        return {"project": self._project, "run": run.title, "run_id": run.id + run.suffix}
 
     def _to_store(self) -> _Write:
         try:

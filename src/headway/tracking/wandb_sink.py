@@ -96,8 +96,6 @@ class WandbSink:
         run = self._run
         assert run is not None, "open"
         wandb = _client()
-        suffix = f"-{run.generation}" if run.generation else ""
-        name = run.name + (f" from step {run.first_step}" if run.generation else "")
         settings = wandb.Settings(
             silent=True, console="off", disable_git=True, disable_code=True, x_disable_stats=True, x_disable_meta=True
         )
@@ -105,8 +103,8 @@ class WandbSink:
             self._session = wandb.init(
                 project=self._project,
                 entity=self._entity,
-                id=f"{run.id[:16]}{suffix}",
-                name=name,
+                id=run.id[:16] + run.suffix,
+                name=run.title,
                 group=run.name,
                 dir=str(run.path / FOLDER),
                 mode=self._mode,
