@@ -22,10 +22,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 
-from headway.telemetry.metrics import FILE_NAME
+from headway.telemetry.metrics import read_records
 
 #: Most that the median step may be slower: what pairs of the same run differ by on an idle machine.
 LIMIT = 1.02
@@ -34,11 +33,8 @@ FIRST = 20
 
 
 def step_seconds(run: Path) -> list[float]:
-    """The times of the steps of a run so far."""
-    with suppress(FileNotFoundError):
-        lines = (run / FILE_NAME).read_bytes().split(b"\n")[:-1]
-        return [record["speed/step_seconds"] for record in map(json.loads, lines) if "speed/step_seconds" in record]
-    return []
+    """Return the times of the steps of a run so far."""
+    return [record["speed/step_seconds"] for record in read_records(run) if "speed/step_seconds" in record]
 
 
 def train(config: str, words: list[str], run: Path, seconds: float) -> list[float]:
