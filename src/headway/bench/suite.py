@@ -101,7 +101,7 @@ class Cell(Section):
 
     strategy: FileName
     workers: PositiveInt
-    """Of all machines."""
+    """Worker processes on all machines together."""
     model: FileName
     precision: Precision
     micro_batch: PositiveInt

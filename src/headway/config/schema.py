@@ -142,7 +142,7 @@ class ModelConfig(Section):
     qk_norm: bool = False
     """RMSNorm on queries and keys (Dehghani et al. 2023, section 2.2; as in Qwen 3)."""
     qk_norm_over: Literal["head", "projection"] = "head"
-    """What `qk_norm` normalises: each head, or all heads of a token together (OLMo 2)."""
+    """Part that `qk_norm` normalises: each head, or all heads of a token together (OLMo 2)."""
     qkv_bias: bool = False
     """Biases of queries, keys and values (Qwen 2)."""
     output_bias: bool = False

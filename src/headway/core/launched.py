@@ -52,7 +52,7 @@ class MachinePart:
     interface: str | None
     """The network interface of this machine that reaches the others; None if unknown."""
     own_disks: bool = False
-    """Whether machines have separate disks: at least one of them cannot see the first machine's run directory."""
+    """True if machines have separate disks: at least one of them cannot see the first machine's run directory."""
 
     def variables(self) -> dict[str, str]:
         """Return the environment variable that hands it to a process."""

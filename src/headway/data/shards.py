@@ -41,7 +41,7 @@ class Shard:
     """Tokens of the whole file, if the shard is a part of it."""
     file_documents: int | None = None
     mask_sha256: str | None = None
-    """Of the loss mask; None if all tokens are trained."""
+    """Hash of the loss mask; None if all tokens are trained."""
 
     @property
     def index(self) -> str:

@@ -173,8 +173,9 @@ def flops_per_token(config: ModelConfig, sequence_length: int, vocab_size: int |
 def attended_keys(config: ModelConfig, layer: int, sequence_length: int) -> int:
     """Return the most keys that a query of a layer sees."""
     pattern, window = config.attention_pattern, config.sliding_window
-    slides = window is not None and (pattern is None or pattern[layer] == SLIDING)
-    return min(sequence_length, window) if slides and window is not None else sequence_length
+    if window is None or (pattern is not None and pattern[layer] != SLIDING):
+        return sequence_length
+    return min(sequence_length, window)
 
 
 def attention_flops(shape: Shape, attended: float) -> float:

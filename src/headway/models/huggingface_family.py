@@ -1,4 +1,4 @@
-"""What a family of transformers is to the native decoder, and what several families share."""
+"""Describes a family of transformers to the native decoder; with what several families share."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ class Family:
 
 
 def biases(values: Mapping[str, Any], *, output: bool) -> dict[str, Any]:
+    """Return the biases of attention, of whose output only if the family has one there."""
     bias = bool(values.get("attention_bias"))
     return {"qkv_bias": bias, "output_bias": bias and output}
 

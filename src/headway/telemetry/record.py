@@ -108,7 +108,7 @@ class Run:
 
     @property
     def work(self) -> Work:
-        """What every attempt has done, superseded steps included."""
+        """Work of every attempt, superseded steps included."""
         return self._history[1]
 
     @cached_property

@@ -34,7 +34,7 @@ class CopyMeter:
 
     def to_device(self, batch: Any, device: torch.device) -> Any:
         """Move a batch as `task.to_device`."""
-        size = sum(map(_bytes, _on_host(batch))) if self._is_due and device.type == "cuda" else 0
+        size = sum(tensor.nbytes for tensor in _on_host(batch)) if self._is_due and device.type == "cuda" else 0
         if not size:
             return to_device(batch, device)
         begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -67,7 +67,3 @@ def _on_host(batch: Any) -> Iterator[torch.Tensor]:
     elif isinstance(batch, (list, tuple)):
         for value in batch:
             yield from _on_host(value)
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

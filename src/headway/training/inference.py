@@ -51,7 +51,7 @@ class TrainedModel:
 
     @property
     def has_adapter(self) -> bool:
-        """Whether the model has adapters of peft that can be merged."""
+        """True if the model has adapters of peft that can be merged."""
         by_transformers = self.model.config.implementation == "transformers"
         return by_transformers and cast("TransformersModel", self.model).has_adapter
 
