@@ -19,6 +19,7 @@ from headway.core.openmp import WaitSwitch, chosen_by_user, libgomp_paths
 #: run meanwhile: as the library has them wait, asleep, and as before.
 PROBE = """
 import ctypes, sys, threading, time
+from contextlib import suppress
 from pathlib import Path
 from headway.core.openmp import WaitSwitch, find_libgomp
 
@@ -30,16 +31,19 @@ switch = WaitSwitch(library, size)
 nothing = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p)
 
 def ran():
-    before = {path.name: cpu(path) for path in Path("/proc/self/task").iterdir()}
+    before = cpu()
     for _ in range(50):
         library.GOMP_parallel(nothing, None, size, 0)
         time.sleep(0.005)
     mine = str(threading.get_native_id())
-    after = {path.name: cpu(path) for path in Path("/proc/self/task").iterdir()}
-    return sum(seconds - before.get(name, 0.0) for name, seconds in after.items() if name != mine)
+    return sum(seconds - before.get(name, 0.0) for name, seconds in cpu().items() if name != mine)
 
-def cpu(path):
-    return int((path / "schedstat").read_text().split()[0]) / 1e9
+def cpu():
+    found = {}
+    for path in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # those of a team that was let go end meanwhile
+            found[path.name] = int((path / "schedstat").read_text().split()[0]) / 1e9
+    return found
 
 def idle():
     return [thread.name for thread in threading.enumerate() if thread.name == "headway-idle-team"]
