@@ -20,11 +20,11 @@ import yaml
 
 import preloaded
 from headway.cli.main import _run as run_command_line
-from headway.core import faults as core_faults
+from headway.core.coordination.heartbeat import read_heartbeat
 from headway.core.errors import HeadwayError
-from headway.core.heartbeat import read_heartbeat
-from headway.core.process_table import STOPPED, process_state
-from headway.core.waiting import wait_until
+from headway.core.process import faults as core_faults
+from headway.core.process.table import STOPPED, process_state
+from headway.core.process.waiting import wait_until
 from ports import free_ports
 from waits import LONG
 
@@ -154,7 +154,7 @@ def headway_in_copy(*arguments: str | Path, seconds: int = 60, gib: float = 1.0)
 
 
 def refuse_to_open(monkeypatch: pytest.MonkeyPatch, error_of: Callable[[Path], OSError | None]) -> None:
-    """Let files not be opened (`core.foreign`) of which a function gives an error: root may open any."""
+    """Let files not be opened (`core.files.foreign`) of which a function gives an error: root may open any."""
     opened = os.open
 
     def refusing(path: Any, *arguments: Any, **options: Any) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from headway.core.machine import Machine, Output, Space
+from headway.core.machine.system import Machine, Output, Space
 from headway.doctor.examine import Examination
 from headway.doctor.findings import Finding
 from headway.doctor.software import Software, TorchFacts

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headway.chaos.machines import NetworkMachine, standing_machines
-from headway.core.waiting import wait_until
+from headway.core.process.waiting import wait_until
 from waits import LONG
 
 SECRET = "a secret of the tests, long enough"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.core.waiting import wait_until
+from headway.core.process.waiting import wait_until
 from parts_table import program
 from ports import free_ports
 from waits import LONG

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import yaml
 
-from headway.core.machine import host_name
+from headway.core.machine.system import host_name
 
 
 class WrittenRun:

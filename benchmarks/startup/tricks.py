@@ -33,7 +33,7 @@ class Command:
 
 _COLLECTION = """
 import gc
-import headway.core.garbage as garbage
+import headway.core.startup.garbage as garbage
 garbage.gc = type("gc", (), {name: staticmethod(lambda *_: None) for name in ("disable", "enable", "freeze")})
 """
 _TRAIN = ("train", "config.yaml", "--restart")
@@ -62,7 +62,7 @@ COMMANDS = {
         _TRAIN,
         {
             "PyTorch's libraries are loaded on a thread": (
-                "import headway.core.torch_libraries as t\nt.load_libraries_ahead = lambda: None"
+                "import headway.core.startup.torch_libraries as t\nt.load_libraries_ahead = lambda: None"
             ),
             "no garbage is looked for while modules are imported": _COLLECTION,
         },

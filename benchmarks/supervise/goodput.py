@@ -25,7 +25,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from headway.core.heartbeat import read_heartbeat
+from headway.core.coordination.heartbeat import read_heartbeat
 from headway.telemetry.goodput import goodput_of
 from headway.telemetry.metrics import FILE_NAME
 from headway.telemetry.record import open_run

@@ -20,7 +20,7 @@ import orjson
 import psutil
 from rich.console import Console
 
-from headway.core.machine import host_name
+from headway.core.machine.system import host_name
 from headway.tracking.exporter import exposition
 from headway.tracking.live_table import pause_seconds, table
 from headway.tracking.runs_folder import RunsFolder

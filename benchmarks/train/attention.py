@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
-from headway.core.allocator import keep_freed_memory
+from headway.core.machine.allocator import keep_freed_memory
 from headway.models.causal_attention import causal_attention
 from headway.telemetry.arithmetic import set_fp32_products
 

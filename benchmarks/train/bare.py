@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from headway.config import load_config
-from headway.core.allocator import keep_freed_memory
+from headway.core.machine.allocator import keep_freed_memory
 from headway.models.build import build_model
 from headway.telemetry.arithmetic import set_fp32_products
 from headway.training.compiling import compile_model

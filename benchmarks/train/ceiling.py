@@ -20,7 +20,7 @@ from torch import nn
 from torch._functorch import config as partitioner
 from torch.nn import functional as F
 
-from headway.core.allocator import keep_freed_memory
+from headway.core.machine.allocator import keep_freed_memory
 from headway.models.attention import Positions, attend
 from headway.models.loss import linear_cross_entropy
 from headway.models.tied import TiedGradient, tied_embedding

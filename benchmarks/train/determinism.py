@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from headway.config import Config, LaneGrid, load_config, resolve_grid, resolve_mesh, resolve_threads
-from headway.core.cores import usable_cores
+from headway.core.machine.cores import usable_cores
 from headway.core.types import MicroBatch
 from headway.models.build import build_model
 from headway.parallel.strategy import make_strategy

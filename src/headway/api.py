@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from headway.config import Config, identity
 from headway.config.losses import needs_logits
 from headway.core.console import is_first_worker, notice, warning
+from headway.core.coordination.launched import world_size_from_environment
 from headway.core.errors import ConfigError
-from headway.core.files import fingerprint
+from headway.core.files.atomic import fingerprint
 from headway.core.functions import name_of_function
-from headway.core.launched import world_size_from_environment
 from headway.data.in_use import in_use
 
 if TYPE_CHECKING:

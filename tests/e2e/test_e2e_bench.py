@@ -16,7 +16,7 @@ import pytest
 
 from headway.bench.blocks import block
 from headway.config import ModelConfig
-from headway.core.waiting import wait_until
+from headway.core.process.waiting import wait_until
 from headway.models.facts import count_parameters
 from support import headway
 from support_bench import result

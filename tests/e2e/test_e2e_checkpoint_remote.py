@@ -23,8 +23,8 @@ from headway.checkpoint.remote.tier import FencedError, RemoteTier, journal_of
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.config import Config, TrainConfig, load_resolved
 from headway.core.errors import CheckpointError
+from headway.core.process.waiting import wait_until
 from headway.core.storage import client
-from headway.core.waiting import wait_until
 from headway.doctor.lifecycle import examine_lifecycle
 from headway.runs.ledger import Ledger
 from object_storage import S3Server, SeaweedFs

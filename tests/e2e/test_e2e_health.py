@@ -13,9 +13,9 @@ import pytest
 from headway.api import train
 from headway.checkpoint.index import CheckpointIndex
 from headway.config import load_config
-from headway.core import faults as core_faults
 from headway.core.errors import HeadwayError
-from headway.core.waiting import wait_until
+from headway.core.process import faults as core_faults
+from headway.core.process.waiting import wait_until
 from headway.runs.ledger_proof import prove
 from headway.training import rollback
 from support import headway, manifest, state_hash

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headway.core.waiting import wait_until
+from headway.core.process.waiting import wait_until
 from support import headway, state_hash
 from support_notices import Cloud, metadata_service, utc
 from waits import LONG

@@ -20,7 +20,7 @@ from headway.cli.application import application
 from headway.config import load_config
 from headway.core.console import say
 from headway.core.errors import ConfigError
-from headway.core.waiting import wait_until
+from headway.core.process.waiting import wait_until
 from local_server import LocalServer
 from support import headway, write_config, write_corpus
 from support_otlp import Collector

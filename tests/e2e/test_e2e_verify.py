@@ -19,7 +19,7 @@ import pytest
 from headway.chaos.report import run_campaign
 from headway.config import load_config
 from headway.core.errors import ConfigError, DataError, HeadwayError
-from headway.core.waiting import wait_until
+from headway.core.process.waiting import wait_until
 from headway.verify.reproducibility import Difference, _Trainings, first_difference, verify
 from support import headway
 from waits import LONG

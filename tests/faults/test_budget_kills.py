@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.core.waiting import wait_until
+from headway.core.process.waiting import wait_until
 from headway.runs.account import account_of, measured_saves, save_seconds
 from headway.telemetry.record import Run
 from support import headway, state_hash

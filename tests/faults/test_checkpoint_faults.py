@@ -19,8 +19,8 @@ import pytest
 from headway.checkpoint.save.writer import CheckpointWriter
 from headway.checkpoint.save.writer_client import WriterSettings
 from headway.checkpoint.store import CheckpointStore
-from headway.core import faults
 from headway.core.errors import CheckpointError
+from headway.core.process import faults
 from headway.core.types import Block
 from headway.runs.run_directory import Attempt, RunDirectory
 from states import equal, make_state, names, save

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from tests.support import store_contents
 
-from headway.core.waiting import wait_until
+from headway.core.process.waiting import wait_until
 from waits import LONG
 
 # PIECE_BYTES is lowered so that a small corpus has many pieces; spawned workers read what the parent cut.

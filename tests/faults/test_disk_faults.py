@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from headway.checkpoint.store import CheckpointStore
-from headway.core.waiting import wait_until
+from headway.core.process.waiting import wait_until
 from headway.runs.ledger_proof import prove
 from headway.telemetry.metrics import read_metrics
 from support import PATIENT_HEADWAY, headway, state_hash, stopped_worker, write_config

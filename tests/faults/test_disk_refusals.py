@@ -192,7 +192,7 @@ def test_a_store_that_cannot_be_written_says_what_to_do(
 ) -> None:
     write_corpus(tmp_path)
     monkeypatch.setenv("HEADWAY_FAULTS", f"{errno.errorcode[number].lower()}@data.shard:1")
-    monkeypatch.setattr("headway.core.faults._passed", Counter())
+    monkeypatch.setattr("headway.core.process.faults._passed", Counter())
     config = headway.Config.model_validate(config_values(tmp_path))
     with pytest.raises(DataError, match=os.strerror(number)) as refused:
         prepare(config.data)

@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from headway.checkpoint.remote.open import place_of
-from headway.core.process_table import process_state
-from headway.core.waiting import wait_until
+from headway.core.process.table import process_state
+from headway.core.process.waiting import wait_until
 from headway.runs.ledger import Ledger
 from object_storage import S3Server, SeaweedFs
 from parts_table import SEAWEEDFS

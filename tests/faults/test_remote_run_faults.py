@@ -15,9 +15,9 @@ from headway.checkpoint.remote.objects import Objects
 from headway.checkpoint.remote.ownership import read_claim
 from headway.checkpoint.remote.tier import RemoteTier
 from headway.checkpoint.transfer import remote_manifests
-from headway.core.heartbeat import read_heartbeat
-from headway.core.process_table import STOPPED, process_state
-from headway.core.waiting import wait_until
+from headway.core.coordination.heartbeat import read_heartbeat
+from headway.core.process.table import STOPPED, process_state
+from headway.core.process.waiting import wait_until
 from headway.runs.ledger_proof import prove
 from headway.telemetry.metrics import read_metrics
 from object_storage import S3Server

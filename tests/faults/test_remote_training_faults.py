@@ -18,7 +18,7 @@ from headway.checkpoint.remote.acquire import is_sent
 from headway.checkpoint.run_identity import run_identity
 from headway.checkpoint.transfer import remote_manifests
 from headway.config import load_resolved
-from headway.core.heartbeat import read_heartbeat
+from headway.core.coordination.heartbeat import read_heartbeat
 from headway.runs.ledger_proof import prove
 from headway.telemetry.metrics import read_metrics
 from object_storage import S3Server

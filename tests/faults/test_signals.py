@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headway.core.waiting import wait_until
+from headway.core.process.waiting import wait_until
 from waits import LONG
 
 #: The command line, with workers that take half a second to write down why they end, and the first one a whole one.

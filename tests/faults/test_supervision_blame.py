@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import headway
-from headway.core.faults import FAULTS_VARIABLE
+from headway.core.process.faults import FAULTS_VARIABLE
 from headway.session.attempt import WorkerDied
 from headway.supervisor import attempt_monitor, watchdog
 from headway.supervisor.processes import ask_for_stacks

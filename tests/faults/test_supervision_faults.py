@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from headway.config import load_config
-from headway.core.heartbeat import read_heartbeat
-from headway.core.process_table import DEAD, process_state
-from headway.core.waiting import wait_until
+from headway.core.coordination.heartbeat import read_heartbeat
+from headway.core.process.table import DEAD, process_state
+from headway.core.process.waiting import wait_until
 from headway.data.remote_store import open_store
 from headway.models.build import complete
 from headway.runs.ledger_proof import prove
@@ -134,7 +134,7 @@ def test_a_worker_that_is_lost_twice_is_left_out_until_it_is_back(tiny: Callable
 def test_the_same_fault_twice_is_called_a_bug(tiny: Callable[..., Path], tmp_path: Path) -> None:
     result = headway("train", tiny(supervise={"max_failures": 5}), faults="crash@step=3#*")
     assert result.returncode == 1 and "this is a bug, not bad luck" in result.stderr
-    assert "core/faults.py" in result.stderr.split("this is a bug")[1], "the stack is told"
+    assert "core/process/faults.py" in result.stderr.split("this is a bug")[1], "the stack is told"
     assert [record["kind"] for record in attempts(tmp_path / "runs/tiny")] == ["error", "error"]
 
 

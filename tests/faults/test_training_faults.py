@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.core.waiting import wait_until
+from headway.core.process.waiting import wait_until
 from headway.telemetry.metrics import read_metrics
 from support import headway, state_hash
 from waits import LONG

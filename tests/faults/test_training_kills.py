@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headway.core.heartbeat import Reading, read_heartbeat
-from headway.core.waiting import wait_until
+from headway.core.coordination.heartbeat import Reading, read_heartbeat
+from headway.core.process.waiting import wait_until
 from support import headway, state_hash
 from waits import LONG
 

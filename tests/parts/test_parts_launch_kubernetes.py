@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headway.core.waiting import wait_until
+from headway.core.process.waiting import wait_until
 from headway.launchers.launcher import find_launcher
 from headway.launchers.record import read_handle
 from kubelet import Api, Kubelet

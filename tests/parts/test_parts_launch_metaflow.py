@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.core.waiting import wait_until
+from headway.core.process.waiting import wait_until
 from headway.launchers.launcher import find_launcher
 from headway.launchers.metaflow import stop_at_final_codes
 from object_storage import S3Server, SeaweedFs

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.core.waiting import wait_until
+from headway.core.process.waiting import wait_until
 from parts_table import RAY
 from support import headway, state_hash, store_contents
 from support_prepare import Corpus

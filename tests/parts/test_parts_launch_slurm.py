@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headway.bench.results import read_results
-from headway.core.waiting import wait_until
+from headway.core.process.waiting import wait_until
 from headway.launchers.launcher import Handle
 from headway.launchers.record import audited, read_handle
 from headway.launchers.slurm import LAUNCHER

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from headway.chaos.machines import can_make_namespaces
-from headway.core.waiting import wait_until
+from headway.core.process.waiting import wait_until
 from headway.runs.ledger_proof import prove
 from headway.runs.run_directory import RunDirectory
 from parts_table import NAMESPACES

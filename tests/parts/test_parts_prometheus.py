@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headway.core.waiting import wait_until
+from headway.core.process.waiting import wait_until
 from headway.telemetry.catalogue import CATALOGUE, SYSTEM
 from headway.tracking.alert_rules import RULES, export_rules
 from headway.tracking.dashboards import BOARDS, panels, promql

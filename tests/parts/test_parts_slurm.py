@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from headway.core.waiting import wait_until
+from headway.core.process.waiting import wait_until
 from parts_table import SLURM, program
 from ports import free_ports
 from support import headway, state_hash

@@ -25,8 +25,8 @@ from typing import Any
 
 import pytest
 
-from headway.core.process_table import all_processes, arguments_of
-from headway.core.waiting import wait_until
+from headway.core.process.table import all_processes, arguments_of
+from headway.core.process.waiting import wait_until
 from headway.telemetry.metrics import read_metrics
 from parts_table import MLFLOW, OTLP, TENSORBOARD, TRACKIO, WANDB, mlflow_server
 from ports import free_ports

@@ -23,7 +23,7 @@ from headway.config.data import DataConfig
 from headway.config.schema import OptimizerConfig
 from headway.config.track import TrackConfig
 from headway.core.functions import load_function
-from headway.core.machine import Machine
+from headway.core.machine.system import Machine
 from headway.data.clean.cleaner import Cleaner
 from headway.data.reading.sources import find_sources
 from headway.data.reading.streams import read_stream

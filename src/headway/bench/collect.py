@@ -25,7 +25,7 @@ from headway.bench.results import (
     write_result,
 )
 from headway.core.errors import ConfigError, DataError
-from headway.core.foreign import parse_json, read_given_bytes
+from headway.core.files.foreign import parse_json, read_given_bytes
 from headway.core.format import format_bytes
 
 KUBECTL = "kubectl:"

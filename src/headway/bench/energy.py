@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from headway.core.machine import Machine
+from headway.core.machine.system import Machine
 
 RAPL = Path("/sys/class/powercap")
 

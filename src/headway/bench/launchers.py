@@ -11,8 +11,8 @@ from typing import Any
 
 from headway.core.console import notice
 from headway.core.errors import ConfigError
-from headway.core.module_command import module_command
-from headway.core.signals import defer_signals
+from headway.core.process.command import module_command
+from headway.core.process.signals import defer_signals
 from headway.supervisor.processes import end_all
 
 #: Named launchers; any other is a command that starts the rest of the command line.

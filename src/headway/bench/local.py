@@ -14,7 +14,7 @@ from headway.bench.blocks import block
 from headway.bench.suite import Cell
 from headway.bench.worker import Spec, run_worker
 from headway.core.console import print_lines
-from headway.core.launched import MachinePart
+from headway.core.coordination.launched import MachinePart
 from headway.supervisor.watchdog import in_words
 from headway.supervisor.worker import begin_process
 

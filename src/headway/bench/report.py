@@ -35,7 +35,7 @@ from headway.bench.quoting import in_markdown
 from headway.bench.results import CellResult, merge_results, read_results, strategy_place
 from headway.bench.wording import failure_in_words, one_line
 from headway.core.errors import DataError
-from headway.core.files import atomic_write
+from headway.core.files.atomic import atomic_write
 from headway.core.format import UNKNOWN, counted, format_bytes, format_count
 from headway.telemetry import html
 

@@ -37,10 +37,10 @@ from headway.bench.suite import Cell, Suite
 from headway.bench.worker import Spec
 from headway.core.console import notice, say
 from headway.core.errors import ConfigError, HeadwayError, Preempted
-from headway.core.faults import FAULTS_VARIABLE, RESTARTS_VARIABLE
-from headway.core.files import write_json
+from headway.core.files.atomic import write_json
 from headway.core.format import counted, format_bytes, format_count, format_seconds
-from headway.core.signals import TERMINATION_SIGNALS, handled
+from headway.core.process.faults import FAULTS_VARIABLE, RESTARTS_VARIABLE
+from headway.core.process.signals import TERMINATION_SIGNALS, handled
 from headway.supervisor.commands import check_not_a_worker
 
 _LOOK_SECONDS = 0.5

@@ -25,7 +25,7 @@ from headway.config.document import Entry, merged, parse
 from headway.config.load import CONFIG_BYTES, parse_override, set_entry
 from headway.config.strategies import FOR_COPIES, STRATEGIES
 from headway.core.errors import ConfigError
-from headway.core.foreign import read_given_bytes
+from headway.core.files.foreign import read_given_bytes
 
 SUITES = Path(__file__).parent / "suites"
 #: Added to the description of a suite that uses its `on_cpu` part.

@@ -23,7 +23,7 @@ from headway.bench.blocks import block
 from headway.bench.results import CellResult, Communication, Energy, Measurement, Status
 from headway.config import Config, find_strategy, resolve_lanes, resolve_mesh
 from headway.core.errors import ConfigError, HeadwayError
-from headway.core.process_exit import exit_process
+from headway.core.process.exit import exit_process
 from headway.core.statistics import quantile
 from headway.supervisor.worker import begin_process
 
@@ -92,7 +92,7 @@ def measure(spec: Spec) -> None:
     """Join the other workers, train, and return the result, or the reason why there is none."""
     told = False
     try:
-        from headway.core.launched import world_size_from_environment
+        from headway.core.coordination.launched import world_size_from_environment
         from headway.session.join import join_workers
 
         config, size = spec.config, world_size_from_environment() or 1

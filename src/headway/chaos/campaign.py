@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-#: Phases of a step in which a worker is killed; most are reported to the supervisor (`core.heartbeat`).
+#: Phases of a step in which a worker is killed; most are reported to the supervisor (`core.coordination.heartbeat`).
 STEP_PHASES = ("data", "compute", "backward", "reduce", "update", "record")
 #: Phases that occur only in some steps.
 EVALUATION, STAGE = "evaluation", "checkpoint"

@@ -12,11 +12,11 @@ from headway.chaos.campaign import Stage
 from headway.chaos.machine_plan import MachineFault, MachineTrial
 from headway.chaos.machines import Machine
 from headway.chaos.trial import LEG_SECONDS, Runs, TrialResult, faults_log
+from headway.core.coordination.launch_variables import SECRET
 from headway.core.errors import Preempted
-from headway.core.files import append_json_line
-from headway.core.foreign import read_json_lines
+from headway.core.files.atomic import append_json_line
+from headway.core.files.foreign import read_json_lines
 from headway.core.format import format_seconds
-from headway.core.launch_variables import SECRET
 from headway.supervisor.commands import place, stoppable, train_command
 from headway.telemetry.metrics import FILE_NAME, read_metrics
 

@@ -17,8 +17,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
-from headway.core.signals import defer_signals
-from headway.core.waiting import wait_until
+from headway.core.process.signals import defer_signals
+from headway.core.process.waiting import wait_until
 
 #: What of a machine's traffic is lost: all, as without a cable, or only what it sends, or what is sent to it.
 Cut = Literal["cut", "cut-out", "cut-in"]

@@ -19,10 +19,10 @@ from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.transfer import remote_manifests
 from headway.checkpoint.verify_remote import remote_checkpoints, verify_remote
 from headway.core.errors import HeadwayError, Preempted
-from headway.core.faults import FAULTS_LOG_VARIABLE, FAULTS_VARIABLE
-from headway.core.files import append_json_line
-from headway.core.foreign import read_json_lines
+from headway.core.files.atomic import append_json_line
+from headway.core.files.foreign import read_json_lines
 from headway.core.format import counted, format_seconds
+from headway.core.process.faults import FAULTS_LOG_VARIABLE, FAULTS_VARIABLE
 from headway.runs.ledger_proof import prove
 from headway.supervisor.commands import failed, place, running, train_command
 from headway.telemetry.metrics import FILE_NAME, read_metrics

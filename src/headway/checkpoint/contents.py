@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.checkpoint.retention import Every
-from headway.core.foreign import LINE_BYTES, as_number, open_regular, parse_json_lines, read_json, read_text
-from headway.core.secrets import redact_values
+from headway.core.credentials.secrets import redact_values
+from headway.core.files.foreign import LINE_BYTES, as_number, open_regular, parse_json_lines, read_json, read_text
 
 if TYPE_CHECKING:
     from headway.config import Batches

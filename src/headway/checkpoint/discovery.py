@@ -21,9 +21,9 @@ from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.verify import verify_checkpoint
 from headway.core import console
 from headway.core.errors import CheckpointError, HeadwayError, fix_for
-from headway.core.faults import fault_point
-from headway.core.files import sync_folder
+from headway.core.files.atomic import sync_folder
 from headway.core.format import format_bytes
+from headway.core.process.faults import fault_point
 
 #: Prefix of a checkpoint that is being downloaded.
 _COMING = ".bring-"

@@ -19,7 +19,7 @@ from headway.checkpoint.format.folders import checkpoint_folders
 from headway.checkpoint.format.manifest import Manifest, read_manifest
 from headway.core.console import warning
 from headway.core.errors import CheckpointError
-from headway.core.foreign import as_number, open_regular, parse_json
+from headway.core.files.foreign import as_number, open_regular, parse_json
 
 FILE_NAME = "checkpoints.sqlite"
 LOCAL, REMOTE = "local", "remote"

@@ -15,7 +15,7 @@ from headway.checkpoint.lineage import origin_of
 from headway.checkpoint.retention import Candidate, Rules, kept, outdated
 from headway.core import console
 from headway.core.errors import CheckpointError
-from headway.core.faults import fault_point
+from headway.core.process.faults import fault_point
 
 if TYPE_CHECKING:
     from headway.config import Batches

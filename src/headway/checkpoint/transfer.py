@@ -19,8 +19,8 @@ from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.verify import verify_checkpoint
 from headway.core.console import warning
 from headway.core.errors import CheckpointError
-from headway.core.files import sync_folder
-from headway.core.foreign import read_bytes
+from headway.core.files.atomic import sync_folder
+from headway.core.files.foreign import read_bytes
 from headway.core.storage import scheme_of
 
 

@@ -12,8 +12,8 @@ from headway.checkpoint.format.file_hash import is_as_written
 from headway.checkpoint.format.manifest import Manifest, hash_tensor, read_manifest, step_of
 from headway.checkpoint.format.reading import SavedTensors, contradiction, open_shard
 from headway.checkpoint.format.sealing import VARIABLE, Undecipherable
-from headway.core.cores import usable_cores
 from headway.core.errors import CheckpointError, ConfigError
+from headway.core.machine.cores import usable_cores
 
 
 @dataclass(frozen=True)

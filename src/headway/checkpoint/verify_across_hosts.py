@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from headway.checkpoint.format.reading import files_of
 from headway.checkpoint.store import CheckpointInfo
 from headway.checkpoint.verify import check_file
-from headway.core.cores import usable_cores
 from headway.core.errors import CorruptionError
-from headway.core.machine import host_name, kernel_name
+from headway.core.machine.cores import usable_cores
+from headway.core.machine.system import host_name, kernel_name
 
 if TYPE_CHECKING:
     from headway.core.types import StateBlocks

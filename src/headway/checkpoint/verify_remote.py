@@ -14,7 +14,7 @@ from headway.checkpoint.run_identity import OF_RUN, in_words, run_record
 from headway.checkpoint.transfer import remote_tier, step_in
 from headway.checkpoint.verify import Damage, Verification, check_file
 from headway.core.errors import CheckpointError, ConfigError, fix_for
-from headway.core.scratch import scratch_folder
+from headway.core.files.scratch import scratch_folder
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,6 @@
 
 import sys
 
-from headway.core.early_stop import answer_early_signals
+from headway.core.startup.early_stop import answer_early_signals
 
 answer_early_signals(sys.argv[1:])  # before the slow imports

@@ -110,8 +110,8 @@ def chaos(
 
     from headway.chaos.report import render, run_campaign
     from headway.core.errors import ConfigError
-    from headway.core.files import write_json
-    from headway.core.scratch import scratch_folder
+    from headway.core.files.atomic import write_json
+    from headway.core.files.scratch import scratch_folder
 
     try:
         counts = [int(count) for count in workers.split(",")]

@@ -81,8 +81,8 @@ def storage_options(given: list[str] | None, *places: str | None) -> dict[str, A
         return {}
     from headway.config.document import Entry
     from headway.config.load import parse_override, set_entry
+    from headway.core.credentials.secrets import redact_argument
     from headway.core.errors import ConfigError
-    from headway.core.secrets import redact_argument
     from headway.core.storage import check_credentials, scheme_of
 
     urls = [place for place in places if place is not None and scheme_of(place)]

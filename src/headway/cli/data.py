@@ -67,7 +67,7 @@ def prepare(
     from dataclasses import asdict
 
     from headway.core.console import notice
-    from headway.core.process_exit import allow_fast_exit
+    from headway.core.process.exit import allow_fast_exit
     from headway.data.tokenizing.preload import begin_loading_file, begin_loading_named
 
     # Nothing here multiplies matrices, and NumPy's idle threads would spin and slow down the others.

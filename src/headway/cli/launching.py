@@ -86,7 +86,7 @@ def _show_or_write(files: dict[str, str], out: Path | None) -> None:
 
 def _write(files: dict[str, str], folder: Path) -> None:
     from headway.cli.common import writing
-    from headway.core.files import atomic_write
+    from headway.core.files.atomic import atomic_write
 
     for name, text in files.items():
         with writing(folder / name), atomic_write(folder / name, "w") as file:

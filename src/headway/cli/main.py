@@ -12,7 +12,7 @@ import sys
 
 from headway.core.console import ResultLost, flush_streams, open_streams, say
 from headway.core.errors import INTERRUPTED, HeadwayError, explain_refusal, fix_for
-from headway.core.process_exit import end, exit_process
+from headway.core.process.exit import end, exit_process
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ def push(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be sent, and send nothing.")] = False,
 ) -> None:
     """Run `headway push`."""
-    from headway.core.scratch import scratch_folder
+    from headway.core.files.scratch import scratch_folder
     from headway.models.hub.folder import is_adapter
     from headway.models.hub.push import Upload
     from headway.models.hub.push import push as send

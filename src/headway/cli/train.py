@@ -9,10 +9,10 @@ import typer
 
 from headway.cli.common import ConfigArgument, OverridesArgument, load
 from headway.core.console import print_lines
-from headway.core.garbage import pause_collection
-from headway.core.launch_variables import LEAD, NODE
-from headway.core.launched import machines_from_environment
-from headway.core.torch_libraries import load_libraries_ahead
+from headway.core.coordination.launch_variables import LEAD, NODE
+from headway.core.coordination.launched import machines_from_environment
+from headway.core.startup.garbage import pause_collection
+from headway.core.startup.torch_libraries import load_libraries_ahead
 
 HELP = """Train a language model, or continue a run that was interrupted.
 

@@ -12,8 +12,8 @@ from pydantic import Field, PositiveInt
 from headway.config.base import Section
 from headway.config.supervise import Seconds
 from headway.config.units import StepInterval
+from headway.core.coordination.launched import workers_of_this_machine, world_size_from_environment
 from headway.core.errors import ConfigError
-from headway.core.launched import workers_of_this_machine, world_size_from_environment
 
 if TYPE_CHECKING:
     from headway.config.schema import Config

@@ -27,8 +27,8 @@ from headway.config.optimizers import find_optimizer
 from headway.config.pipeline import micro_batch_problem
 from headway.config.pretrained import pretrained_problems
 from headway.config.strategies import find_strategy, simplest_strategy
+from headway.core.coordination.launched import world_size_from_environment
 from headway.core.errors import ConfigError
-from headway.core.launched import world_size_from_environment
 
 if TYPE_CHECKING:
     from headway.config.schema import Config

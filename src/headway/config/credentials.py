@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from headway.core.credentials.secrets import credentials_in, looks_random
 from headway.core.errors import ConfigError
-from headway.core.secrets import credentials_in, looks_random
 from headway.core.storage import credentials_fix, scheme_of
 
 if TYPE_CHECKING:

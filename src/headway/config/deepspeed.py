@@ -16,7 +16,7 @@ from headway.config.lanes import resolve_lanes
 from headway.config.optimizers import DEFAULT_OPTIMIZER, find_optimizer
 from headway.config.strategies import DEEPSPEED, find_strategy, simplest_strategy
 from headway.core.errors import ConfigError
-from headway.core.foreign import read_json_object
+from headway.core.files.foreign import read_json_object
 
 if TYPE_CHECKING:
     from headway.config.mesh import MeshShape

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from headway.core.errors import ConfigError
-from headway.core.foreign import DEPTH
+from headway.core.files.foreign import DEPTH
 from headway.core.format import printable
 
 #: Most values of a config. They suffice for tens of thousands of sources; PyYAML takes 10 seconds and 200 MB for them.

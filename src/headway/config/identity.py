@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 from headway.config.schema import Config
-from headway.core.secrets import redact_values
+from headway.core.credentials.secrets import redact_values
 
 #: Keys that decide where, how fast and how visibly a run proceeds, or when it stops, but not what it computes. A preset
 #: of a model is a name for its shape, and tokens are counted as steps. The checkpoint keeps `parallel.threads`, since

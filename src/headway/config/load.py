@@ -13,9 +13,9 @@ from headway.config.complaints import complaints, quoted_override
 from headway.config.document import Entry, merged, parse, to_yaml
 from headway.config.schema import Config
 from headway.config.shapes import SHAPES
+from headway.core.credentials.secrets import redact_argument, redact_values
 from headway.core.errors import ConfigError
-from headway.core.foreign import read_bytes, read_given_bytes
-from headway.core.secrets import redact_argument, redact_values
+from headway.core.files.foreign import read_bytes, read_given_bytes
 
 PRESETS = Path(__file__).parent / "presets"
 

@@ -14,8 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from headway.core import console, secrets
-from headway.core.machine import host_name
+from headway.core import console
+from headway.core.credentials import secrets
+from headway.core.machine.system import host_name
 
 #: Commands that run at a time; seconds after which one is killed; seconds that `close` waits for all of them.
 _MOST, LIMIT_SECONDS, _END_SECONDS = 4, 30.0, 5.0

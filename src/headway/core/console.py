@@ -21,9 +21,9 @@ from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from headway.core.credentials.secrets import redact
+from headway.core.files.timeout_writer import TimeoutLog
 from headway.core.format import format_bytes, format_count, format_seconds, printable
-from headway.core.secrets import redact
-from headway.core.timeout_writer import TimeoutLog
 
 if TYPE_CHECKING:
     import logging

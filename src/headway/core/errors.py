@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from headway.core.credentials.secrets import redact
 from headway.core.format import printable
-from headway.core.secrets import redact
 
 #: The exit code of Ctrl-C, as shells have it.
 INTERRUPTED = 130

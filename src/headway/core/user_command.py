@@ -9,7 +9,7 @@ import os
 import shlex
 from collections.abc import Sequence
 
-from headway.core.secrets import redact_argument
+from headway.core.credentials.secrets import redact_argument
 
 #: Holds the words, quoted for a shell.
 VARIABLE = "HEADWAY_CONFIG_WORDS"

@@ -14,7 +14,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from headway.core.errors import ConfigError, missing_extra
-from headway.core.foreign import parse_json
+from headway.core.files.foreign import parse_json
 from headway.cost.http import get_json
 from headway.cost.offers import BadOffer, Offer, cheapest_per_region, make_offer, number_of
 

@@ -14,9 +14,9 @@ from datetime import date
 from typing import Any
 from urllib.parse import urlencode
 
+from headway.core.credentials.secrets import remember
 from headway.core.errors import ConfigError
-from headway.core.foreign import as_number
-from headway.core.secrets import remember
+from headway.core.files.foreign import as_number
 from headway.cost.http import get_json, unexpected_answer
 from headway.cost.offers import BadOffer, Offer, cheapest_per_region, make_offer
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from headway.core.credentials.http import open_url
 from headway.core.errors import ConfigError
-from headway.core.foreign import parse_json
-from headway.core.http import open_url
+from headway.core.files.foreign import parse_json
 
 _TIMEOUT_SECONDS = 30.0
 _MOST_BYTES = 64 * 2**20

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from headway.core.errors import ConfigError
-from headway.core.foreign import as_number
+from headway.core.files.foreign import as_number
 
 #: A price above this is a mistake: the dearest machine with accelerators costs a few hundred dollars an hour.
 MOST_USD_PER_HOUR = 10_000.0

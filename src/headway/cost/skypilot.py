@@ -15,7 +15,7 @@ from io import StringIO
 from pathlib import Path
 
 from headway.core.errors import ConfigError
-from headway.core.foreign import read_given_bytes
+from headway.core.files.foreign import read_given_bytes
 from headway.cost.offers import BadOffer, Offer, cheapest_per_region, make_offer, number_of
 from headway.cost.price_files import PRICE_FILE_BYTES, parsing_prices, reading_prices
 

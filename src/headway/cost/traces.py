@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import ConfigError
-from headway.core.foreign import parse_json, read_given_bytes
+from headway.core.files.foreign import parse_json, read_given_bytes
 from headway.cost.offers import check_price, number_of
 from headway.cost.price_files import PRICE_FILE_BYTES, parsing_prices, reading_prices
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from headway.core.errors import DataError
-from headway.core.foreign import open_regular
+from headway.core.files.foreign import open_regular
 from headway.core.user_command import suggest
 
 #: File of the store with the marks of verified shards.

@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 
 from headway.core.console import warning
 from headway.core.errors import DataError, fix_for
-from headway.core.faults import fault_point
-from headway.core.files import sha256_bytes
+from headway.core.files.atomic import sha256_bytes
+from headway.core.process.faults import fault_point
 from headway.data.reading.remote import DataStorage
 
 #: Folder for the cache's own files, inside the folder of the copies.

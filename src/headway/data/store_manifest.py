@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import DataError
-from headway.core.foreign import LISTING_BYTES, parse_json, read_bytes
+from headway.core.files.foreign import LISTING_BYTES, parse_json, read_bytes
 from headway.core.format import printable
 from headway.core.user_command import suggest
 

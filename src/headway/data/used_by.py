@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.core.files import write_json
-from headway.core.foreign import read_json_object
+from headway.core.files.atomic import write_json
+from headway.core.files.foreign import read_json_object
 from headway.data.pinned import kept_manifest
 from headway.data.shards import shard_files
 

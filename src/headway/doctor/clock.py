@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from headway.core.machine import Machine
+from headway.core.machine.system import Machine
 from headway.doctor.findings import Finding
 
 #: Clocks of a run's machines should differ by less than this.

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 
 from headway.core.console import progress
+from headway.core.coordination.launched import workers_of_this_machine
 from headway.core.errors import HeadwayError
-from headway.core.faults import fault_point
-from headway.core.launched import workers_of_this_machine
+from headway.core.process.faults import fault_point
 from headway.doctor.bandwidth import BUS_FACTORS, ClockOffset, Communication, Measurement, clock_offset, measurement
 from headway.parallel.collectives import all_gather, reduce_scatter
 from headway.parallel.world import World, open_world, synchronize

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 from headway.core.errors import HeadwayError
-from headway.core.files import write_json
-from headway.core.process_exit import exit_process
+from headway.core.files.atomic import write_json
+from headway.core.process.exit import exit_process
 from headway.supervisor.worker import begin_process, keep_log
 
 

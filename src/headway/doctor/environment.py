@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from headway.core.cores import Cores
-from headway.core.launch_variables import OF_A_WORKER
-from headway.core.machine import Machine
+from headway.core.coordination.launch_variables import OF_A_WORKER
+from headway.core.machine.cores import Cores
+from headway.core.machine.system import Machine
 from headway.doctor.findings import Finding
 from headway.parallel.interconnect import Interconnect
 

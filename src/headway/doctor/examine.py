@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.core.console import notice
-from headway.core.cores import read_cores
 from headway.core.errors import ConfigError
-from headway.core.machine import Machine
+from headway.core.machine.cores import read_cores
+from headway.core.machine.system import Machine
 from headway.doctor.clock import examine_clock
 from headway.doctor.environment import examine_environment
 from headway.doctor.findings import Examined, Finding, worst

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from headway.core.format import format_bytes
-from headway.core.machine import Machine
+from headway.core.machine.system import Machine
 from headway.doctor.findings import Finding
 
 _LIMITS = "/proc/self/limits"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from headway.core.format import format_bytes
-from headway.core.machine import Machine
-from headway.core.memory import host_memory, meminfo
+from headway.core.machine.memory import host_memory, meminfo
+from headway.core.machine.system import Machine
 from headway.doctor.findings import Finding
 
 _SHM = "/dev/shm"

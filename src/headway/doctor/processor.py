@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from headway.core.cores import Cores, read_cores, read_processors
-from headway.core.machine import Machine
+from headway.core.machine.cores import Cores, read_cores, read_processors
+from headway.core.machine.system import Machine
 from headway.core.user_command import suggest
 from headway.doctor.findings import Finding
 

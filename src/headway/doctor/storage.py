@@ -13,7 +13,7 @@ from pathlib import Path
 from headway.core.console import notice
 from headway.core.errors import fix_for
 from headway.core.format import format_bytes
-from headway.core.machine import Machine
+from headway.core.machine.system import Machine
 from headway.doctor.findings import Finding
 
 _NETWORK = {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "glusterfs", "afs", "orangefs", "weka"}

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.console import notice
+from headway.core.coordination.launched import world_size_from_environment
 from headway.core.errors import ConfigError
-from headway.core.files import write_json
-from headway.core.launched import world_size_from_environment
-from headway.core.scratch import scratch_folder
+from headway.core.files.atomic import write_json
+from headway.core.files.scratch import scratch_folder
 from headway.doctor.bandwidth import Communication
 from headway.doctor.communication import CommunicationFailed, Plan, measure_communication
 from headway.parallel.world import pick_device

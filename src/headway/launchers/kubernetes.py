@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.console import notice
+from headway.core.coordination.launch_variables import SECRET
+from headway.core.coordination.outcomes import FINAL_CODES
 from headway.core.errors import ConfigError, Preempted
-from headway.core.launch_variables import SECRET
-from headway.core.outcomes import FINAL_CODES
 from headway.launchers.job import Job
 from headway.launchers.launcher import ALIVE, Handle, JobState, State
 from headway.launchers.patches import patched

@@ -23,11 +23,11 @@ from typing import Any
 
 from headway.checkpoint.save.fence import OWNER_FILE
 from headway.config.launch import KubernetesConfig
+from headway.core.coordination.launch_variables import NODE_NUMBERS, OF_A_WORKER
+from headway.core.coordination.outcomes import FINAL_CODES
 from headway.core.errors import ConfigError
-from headway.core.launch_variables import NODE_NUMBERS, OF_A_WORKER
-from headway.core.outcomes import FINAL_CODES
-from headway.core.process_table import arguments_of, process_state
-from headway.core.waiting import wait_until
+from headway.core.process.table import arguments_of, process_state
+from headway.core.process.waiting import wait_until
 from headway.launchers.flow import FLOW, NO_RETRY
 from headway.launchers.job import Job
 from headway.launchers.launcher import Handle, JobState, State

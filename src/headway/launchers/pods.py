@@ -7,8 +7,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from headway.config.launch import KubernetesConfig, VolumeConfig
+from headway.core.coordination.launch_variables import LEAD, MACHINES, SECRET
 from headway.core.errors import ConfigError
-from headway.core.launch_variables import LEAD, MACHINES, SECRET
 from headway.launchers.job import Job, name_problems, survival_problems
 
 CONFIG_FOLDER = "/etc/headway"

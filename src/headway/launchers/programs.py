@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headway.core.errors import ConfigError
-from headway.core.foreign import parse_json
+from headway.core.files.foreign import parse_json
 
 _SECONDS = 120.0
 #: Python that runs the rest of its command line, which gets SIGTERM when its parent, whose number comes first, dies

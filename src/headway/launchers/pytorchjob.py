@@ -10,8 +10,8 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+from headway.core.coordination.launch_variables import NODE, OF_A_WORKER
 from headway.core.errors import Preempted
-from headway.core.launch_variables import NODE, OF_A_WORKER
 from headway.launchers.job import Job
 from headway.launchers.kubernetes import Envelope, KubernetesLauncher, with_queue
 from headway.launchers.launcher import State

@@ -27,14 +27,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.config import Config, dump_config, load_config
+from headway.core.coordination.launch_variables import LEAD, MACHINES, NODE, NODE_NUMBERS, OF_A_WORKER, SECRET
+from headway.core.coordination.outcomes import FINAL_CODES
+from headway.core.coordination.preemption_board import Notice, post
 from headway.core.errors import CheckpointError, HeadwayError, error_with, missing_extra
-from headway.core.files import write_json
-from headway.core.foreign import as_number
-from headway.core.launch_variables import LEAD, MACHINES, NODE, NODE_NUMBERS, OF_A_WORKER, SECRET
-from headway.core.module_command import module_command
-from headway.core.outcomes import FINAL_CODES
-from headway.core.preemption_board import Notice, post
-from headway.core.waiting import wait_until
+from headway.core.files.atomic import write_json
+from headway.core.files.foreign import as_number
+from headway.core.process.command import module_command
+from headway.core.process.waiting import wait_until
 from headway.launchers.job import Job, parse_machines
 from headway.launchers.programs import DIES_WITH_PARENT
 from headway.runs.ownership import OwnerLock

@@ -10,7 +10,7 @@ from typing import Any
 
 from headway.config.launch import LaunchConfig
 from headway.core.errors import ConfigError
-from headway.core.waiting import wait_until
+from headway.core.process.waiting import wait_until
 from headway.launchers.job import Job, survival_problems
 from headway.launchers.launcher import Handle, JobState, State
 from headway.launchers.patches import merge

@@ -20,7 +20,7 @@ import numpy as np
 from headway.config import Config
 from headway.core.console import notice, warning
 from headway.core.errors import ConfigError, DataError, HeadwayError, missing_extra
-from headway.core.files import atomic_write
+from headway.core.files.atomic import atomic_write
 from headway.core.format import counted
 from headway.core.user_command import suggest
 from headway.data.preparing.pools import Line, UnitJob

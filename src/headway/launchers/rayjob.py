@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
+from headway.core.coordination.launch_variables import LEAD, MACHINES
 from headway.core.errors import ConfigError
-from headway.core.launch_variables import LEAD, MACHINES
 from headway.launchers.job import Job
 from headway.launchers.kubernetes import Envelope, KubernetesLauncher, with_queue
 from headway.launchers.launcher import State

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import CheckpointError, ConfigError
-from headway.core.files import append_json_line, write_json
-from headway.core.foreign import read_json_lines, read_json_object
-from headway.core.machine import host_name
-from headway.core.waiting import wait_until
+from headway.core.files.atomic import append_json_line, write_json
+from headway.core.files.foreign import read_json_lines, read_json_object
+from headway.core.machine.system import host_name
+from headway.core.process.waiting import wait_until
 from headway.launchers.launcher import Handle
 from headway.runs.cancel import request_cancel
 from headway.runs.run_directory import AUDIT_FILE, LAUNCH_FILE

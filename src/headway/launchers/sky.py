@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from headway.core.coordination.launch_variables import LEAD, MACHINES, NODE, SECRET
 from headway.core.errors import ConfigError, Preempted
-from headway.core.files import atomic_write
-from headway.core.launch_variables import LEAD, MACHINES, NODE, SECRET
+from headway.core.files.atomic import atomic_write
 from headway.core.storage import scheme_of
 from headway.launchers.job import Job, name_problems, survival_problems
 from headway.launchers.launcher import Handle, JobState, State

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from headway.config.launch import SlurmConfig
+from headway.core.coordination.launch_variables import MACHINES, SECRET_FILE
 from headway.core.errors import ConfigError
-from headway.core.launch_variables import MACHINES, SECRET_FILE
-from headway.core.waiting import wait_until
+from headway.core.process.waiting import wait_until
 from headway.launchers.job import Job
 from headway.launchers.launcher import Handle, JobState, State
 from headway.launchers.patches import merge

@@ -20,12 +20,12 @@ from pathlib import Path
 from headway.config import Config
 from headway.core.console import notice, open_streams, say
 from headway.core.errors import ConfigError, DataError, HeadwayError
-from headway.core.files import write_json
-from headway.core.foreign import read_json_object
+from headway.core.files.atomic import write_json
+from headway.core.files.foreign import read_json_object
 from headway.core.format import counted
-from headway.core.module_command import module_command
-from headway.core.signals import defer_signals
-from headway.core.waiting import VISIBILITY_TIMEOUT, wait_until
+from headway.core.process.command import module_command
+from headway.core.process.signals import defer_signals
+from headway.core.process.waiting import VISIBILITY_TIMEOUT, wait_until
 from headway.data.preparing.collecting import search_files
 from headway.data.preparing.pools import Line, UnitJob
 from headway.data.preparing.records import WORK, Records

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.core.console import notice, warning
+from headway.core.coordination.preemption_board import Notice, post, posted
 from headway.core.errors import ConfigError, HeadwayError, Preempted
-from headway.core.foreign import read_json_object
+from headway.core.files.foreign import read_json_object
 from headway.core.format import format_seconds
-from headway.core.preemption_board import Notice, post, posted
-from headway.core.signals import STOP_SIGNALS, handled
+from headway.core.process.signals import STOP_SIGNALS, handled
 from headway.cost.offers import BadOffer, check_price
 from headway.cost.spot_policy import SpotDecider, SpotPolicy, State
 from headway.cost.traces import read_trace

@@ -12,8 +12,8 @@ import torch
 from torch.nn import functional as F
 from torch.torch_version import TorchVersion
 
-from headway.core.cores import has_bf16_tiles
-from headway.core.dtensors import is_dtensor
+from headway.core.machine.cores import has_bf16_tiles
+from headway.core.startup.dtensors import is_dtensor
 from headway.models.causal_attention import causal_attention
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from headway.config.architecture import FULL, NO_ROTARY, SLIDING
-from headway.core.dtensors import is_dtensor
 from headway.core.errors import ConfigError
 from headway.core.random import derive_seed
+from headway.core.startup.dtensors import is_dtensor
 from headway.core.types import IGNORE_TARGET
 from headway.models.attention import (
     PackedDocuments,

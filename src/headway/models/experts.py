@@ -16,7 +16,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from headway.core.dtensors import is_dtensor
+from headway.core.startup.dtensors import is_dtensor
 from headway.models.dispatch import plan_transfer
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from headway.core.errors import CheckpointError, ConfigError
-from headway.core.files import write_json
-from headway.core.foreign import LISTING_BYTES, open_regular, read_json_object
+from headway.core.files.atomic import write_json
+from headway.core.files.foreign import LISTING_BYTES, open_regular, read_json_object
 from headway.models.decoder import Decoder
 from headway.models.huggingface_config import from_huggingface, to_huggingface
 from headway.models.huggingface_folder import check_not_foreign, mark, published

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from headway.core.dtensors import is_dtensor
+from headway.core.startup.dtensors import is_dtensor
 from headway.core.types import IGNORE_TARGET
 from headway.models.loss_chunks import ADDED_ROWS, PRODUCT_ROWS, default_chunk_rows
 from headway.models.tied import TiedGradient

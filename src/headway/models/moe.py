@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from headway.config.experts import resolved_balance
-from headway.core.dtensors import is_dtensor
+from headway.core.startup.dtensors import is_dtensor
 from headway.models.experts import Experts
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from headway.core.dtensors import is_dtensor
+from headway.core.startup.dtensors import is_dtensor
 from headway.core.types import Block, StateBlocks, StateTensors, part_of
 from headway.parallel.replicas import is_expert_shard
 from headway.parallel.world import World

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from headway.core.heartbeat import exchanging
+from headway.core.coordination.heartbeat import exchanging
 from headway.parallel.blocks import cut_like, local_part
 
 BUCKET_BYTES = 25 * 2**20

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from headway.config.deepspeed import engine_settings
 from headway.config.strategies import simplest_strategy
 from headway.core.errors import ConfigError, missing_extra
-from headway.core.process_exit import keep_gloo_threads
+from headway.core.process.exit import keep_gloo_threads
 from headway.core.types import Block
 from headway.parallel.buffers import BufferWatch
 from headway.parallel.loopback import keep_to_loopback

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 import torch.distributed as dist
 
-from headway.core.heartbeat import exchanging
+from headway.core.coordination.heartbeat import exchanging
 from headway.core.random import derive_seed
 from headway.parallel.buckets import Bucket
 from headway.parallel.collectives import all_gather, reduce_scatter

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from headway.core.machine import Machine
+from headway.core.machine.system import Machine
 
 #: /sys/class/net/*/type, from <linux/if_arp.h>.
 _ETHERNET, _INFINIBAND = 1, 32

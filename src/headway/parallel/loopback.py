@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import MutableMapping
 
-from headway.core.launched import are_all_on_this_machine
+from headway.core.coordination.launched import are_all_on_this_machine
 
 #: Variable for each library's interface, and its format (NCCL matches prefixes without the "=").
 _INTERFACES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from headway.config.pipeline import stages_per_worker
-from headway.core.heartbeat import exchanging
+from headway.core.coordination.heartbeat import exchanging
 from headway.core.random import derive_seed
 from headway.core.types import MicroBatch
 from headway.parallel.blocks import local_part

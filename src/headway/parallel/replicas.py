@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from headway.core.dtensors import is_dtensor
+from headway.core.startup.dtensors import is_dtensor
 from headway.parallel.world import World
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from headway.core.dtensors import is_dtensor
 from headway.core.errors import ConfigError
 from headway.core.model_protocol import TensorParallelizable
+from headway.core.startup.dtensors import is_dtensor
 from headway.parallel.world import World
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from headway.core.heartbeat import exchanging
+from headway.core.coordination.heartbeat import exchanging
 
 
 class LaneAccumulator:

@@ -18,16 +18,16 @@ import torch
 import torch.distributed as dist
 
 from headway.config.mesh import MeshShape
-from headway.core.errors import ConfigError, HeadwayError
-from headway.core.heartbeat import exchanging
-from headway.core.launched import (
+from headway.core.coordination.heartbeat import exchanging
+from headway.core.coordination.launched import (
     BIND_VARIABLE,
     RENDEZVOUS_VARIABLE,
     place_from_environment,
     world_size_from_environment,
 )
-from headway.core.process_exit import has_gpu_groups, keep_gloo_threads
-from headway.core.waiting import wait_until
+from headway.core.errors import ConfigError, HeadwayError
+from headway.core.process.exit import has_gpu_groups, keep_gloo_threads
+from headway.core.process.waiting import wait_until
 from headway.parallel.loopback import keep_to_loopback
 
 if TYPE_CHECKING:
@@ -310,7 +310,7 @@ def open_world(device: str, timeout_seconds: int, mesh: MeshShape | None = None)
     """Join the other workers for the duration of a block; the mesh is data-parallel by default.
 
     CPU tensors travel over gloo and GPU tensors over NCCL. After an error NCCL groups are left as they are
-    (`core.process_exit`); a caller that does not end the process must call `abort_groups`.
+    (`core.process.exit`); a caller that does not end the process must call `abort_groups`.
 
     Raises:
         ConfigError: the launcher's variables do not fit each other or this machine.

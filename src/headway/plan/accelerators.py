@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from headway.core.errors import ConfigError
-from headway.core.machine import Machine
-from headway.core.memory import allowed_bytes
+from headway.core.machine.memory import allowed_bytes
+from headway.core.machine.system import Machine
 from headway.telemetry.hardware import peak_flops
 
 #: GB/s in one direction of a slot with 16 lanes, by generation (PCI-SIG base specifications 3.1, 4.0, 5.0).

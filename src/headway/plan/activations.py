@@ -71,7 +71,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headway.core.cores import has_bf16_tiles
+from headway.core.machine.cores import has_bf16_tiles
 from headway.models.loss_chunks import ADDED_ROWS, PRODUCT_ROWS, default_chunk_rows
 from headway.models.shape import Shape
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Literal
 
-from headway.core.preemption_board import Notice
+from headway.core.coordination.preemption_board import Notice
 from headway.preemption.metadata import Answer, Unavailable, ask
 
 AWS = "http://169.254.169.254"

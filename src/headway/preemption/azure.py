@@ -13,7 +13,7 @@ import time
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from headway.core.preemption_board import Notice
+from headway.core.coordination.preemption_board import Notice
 from headway.preemption.metadata import Unavailable, ask
 
 AZURE = "http://169.254.169.254"

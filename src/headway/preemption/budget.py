@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.core.console import warning
-from headway.core.preemption_board import BUDGET_SOURCE, Notice, post
+from headway.core.coordination.preemption_board import BUDGET_SOURCE, Notice, post
 from headway.cost.spending import CostBudget, SpendMeter, format_usd
 from headway.preemption.watch import watching
 from headway.runs.account import REMEMBERED_SAVES, measured_saves, save_seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from headway.core.machine import Machine
+from headway.core.machine.system import Machine
 from headway.preemption.aws import AWS, Aws
 from headway.preemption.azure import AZURE, Azure
 from headway.preemption.gcp import GCP, VALUES, Gcp

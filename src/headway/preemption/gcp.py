@@ -10,7 +10,7 @@ import time
 from typing import Literal
 from urllib.parse import urlencode
 
-from headway.core.preemption_board import Notice
+from headway.core.coordination.preemption_board import Notice
 from headway.preemption.metadata import TIMEOUT_SECONDS, Unavailable, ask
 
 GCP = "http://metadata.google.internal"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headway.config import PreemptionConfig
 from headway.core.errors import Preempted
-from headway.core.signals import STOP_SIGNALS, handled
+from headway.core.process.signals import STOP_SIGNALS, handled
 from headway.preemption import watching_for
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 import time
 
-from headway.core.machine import Machine
-from headway.core.preemption_board import Notice
+from headway.core.coordination.preemption_board import Notice
+from headway.core.machine.system import Machine
 
 _PAUSE_SECONDS = 5.0
 _LEFT = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d\d)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from headway.core.preemption_board import Notice
+from headway.core.coordination.preemption_board import Notice
 
 
 class Source(Protocol):

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from headway.core.console import notice as say
 from headway.core.console import warning
+from headway.core.coordination.preemption_board import Notice, post
 from headway.core.errors import Preempted
-from headway.core.machine import Machine
-from headway.core.preemption_board import Notice, post
+from headway.core.machine.system import Machine
 from headway.preemption.detect import make_sources
 from headway.preemption.metadata import Unavailable
 from headway.preemption.source import Source

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from headway.core.machine import Machine
-from headway.core.memory import host_memory
+from headway.core.machine.memory import host_memory
+from headway.core.machine.system import Machine
 from headway.parallel.world import World, synchronize
 from headway.profiling.record import AllReduce, Ceilings, Product
 from headway.telemetry.arithmetic import cpu_multiplies_bf16

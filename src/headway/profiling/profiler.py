@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from headway.core.dtensors import is_dtensor
-from headway.core.heartbeat import Phase, observe
+from headway.core.coordination.heartbeat import Phase, observe
+from headway.core.startup.dtensors import is_dtensor
 from headway.parallel.blocks import local_part
 from headway.parallel.strategy import Engine
 from headway.profiling.ceilings import measure_ceilings, raised_by

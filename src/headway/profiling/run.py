@@ -12,8 +12,8 @@ from pathlib import Path
 from headway.config import Config, Interval, dump_config
 from headway.core.console import notice
 from headway.core.errors import ConfigError, HeadwayError
-from headway.core.files import atomic_write, write_json
-from headway.core.scratch import scratch_folder
+from headway.core.files.atomic import atomic_write, write_json
+from headway.core.files.scratch import scratch_folder
 from headway.core.version import __version__
 from headway.parallel.world import pick_device
 from headway.profiling.page import render_page

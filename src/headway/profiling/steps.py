@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from headway.core.heartbeat import Phase
+from headway.core.coordination.heartbeat import Phase
 from headway.profiling.record import BOTH_PASSES, StepTimes
 
 _PARTS = {

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from headway.core.errors import Preempted
-from headway.core.files import atomic_write
-from headway.core.process_exit import exit_process
+from headway.core.files.atomic import atomic_write
+from headway.core.process.exit import exit_process
 from headway.supervisor.worker import begin_process, keep_log, reasons_in
 
 

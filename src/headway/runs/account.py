@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from headway.core.foreign import as_number
+from headway.core.files.foreign import as_number
 from headway.cost.spending import BilledAttempt, RunCost, run_cost, storage_cost
 from headway.runs.run_directory import LAST_SIGN_KEY, PRICE_KEY, RESTARTS_KEY, attempt_folder, last_sign_of_life
 from headway.telemetry.goodput import START, goodput_of

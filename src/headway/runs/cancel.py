@@ -7,9 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from headway.checkpoint.save.fence import read_owner
+from headway.core.coordination.preemption_board import CANCEL_KEY, Notice, post
 from headway.core.errors import Cancelled, CheckpointError
-from headway.core.files import write_json
-from headway.core.preemption_board import CANCEL_KEY, Notice, post
+from headway.core.files.atomic import write_json
 from headway.runs.run_directory import attempt_folder
 
 _REQUEST_FILE = ".cancel"

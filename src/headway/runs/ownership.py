@@ -21,12 +21,12 @@ from typing import IO
 from headway.checkpoint.save.fence import OWNER_FILE, Owner, read_owner
 from headway.checkpoint.save.writer_locks import WRITERS_FOLDER, wait_for_writers
 from headway.core.console import notice
+from headway.core.coordination.lease import RECORD_BYTES, new_lease, write_lease
 from headway.core.errors import CheckpointError, fix_for
-from headway.core.files import lock_file
-from headway.core.lease import RECORD_BYTES, new_lease, write_lease
-from headway.core.machine import host_name
-from headway.core.process_table import Seen, gets_on, writers_at
-from headway.core.waiting import wait_until
+from headway.core.files.atomic import lock_file
+from headway.core.machine.system import host_name
+from headway.core.process.table import Seen, gets_on, writers_at
+from headway.core.process.waiting import wait_until
 
 #: How often the lease is renewed.
 _RENEW_SECONDS = 5.0

@@ -25,9 +25,9 @@ from headway.checkpoint.verify import verify_checkpoint
 from headway.config import Config, identity, load_resolved
 from headway.config.document import parse, to_yaml
 from headway.core import console
+from headway.core.credentials.secrets import redact, redact_values
 from headway.core.errors import CheckpointError, ConfigError
-from headway.core.files import atomic_write, fingerprint, sync_folder, write_json
-from headway.core.secrets import redact, redact_values
+from headway.core.files.atomic import atomic_write, fingerprint, sync_folder, write_json
 from headway.runs.ledger import Ledger
 from headway.runs.ownership import OwnerLock, wait_for_orphaned_writers
 from headway.runs.run_directory import Attempt, RunDirectory

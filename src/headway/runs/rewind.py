@@ -21,7 +21,7 @@ from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.verify_across_hosts import check_same_on_all_hosts
 from headway.config.segments import SEGMENTS, Segment, first_difference, up_to
 from headway.core.console import warning
-from headway.core.waiting import VISIBILITY_TIMEOUT
+from headway.core.process.waiting import VISIBILITY_TIMEOUT
 from headway.runs.ledger import Ledger
 from headway.training.precision import begin_scaling
 from headway.training.state import TrainState

@@ -19,12 +19,12 @@ from headway.checkpoint.save.fence import OWNER_FILE, Fence, Owner, fenced, read
 from headway.checkpoint.save.writer_locks import wait_for_writers
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.core import console
+from headway.core.coordination.preemption_board import posted
+from headway.core.credentials.secrets import redact_arguments
 from headway.core.errors import CheckpointError, fix_for
-from headway.core.files import is_there, remove_unfinished, sync_folder, write_json
-from headway.core.foreign import as_number, read_json_object
-from headway.core.preemption_board import posted
-from headway.core.secrets import redact_arguments
-from headway.core.waiting import wait_until
+from headway.core.files.atomic import is_there, remove_unfinished, sync_folder, write_json
+from headway.core.files.foreign import as_number, read_json_object
+from headway.core.process.waiting import wait_until
 from headway.runs.ledger import Ledger
 from headway.runs.ownership import OwnerLock
 

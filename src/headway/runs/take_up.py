@@ -19,9 +19,9 @@ from headway.checkpoint.run_identity import RUN_ID, RunIdentity, run_identity
 from headway.config import Config
 from headway.core.console import notice, warning
 from headway.core.errors import CheckpointError, ConfigError
-from headway.core.files import write_json
-from headway.core.foreign import as_number, read_json_object
-from headway.core.scratch import scratch_folder
+from headway.core.files.atomic import write_json
+from headway.core.files.foreign import as_number, read_json_object
+from headway.core.files.scratch import scratch_folder
 from headway.runs.run_directory import LAST_SIGN_KEY, RunDirectory, attempt_folder
 
 #: How long to wait for the store. An attempt that needs it waits longer.

@@ -27,6 +27,9 @@ from headway.checkpoint.verify import verify_checkpoint
 from headway.config import CheckpointConfig, Config, changes, dump_config, identity, load_resolved
 from headway.config.early_stopping import reason_to_stop
 from headway.core.console import notice, warning
+from headway.core.coordination.launched import world_size_from_environment
+from headway.core.coordination.outcomes import FINISHED, outcome_of
+from headway.core.credentials.secrets import redact
 from headway.core.errors import (
     INTERRUPTED,
     CheckpointError,
@@ -37,11 +40,8 @@ from headway.core.errors import (
     explain_refusal,
     explaining_refusals,
 )
-from headway.core.files import atomic_write, fingerprint, write_json
-from headway.core.launched import world_size_from_environment
-from headway.core.outcomes import FINISHED, outcome_of
-from headway.core.secrets import redact
-from headway.core.signals import TERMINATION_SIGNALS, defer_signals, handled, pending_signals
+from headway.core.files.atomic import atomic_write, fingerprint, write_json
+from headway.core.process.signals import TERMINATION_SIGNALS, defer_signals, handled, pending_signals
 from headway.cost.pricing import price_of
 from headway.preemption import watching_for
 from headway.preemption.listening import deferring_stop_signals

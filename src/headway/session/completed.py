@@ -12,11 +12,11 @@ from headway.checkpoint.format.folders import checkpoint_folders
 from headway.config import Config, ModelConfig, dump_config, load_resolved
 from headway.config.pretrained import is_on_hub, is_pinned, split_hub_name
 from headway.core.console import is_first_worker, notice, warning
+from headway.core.coordination.launched import world_size_from_environment
 from headway.core.errors import ConfigError
-from headway.core.foreign import LISTING_BYTES, read_bytes, read_json_object
-from headway.core.launched import world_size_from_environment
-from headway.core.module_command import module_command
-from headway.core.scratch import scratch_folder
+from headway.core.files.foreign import LISTING_BYTES, read_bytes, read_json_object
+from headway.core.files.scratch import scratch_folder
+from headway.core.process.command import module_command
 from headway.core.user_command import suggest
 from headway.runs.run_directory import RunDirectory
 

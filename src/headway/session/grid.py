@@ -8,9 +8,9 @@ from headway.checkpoint.store import CheckpointInfo
 from headway.config import Config, LaneGrid, resolve_threads
 from headway.config.lanes import divisors
 from headway.core.console import notice
-from headway.core.cores import usable_cores
+from headway.core.coordination.launched import most_threads, workers_of_this_machine
 from headway.core.errors import ConfigError
-from headway.core.launched import most_threads, workers_of_this_machine
+from headway.core.machine.cores import usable_cores
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
 from headway.training.state import TrainState

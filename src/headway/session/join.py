@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from headway.config import Config, MeshShape
-from headway.core.allocator import keep_freed_memory
+from headway.core.machine.allocator import keep_freed_memory
 from headway.parallel.world import World, open_world
 from headway.session.network import apply_nccl_profile, assert_same_profile
 from headway.training.available import check_available

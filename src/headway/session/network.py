@@ -9,9 +9,9 @@ from dataclasses import replace
 import torch
 
 from headway.core.console import notice
+from headway.core.coordination.launched import place_from_environment, world_size_from_environment
 from headway.core.errors import ConfigError
-from headway.core.launched import place_from_environment, world_size_from_environment
-from headway.core.machine import Machine
+from headway.core.machine.system import Machine
 from headway.parallel.interconnect import read_interconnect
 from headway.parallel.loopback import keep_to_loopback
 from headway.parallel.nccl import PROFILES, Profile, choose_profile

@@ -20,10 +20,10 @@ from headway.checkpoint.remote_copies import TierAccess
 from headway.checkpoint.run_identity import RunIdentity, run_identity
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.config import Config
+from headway.core.coordination.launched import OWN_DISKS_VARIABLE
 from headway.core.errors import DataError
-from headway.core.launched import OWN_DISKS_VARIABLE
-from headway.core.machine import host_name
-from headway.core.waiting import VISIBILITY_TIMEOUT
+from headway.core.machine.system import host_name
+from headway.core.process.waiting import VISIBILITY_TIMEOUT
 from headway.parallel.world import World
 from headway.runs.run_directory import Attempt
 

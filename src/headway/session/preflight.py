@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from headway.config import Config, LaneGrid, MeshShape, resolve_lanes, resolve_mesh
-from headway.core.launched import world_size_from_environment
+from headway.core.coordination.launched import world_size_from_environment
 from headway.runs.take_up import take_up_records
 from headway.session.attempt import RunOptions, check_keys_present
 from headway.session.completed import completed

@@ -5,9 +5,9 @@ from __future__ import annotations
 from headway.config import Config, ModelConfig, TrainConfig, crossing_groups, ineffective_settings, resolve_threads
 from headway.config.pipeline import idle_share
 from headway.core.console import warning
-from headway.core.cores import usable_cores
+from headway.core.coordination.launched import most_threads
 from headway.core.format import counted, format_count
-from headway.core.launched import most_threads
+from headway.core.machine.cores import usable_cores
 from headway.data.feeding.feed import TokenFeed
 from headway.data.feeding.plan import MixedPlan, RowPlan
 from headway.data.feeding.segmented import SegmentedPlan

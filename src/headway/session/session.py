@@ -42,11 +42,11 @@ from headway.config.segments import SEGMENTS, Segment
 from headway.core.alerts import alerting
 from headway.core.console import log_to, notice, warning
 from headway.core.errors import ConfigError
-from headway.core.files import fingerprint
+from headway.core.files.atomic import fingerprint
 from headway.core.format import counted, format_count
-from headway.core.garbage import pause_collection, resume_collection
+from headway.core.process.waiting import VISIBILITY_TIMEOUT
+from headway.core.startup.garbage import pause_collection, resume_collection
 from headway.core.version import __version__
-from headway.core.waiting import VISIBILITY_TIMEOUT
 from headway.cost.pricing import budget_of
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from headway.config import Config
 from headway.config.cost import OLD_PRICE_KEY, given_price
-from headway.core.foreign import as_number
+from headway.core.coordination.launched import world_size_from_environment
+from headway.core.files.foreign import as_number
 from headway.core.format import format_seconds
-from headway.core.launched import world_size_from_environment
 from headway.cost.pricing import budget_reached, price_of
 from headway.cost.spending import SpendMeter, format_usd
 from headway.runs.account import account_of, measured_saves, save_seconds, start_seconds

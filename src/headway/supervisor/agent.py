@@ -10,9 +10,9 @@ from types import FrameType
 from typing import Any
 
 from headway.config import Config
+from headway.core.coordination.launched import MachinePart
 from headway.core.errors import HeadwayError, Preempted
-from headway.core.launched import MachinePart
-from headway.core.signals import STOP_SIGNALS, handled
+from headway.core.process.signals import STOP_SIGNALS, handled
 from headway.runs.run_directory import Attempt
 from headway.session.attempt import ATTEMPT_VARIABLE, WorkerDied, with_variables
 from headway.supervisor.local_workers import ONE_THREAD, WorkersFailed, WorkersStopped, start_workers

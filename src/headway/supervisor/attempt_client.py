@@ -16,12 +16,12 @@ from typing import Any
 
 from headway.config import Config
 from headway.core.console import flush_streams
-from headway.core.garbage import pause_collection, resume_collection
-from headway.core.module_command import module_command
-from headway.core.signals import STOP_SIGNALS, reset
+from headway.core.process.command import module_command
+from headway.core.process.signals import STOP_SIGNALS, reset
+from headway.core.process.waiting import wait_until
+from headway.core.startup.garbage import pause_collection, resume_collection
+from headway.core.startup.torch_libraries import wait_for_libraries
 from headway.core.storage import load_filesystem
-from headway.core.torch_libraries import wait_for_libraries
-from headway.core.waiting import wait_until
 from headway.data.store_manifest import MANIFEST
 from headway.session.attempt import RunOptions, with_variables
 from headway.supervisor.agent import load_training

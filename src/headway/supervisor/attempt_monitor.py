@@ -18,14 +18,14 @@ from headway.checkpoint.save.writer_locks import mark_lost, wait_for_writers
 from headway.config import Config
 from headway.config.segments import Segment
 from headway.core.console import alert, clear_line, notice, warning
+from headway.core.coordination.heartbeat import Phase
+from headway.core.coordination.outcomes import BUDGET_REACHED, CANCELLED, FINISHED, PREEMPTED
+from headway.core.coordination.preemption_board import SIGNAL_KEY, posted
+from headway.core.credentials.secrets import redact
 from headway.core.errors import INTERRUPTED, BudgetReached, Cancelled, CheckpointError, Preempted, fix_for
-from headway.core.faults import RESTARTS_VARIABLE
 from headway.core.format import format_seconds
-from headway.core.heartbeat import Phase
-from headway.core.machine import host_name
-from headway.core.outcomes import BUDGET_REACHED, CANCELLED, FINISHED, PREEMPTED
-from headway.core.preemption_board import SIGNAL_KEY, posted
-from headway.core.secrets import redact
+from headway.core.machine.system import host_name
+from headway.core.process.faults import RESTARTS_VARIABLE
 from headway.runs.ownership import OwnerLock
 from headway.runs.run_directory import RESTARTS_KEY, Attempt, RunDirectory, command_line
 from headway.session.attempt import (

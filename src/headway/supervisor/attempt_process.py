@@ -20,8 +20,8 @@ from typing import Any
 from headway.config import Config
 from headway.core.console import say
 from headway.core.errors import INTERRUPTED, CheckpointError, HeadwayError, Preempted, explain_refusal
-from headway.core.process_exit import exit_process
-from headway.core.signals import defer_signals
+from headway.core.process.exit import exit_process
+from headway.core.process.signals import defer_signals
 from headway.preemption import watching_for
 from headway.runs.run_directory import Attempt
 from headway.session.attempt import RunOptions, WorkerDied, describe, is_finished, preemptible, record_preemption

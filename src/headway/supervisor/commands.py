@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from headway.core.coordination.launch_variables import OF_A_WORKER
+from headway.core.coordination.launched import world_size_from_environment
 from headway.core.errors import ConfigError, HeadwayError, error_with
-from headway.core.launch_variables import OF_A_WORKER
-from headway.core.launched import world_size_from_environment
-from headway.core.module_command import module_command
-from headway.core.signals import TERMINATION_SIGNALS, defer_signals, handled
+from headway.core.process.command import module_command
+from headway.core.process.signals import TERMINATION_SIGNALS, defer_signals, handled
 
 
 def check_not_a_worker(verb: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from headway.core.heartbeat import Reading
+from headway.core.coordination.heartbeat import Reading
 from headway.runs.run_directory import Attempt
 from headway.supervisor.restart_policy import AttemptOutcome, frames_of_dump
 from headway.supervisor.watchdog import Finding

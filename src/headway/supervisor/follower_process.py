@@ -16,9 +16,9 @@ from contextlib import suppress
 
 from headway.config import Config
 from headway.core.console import notice, warning
-from headway.core.faults import FAULTS_VARIABLE
-from headway.core.module_command import module_command
-from headway.core.waiting import wait_until
+from headway.core.process.command import module_command
+from headway.core.process.faults import FAULTS_VARIABLE
+from headway.core.process.waiting import wait_until
 
 #: How long the process may take at the end for what has not arrived; and when the run was stopped by a signal, after
 #: which a machine may be gone soon.

@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headway.core.files import file_in_memory
-from headway.core.foreign import read_json_lines
-from headway.core.garbage import pause_collection, resume_collection
-from headway.core.launched import RENDEZVOUS_VARIABLE, THREADS_VARIABLE, MachinePart, most_threads
-from headway.core.module_command import module_command
-from headway.core.signals import STOP_SIGNALS, handled, reset
+from headway.core.coordination.launched import RENDEZVOUS_VARIABLE, THREADS_VARIABLE, MachinePart, most_threads
+from headway.core.files.atomic import file_in_memory
+from headway.core.files.foreign import read_json_lines
+from headway.core.process.command import module_command
+from headway.core.process.signals import STOP_SIGNALS, handled, reset
+from headway.core.startup.garbage import pause_collection, resume_collection
 from headway.session.attempt import with_variables
 from headway.supervisor.processes import can_be_copied
 from headway.supervisor.worker import SPARE_VARIABLE

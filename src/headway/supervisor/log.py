@@ -7,7 +7,7 @@ from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
-from headway.core.secrets import redact
+from headway.core.credentials.secrets import redact
 
 #: How long to wait for a line to be written. It usually takes microseconds; meanwhile signals arrive and workers hang.
 _SECONDS = 1.0

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from headway.core.alerts import LIMIT_SECONDS, is_alert
-from headway.core.process_table import (
+from headway.core.process.table import (
     DEAD,
     LINUX,
     ProcessState,

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headway.config.supervise import SuperviseConfig
+from headway.core.coordination.outcomes import FINAL_CODES
 from headway.core.errors import Preempted
 from headway.core.format import format_seconds
-from headway.core.outcomes import FINAL_CODES
 
 #: Signals that only a scheduler, a person or the operating system sends: SIGHUP, SIGINT, SIGUSR1, SIGTERM, SIGPWR.
 _FROM_OUTSIDE = (1, 2, 10, 15, 30) if sys.platform == "linux" else (1, 2, 15, 30)

@@ -20,11 +20,11 @@ from types import FrameType
 from headway.config import Config
 from headway.core.alerts import Alerts, alerting
 from headway.core.console import say, write_log
-from headway.core.early_stop import take_early_signals
 from headway.core.errors import INTERRUPTED, Preempted, error_with
-from headway.core.process_table import has_one_thread
-from headway.core.signals import STOP_SIGNALS, handled
-from headway.core.waiting import wait_until
+from headway.core.process.signals import STOP_SIGNALS, handled
+from headway.core.process.table import has_one_thread
+from headway.core.process.waiting import wait_until
+from headway.core.startup.early_stop import take_early_signals
 from headway.runs.cancel import check_not_cancelled, forget_cancel
 from headway.runs.ownership import OwnerLock, wait_for_dead_machine, wait_for_orphaned_writers
 from headway.session.attempt import RunOptions, WorkerDied

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from headway.config.supervise import SuperviseConfig
+from headway.core.coordination.heartbeat import Phase, Reading
+from headway.core.coordination.outcomes import SAVED_CODES
 from headway.core.format import format_seconds
-from headway.core.heartbeat import Phase, Reading
-from headway.core.outcomes import SAVED_CODES
-from headway.core.process_table import DEAD, STOPPED, TRACED, UNINTERRUPTIBLE, ProcessState
+from headway.core.process.table import DEAD, STOPPED, TRACED, UNINTERRUPTIBLE, ProcessState
 
 #: A stopped process cannot continue by itself; short stops (a snapshot, a shell) are tolerated.
 _STOPPED_SECONDS = 5.0

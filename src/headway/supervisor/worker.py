@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from headway.core.console import redact_streams, say
+from headway.core.coordination.heartbeat import current_step, open_heartbeat
+from headway.core.credentials.secrets import redact
 from headway.core.errors import CheckpointError, HeadwayError, explain_refusal, fix_for
-from headway.core.files import append_json_line, write_json
-from headway.core.heartbeat import current_step, open_heartbeat
-from headway.core.process_exit import end, exit_process
-from headway.core.secrets import redact
+from headway.core.files.atomic import append_json_line, write_json
+from headway.core.process.exit import end, exit_process
 from headway.runs.run_directory import attempt_folder, worker_log
 from headway.supervisor.restart_policy import frames_of
 

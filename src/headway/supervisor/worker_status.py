@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headway.core.heartbeat import Reading, read_heartbeat, why_unreadable
-from headway.core.process_table import STOPPED, ProcessState, children_of, process_state, what_it_does
+from headway.core.coordination.heartbeat import Reading, read_heartbeat, why_unreadable
+from headway.core.process.table import STOPPED, ProcessState, children_of, process_state, what_it_does
 from headway.supervisor.restart_policy import AttemptOutcome
 
 AGAIN = "run the same command again: it continues from the newest checkpoint"

@@ -15,7 +15,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
-from headway.core.foreign import as_number
+from headway.core.files.foreign import as_number
 from headway.core.format import format_seconds
 from headway.telemetry.metrics import LEFT_OUT
 from headway.telemetry.record import Run, dig

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from headway.core.files import atomic_write
+from headway.core.files.atomic import atomic_write
 from headway.core.format import UNKNOWN, format_bytes, format_count
 from headway.telemetry import html
 from headway.telemetry.data_charts import length_chart, share_chart

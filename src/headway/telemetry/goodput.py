@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from headway.core.coordination.outcomes import BUDGET_REACHED, FINISHED, SAVED_OUTCOMES
 from headway.core.errors import INTERRUPTED
-from headway.core.foreign import as_number
+from headway.core.files.foreign import as_number
 from headway.core.format import counted, format_seconds
-from headway.core.outcomes import BUDGET_REACHED, FINISHED, SAVED_OUTCOMES
 from headway.telemetry.metrics import read_records
 from headway.telemetry.record import RUNNING, Attempt, Run, as_int, as_text
 from headway.telemetry.work import AttemptWork, Work

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
-from headway.core.machine import Machine, Output
+from headway.core.machine.system import Machine, Output
 
 QUERY = "nvidia-smi -q -x"
 

@@ -7,8 +7,8 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from headway.core.cores import read_processors, usable_cores
-from headway.core.machine import Machine
+from headway.core.machine.cores import read_processors, usable_cores
+from headway.core.machine.system import Machine
 
 if TYPE_CHECKING:
     import torch

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import NamedTuple
 
+from headway.core.coordination.outcomes import BUDGET_REACHED, CANCELLED, FINISHED, PREEMPTED
+from headway.core.credentials.secrets import redact
 from headway.core.format import UNKNOWN
-from headway.core.outcomes import BUDGET_REACHED, CANCELLED, FINISHED, PREEMPTED
-from headway.core.secrets import redact
 from headway.telemetry.charts import Chart
 from headway.telemetry.record import NOT_ENDED, NOT_STARTED, RUNNING
 

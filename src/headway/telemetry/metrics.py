@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 
 from headway.core.console import notice, warning
 from headway.core.errors import CheckpointError, fix_for
-from headway.core.files import ends_with_newline
-from headway.core.foreign import as_number, open_regular, parse_json_lines, read_json_lines
-from headway.core.timeout_writer import TimeoutWriter
+from headway.core.files.atomic import ends_with_newline
+from headway.core.files.foreign import as_number, open_regular, parse_json_lines, read_json_lines
+from headway.core.files.timeout_writer import TimeoutWriter
 
 FILE_NAME = "metrics.jsonl"
 #: The number of steps left out so far; in the only record that a left-out step has of its own.

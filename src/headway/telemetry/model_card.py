@@ -7,8 +7,8 @@ from typing import Any
 import yaml
 
 from headway.config.pretrained import HUB, is_on_hub, split_hub_name
+from headway.core.credentials.secrets import redact
 from headway.core.format import format_count
-from headway.core.secrets import redact
 from headway.telemetry.record import Run, as_int, dig
 
 

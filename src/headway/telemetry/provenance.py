@@ -16,8 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from headway.core.files import atomic_write
-from headway.core.secrets import redact, redact_arguments, redact_values
+from headway.core.credentials.secrets import redact, redact_arguments, redact_values
+from headway.core.files.atomic import atomic_write
 from headway.telemetry.hardware import hardware_facts
 from headway.telemetry.variables import recorded_variables
 

@@ -19,12 +19,12 @@ from headway.config import Batches, BatchStage
 from headway.config.document import parse
 from headway.config.load import CONFIG_BYTES
 from headway.config.segments import Segment, batches_before, begin, up_to
+from headway.core.coordination.lease import read_lease
+from headway.core.coordination.outcomes import FAILED, FINISHED, SAVED_OUTCOMES
+from headway.core.credentials.secrets import redact_arguments, redact_values
 from headway.core.errors import CheckpointError, ConfigError
-from headway.core.foreign import LISTING_BYTES, as_number, read_json_lines, read_json_object, read_text
-from headway.core.lease import read_lease
-from headway.core.machine import host_name
-from headway.core.outcomes import FAILED, FINISHED, SAVED_OUTCOMES
-from headway.core.secrets import redact_arguments, redact_values
+from headway.core.files.foreign import LISTING_BYTES, as_number, read_json_lines, read_json_object, read_text
+from headway.core.machine.system import host_name
 from headway.telemetry.metrics import FILE_NAME, Metrics, Span, read_metrics, read_records
 from headway.telemetry.work import Work
 
@@ -32,7 +32,7 @@ RUNNING, DIED = "running", "died"
 #: The newest attempt restored an earlier checkpoint (`headway checkpoints restore`), and trained nothing.
 RESTORED = "restored"
 
-#: The newest attempt has no recorded end, ran on another host, and has no lease (`core.lease`), so its
+#: The newest attempt has no recorded end, ran on another host, and has no lease (`core.coordination.lease`), so its
 #: state cannot be determined here.
 NOT_ENDED = "not ended"
 

@@ -12,11 +12,11 @@ import yaml
 from pydantic import ValidationError
 
 from headway.config.early_stopping import EarlyStoppingConfig, reason_to_stop
-from headway.core.files import atomic_write
-from headway.core.foreign import SETTINGS_BYTES, as_number, read_bytes, read_json_object
+from headway.core.coordination.outcomes import FINISHED
+from headway.core.credentials.secrets import redact_arguments
+from headway.core.files.atomic import atomic_write
+from headway.core.files.foreign import SETTINGS_BYTES, as_number, read_bytes, read_json_object
 from headway.core.format import UNKNOWN, counted, format_bytes, format_count, format_seconds
-from headway.core.outcomes import FINISHED
-from headway.core.secrets import redact_arguments
 from headway.telemetry import html
 from headway.telemetry.anomalies import AnomalyWatch, Episodes
 from headway.telemetry.charts import loss_chart, metric_chart

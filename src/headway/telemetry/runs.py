@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import CheckpointError, ConfigError
-from headway.core.files import atomic_write
+from headway.core.files.atomic import atomic_write
 from headway.core.format import UNKNOWN, format_count, format_seconds
 from headway.telemetry import html
 from headway.telemetry.overlay import overlay_chart

@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from headway.core.files import append_json_line
-from headway.core.foreign import open_regular, parse_json_lines
-from headway.core.machine import Machine, host_name
-from headway.core.memory import host_memory
+from headway.core.files.atomic import append_json_line
+from headway.core.files.foreign import open_regular, parse_json_lines
+from headway.core.machine.memory import host_memory
+from headway.core.machine.system import Machine, host_name
 from headway.telemetry.gpus import Driver
 from headway.telemetry.metrics import recorded_number
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from functools import cache
 
-from headway.core.secrets import redact
+from headway.core.credentials.secrets import redact
 
 _NAMES = """
     ATEN_CPU_CAPABILITY HEADWAY_FAULTS LD_PRELOAD LOCAL_WORLD_SIZE NVIDIA_TF32_OVERRIDE PYTHONHASHSEED SLURM_JOB_ID

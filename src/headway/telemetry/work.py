@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headway.core.foreign import as_number
+from headway.core.files.foreign import as_number
 from headway.telemetry.metrics import LEFT_OUT
 
 _STALLS = ("checkpoint/stall_seconds", "checkpoint/hold_stall_seconds")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.core.files import atomic_write
+from headway.core.files.atomic import atomic_write
 from headway.telemetry.anomalies import DATA_WAIT_SHARE
 from headway.telemetry.catalogue import metric
 from headway.tracking.live_run import Snapshot

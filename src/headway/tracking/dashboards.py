@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import ConfigError
-from headway.core.files import atomic_write
+from headway.core.files.atomic import atomic_write
 from headway.telemetry.catalogue import CATALOGUE, SYSTEM, Unit, metric
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import ConfigError
-from headway.core.files import atomic_write
+from headway.core.files.atomic import atomic_write
 from headway.core.version import __version__
 from headway.telemetry.catalogue import CATALOGUE, SYSTEM, Metric, metric
 from headway.tracking.live_run import Snapshot

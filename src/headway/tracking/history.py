@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from headway.core.foreign import LINE_BYTES, open_regular, parse_json_lines
+from headway.core.files.foreign import LINE_BYTES, open_regular, parse_json_lines
 from headway.telemetry.metrics import FILE_NAME, NO_VALUES, is_own, recorded_number
 from headway.telemetry.record import as_time
 from headway.tracking.sink import Point

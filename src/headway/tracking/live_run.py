@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from headway.config.units import Interval
-from headway.core.foreign import as_number, open_regular, parse_json_lines
-from headway.core.outcomes import BUDGET_REACHED, CANCELLED, FAILED, FINISHED, PREEMPTED, SAVED_OUTCOMES
+from headway.core.coordination.outcomes import BUDGET_REACHED, CANCELLED, FAILED, FINISHED, PREEMPTED, SAVED_OUTCOMES
+from headway.core.files.foreign import as_number, open_regular, parse_json_lines
 from headway.telemetry.anomalies import Anomaly, AnomalyWatch
 from headway.telemetry.catalogue import CATALOGUE, Kind, metric
 from headway.telemetry.goodput import was_meant_to_end

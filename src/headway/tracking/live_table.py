@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from headway.core.console import notice
+from headway.core.coordination.outcomes import BUDGET_REACHED, CANCELLED, FAILED, FINISHED, PREEMPTED
 from headway.core.format import counted, format_count, format_seconds, printable
-from headway.core.outcomes import BUDGET_REACHED, CANCELLED, FAILED, FINISHED, PREEMPTED
 from headway.telemetry.record import DIED, RUNNING
 from headway.tracking.alert_rules import firing
 from headway.tracking.live_run import Snapshot

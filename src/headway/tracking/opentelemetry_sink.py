@@ -20,9 +20,9 @@ from urllib.parse import unquote
 
 from headway.config.track import OpentelemetryConfig, http_problem
 from headway.core.console import warning
+from headway.core.credentials.http import open_url
+from headway.core.credentials.secrets import redact
 from headway.core.errors import ConfigError, missing_extra
-from headway.core.http import open_url
-from headway.core.secrets import redact
 from headway.telemetry.catalogue import Unit, metric
 from headway.tracking.servers import address_from, ask_server
 from headway.tracking.sink import Batch, Description, Refused, SinkSpec, Status, TrackedRun, Unreachable

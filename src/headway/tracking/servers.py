@@ -12,9 +12,9 @@ import urllib.request
 from collections.abc import Callable, Collection
 
 from headway.core.console import warning
+from headway.core.credentials.http import open_url
+from headway.core.credentials.secrets import credential_in, redact
 from headway.core.errors import ConfigError
-from headway.core.http import open_url
-from headway.core.secrets import credential_in, redact
 
 #: How long a server may take for the question whether it takes the credentials.
 _ASK_SECONDS = 3.0

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from headway.core.foreign import LINE_BYTES, open_regular, parse_json_lines
+from headway.core.files.foreign import LINE_BYTES, open_regular, parse_json_lines
 
 _BLOCK_BYTES = 256 * 1024
 

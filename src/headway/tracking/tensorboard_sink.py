@@ -16,8 +16,8 @@ from typing import IO, Any
 
 from headway.config.track import tensorboard_folder
 from headway.core.errors import missing_extra
-from headway.core.files import fingerprint, sync_folder
-from headway.core.foreign import open_regular
+from headway.core.files.atomic import fingerprint, sync_folder
+from headway.core.files.foreign import open_regular
 from headway.tracking.sink import Batch, Description, LostRun, Point, SinkSpec, Status, TrackedRun, Unreachable
 
 #: Version of the format of event files that are written here.

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from headway.config.track import TrackioConfig, http_problem
+from headway.core.credentials.secrets import redact
 from headway.core.errors import ConfigError, HeadwayError, missing_extra
-from headway.core.files import fingerprint
-from headway.core.machine import host_name
-from headway.core.secrets import redact
+from headway.core.files.atomic import fingerprint
+from headway.core.machine.system import host_name
 from headway.tracking.readings import machine_in
 from headway.tracking.servers import address_from, ask_server
 from headway.tracking.sink import Batch, Description, Refused, SinkSpec, Status, TrackedRun, Unreachable

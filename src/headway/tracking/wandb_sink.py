@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headway.config.track import WandbConfig
+from headway.core.credentials.secrets import redact
 from headway.core.errors import ConfigError, missing_extra
-from headway.core.secrets import redact
 from headway.tracking.cursor import FOLDER
 from headway.tracking.sink import Batch, Description, Refused, Sink, SinkSpec, Status, TrackedRun, Unreachable
 

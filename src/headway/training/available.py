@@ -15,7 +15,7 @@ from headway.config.optimizers import DEFAULT_OPTIMIZER, TORCHAO, find_optimizer
 from headway.config.strategies import AUTO, find_strategy
 from headway.core.errors import ConfigError
 from headway.core.format import counted
-from headway.core.machine import Machine
+from headway.core.machine.system import Machine
 from headway.telemetry.arithmetic import cpu_bf16_speed
 from headway.telemetry.gpus import nvidia_devices
 from headway.training.benchmarks import check_installed

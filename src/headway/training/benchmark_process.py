@@ -17,8 +17,8 @@ from typing import Any
 
 from headway.config.benchmarks import is_file
 from headway.core.errors import HeadwayError
-from headway.core.files import write_json
-from headway.core.foreign import read_json_object
+from headway.core.files.atomic import write_json
+from headway.core.files.foreign import read_json_object
 
 #: What lm-eval adds to a task's metrics.
 _NO_METRICS = frozenset(("name", "alias", "sample_len", "sample_count"))

@@ -19,12 +19,12 @@ from pydantic import ValidationError
 
 from headway.config.benchmarks import AFTER, BenchmarksConfig, is_file
 from headway.core.console import notice, warning
+from headway.core.coordination.launch_variables import OF_A_WORKER
 from headway.core.errors import ConfigError, HeadwayError, missing_extra
-from headway.core.files import write_json
-from headway.core.foreign import read_json_object
+from headway.core.files.atomic import write_json
+from headway.core.files.foreign import read_json_object
 from headway.core.format import format_seconds
-from headway.core.launch_variables import OF_A_WORKER
-from headway.core.module_command import module_command
+from headway.core.process.command import module_command
 from headway.training.job import Callback
 
 if TYPE_CHECKING:

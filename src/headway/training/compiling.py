@@ -19,10 +19,10 @@ from torch import nn
 from headway.config import Config
 from headway.config.parallel import ParallelConfig
 from headway.core.console import notice, warning
-from headway.core.files import fingerprint, user_cache, write_json
-from headway.core.foreign import read_json_object
+from headway.core.coordination.heartbeat import Phase, beat
+from headway.core.files.atomic import fingerprint, user_cache, write_json
+from headway.core.files.foreign import read_json_object
 from headway.core.format import format_seconds
-from headway.core.heartbeat import Phase, beat
 from headway.models.attention import Positions
 from headway.models.layer import Layer
 from headway.models.rope import rotary_tables

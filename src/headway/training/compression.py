@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from headway.core.scratch import scratch_folder
+from headway.core.files.scratch import scratch_folder
 from headway.models.hub.compressed import Compression, check_not_quantized, measure, write_compressed
 from headway.models.huggingface import copy_tokenizer
 from headway.models.huggingface_folder import check_not_foreign, mark, published

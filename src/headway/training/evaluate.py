@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from headway.core.heartbeat import Phase, beat
+from headway.core.coordination.heartbeat import Phase, beat
 from headway.core.statistics import perplexity
 from headway.parallel.pipeline import Pipeline
 from headway.parallel.world import World

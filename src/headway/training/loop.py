@@ -12,11 +12,11 @@ import torch
 from headway.checkpoint.save.fence import Fenced
 from headway.checkpoint.save.outcomes import Outcome
 from headway.checkpoint.store import CheckpointStore
-from headway.core.allocator import give_back_freed_memory
 from headway.core.console import notice
+from headway.core.coordination.heartbeat import Phase, beat
 from headway.core.errors import Cancelled, CheckpointError, CorruptionError, DivergedError, HeadwayError, Preempted
-from headway.core.faults import fault_point
-from headway.core.heartbeat import Phase, beat
+from headway.core.machine.allocator import give_back_freed_memory
+from headway.core.process.faults import fault_point
 from headway.cost.pricing import budget_reached
 from headway.data.feeding.prefetch import Prefetcher
 from headway.data.first_use import WrongShardError

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from headway.config import load_resolved
+from headway.core.coordination.launched import world_size_from_environment
 from headway.core.errors import ConfigError
-from headway.core.launched import world_size_from_environment
 from headway.core.model_protocol import HasOutputProjection
 from headway.telemetry.arithmetic import cpu_multiplies_bf16, set_fp32_products
 from headway.training.torchao_import import importing_torchao

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from headway.core.heartbeat import exchanging
+from headway.core.coordination.heartbeat import exchanging
 from headway.parallel.blocks import local_part
 from headway.training.optimizer import scales_while_updating, update_unless
 

@@ -13,7 +13,7 @@ from headway.checkpoint.save.fence import OwnerUnknown
 from headway.checkpoint.save.outcomes import Outcome, Upload
 from headway.config.checkpoint import EVALUATED
 from headway.core.console import warning
-from headway.core.files import append_json_line
+from headway.core.files.atomic import append_json_line
 from headway.cost.spending import SpendMeter
 from headway.parallel.blocks import gather_whole
 from headway.telemetry.line import StatusLine

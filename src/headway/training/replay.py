@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from headway.core.errors import CorruptionError
-from headway.core.faults import fault_point
+from headway.core.process.faults import fault_point
 from headway.parallel.blocks import local_part
 from headway.training.state import kept_buffers
 

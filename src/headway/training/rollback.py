@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headway.core.console import warning
+from headway.core.coordination.heartbeat import Phase, beat
 from headway.core.errors import CheckpointError, DivergedError
-from headway.core.faults import fault_point
-from headway.core.heartbeat import Phase, beat
+from headway.core.process.faults import fault_point
 
 if TYPE_CHECKING:
     from headway.data.feeding.prefetch import Prefetcher

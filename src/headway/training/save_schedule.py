@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Literal
 
 from headway.config.units import Interval
 from headway.core.console import notice, write_log
+from headway.core.coordination.outcomes import SAVED_OUTCOMES
 from headway.core.errors import INTERRUPTED
 from headway.core.format import format_seconds
-from headway.core.outcomes import SAVED_OUTCOMES
 from headway.telemetry.record import RUNNING, open_run
 
 if TYPE_CHECKING:

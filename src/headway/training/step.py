@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from headway.config import Config
-from headway.core.faults import fault_point
-from headway.core.heartbeat import Phase, beat, exchanging
+from headway.core.coordination.heartbeat import Phase, beat, exchanging
 from headway.core.model_protocol import DrawsByPosition, ScalesLosses, TakesCounts
+from headway.core.process.faults import fault_point
 from headway.core.random import derive_seed
 from headway.core.types import MicroBatch
 from headway.parallel.norms import norm_parts, total_norm

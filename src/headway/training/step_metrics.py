@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from headway.core.heartbeat import Phase, beat
+from headway.core.coordination.heartbeat import Phase, beat
 from headway.telemetry.hardware import device_name, peak_flops, peak_memory_gib
 from headway.telemetry.metrics import LEFT_OUT
 

@@ -12,10 +12,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 from headway.core.console import is_first_worker, notice, warning
+from headway.core.coordination.preemption_board import BUDGET_SOURCE, CANCEL_KEY, SIGNAL_KEY, Board, Notice, post
 from headway.core.errors import Preempted
 from headway.core.format import format_seconds
-from headway.core.preemption_board import BUDGET_SOURCE, CANCEL_KEY, SIGNAL_KEY, Board, Notice, post
-from headway.core.signals import STOP_SIGNALS, handled, pending_signals
+from headway.core.process.signals import STOP_SIGNALS, handled, pending_signals
 from headway.training.job import Callback
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from torch.utils._pytree import tree_leaves
 
 from headway.config.optimizers import find_optimizer
 from headway.config.strategies import effective_strategy, find_strategy, simplest_strategy
+from headway.core.coordination.launched import workers_of_this_machine
 from headway.core.errors import ConfigError
-from headway.core.launched import workers_of_this_machine
-from headway.core.machine import Machine
-from headway.core.memory import allowed_bytes
+from headway.core.machine.memory import allowed_bytes
+from headway.core.machine.system import Machine
 from headway.core.types import Feed, KnowsLongestStep, MicroBatch
 from headway.parallel.blocks import local_part
 from headway.parallel.strategy import Strategy

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from headway.core.launched import workers_of_this_machine
-from headway.core.machine import Machine
-from headway.core.neighbours import Load, LoadMeter, WaitMode, choose_at_start, choose_wait_mode, look_at_start
-from headway.core.openmp import WaitSwitch, chosen_by_user, find_libgomp
+from headway.core.coordination.launched import workers_of_this_machine
+from headway.core.machine.neighbours import Load, LoadMeter, WaitMode, choose_at_start, choose_wait_mode, look_at_start
+from headway.core.machine.openmp import WaitSwitch, chosen_by_user, find_libgomp
+from headway.core.machine.system import Machine
 from headway.training.job import Callback
 
 if TYPE_CHECKING:

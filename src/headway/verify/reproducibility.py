@@ -14,10 +14,10 @@ from headway.checkpoint.store import CheckpointStore
 from headway.config import Config, dump_config, resolve_lanes
 from headway.core.console import notice
 from headway.core.errors import ConfigError, HeadwayError
-from headway.core.faults import FAULTS_VARIABLE
-from headway.core.foreign import read_json_lines
+from headway.core.files.foreign import read_json_lines
+from headway.core.files.scratch import scratch_folder
 from headway.core.format import counted
-from headway.core.scratch import scratch_folder
+from headway.core.process.faults import FAULTS_VARIABLE
 from headway.supervisor.commands import check_not_a_worker, failed, place, running, stoppable, train_command
 from headway.training.precision import with_precision
 

@@ -19,7 +19,7 @@ from headway.bench.intervals import intersection, length, union, without
 from headway.bench.meter import Meter, communication_shares, host_to_device
 from headway.bench.synthetic import SyntheticFeed
 from headway.config import Config, LaneGrid, ModelConfig
-from headway.core.machine import Machine
+from headway.core.machine.system import Machine
 
 
 def event(name: str, start: float, end: float, *, is_async: bool = False, device: str = "CPU") -> Any:

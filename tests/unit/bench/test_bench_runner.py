@@ -21,8 +21,8 @@ from headway.bench.runner import DISCARDED, EARLIER, LOGS, MeasureOptions, open_
 from headway.bench.suite import Suite, load_suite
 from headway.bench.worker import Spec
 from headway.core.errors import ConfigError, HeadwayError, Preempted
-from headway.core.module_command import module_command
-from headway.core.process_table import DEAD, process_state
+from headway.core.process.command import module_command
+from headway.core.process.table import DEAD, process_state
 from support_bench import measurement
 
 SUITE = "strategy: [ddp, zero1]\nworkers: 2\nmodel: 1m\nsequence_length: 32\nrepeats: 2\n"
@@ -266,7 +266,7 @@ def test_a_process_that_is_a_worker_of_somebody_elses_is_refused(
     suite: Callable[..., Suite], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
-    open_matrix(suite(), tmp_path)  # alone it says nothing: see `headway.core.launched`
+    open_matrix(suite(), tmp_path)  # alone it says nothing: see `headway.core.coordination.launched`
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(ConfigError, match="already one of 4"):
         open_matrix(suite(), tmp_path)

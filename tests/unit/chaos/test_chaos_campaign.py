@@ -39,9 +39,9 @@ from headway.chaos.trial import End, Runs, TrialResult
 from headway.checkpoint.save.writer_locks import open_writer_lock
 from headway.checkpoint.store import CheckpointStore
 from headway.config import load_config
-from headway.core import faults
-from headway.core.files import append_json_line
-from headway.core.foreign import read_json_lines
+from headway.core.files.atomic import append_json_line
+from headway.core.files.foreign import read_json_lines
+from headway.core.process import faults
 from headway.runs.ledger import Rollback
 from states import equal, make_state, save
 

@@ -21,9 +21,9 @@ from headway.chaos.report import CampaignResult, render, run_campaign
 from headway.chaos.trial import TrialResult
 from headway.config import load_config
 from headway.core.errors import ConfigError
-from headway.core.files import append_json_line
-from headway.core.process_table import STOPPED, process_state
-from headway.core.waiting import wait_until
+from headway.core.files.atomic import append_json_line
+from headway.core.process.table import STOPPED, process_state
+from headway.core.process.waiting import wait_until
 from waits import LONG
 
 

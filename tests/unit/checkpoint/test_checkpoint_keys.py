@@ -36,9 +36,9 @@ from headway.checkpoint.transfer import remote_manifests
 from headway.checkpoint.verify_remote import remote_checkpoints
 from headway.cli import checkpoints as verb
 from headway.config import RemoteConfig
+from headway.core.credentials.secrets import redact
 from headway.core.errors import CheckpointError, ConfigError
-from headway.core.files import fingerprint
-from headway.core.secrets import redact
+from headway.core.files.atomic import fingerprint
 from headway.runs.restore import prune
 from headway.runs.run_directory import RunDirectory
 from states import equal, make_state, names, save

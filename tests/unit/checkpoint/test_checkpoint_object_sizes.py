@@ -17,7 +17,7 @@ from headway.checkpoint.remote.ownership import NEWEST, RUN_FILE, claim_name
 from headway.checkpoint.remote.sealed_objects import SealedObjects
 from headway.checkpoint.remote.tier import RemoteTier
 from headway.core.errors import CheckpointError
-from headway.core.foreign import LISTING_BYTES
+from headway.core.files.foreign import LISTING_BYTES
 from headway.core.storage import RECORD_BYTES, client
 from local_server import LocalServer
 from object_storage import S3Server

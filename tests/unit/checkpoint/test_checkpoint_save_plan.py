@@ -16,7 +16,7 @@ from headway.checkpoint.save.publish import Part, Publisher, write_part
 from headway.checkpoint.save.save_plan import assign_writers
 from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError
-from headway.core.files import write_json
+from headway.core.files.atomic import write_json
 from headway.core.types import Block
 
 SHAPE = (6, 4)

@@ -41,11 +41,11 @@ from headway.checkpoint.save.writer_locks import (
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Config, TrainConfig
 from headway.core import console
+from headway.core.coordination.heartbeat import Phase
 from headway.core.errors import CheckpointError, ConfigError
-from headway.core.files import write_json
-from headway.core.heartbeat import Phase
+from headway.core.files.atomic import write_json
+from headway.core.process.waiting import wait_until
 from headway.core.types import Block, StateBlocks
-from headway.core.waiting import wait_until
 from headway.parallel.world import World
 from headway.runs.rewind import CheckpointRewinder
 from states import blocks, equal, make_state, names, save, submit
@@ -286,7 +286,7 @@ def test_waiting_for_a_write_is_no_silence_as_long_as_it_gets_on(
         return [said]
 
     page.beat.side_effect = lambda phase, step=None: beats.append((phase, turns))
-    monkeypatch.setattr("headway.core.heartbeat._heartbeat", page)
+    monkeypatch.setattr("headway.core.coordination.heartbeat._heartbeat", page)
     monkeypatch.setattr("headway.checkpoint.save.writer._LOOK_SECONDS", 0.01)
     monkeypatch.setattr(writer, "_gather", gather)
     writer.wait()

@@ -33,9 +33,9 @@ from headway.checkpoint.save.writer_locks import open_writer_lock
 from headway.checkpoint.store import CheckpointStore
 from headway.core import console
 from headway.core.errors import CheckpointError
-from headway.core.module_command import module_command
+from headway.core.process.command import module_command
+from headway.core.process.waiting import wait_until
 from headway.core.types import Block
-from headway.core.waiting import wait_until
 from states import make_state, submit
 from waits import LONG
 

@@ -10,7 +10,7 @@ import pytest
 
 from headway.core import console
 from headway.core.alerts import alerting
-from headway.core.waiting import wait_until
+from headway.core.process.waiting import wait_until
 from waits import LONG
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.core.cores import has_bf16_tiles, read_cores, usable_cores
-from headway.core.machine import Machine
+from headway.core.machine.cores import has_bf16_tiles, read_cores, usable_cores
+from headway.core.machine.system import Machine
 
 
 def machine(root: Path, cores: int, allowed: str, quota: str) -> Machine:

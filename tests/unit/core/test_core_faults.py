@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import headway
-from headway.core import faults
+from headway.core.coordination.heartbeat import Phase
 from headway.core.errors import ConfigError
-from headway.core.heartbeat import Phase
-from headway.core.waiting import wait_until
+from headway.core.process import faults
+from headway.core.process.waiting import wait_until
 from waits import LONG
 
 
@@ -51,7 +51,8 @@ def test_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("action", "number"), [("kill", signal.SIGKILL), ("stop", signal.SIGTERM)])
 def test_signals(monkeypatch: pytest.MonkeyPatch, action: str, number: int) -> None:
     monkeypatch.setenv("HEADWAY_FAULTS", f"{action}@step=2")
-    code = "from headway.core.faults import fault_point as f; f('step', 1); print('first', flush=True); f('step', 2)"
+    code = "from headway.core.process.faults import fault_point as f; f('step', 1)"
+    code += "; print('first', flush=True); f('step', 2)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LONG)
     assert result.returncode == -number
     assert result.stdout == "first\n"
@@ -62,7 +63,7 @@ def test_a_hang_is_not_ended_by_who_asks_for_its_stack(tmp_path: Path) -> None:
     log, stack = tmp_path / "log", tmp_path / "stack"
     script = (
         "import faulthandler, signal, sys\n"
-        "from headway.core.faults import fault_point\n"
+        "from headway.core.process.faults import fault_point\n"
         "faulthandler.register(signal.SIGURG, file=open(sys.argv[1], 'w'))\n"
         "fault_point('step', 7)\n"
     )

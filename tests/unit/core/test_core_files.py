@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.core import files
-from headway.core.foreign import read_json_lines
+from headway.core.files import atomic as files
+from headway.core.files.foreign import read_json_lines
 from waits import LONG
 
 
@@ -95,7 +95,7 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="needs /dev/stdout")
 def test_standard_output_is_written_to(tmp_path: Path) -> None:
     code = (
-        "import pathlib; from headway.core.files import atomic_write\n"
+        "import pathlib; from headway.core.files.atomic import atomic_write\n"
         "with atomic_write(pathlib.Path('/dev/stdout'), 'w') as file: file.write('x')"
     )
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True).stdout == b"x"
@@ -163,7 +163,7 @@ def test_a_killed_write_leaves_the_old_content(tmp_path: Path) -> None:
     path = tmp_path / "file.txt"
     path.write_text("old")
     code = (
-        "import os, signal, sys, pathlib; from headway.core.files import atomic_write\n"
+        "import os, signal, sys, pathlib; from headway.core.files.atomic import atomic_write\n"
         "with atomic_write(pathlib.Path(sys.argv[1]), 'w') as file:\n"
         "    file.write('new'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.core import foreign
-from headway.core.foreign import ForeignFileError, parse_json, parse_json_lines, read_bytes, read_json_lines
+from headway.core.files import foreign
+from headway.core.files.foreign import ForeignFileError, parse_json, parse_json_lines, read_bytes, read_json_lines
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -104,7 +104,7 @@ def test_a_terabyte_of_nothing_is_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_what_the_shell_has_opened_is_read_to_its_end_or_limit() -> None:
-    code = "from pathlib import Path; from headway.core.foreign import *; print(read_given_bytes(Path(%r), 1000))"
+    code = "from pathlib import Path; from headway.core.files.foreign import *; print(read_given_bytes(Path(%r), 1000))"
     for given_text, said in (("hello", b"b'hello'"), ("x" * 100_000, b"more than 1000 B")):
         done = subprocess.run(
             [sys.executable, "-c", code % "/dev/stdin"], input=given_text.encode(), capture_output=True, check=False

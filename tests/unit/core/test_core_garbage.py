@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from headway.core.garbage import pause_collection, resume_collection
+from headway.core.startup.garbage import pause_collection, resume_collection
 
 
 def test_what_was_loaded_meanwhile_is_not_looked_through_again() -> None:

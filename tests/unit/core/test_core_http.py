@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from headway.core.http import _SameServer, open_url
+from headway.core.credentials.http import _SameServer, open_url
 from local_server import LocalServer
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.core import machine as module
-from headway.core.machine import Machine, cpu_list, run_command
+from headway.core.machine import system as module
+from headway.core.machine.system import Machine, cpu_list, run_command
 
 
 def test_commands_that_work_fail_hang_or_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.core.machine import Machine
-from headway.core.neighbours import Load, LoadMeter, Start, choose_at_start, choose_wait_mode, look_at_start
+from headway.core.machine.neighbours import Load, LoadMeter, Start, choose_at_start, choose_wait_mode, look_at_start
+from headway.core.machine.system import Machine
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from headway.core.cgroups import threads_left
-from headway.core.machine import Machine
-from headway.core.openmp import WaitSwitch, chosen_by_user, libgomp_paths
+from headway.core.machine.cgroups import threads_left
+from headway.core.machine.openmp import WaitSwitch, chosen_by_user, libgomp_paths
+from headway.core.machine.system import Machine
 
 #: A team of a thread per processor does nothing, fifty times, with 5 ms between; printed is what its other threads have
 #: run meanwhile: as the library has them wait, asleep, and as before.
@@ -21,7 +21,7 @@ PROBE = """
 import ctypes, sys, threading, time
 from contextlib import suppress
 from pathlib import Path
-from headway.core.openmp import WaitSwitch, find_libgomp
+from headway.core.machine.openmp import WaitSwitch, find_libgomp
 
 assert find_libgomp() is None, "none is loaded yet"
 ctypes.CDLL(sys.argv[1])

@@ -16,8 +16,8 @@ import pytest
 
 from headway.bench import worker as bench
 from headway.cli import main as command
-from headway.core import process_exit
 from headway.core.errors import DataError, HeadwayError
+from headway.core.process import exit as process_exit
 from headway.doctor import communication
 from headway.doctor import communication_worker as doctor
 from object_storage import free_ports
@@ -97,7 +97,7 @@ def test_without_such_groups_python_ends_the_process(on_gpus: pytest.MonkeyPatch
 def test_all_that_is_registered_is_done_before_a_process_ends_without_being_taken_apart(reason: str | None) -> None:
     program = (
         "import atexit, os, threading, time\n"
-        "from headway.core import process_exit\n"
+        "from headway.core.process import exit as process_exit\n"
         "class Told:\n"
         "    def __del__(self): os.write(1, b'taken apart ')\n"
         "told = Told()\n"

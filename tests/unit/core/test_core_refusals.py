@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from headway.core import faults
 from headway.core.errors import (
     CheckpointError,
     ConfigError,
@@ -24,7 +23,8 @@ from headway.core.errors import (
     fix_for,
     refusal,
 )
-from headway.core.files import append_json_line, atomic_write
+from headway.core.files.atomic import append_json_line, atomic_write
+from headway.core.process import faults
 from support import in_child
 
 #: Each with a word of what is done about it.

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from headway.core import scratch
 from headway.core.errors import ConfigError
-from headway.core.scratch import scratch_folder
+from headway.core.files import scratch
+from headway.core.files.scratch import scratch_folder
 
 #: Makes a folder with something in it, says so, and waits.
 _MAKER = """
 import sys, time
 from pathlib import Path
-from headway.core.scratch import scratch_folder
+from headway.core.files.scratch import scratch_folder
 with scratch_folder("mine-", Path(sys.argv[1])) as folder:
     (folder / "large").write_bytes(bytes(1000))
     print(folder, flush=True)

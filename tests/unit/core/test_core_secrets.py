@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from headway.core import secrets
-from headway.core.secrets import (
+from headway.core.credentials import secrets
+from headway.core.credentials.secrets import (
     credential_in,
     credentials_in,
     expand,

@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from headway.core.errors import HeadwayError, Preempted
-from headway.core.signals import STOP_SIGNALS, defer_signals, handled, reset
+from headway.core.process.signals import STOP_SIGNALS, defer_signals, handled, reset
 from headway.training.stop import StopSignals
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from headway.core import console, timeout_writer
+from headway.core import console
 from headway.core.errors import CheckpointError
-from headway.core.timeout_writer import TimeoutLog, TimeoutWriter
-from headway.core.waiting import wait_until
+from headway.core.files import timeout_writer
+from headway.core.files.timeout_writer import TimeoutLog, TimeoutWriter
+from headway.core.process.waiting import wait_until
 from headway.telemetry import metrics as metrics_module
 from headway.telemetry.metrics import MetricsLog, read_metrics
 from waits import LONG

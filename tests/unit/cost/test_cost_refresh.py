@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from headway.core.credentials.secrets import redact
 from headway.core.errors import ConfigError
-from headway.core.secrets import redact
 from headway.cost.aws import MACHINES, refresh_aws
 from headway.cost.azure import refresh_azure
 from headway.cost.gcp import KEY, refresh_gcp

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from headway.cli.application import application
 from headway.core.errors import ConfigError
-from headway.core.machine import Output, Space
+from headway.core.machine.system import Output, Space
 from headway.doctor import examine
 from headway.doctor.storage import _write_test
 from support import headway

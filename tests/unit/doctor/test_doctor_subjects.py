@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from headway.core.machine import Output, Space
+from headway.core.machine.system import Output, Space
 from headway.doctor import storage
 from headway.doctor.findings import Finding
 from headway.doctor.processor import examine_processor

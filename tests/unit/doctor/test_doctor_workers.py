@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from headway.cli.application import application
 from headway.core.errors import ConfigError
-from headway.core.files import write_json
+from headway.core.files.atomic import write_json
 from headway.doctor import communication
 from headway.doctor.communication import CommunicationFailed, Plan, measure_communication
 from headway.doctor.workers import _death_error, _recorded_error, run_communication

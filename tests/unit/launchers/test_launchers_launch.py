@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from headway.config import load_config
+from headway.core.coordination.launched import machines_from_environment
+from headway.core.coordination.preemption_board import Board
 from headway.core.errors import Cancelled, ConfigError
-from headway.core.launched import machines_from_environment
-from headway.core.preemption_board import Board
 from headway.launchers import ray
 from headway.launchers.job import Job, parse_machines
 from headway.launchers.launcher import Handle, find_launcher

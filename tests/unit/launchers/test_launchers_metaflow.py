@@ -18,8 +18,8 @@ import pytest
 
 from headway.config import dump_config
 from headway.core.errors import ConfigError
-from headway.core.process_table import process_state
-from headway.core.waiting import wait_until
+from headway.core.process.table import process_state
+from headway.core.process.waiting import wait_until
 from headway.launchers import metaflow
 from headway.launchers.launcher import find_launcher
 from support_launchers import Programs, job

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from headway.core.launched import RENDEZVOUS_VARIABLE
+from headway.core.coordination.launched import RENDEZVOUS_VARIABLE
 from headway.parallel.loopback import keep_to_loopback
 
 LOCAL = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headway.core.errors import ConfigError
-from headway.core.machine import Output
+from headway.core.machine.system import Output
 from headway.parallel.interconnect import Interconnect, parse_topology, read_interconnect
 from headway.parallel.nccl import Profile, choose_profile
 from support_doctor import (

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from headway.core.errors import ConfigError
-from headway.core.machine import Machine
+from headway.core.machine.system import Machine
 from headway.plan.accelerators import KNOWN, NETWORKS, parse_machines, this_machine
 
 

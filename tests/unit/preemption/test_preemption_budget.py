@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from headway.config.preemption import PreemptionConfig
-from headway.core.preemption_board import Board
-from headway.core.waiting import wait_until
+from headway.core.coordination.preemption_board import Board
+from headway.core.process.waiting import wait_until
 from headway.cost.spending import CostBudget, RunCost, SpendMeter
 from headway.preemption.budget import BudgetGuard
 from headway.telemetry.metrics import read_metrics

@@ -13,7 +13,7 @@ import pytest
 
 from headway.config import Config, PreemptionConfig
 from headway.core.errors import HeadwayError, Preempted
-from headway.core.signals import handled
+from headway.core.process.signals import handled
 from headway.preemption import listening
 from headway.session import session
 from headway.session.attempt import ATTEMPT_VARIABLE, RunOptions

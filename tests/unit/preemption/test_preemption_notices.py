@@ -14,10 +14,10 @@ import pytest
 
 from headway.checkpoint.save.outcomes import Outcome
 from headway.config import PreemptionConfig
+from headway.core.coordination.preemption_board import SIGNAL_KEY, Board, Notice, post, posted
 from headway.core.errors import HeadwayError, Preempted
-from headway.core.machine import Machine, Output
-from headway.core.preemption_board import SIGNAL_KEY, Board, Notice, post, posted
-from headway.core.waiting import wait_until
+from headway.core.machine.system import Machine, Output
+from headway.core.process.waiting import wait_until
 from headway.preemption import metadata, watching, watching_for
 from headway.preemption.aws import Aws
 from headway.preemption.azure import Azure

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from headway.cli import profile as verb
 from headway.config import Config
+from headway.core.coordination.heartbeat import Phase, beat, exchanging, observe
 from headway.core.errors import ConfigError
-from headway.core.heartbeat import Phase, beat, exchanging, observe
 from headway.core.statistics import covered
 from headway.profiling import run as profiling_run
 from headway.profiling.charts import COLOURS, memory_chart
@@ -278,7 +278,7 @@ def test_a_profile_that_is_too_long_is_told_the_longest_that_fits() -> None:
 
 
 def test_ceilings_take_no_more_memory_than_a_container_has_left(tmp_path: Path) -> None:
-    from headway.core.machine import Machine
+    from headway.core.machine.system import Machine
     from headway.profiling.ceilings import _free_bytes
 
     files = {"proc/meminfo": "MemTotal: 67108864 kB\nMemAvailable: 33554432 kB\n", "proc/self/cgroup": "0::/job\n",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headway.core.machine import host_name
+from headway.core.machine.system import host_name
 from headway.runs import run_directory
 from headway.runs.account import account_of, measured_saves, save_seconds
 from headway.runs.run_directory import RunDirectory

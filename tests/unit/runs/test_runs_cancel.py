@@ -15,12 +15,12 @@ import pytest
 
 from headway.checkpoint.save.fence import read_owner
 from headway.config import load_config
-from headway.core import lease as leases
+from headway.core.coordination import lease as leases
+from headway.core.coordination.lease import read_lease
+from headway.core.coordination.preemption_board import CANCEL_KEY, posted
 from headway.core.errors import Cancelled, CheckpointError
-from headway.core.files import write_json
-from headway.core.lease import read_lease
-from headway.core.preemption_board import CANCEL_KEY, posted
-from headway.core.waiting import wait_until
+from headway.core.files.atomic import write_json
+from headway.core.process.waiting import wait_until
 from headway.runs import ownership
 from headway.runs.cancel import check_not_cancelled, forget_cancel, request_cancel
 from headway.runs.run_directory import Attempt, RunDirectory
@@ -123,7 +123,7 @@ def test_a_signal_in_the_first_moment_is_no_failure(options: list[str], code: in
         f"import sys; sys.argv = ['headway', 'train', 'x.yaml', *{options!r}]\n"
         "import headway.cli, os, signal, time\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
-        "from headway.core.early_stop import take_early_signals\n"
+        "from headway.core.startup.early_stop import take_early_signals\n"
         "print(take_early_signals(), take_early_signals())\n"
     )
     environment = {name: value for name, value in os.environ.items() if name != "LOCAL_RANK"}

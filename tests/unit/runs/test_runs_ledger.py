@@ -11,8 +11,8 @@ import pytest
 from headway.checkpoint.save.fence import Fenced, OwnerUnknown
 from headway.checkpoint.save.outcomes import Outcome
 from headway.checkpoint.store import CheckpointStore
-from headway.core import files
 from headway.core.errors import CheckpointError
+from headway.core.files import atomic as files
 from headway.runs.ledger import Ledger, UnwritableLedger
 from headway.runs.ledger_callback import LedgerKeeper
 from headway.training.health import Decision

@@ -14,9 +14,9 @@ from torch import nn
 
 from headway.api import Trainer
 from headway.config import Config
-from headway.core import faults
 from headway.core.errors import Preempted
-from headway.core.files import append_json_line
+from headway.core.files.atomic import append_json_line
+from headway.core.process import faults
 from headway.runs import ledger
 from headway.runs.ledger_proof import prove
 from support import state_hash

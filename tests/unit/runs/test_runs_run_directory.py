@@ -18,8 +18,8 @@ import pytest
 from headway.checkpoint.save import fence
 from headway.checkpoint.save.fence import OWNER_FILE, read_owner
 from headway.checkpoint.store import CheckpointStore
-from headway.core import process_table
 from headway.core.errors import CheckpointError
+from headway.core.process import table as process_table
 from headway.runs import ownership
 from headway.runs.ledger import Ledger
 from headway.runs.ownership import OwnerLock, wait_for_dead_machine, wait_for_orphaned_writers

@@ -8,7 +8,7 @@ import torch
 
 from headway.config import Config, LaneGrid
 from headway.config.data import DataConfig
-from headway.core import launched
+from headway.core.coordination import launched
 from headway.core.errors import ConfigError
 from headway.data import remote_store
 from headway.parallel.world import World

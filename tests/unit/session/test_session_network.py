@@ -12,7 +12,7 @@ import torch
 
 from headway.config import Config, MeshShape
 from headway.core.errors import ConfigError
-from headway.core.machine import Output
+from headway.core.machine.system import Output
 from headway.parallel.nccl import PROFILES, Profile
 from headway.session import join, network
 from headway.session.network import apply_nccl_profile, assert_same_profile

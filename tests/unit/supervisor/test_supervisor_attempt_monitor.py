@@ -21,10 +21,10 @@ import pytest
 from headway.checkpoint.save.writer_locks import WRITERS_FOLDER, is_marked_lost
 from headway.config import load_config
 from headway.core.console import alert_with
+from headway.core.coordination.heartbeat import Heartbeat, Phase
 from headway.core.errors import INTERRUPTED, CheckpointError
-from headway.core.heartbeat import Heartbeat, Phase
-from headway.core.process_table import DEAD, ProcessState, has_one_thread, process_state
-from headway.core.waiting import wait_until
+from headway.core.process.table import DEAD, ProcessState, has_one_thread, process_state
+from headway.core.process.waiting import wait_until
 from headway.runs.ownership import OwnerLock
 from headway.session.attempt import RunOptions
 from headway.supervisor import attempt_monitor, log, supervisor, worker_status

@@ -11,7 +11,7 @@ import pytest
 
 from headway.config import load_config
 from headway.core.errors import DataError, HeadwayError, Preempted
-from headway.core.waiting import wait_until
+from headway.core.process.waiting import wait_until
 from headway.supervisor.commands import failed, place, running
 from waits import LONG
 

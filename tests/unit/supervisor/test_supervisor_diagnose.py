@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.core.heartbeat import Exchange, Heartbeat, Reading, read_heartbeat
+from headway.core.coordination.heartbeat import Exchange, Heartbeat, Reading, read_heartbeat
 from headway.runs.run_directory import Attempt, RunDirectory
 from headway.supervisor.diagnose import diagnose, last_exchange
 from headway.supervisor.watchdog import Finding

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from headway.config import Config
-from headway.core.process_table import all_processes, process_state
-from headway.core.waiting import wait_until
+from headway.core.process.table import all_processes, process_state
+from headway.core.process.waiting import wait_until
 from headway.supervisor import follower_process
 from headway.supervisor.follower_process import FollowerProcess
 from headway.supervisor.processes import end_all, members

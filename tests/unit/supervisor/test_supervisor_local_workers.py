@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from headway.core import files
-from headway.core.launched import THREADS_VARIABLE, most_threads
-from headway.core.waiting import wait_until
+from headway.core.coordination.launched import THREADS_VARIABLE, most_threads
+from headway.core.files import atomic as files
+from headway.core.process.waiting import wait_until
 from headway.supervisor import local_workers
 from headway.supervisor.local_workers import WorkersFailed, start_workers
 from headway.supervisor.worker import SPARE_VARIABLE

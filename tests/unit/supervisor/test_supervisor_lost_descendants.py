@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from headway.core.process_table import DEAD, ProcessState
+from headway.core.process.table import DEAD, ProcessState
 from headway.supervisor import processes
 from headway.supervisor.processes import end_all
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from headway.core.errors import ConfigError
-from headway.core.waiting import wait_until
+from headway.core.process.waiting import wait_until
 from headway.supervisor.machines.interfaces import interface_of
 from headway.supervisor.machines.lead import Lead
 from headway.supervisor.machines.line import Line

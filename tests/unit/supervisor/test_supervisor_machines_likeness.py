@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.core.machine import Machine
+from headway.core.machine.system import Machine
 from headway.supervisor.machines.likeness import compare_machines, describe_machine
 from headway.supervisor.machines.roster import Member, Refusal, Roster
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from headway.config import Config, load_config
+from headway.core.coordination.launched import machines_from_environment
 from headway.core.errors import ConfigError
-from headway.core.launched import machines_from_environment
 from headway.supervisor.machines.place import find_place, parse_address
 
 SECRET = {"HEADWAY_SECRET": "0123456789abcdef"}

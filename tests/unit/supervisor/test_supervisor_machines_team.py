@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from headway.config import Config, load_config
+from headway.core.coordination.heartbeat import Exchange, Phase, Reading
 from headway.core.errors import Cancelled, ConfigError, Preempted
-from headway.core.heartbeat import Exchange, Phase, Reading
-from headway.core.process_table import ProcessState
+from headway.core.process.table import ProcessState
 from headway.runs.run_directory import RunDirectory
 from headway.supervisor.machines import assembly, node
 from headway.supervisor.machines.assembly import Machines

@@ -15,9 +15,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from headway.core import process_table
-from headway.core.process_table import DEAD, STOPPED, ProcessState, process_state
-from headway.core.waiting import wait_until
+from headway.core.process import table as process_table
+from headway.core.process.table import DEAD, STOPPED, ProcessState, process_state
+from headway.core.process.waiting import wait_until
 from headway.supervisor import processes
 from headway.supervisor.processes import can_be_copied, end_all
 from waits import LONG

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from headway.config.supervise import SuperviseConfig
-from headway.core.heartbeat import Phase, Reading
-from headway.core.process_table import ProcessState
+from headway.core.coordination.heartbeat import Phase, Reading
+from headway.core.process.table import ProcessState
 from headway.supervisor.watchdog import Watchdog
 
 RUNNING: dict[int, ProcessState | None] = {rank: ProcessState(10 + rank, "R", 1, 10 + rank) for rank in (0, 1)}

@@ -18,7 +18,7 @@ SUPERVISOR = """
 import json, os, subprocess, sys
 from pathlib import Path
 from headway.core import alerts
-from headway.core.waiting import wait_until
+from headway.core.process.waiting import wait_until
 from headway.supervisor import processes
 
 folder, limit = Path(sys.argv[1]), float(sys.argv[2])

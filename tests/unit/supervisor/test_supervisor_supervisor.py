@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from headway.config import Config
+from headway.core.coordination.preemption_board import SIGNAL_KEY, Notice, post
 from headway.core.errors import INTERRUPTED, DataError, Preempted
-from headway.core.preemption_board import SIGNAL_KEY, Notice, post
 from headway.runs.ownership import OwnerLock
 from headway.session.attempt import RunOptions, WorkerDied
 from headway.supervisor import supervisor

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from headway.config.supervise import SuperviseConfig
-from headway.core import heartbeat
-from headway.core.heartbeat import Heartbeat, Phase, Reading, read_heartbeat
-from headway.core.process_table import DEAD, STOPPED, TRACED, ProcessState
-from headway.core.waiting import wait_until
+from headway.core.coordination import heartbeat
+from headway.core.coordination.heartbeat import Heartbeat, Phase, Reading, read_heartbeat
+from headway.core.process.table import DEAD, STOPPED, TRACED, ProcessState
+from headway.core.process.waiting import wait_until
 from headway.supervisor.watchdog import Finding, Watchdog, stragglers
 from waits import LONG
 
@@ -91,7 +91,7 @@ def test_a_page_is_on_no_disk_and_outlives_its_worker(tmp_path: Path) -> None:
     path = tmp_path / "heartbeat-0"
     script = (
         "import pathlib, sys\n"
-        "from headway.core.heartbeat import Heartbeat, Phase\n"
+        "from headway.core.coordination.heartbeat import Heartbeat, Phase\n"
         "heart = Heartbeat(pathlib.Path(sys.argv[1]))\n"
         "heart.beat(Phase.DATA, 7)\n"
         "input()\n"
@@ -112,7 +112,7 @@ def test_a_page_is_never_found_half_written(tmp_path: Path, shared: bool) -> Non
     path, start = tmp_path / "heartbeat-0", time.monotonic()
     script = (
         "import mmap, sys, pathlib\n"
-        "from headway.core.heartbeat import Heartbeat, Phase\n"
+        "from headway.core.coordination.heartbeat import Heartbeat, Phase\n"
         "def refuse(*_): raise OSError(19, 'No such device')\n"
         f"mmap.mmap = mmap.mmap if {shared} else refuse\n"
         "heart = Heartbeat(pathlib.Path(sys.argv[1]))\n"

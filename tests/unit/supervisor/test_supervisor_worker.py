@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headway.core.errors import CheckpointError, HeadwayError
-from headway.core.foreign import read_json_lines
+from headway.core.files.foreign import read_json_lines
 from headway.supervisor import worker
 from headway.supervisor.worker import SPARE_VARIABLE, first_record, reasons_in, report_to
 from waits import LONG

@@ -16,9 +16,9 @@ import pytest
 from headway.config import load_config
 from headway.config.supervise import SuperviseConfig
 from headway.core.console import alert_with
-from headway.core.heartbeat import Heartbeat, Phase
-from headway.core.process_table import children_of, what_it_does
-from headway.core.waiting import wait_until
+from headway.core.coordination.heartbeat import Heartbeat, Phase
+from headway.core.process.table import children_of, what_it_does
+from headway.core.process.waiting import wait_until
 from headway.session.attempt import RunOptions
 from headway.supervisor import attempt_monitor
 from headway.supervisor.attempt_monitor import AttemptMonitor

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from headway.core import timeout_writer
 from headway.core.errors import CheckpointError
+from headway.core.files import timeout_writer
 from headway.telemetry.metrics import MetricsLog, read_metrics
 from waits import LONG
 from work import count_calls
@@ -154,7 +154,7 @@ def test_a_line_cut_by_a_kill_harms_no_other_record(tmp_path: Path) -> None:
 
 def test_a_killed_process_loses_no_record(tmp_path: Path) -> None:
     program = (
-        "import os, signal, sys; from pathlib import Path; from headway.core import timeout_writer\n"
+        "import os, signal, sys; from pathlib import Path; from headway.core.files import timeout_writer\n"
         "from headway.telemetry.metrics import MetricsLog\n"
         "timeout_writer._SECONDS = 60\n"  # a busy disk is not to be taken for one that hangs
         "log = MetricsLog(Path(sys.argv[1]), 1)\n"

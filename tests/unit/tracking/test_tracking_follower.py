@@ -15,7 +15,7 @@ import pytest
 
 from headway.config.track import OwnTrackerConfig, TrackConfig
 from headway.core.errors import CheckpointError, HeadwayError
-from headway.core.machine import host_name
+from headway.core.machine.system import host_name
 from headway.telemetry.record import Run
 from headway.tracking import cursor as cursor_module
 from headway.tracking import follow as follow_module

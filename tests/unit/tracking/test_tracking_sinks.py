@@ -14,8 +14,8 @@ import yaml
 
 from headway.config import Config, dump_config, identity
 from headway.config.track import TrackConfig, mlflow_uri_problem
+from headway.core.coordination.outcomes import BUDGET_REACHED
 from headway.core.errors import ConfigError, HeadwayError
-from headway.core.outcomes import BUDGET_REACHED
 from headway.telemetry.record import Run
 from headway.tracking import sinks, wandb_sink
 from headway.tracking.by_hand import track_by_hand

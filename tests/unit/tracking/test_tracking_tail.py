@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.core.foreign import LINE_BYTES
+from headway.core.files.foreign import LINE_BYTES
 from headway.tracking.tail import JsonLinesTail
 
 

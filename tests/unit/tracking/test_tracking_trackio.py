@@ -14,7 +14,7 @@ import pytest
 
 from headway.config.track import TrackConfig
 from headway.core.errors import ConfigError, HeadwayError
-from headway.core.machine import host_name
+from headway.core.machine.system import host_name
 from headway.tracking import sinks
 from headway.tracking.follow import follow
 from headway.tracking.follower import Waiting

@@ -12,7 +12,7 @@ import torch
 from headway.api import train
 from headway.config import Config, MeshShape, load_config
 from headway.core.errors import ConfigError
-from headway.core.machine import Machine
+from headway.core.machine.system import Machine
 from headway.session import join, preview
 from headway.training import available
 from headway.training.available import check_available, unused_gpus

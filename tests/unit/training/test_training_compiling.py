@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from headway.config import Config, override
-from headway.core.heartbeat import Phase
+from headway.core.coordination.heartbeat import Phase
 from headway.models import loss
 from headway.models.decoder import Decoder
 from headway.training import compiling

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.core.machine import Machine, Output, Space, host_name
-from headway.core.neighbours import Load
+from headway.core.machine.neighbours import Load
+from headway.core.machine.system import Machine, Output, Space, host_name
 from headway.telemetry.catalogue import metric
 from headway.telemetry.system import newest_readings
 from headway.training.conditions.clock import ClockJumps

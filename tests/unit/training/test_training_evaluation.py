@@ -18,8 +18,8 @@ from torch import nn
 from headway.api import train
 from headway.config import Config, load_config
 from headway.config.identity import changes
-from headway.core import faults
 from headway.core.errors import Preempted
+from headway.core.process import faults
 from headway.data.feeding.feed import EvaluationFeed
 from headway.data.store import TokenStore
 from headway.runs.ledger_proof import prove

@@ -19,7 +19,8 @@ from headway.checkpoint.save.fence import Fenced, OwnerUnknown
 from headway.checkpoint.save.writer import CheckpointWriter
 from headway.checkpoint.store import CheckpointStore
 from headway.config import load_config
-from headway.core import heartbeat
+from headway.core.coordination import heartbeat
+from headway.core.coordination.heartbeat import Heartbeat, Phase
 from headway.core.errors import (
     CheckpointError,
     ConfigError,
@@ -28,7 +29,6 @@ from headway.core.errors import (
     DivergedError,
     Preempted,
 )
-from headway.core.heartbeat import Heartbeat, Phase
 from headway.session import session
 from headway.telemetry.metrics import MetricsLog, read_metrics
 from headway.training import loop

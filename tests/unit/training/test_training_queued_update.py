@@ -12,7 +12,7 @@ from torch import nn
 
 from headway.checkpoint.format.manifest import hash_tensors
 from headway.config import Config
-from headway.core import faults
+from headway.core.process import faults
 from headway.models.build import build_model
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World

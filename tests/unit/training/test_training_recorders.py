@@ -11,7 +11,7 @@ import pytest
 
 from headway.checkpoint.save.fence import Fenced, OwnerUnknown
 from headway.config import Config, TrainConfig
-from headway.core import timeout_writer
+from headway.core.files import timeout_writer
 from headway.telemetry.metrics import read_metrics
 from headway.training.recorders import Recorder
 

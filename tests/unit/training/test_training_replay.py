@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from headway.config import Config
-from headway.core import faults
 from headway.core.errors import ConfigError, CorruptionError
+from headway.core.process import faults
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
 from headway.training.optimizer import build_optimizer

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headway.core.heartbeat import Phase
+from headway.core.coordination.heartbeat import Phase
 from headway.training import rollback
 from headway.training.health import Decision
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from headway.config import Config, MeshShape
-from headway.core import heartbeat
-from headway.core.heartbeat import Heartbeat, Phase, Reading, read_heartbeat
+from headway.core.coordination import heartbeat
+from headway.core.coordination.heartbeat import Heartbeat, Phase, Reading, read_heartbeat
 from headway.models.decoder import Decoder
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World

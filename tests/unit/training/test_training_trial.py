@@ -15,7 +15,7 @@ from torch import nn
 from headway.checkpoint.store import CheckpointInfo
 from headway.config import Config, LaneGrid, MeshShape
 from headway.core.errors import ConfigError
-from headway.core.machine import Machine
+from headway.core.machine.system import Machine
 from headway.parallel.strategy import Strategy, make_strategy
 from headway.parallel.world import World
 from headway.session.grid import choose_micro_batch

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from headway import Callback, Config, Trainer
-from headway.core.neighbours import Load, WaitMode
-from headway.core.openmp import WAIT_VARIABLES, find_libgomp
+from headway.core.machine.neighbours import Load, WaitMode
+from headway.core.machine.openmp import WAIT_VARIABLES, find_libgomp
 from headway.session import session
 from headway.telemetry.metrics import read_metrics
 from headway.training import waiting_threads

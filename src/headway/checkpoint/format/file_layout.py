@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from headway.checkpoint.format.file_hash import parts_hash
 from headway.checkpoint.format.manifest import ITEM_BYTES, FileEntry, dtype_name
 from headway.checkpoint.format.sealing import SEALED, seal, sealed_size
-from headway.core.faults import fault_point
+from headway.core.process.faults import fault_point
 
 if TYPE_CHECKING:
     from headway.core.types import Block

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headway.checkpoint.format.manifest import step_of
-from headway.core.faults import fault_point
+from headway.core.process.faults import fault_point
 
 #: Prefix of a save in progress, and of a checkpoint that is being removed. Readers ignore both.
 TEMPORARY = ".tmp-"

@@ -30,10 +30,10 @@ from pydantic import (
 
 from headway.checkpoint.format.sealing import SEALED
 from headway.checkpoint.format.signing import signature_problem
-from headway.core.cores import usable_cores
 from headway.core.errors import CheckpointError
-from headway.core.files import canonical_json, fingerprint, sha256_bytes
-from headway.core.foreign import ForeignFileError, parse_json, read_bytes
+from headway.core.files.atomic import canonical_json, fingerprint, sha256_bytes
+from headway.core.files.foreign import ForeignFileError, parse_json, read_bytes
+from headway.core.machine.cores import usable_cores
 
 if TYPE_CHECKING:
     import torch

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from headway.checkpoint.format.manifest import DTYPES, Manifest, Slice, TensorEntry
 from headway.checkpoint.format.sealing import SEALED, SealedFile
 from headway.core.errors import CheckpointError
-from headway.core.foreign import open_regular, parse_json
+from headway.core.files.foreign import open_regular, parse_json
 from headway.core.types import part_of
 
 if TYPE_CHECKING:

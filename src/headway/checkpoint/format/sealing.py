@@ -17,9 +17,9 @@ import os
 from pathlib import Path
 from typing import Any, Protocol
 
+from headway.core.credentials.keys import key_text
 from headway.core.errors import CheckpointError, ConfigError, missing_extra
-from headway.core.foreign import open_regular
-from headway.core.keys import key_text
+from headway.core.files.foreign import open_regular
 
 VARIABLE = "HEADWAY_ENCRYPTION_KEY"
 #: Suffix of a sealed file's name; the name is authenticated without it.

@@ -13,9 +13,9 @@ import hashlib
 import hmac
 from typing import TYPE_CHECKING, Any, Protocol
 
+from headway.core.credentials.keys import key_text
 from headway.core.errors import ConfigError, missing_extra
-from headway.core.files import canonical_json
-from headway.core.keys import key_text
+from headway.core.files.atomic import canonical_json
 
 if TYPE_CHECKING:
     from headway.checkpoint.format.manifest import Manifest

@@ -30,8 +30,8 @@ from headway.checkpoint.remote.objects import Objects, UnreachableError
 from headway.checkpoint.run_identity import CLAIM_FILE, RUN_FILE, RunIdentity, in_words, run_record
 from headway.core.console import warning
 from headway.core.errors import CheckpointError, ConfigError
-from headway.core.foreign import SETTINGS_BYTES, parse_json, read_bytes
-from headway.core.machine import host_name
+from headway.core.files.foreign import SETTINGS_BYTES, parse_json, read_bytes
+from headway.core.machine.system import host_name
 from headway.core.user_command import suggest
 
 #: Marks a new run directory after `--restart`, which will create a new generation of the remote tier.

@@ -24,7 +24,7 @@ from headway.checkpoint.format.sealing import (
 from headway.checkpoint.records import RECORDS_FILE
 from headway.checkpoint.remote.objects import Objects
 from headway.core.errors import CheckpointError, fix_for
-from headway.core.foreign import LISTING_BYTES
+from headway.core.files.foreign import LISTING_BYTES
 from headway.core.storage import RECORD_BYTES, ObjectInfo
 
 _WORKING = ".sealing-"

@@ -12,7 +12,7 @@ from headway.checkpoint.remote.files import sent_name
 from headway.checkpoint.remote.objects import Objects
 from headway.core.console import warning
 from headway.core.errors import CheckpointError
-from headway.core.scratch import scratch_folder
+from headway.core.files.scratch import scratch_folder
 from headway.core.storage import RECORD_BYTES
 
 

@@ -61,9 +61,9 @@ from headway.checkpoint.run_identity import (
 )
 from headway.core.console import warning
 from headway.core.errors import CheckpointError, ConfigError
-from headway.core.faults import fault_point
-from headway.core.files import write_json
-from headway.core.foreign import LISTING_BYTES, parse_json, read_bytes
+from headway.core.files.atomic import write_json
+from headway.core.files.foreign import LISTING_BYTES, parse_json, read_bytes
+from headway.core.process.faults import fault_point
 
 _JOURNALS = ".uploads"
 #: The upload journals in the run directory.

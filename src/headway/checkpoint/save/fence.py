@@ -16,11 +16,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from headway.core.coordination.lease import OWNER_FILE as OWNER_FILE
+from headway.core.coordination.lease import RECORD_BYTES
 from headway.core.errors import CheckpointError
-from headway.core.foreign import SETTINGS_BYTES, parse_json, read_bytes
-from headway.core.lease import OWNER_FILE as OWNER_FILE
-from headway.core.lease import RECORD_BYTES
-from headway.core.machine import host_name
+from headway.core.files.foreign import SETTINGS_BYTES, parse_json, read_bytes
+from headway.core.machine.system import host_name
 
 #: How long to retry after a fault of the file system before the owner's record counts as unreadable.
 _PATIENCE_SECONDS = 5.0

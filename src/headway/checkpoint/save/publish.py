@@ -34,10 +34,10 @@ from headway.checkpoint.format.signing import Key, signed
 from headway.checkpoint.save.memory_snapshot import clear_notes
 from headway.checkpoint.verify import verify_checkpoint
 from headway.core import console
-from headway.core.cores import usable_cores
 from headway.core.errors import CheckpointError
-from headway.core.faults import fault_point
-from headway.core.files import sync_folder
+from headway.core.files.atomic import sync_folder
+from headway.core.machine.cores import usable_cores
+from headway.core.process.faults import fault_point
 
 #: Bytes read between two progress reports.
 _READ_BYTES = 16 * 1024**2

@@ -18,10 +18,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from headway.checkpoint.format.file_layout import Elements, Piece, ShardFile
-from headway.core.allocator import give_back_freed_memory
 from headway.core.errors import CheckpointError, explaining_refusals
-from headway.core.files import begin_flush
+from headway.core.files.atomic import begin_flush
 from headway.core.format import format_bytes
+from headway.core.machine.allocator import give_back_freed_memory
 
 if TYPE_CHECKING:
     import torch

@@ -21,10 +21,10 @@ from headway.checkpoint.save.save_plan import SavePlan
 from headway.checkpoint.save.staging import StagingBuffer
 from headway.checkpoint.save.writer_client import WriterProcess, WriterSettings
 from headway.core.console import warning
+from headway.core.coordination.heartbeat import Phase, beat, keep_beating
 from headway.core.errors import CheckpointError
-from headway.core.faults import fault_point
 from headway.core.format import format_seconds
-from headway.core.heartbeat import Phase, beat, keep_beating
+from headway.core.process.faults import fault_point
 
 if TYPE_CHECKING:
     from headway.core.types import StateBlocks

@@ -19,7 +19,7 @@ from headway.checkpoint.save.outcomes import Outcome, Upload
 from headway.checkpoint.save.writer_locks import open_writer_lock
 from headway.core import console
 from headway.core.errors import CheckpointError
-from headway.core.module_command import module_command
+from headway.core.process.command import module_command
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from headway.core.foreign import SETTINGS_BYTES, read_bytes
-from headway.core.machine import host_name
-from headway.core.waiting import wait_until
+from headway.core.files.foreign import SETTINGS_BYTES, read_bytes
+from headway.core.machine.system import host_name
+from headway.core.process.waiting import wait_until
 
 #: Folder of the lock files in a run directory.
 WRITERS_FOLDER = ".writers"

@@ -21,8 +21,8 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from headway.core.console import notice, warning
 from headway.core.errors import HeadwayError
-from headway.core.faults import fault_point
 from headway.core.format import format_bytes, format_seconds
+from headway.core.process.faults import fault_point
 from headway.core.storage import mounted
 from headway.core.storage.filesystem import WEB, Kind, filesystem, has_retried, kind_of, scheme_of
 from headway.core.storage.listing import (

@@ -9,8 +9,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Literal
 
+from headway.core.credentials.secrets import credential_in, credentials_in, expand
 from headway.core.errors import ConfigError, missing_extra
-from headway.core.secrets import credential_in, credentials_in, expand
 
 #: What an error of a store means.
 Kind = Literal["missing", "credentials", "unreachable", "other"]

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
-from headway.core.foreign import ForeignFileError, read_bytes
+from headway.core.files.foreign import ForeignFileError, read_bytes
 from headway.core.storage.filesystem import WEB, status_of
 
 #: Bytes of one request of a `BlockReader`: the largest, and the first.

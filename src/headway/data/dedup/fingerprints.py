@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from headway.config.data import DedupConfig
 from headway.core.errors import DataError
-from headway.core.faults import fault_point
-from headway.core.files import atomic_write
-from headway.core.foreign import open_regular
+from headway.core.files.atomic import atomic_write
+from headway.core.files.foreign import open_regular
+from headway.core.process.faults import fault_point
 from headway.data.dedup.minhash import Layout, make_signatures
 from headway.data.dedup.paragraphs import hash_paragraphs
 from headway.data.dedup.words import UNICODE_VERSION, hash_words, normal_bytes

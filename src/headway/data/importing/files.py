@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError
-from headway.core.foreign import open_regular
+from headway.core.files.foreign import open_regular
 
 #: Tokens read at a time.
 BLOCK_TOKENS = 2**21

@@ -14,9 +14,9 @@ from typing import Any
 
 from headway.core.console import progress, warning
 from headway.core.errors import ConfigError, DataError, fix_for
-from headway.core.faults import fault_point
-from headway.core.files import expanded, fingerprint, sha256_file, write_json
+from headway.core.files.atomic import expanded, fingerprint, sha256_file, write_json
 from headway.core.format import format_bytes, format_count, format_seconds
+from headway.core.process.faults import fault_point
 from headway.data.importing import datatrove, megatron, nanogpt
 from headway.data.importing.documents import SPLIT_RULE, Counts, DocumentWriter, ShardSeries
 from headway.data.importing.files import ImportSource, TokenFile, read_blocks, sha256

@@ -20,7 +20,7 @@ from headway.config.data import DataConfig
 from headway.config.template import CHAT
 from headway.config.units import Amount
 from headway.core.console import Progress, progress
-from headway.core.faults import fault_point
+from headway.core.process.faults import fault_point
 from headway.data.in_use import check_not_in_use
 from headway.data.preparing.collecting import KEPT, PRINTS, UnitCollector, search_files
 from headway.data.preparing.encode import PieceResult, PieceWorker, Recipe, Verdict, Work

@@ -16,7 +16,7 @@ from headway.config.data import DedupConfig
 from headway.config.template import CHAT
 from headway.config.units import Amount
 from headway.core.errors import DataError
-from headway.core.faults import fault_point
+from headway.core.process.faults import fault_point
 from headway.data.reading.documents import BadDocument, text_size
 from headway.data.reading.locating import places_of
 from headway.data.reading.readers import read_batches

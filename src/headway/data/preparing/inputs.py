@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from headway.core.errors import DataError, HeadwayError
-from headway.core.files import atomic_write
-from headway.core.foreign import LISTING_BYTES, read_json_object
+from headway.core.files.atomic import atomic_write
+from headway.core.files.foreign import LISTING_BYTES, read_json_object
 from headway.data.preparing.units import Unit
 from headway.data.reading.pieces import Piece
 from headway.data.reading.places import SourceFile, open_file, stamp_of, unreadable

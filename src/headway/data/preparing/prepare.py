@@ -20,10 +20,10 @@ from headway.config.clean import CleanStep
 from headway.config.data import DataConfig
 from headway.config.template import CHAT
 from headway.core.console import warning
-from headway.core.cores import usable_cores
 from headway.core.errors import ConfigError, DataError, fix_for
-from headway.core.files import atomic_write, fingerprint, write_json
+from headway.core.files.atomic import atomic_write, fingerprint, write_json
 from headway.core.format import UNKNOWN, format_bytes, format_count, format_seconds, plural
+from headway.core.machine.cores import usable_cores
 from headway.data.in_use import check_not_in_use
 from headway.data.preparing.build import Builder, Outcome
 from headway.data.preparing.building import building, check_not_foreign, publish

@@ -11,8 +11,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.core.faults import fault_point
-from headway.core.files import begin_flush, sync_folder
+from headway.core.files.atomic import begin_flush, sync_folder
+from headway.core.process.faults import fault_point
 from headway.data.loss_mask import MASK, MaskPacker
 from headway.data.preparing.encode import SplitPart
 from headway.data.shards import INDEX, TOKENS

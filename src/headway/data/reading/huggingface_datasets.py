@@ -13,7 +13,7 @@ from typing import Any
 from headway.config.data import SourceConfig
 from headway.config.template import CHAT
 from headway.core.errors import ConfigError, DataError, missing_extra
-from headway.core.foreign import SETTINGS_BYTES, parse_json
+from headway.core.files.foreign import SETTINGS_BYTES, parse_json
 from headway.core.format import format_bytes, printable
 from headway.data.reading.arrow_files import batches_of, open_arrow
 from headway.data.reading.conversations import check_layout

@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 
 from headway.core.errors import DataError
-from headway.core.foreign import read_bytes
+from headway.core.files.foreign import read_bytes
 from headway.data.tokenizing.settings_files import BEGINS, TokenizerSettings, read_settings
 
 # The tokenizer files of a folder, in order of precedence.

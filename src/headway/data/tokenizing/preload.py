@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from headway.core.foreign import read_bytes
+from headway.core.files.foreign import read_bytes
 from headway.data.tokenizing.compact import short_form
 from headway.data.tokenizing.reference_process import ReferenceProcess
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headway.core.errors import DataError
-from headway.core.foreign import read_json_object
+from headway.core.files.foreign import read_json_object
 from headway.data.tokenizing.spec import added_tokens, vocabulary
 
 CONFIG, MAP, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from headway.core.errors import DataError
-from headway.core.foreign import check_depth
+from headway.core.files.foreign import check_depth
 from headway.data.tokenizing.patterns import ENDS, MARKS, ODD_ENDS, SPACES, STOPS, ends_usual_words
 from headway.data.tokenizing.preload import take_parsed
 

@@ -16,8 +16,8 @@ from torch import nn
 
 from headway.config import ModelConfig
 from headway.core.errors import ConfigError, missing_extra
-from headway.core.foreign import read_json_object
-from headway.core.scratch import scratch_folder
+from headway.core.files.foreign import read_json_object
+from headway.core.files.scratch import scratch_folder
 from headway.models.hub.transformers_model import (
     TransformersModel,
     complete_from_transformers,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from headway.core.errors import ConfigError
-from headway.core.foreign import read_json_object
+from headway.core.files.foreign import read_json_object
 from headway.models.hub.folder import is_adapter, open_folder
 from headway.models.huggingface import read_model_config
 

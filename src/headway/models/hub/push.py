@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headway.core.credentials.secrets import redact
 from headway.core.errors import ConfigError, causes, missing_extra
-from headway.core.secrets import redact
 from headway.models.hub.folder import ADAPTER, hub_error_kinds, open_folder
 from headway.models.huggingface_folder import MARKER
 

@@ -17,7 +17,7 @@ import json
 import secrets
 from typing import Any
 
-from headway.core.foreign import parse_json
+from headway.core.files.foreign import parse_json
 
 #: Longest line before and after the proof. A config with thousands of sources has some hundred kilobytes.
 _GREETING_BYTES, LINE_BYTES = 1024, 4 * 2**20

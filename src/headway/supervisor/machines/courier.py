@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from headway.core.process_table import has_one_thread
-from headway.core.waiting import wait_until
+from headway.core.process.table import has_one_thread
+from headway.core.process.waiting import wait_until
 from headway.supervisor.machines.channel import Channel, ChannelError
 
 #: Time between two turns without traffic, and between signs of life of a machine that has nothing else to say.

@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any
 
 from headway.core.console import notice, warning
+from headway.core.coordination.launch_variables import LEAD, SECRET
 from headway.core.errors import ConfigError
-from headway.core.launch_variables import LEAD, SECRET
-from headway.core.signals import STOP_SIGNALS
-from headway.core.waiting import wait_until
+from headway.core.process.signals import STOP_SIGNALS
+from headway.core.process.waiting import wait_until
 from headway.supervisor.machines.channel import Channel, ChannelError, Refused
 from headway.supervisor.machines.courier import GREETING_SECONDS, Connection, Courier
 from headway.supervisor.machines.place import Place

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from headway.core.machine import Machine
+from headway.core.machine.system import Machine
 from headway.telemetry.hardware import cpu_kind
 
 _GPUS = "/proc/driver/nvidia/gpus"

@@ -9,8 +9,8 @@ from collections import deque
 from contextlib import suppress
 from typing import Any
 
+from headway.core.coordination.launch_variables import SECRET
 from headway.core.errors import ConfigError
-from headway.core.launch_variables import SECRET
 from headway.supervisor.machines.channel import Channel, ChannelError, Refused
 from headway.supervisor.machines.courier import GREETING_SECONDS, Connection, Courier
 from headway.supervisor.machines.place import Place

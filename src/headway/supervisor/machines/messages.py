@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headway.core.heartbeat import Exchange, Phase, Reading
-from headway.core.process_table import ProcessState
+from headway.core.coordination.heartbeat import Exchange, Phase, Reading
+from headway.core.process.table import ProcessState
 
 #: A clock may drift, and a message may be late. Smaller differences are ignored, so that beats keep their times.
 _TOLERANCE_SECONDS, _WINDOW_SECONDS = 0.25, 30.0

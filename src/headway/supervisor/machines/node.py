@@ -19,15 +19,15 @@ from headway.checkpoint.save.fence import Owner
 from headway.checkpoint.save.writer_locks import wait_for_writers
 from headway.config import Config
 from headway.core.console import notice, warning
-from headway.core.early_stop import take_early_signals
+from headway.core.coordination.launched import MachinePart
 from headway.core.errors import INTERRUPTED, CheckpointError, HeadwayError, Preempted, error_with
-from headway.core.faults import RESTARTS_VARIABLE
 from headway.core.format import format_seconds
-from headway.core.launched import MachinePart
-from headway.core.machine import host_name
-from headway.core.signals import STOP_SIGNALS, handled
+from headway.core.machine.system import host_name
+from headway.core.process.faults import RESTARTS_VARIABLE
+from headway.core.process.signals import STOP_SIGNALS, handled
+from headway.core.process.waiting import VISIBILITY_TIMEOUT, wait_until
+from headway.core.startup.early_stop import take_early_signals
 from headway.core.version import __version__
-from headway.core.waiting import VISIBILITY_TIMEOUT, wait_until
 from headway.runs.run_directory import Attempt, RunDirectory
 from headway.session.attempt import RunOptions, WorkerDied, write_config
 from headway.supervisor.attempt_client import AttemptProcess, load_ahead

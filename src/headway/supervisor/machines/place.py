@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.config import Config
+from headway.core.coordination.launch_variables import LEAD, NODE, NODE_NUMBERS, OF_A_WORKER, SECRET, SECRET_FILE
 from headway.core.errors import ConfigError
-from headway.core.foreign import open_regular
-from headway.core.launch_variables import LEAD, NODE, NODE_NUMBERS, OF_A_WORKER, SECRET, SECRET_FILE
-from headway.core.waiting import VISIBILITY_TIMEOUT, wait_until
+from headway.core.files.foreign import open_regular
+from headway.core.process.waiting import VISIBILITY_TIMEOUT, wait_until
 
 #: Where the lead listens if only its host is known.
 _PORT = 29450

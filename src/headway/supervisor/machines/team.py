@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from headway.config import Config
+from headway.core.coordination.heartbeat import Reading
+from headway.core.coordination.launched import MachinePart
 from headway.core.errors import Preempted
-from headway.core.heartbeat import Reading
-from headway.core.launched import MachinePart
-from headway.core.process_table import ProcessState
-from headway.core.waiting import wait_until
+from headway.core.process.table import ProcessState
+from headway.core.process.waiting import wait_until
 from headway.runs.run_directory import Attempt
 from headway.supervisor.machines.interfaces import interface_of
 from headway.supervisor.machines.lead import Lead

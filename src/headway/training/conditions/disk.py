@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from headway.core.format import format_bytes
-from headway.core.machine import Machine
+from headway.core.machine.system import Machine
 from headway.training.conditions.condition import Reading
 
 #: A checkpoint is written before an old one is removed, and other processes often use the disk, too.

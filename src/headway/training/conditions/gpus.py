@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from headway.core.machine import Machine, Output
+from headway.core.machine.system import Machine, Output
 from headway.telemetry.gpus import Driver, Gpu, read_driver, read_xids
 from headway.training.conditions.condition import Reading
 

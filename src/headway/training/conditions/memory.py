@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from headway.core.format import format_bytes
-from headway.core.machine import Machine
-from headway.core.memory import host_memory
+from headway.core.machine.memory import host_memory
+from headway.core.machine.system import Machine
 from headway.training.conditions.condition import Reading
 
 #: Warn if less than this share of the allowed memory is left.

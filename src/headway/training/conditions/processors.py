@@ -6,9 +6,9 @@ import os
 import time
 from collections.abc import Callable
 
-from headway.core.cores import read_cores
-from headway.core.machine import Machine
-from headway.core.neighbours import Load, LoadMeter
+from headway.core.machine.cores import read_cores
+from headway.core.machine.neighbours import Load, LoadMeter
+from headway.core.machine.system import Machine
 from headway.telemetry.anomalies import CPU_OTHERS, CPU_WAIT_SHARE
 from headway.training.conditions.condition import Reading
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headway.core.machine import Machine
+from headway.core.machine.system import Machine
 from headway.telemetry.system import SystemReader, gpu_metrics, record_readings
 from headway.training.conditions.condition import Reading
 from headway.training.conditions.gpus import Gpus

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.core.console import warning
-from headway.core.machine import Machine
+from headway.core.machine.system import Machine
 from headway.training.conditions.clock import ClockJumps
 from headway.training.conditions.condition import Condition
 from headway.training.conditions.disk import Disk

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from headway.core.dtensors import is_dtensor
+from headway.core.startup.dtensors import is_dtensor
 from headway.parallel.blocks import cut_like, local_part
 
 

@@ -12,10 +12,10 @@ from torch.optim import Optimizer
 
 from headway.config.optimizers import LIGHT_OPTIMIZER, find_optimizer
 from headway.config.strategies import simplest_strategy
-from headway.core.dtensors import is_dtensor
 from headway.core.errors import ConfigError
 from headway.core.functions import load_function
 from headway.core.model_protocol import HasOutputProjection, ScalesRates
+from headway.core.startup.dtensors import is_dtensor
 from headway.training.optimizer.adafactor import ShardedAdafactor
 from headway.training.optimizer.combined import Combined
 from headway.training.optimizer.eager import eager, keep_compiler_out

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
 
-from headway.core.dtensors import is_dtensor
+from headway.core.startup.dtensors import is_dtensor
 from headway.parallel.blocks import block_of, cut_like, local_part
 
 

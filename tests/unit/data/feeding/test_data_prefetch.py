@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from headway.core.waiting import wait_until
+from headway.core.process.waiting import wait_until
 from headway.data.feeding import prefetch
 from headway.data.feeding.feed import Prefetcher
 from waits import LONG

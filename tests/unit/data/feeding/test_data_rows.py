@@ -21,8 +21,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from headway.core import faults
 from headway.core.errors import DataError
+from headway.core.process import faults
 from headway.core.types import IGNORE_TARGET
 from headway.data.feeding import packing_plans
 from headway.data.feeding.rows import RowBlock, join_blocks, micro_batch_of, open_rows, packing_notice, padding_warning

@@ -17,7 +17,7 @@ import pytest
 
 from headway.config.data import DataConfig
 from headway.core.errors import DataError
-from headway.core.waiting import wait_until
+from headway.core.process.waiting import wait_until
 from headway.data import in_use as in_use_module
 from headway.data.in_use import check_not_in_use, in_use, replacing
 from headway.data.pinned import keep_manifest, pinned

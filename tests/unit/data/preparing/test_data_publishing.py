@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from headway.config.data import DataConfig
-from headway.core import faults
 from headway.core.errors import DataError
-from headway.core.files import exchange
+from headway.core.files.atomic import exchange
+from headway.core.process import faults
 from headway.data.preparing import building
 from headway.data.preparing.prepare import prepare
 from headway.data.shards import TOKENS

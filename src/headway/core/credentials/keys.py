@@ -7,9 +7,9 @@ import shlex
 import stat
 from pathlib import Path
 
+from headway.core.credentials.secrets import remember
 from headway.core.errors import ConfigError
-from headway.core.foreign import read_given_bytes
-from headway.core.secrets import remember
+from headway.core.files.foreign import read_given_bytes
 
 #: Largest file that is read; keys are much shorter.
 _MOST_BYTES = 64 * 1024

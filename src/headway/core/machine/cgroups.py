@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headway.core.machine import Machine
+from headway.core.machine.system import Machine
 
 #: Version 1 says "no limit" with the largest multiple of a page in 63 bits, or about that.
 _UNLIMITED_BYTES = 2**60

@@ -15,9 +15,9 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
+from headway.core.credentials.secrets import redact_values
 from headway.core.errors import ConfigError
-from headway.core.foreign import open_regular
-from headway.core.secrets import redact_values
+from headway.core.files.foreign import open_regular
 
 # Linux: AT_FDCWD and RENAME_EXCHANGE.
 _HERE, _EXCHANGE = -100, 2

@@ -38,7 +38,7 @@ from functools import cache
 from pathlib import Path
 
 from headway.core.errors import ConfigError
-from headway.core.files import append_json_line
+from headway.core.files.atomic import append_json_line
 
 _ORDER = re.compile(
     r"(kill|kill-group|stop|freeze|hang|crash|slow|enospc|edquot|efbig|erofs|eio|nan|spike|flip)@([^:@#%]+)"

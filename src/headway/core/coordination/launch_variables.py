@@ -1,6 +1,6 @@
 """The environment variables by which launchers describe machines and workers.
 
-A leaf that imports nothing: `core.early_stop` reads it before anything that takes time.
+A leaf that imports nothing: `core.startup.early_stop` reads it before anything that takes time.
 """
 
 #: The number of machines, or a range; the number of this one; and HOST:PORT of machine 0.

@@ -16,8 +16,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from headway.core.cgroups import threads_left
-from headway.core.machine import Machine
+from headway.core.machine.cgroups import threads_left
+from headway.core.machine.system import Machine
 
 #: By these the user chooses how threads wait; then nothing is changed here.
 WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from headway.core.cgroups import memory_limit, memory_used_bytes
-from headway.core.machine import Machine
+from headway.core.machine.cgroups import memory_limit, memory_used_bytes
+from headway.core.machine.system import Machine
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import os
 import re
 from dataclasses import dataclass
 
-from headway.core.cgroups import Limit, cpu_limit
-from headway.core.machine import Machine, cpu_list
+from headway.core.machine.cgroups import Limit, cpu_limit
+from headway.core.machine.system import Machine, cpu_list
 
 
 def usable_cores() -> int:

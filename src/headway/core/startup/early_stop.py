@@ -11,7 +11,7 @@ import signal
 import sys
 from types import FrameType
 
-from headway.core.launch_variables import MACHINES, NODE
+from headway.core.coordination.launch_variables import MACHINES, NODE
 
 _PREEMPTED = 75
 #: Variables that show that other machines wait for this one.

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from headway.core.foreign import SETTINGS_BYTES, open_regular, parse_json, read_bytes
+from headway.core.files.foreign import SETTINGS_BYTES, open_regular, parse_json, read_bytes
 
 OWNER_FILE = ".owner"
 #: The owner's record is padded to this size, so that one write replaces a whole record, and a reader never sees parts

@@ -15,9 +15,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from headway.core.files import append_json_line
-from headway.core.foreign import parse_json_lines
-from headway.core.machine import host_name
+from headway.core.files.atomic import append_json_line
+from headway.core.files.foreign import parse_json_lines
+from headway.core.machine.system import host_name
 
 BOARD_FILE = "notices.jsonl"
 BUDGET_SOURCE = "budget"

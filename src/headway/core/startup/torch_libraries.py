@@ -14,7 +14,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from headway.core.waiting import wait_until
+from headway.core.process.waiting import wait_until
 
 #: Extension modules that a command imports next. The linker loads one library at a time, so they go first.
 _BEFORE = ("yaml", "queue", "mmap", "ssl", "statistics", "sqlite3")

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headway.core.errors import ConfigError, fix_for
-from headway.core.files import is_at
+from headway.core.files.atomic import is_at
 
 #: A file that stays locked as long as the folder is in use.
 _LOCK = ".in-use"

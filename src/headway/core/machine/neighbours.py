@@ -13,9 +13,9 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from headway.core.cgroups import cpu_throttled_seconds
-from headway.core.cores import allowed_processors, read_cores
-from headway.core.machine import Machine
+from headway.core.machine.cgroups import cpu_throttled_seconds
+from headway.core.machine.cores import allowed_processors, read_cores
+from headway.core.machine.system import Machine
 
 WaitMode = Literal["spin", "sleep"]
 

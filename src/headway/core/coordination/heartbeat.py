@@ -24,9 +24,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
-from headway.core.faults import fault_point
-from headway.core.files import file_in_memory, is_at
-from headway.core.foreign import open_regular, read_bytes
+from headway.core.files.atomic import file_in_memory, is_at
+from headway.core.files.foreign import open_regular, read_bytes
+from headway.core.process.faults import fault_point
 
 _LAYOUT = struct.Struct("<8sqqqqqqqqqqqqq48s48s")
 _MAGIC = b"HWBEAT2\0"

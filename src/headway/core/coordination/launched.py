@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Self
 
+from headway.core.coordination.launch_variables import MACHINES
 from headway.core.errors import ConfigError
-from headway.core.launch_variables import MACHINES
 
 _FIX = "start workers with torchrun, or unset RANK WORLD_SIZE"
 

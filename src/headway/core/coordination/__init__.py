@@ -1,0 +1,1 @@
+"""What the processes of an attempt tell each other: heartbeats, notices, the lease, how it was launched and ended."""

@@ -1,0 +1,1 @@
+"""Credentials: the one redaction, secret keys, and requests that carry credentials."""

@@ -1,0 +1,1 @@
+"""What this machine has and what this process may use of it: processors, memory, and their settings."""
