@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from headway.config.data import DedupConfig
+from headway.config.sections.data import DedupConfig
 from headway.data.dedup import DocumentPrints, find_duplicates, fingerprint_documents
 from headway.data.dedup.minhash import Layout
 

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from headway.config import Config
-from headway.config.segments import Segment
+from headway.config.derived.segments import Segment
 from headway.data.feeding.segmented import SegmentedPlan
 
 UNIT = 4  # tokens of the shortest row

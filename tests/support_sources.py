@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from headway.config.data import MAX_DOCUMENT_BYTES, SourceConfig
+from headway.config.sections.data import MAX_DOCUMENT_BYTES, SourceConfig
 from headway.data.reading.documents import Batch
 from headway.data.reading.readers import read_batches
 from headway.data.reading.sources import Source, find_sources, pieces_of

@@ -24,7 +24,7 @@ from headway.checkpoint.save.outcomes import Outcome
 from headway.checkpoint.skipped_ranges import LEFT_OUT, is_outdated
 from headway.checkpoint.store import CheckpointInfo
 from headway.config import Config, LaneGrid, load_resolved
-from headway.config.segments import SEGMENTS
+from headway.config.derived.segments import SEGMENTS
 from headway.data.feeding.feed import TokenFeed
 from headway.data.pinned import keep_manifest, open_run_store
 from headway.data.store import TokenStore

@@ -29,7 +29,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from headway.config.data import DataConfig
+from headway.config.sections.data import DataConfig
 from headway.data.clean import Cleaner
 
 Decide = Callable[[str], str | None]

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from planted import Planted, jaccard, plant, shingles, similar_pairs
 
-from headway.config.data import DedupConfig
+from headway.config.sections.data import DedupConfig
 from headway.data.dedup import find_duplicates, fingerprint_documents, join_prints
 
 _NO_LIMITS = {"max_cluster": 1.0, "max_removed": 1.0, "max_removed_per_source": 1.0}

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from headway.config.data import DedupConfig
+from headway.config.sections.data import DedupConfig
 from headway.data.dedup import DocumentPrints, find_duplicates
 from headway.data.dedup.fingerprints import StoredPrints
 from headway.data.dedup.minhash import Layout

@@ -32,7 +32,7 @@ import pyarrow.ipc
 import pyarrow.json
 import pyarrow.parquet as parquet
 
-from headway.config.data import SourceConfig
+from headway.config.sections.data import SourceConfig
 from headway.data.reading.readers import read_batches
 from headway.data.reading.sources import find_sources, pieces_of
 

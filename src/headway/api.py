@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from headway.config import Config, identity
-from headway.config.losses import needs_logits
+from headway.config.sections.losses import needs_logits
 from headway.core.console import is_first_worker, notice, warning
 from headway.core.coordination.launched import world_size_from_environment
 from headway.core.errors import ConfigError

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headway.config import ModelConfig
-from headway.config.early_stopping import EVALUATIONS
+from headway.config.sections.early_stopping import EVALUATIONS
 from headway.models.build import build_model
 from headway.models.huggingface import export_model
 from support import headway, manifest

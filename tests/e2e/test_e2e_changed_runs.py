@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from headway.config import load_resolved
-from headway.config.lanes import LaneGrid
+from headway.config.derived.lanes import LaneGrid
 from headway.data.feeding.feed import TokenFeed
 from headway.data.pinned import open_run_store
 from headway.runs.ledger import Ledger

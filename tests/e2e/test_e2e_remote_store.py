@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headway.config.data import DataConfig
+from headway.config.sections.data import DataConfig
 from headway.core.errors import DataError
 from headway.data.feeding.feed import TokenFeed
 from headway.data.remote_cache import KEEPING, locked
@@ -143,7 +143,7 @@ def test_two_processes_at_once_bring_a_shard_once(origin: Path, tmp_path: Path, 
     limit = _limit(origin, processes=2)
     program = """
 import sys, hashlib, numpy as np
-from headway.config.data import DataConfig
+from headway.config.sections.data import DataConfig
 from headway.data.remote_store import open_store
 url, folder, limit, seed = sys.argv[1:]
 data = DataConfig.model_validate({"remote": url, "store": folder, "cache_bytes": int(limit)})

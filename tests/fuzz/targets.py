@@ -187,7 +187,7 @@ def _read_tokenizer(case: Path) -> None:
 
 def _read_sources(case: Path) -> None:
     """Read a file as a preparation does that skips what is malformed, with a small limit and with the usual one."""
-    from headway.config.data import MAX_DOCUMENT_BYTES, SourceConfig
+    from headway.config.sections.data import MAX_DOCUMENT_BYTES, SourceConfig
     from headway.core.errors import HeadwayError
     from headway.data.reading.readers import read_batches
     from headway.data.reading.sources import find_sources, pieces_of

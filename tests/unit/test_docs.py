@@ -18,7 +18,7 @@ import yaml
 from headway.bench.suite import Suite, load_suite
 from headway.cli.application import application
 from headway.config import Config, load_config
-from headway.config.complaints import known_keys
+from headway.config.loading.complaints import known_keys
 
 ROOT = Path(__file__).parents[2]
 CONFIG_FILES = sorted((ROOT / "configs").glob("*.yaml"))

@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 import headway
 from headway.cli import application
 from headway.config import Config, find_optimizer
-from headway.config.clean import PythonStep
-from headway.config.data import DataConfig
 from headway.config.schema import OptimizerConfig
-from headway.config.track import TrackConfig
+from headway.config.sections.clean import PythonStep
+from headway.config.sections.data import DataConfig
+from headway.config.sections.track import TrackConfig
 from headway.core.functions import load_function
 from headway.core.machine.system import Machine
 from headway.data.clean.cleaner import Cleaner

@@ -8,7 +8,7 @@ from pathlib import Path
 from headway.bench.matrix import cell_config, cells_of
 from headway.bench.suite import Cell, Suite, load_suite
 from headway.config import Config
-from headway.config.load import override
+from headway.config.loading.load import override
 from headway.core.errors import ConfigError
 from headway.launchers.job import Job
 

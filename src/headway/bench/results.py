@@ -352,7 +352,7 @@ def _is_fuller(repeat: Repeat, before: Repeat) -> bool:
 
 def schema() -> dict[str, Any]:
     """Return the JSON Schema of a result."""
-    from headway.config.reference import descriptions
+    from headway.config.loading.reference import descriptions
 
     found = CellResult.model_json_schema()
     models = (CellResult, Repeat, Measurement, Communication, Energy, Cell)

@@ -19,10 +19,10 @@ from pydantic import (
 
 from headway.config import SHAPES, Config
 from headway.config.base import Section
-from headway.config.checks import combined
-from headway.config.complaints import complaints
-from headway.config.document import Entry, merged, parse
-from headway.config.load import CONFIG_BYTES, parse_override, set_entry
+from headway.config.checks.contradictions import combined
+from headway.config.loading.complaints import complaints
+from headway.config.loading.document import Entry, merged, parse
+from headway.config.loading.load import CONFIG_BYTES, parse_override, set_entry
 from headway.config.strategies import FOR_COPIES, STRATEGIES
 from headway.core.errors import ConfigError
 from headway.core.files.foreign import read_given_bytes

@@ -11,7 +11,7 @@ from random import Random
 
 from headway.chaos.campaign import FEWEST_STEPS, Stage
 from headway.config import Config, override, resolve_lanes
-from headway.config.data import SourceConfig
+from headway.config.sections.data import SourceConfig
 from headway.core.errors import ConfigError
 from headway.data.preparing.prepare import prepare
 

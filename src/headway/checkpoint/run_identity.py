@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from headway.config import Config
 
 #: Key of a manifest's context: fingerprint of the config values that decide the run's mathematics
-#: (`headway.config.identity`).
+#: (`headway.config.derived.identity`).
 IDENTITY = "identity"
 #: Key of a manifest's context: id, name and seed of the run that made it.
 OF_RUN = "of_run"

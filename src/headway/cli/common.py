@@ -79,8 +79,8 @@ def storage_options(given: list[str] | None, *places: str | None) -> dict[str, A
     """
     if not given:
         return {}
-    from headway.config.document import Entry
-    from headway.config.load import parse_override, set_entry
+    from headway.config.loading.document import Entry
+    from headway.config.loading.load import parse_override, set_entry
     from headway.core.credentials.secrets import redact_argument
     from headway.core.errors import ConfigError
     from headway.core.storage import check_credentials, scheme_of

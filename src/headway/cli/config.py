@@ -120,7 +120,7 @@ def schema(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference in Markdown instead.")] = False,
 ) -> None:
     """Run `headway config schema`."""
-    from headway.config.reference import json_schema, reference
+    from headway.config.loading.reference import json_schema, reference
 
     if markdown:
         print_lines(reference(), end="")

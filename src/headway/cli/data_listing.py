@@ -10,7 +10,7 @@ from headway.core.console import print_line, print_lines
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headway.config.data import DataConfig
+    from headway.config.sections.data import DataConfig
     from headway.data.reading.places import SourceFile
     from headway.data.reading.sources import Source
     from headway.launchers.data_pools import DataPool

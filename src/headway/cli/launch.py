@@ -92,7 +92,7 @@ def run(
 def _job(config: Path, overrides: list[str], machines: str, smoke: bool, out: Path | None) -> Job:
     """Load the config for all machines together, as the mesh spans them, and make the job of it."""
     from headway.config import ParallelConfig
-    from headway.config.load import given_value
+    from headway.config.loading.load import given_value
     from headway.launchers.job import Job, parse_machines, smoke_job
     from headway.launchers.record import save_seconds_of
 

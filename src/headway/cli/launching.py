@@ -50,7 +50,7 @@ def start(job: Job, on: str, table: Callable[[Job], tuple[list[list[str]], str]]
     Raises:
         ConfigError: the launcher or the cluster refuses it; nothing was started then.
     """
-    from headway.config.checks import combined
+    from headway.config.checks.contradictions import combined
     from headway.launchers.launcher import find_launcher
 
     launcher = find_launcher(on)

@@ -130,7 +130,7 @@ def plan(
 
 def _limits(deadline: str | None, budget: str | None) -> tuple[float | None, float | None] | None:
     """Parse the deadline in hours and the budget in dollars; None without both."""
-    from headway.config.cost import parse_budget
+    from headway.config.sections.cost import parse_budget
     from headway.core.errors import ConfigError
 
     if deadline is None and budget is None:

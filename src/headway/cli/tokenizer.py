@@ -15,7 +15,7 @@ from headway.core.user_command import suggest
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from headway.config.data import DataConfig
+    from headway.config.sections.data import DataConfig
     from headway.data.tokenizing.statistics import TokenizerFigures
     from headway.data.tokenizing.tokenizer import Tokenizer
 

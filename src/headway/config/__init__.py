@@ -1,17 +1,15 @@
-"""The config of a run: its schema, its loader, and the values that follow from it."""
+"""The config of a run: its schema, and the specs of strategies and optimizers.
 
-from headway.config.batches import Batches, BatchStage
-from headway.config.checkpoint import CheckpointConfig, RemoteConfig, RetentionConfig
-from headway.config.data import DataConfig, DedupConfig, MixtureConfig, SourceConfig, StageConfig, TokenizerConfig
-from headway.config.health import HealthConfig
-from headway.config.identity import changes, identity
-from headway.config.ineffective import ineffective_settings
-from headway.config.lanes import LaneGrid, resolve_lanes, resolve_threads
-from headway.config.load import dump_config, load_config, load_resolved, override
-from headway.config.mesh import MeshShape, crossing_groups, resolve_grid, resolve_mesh, usable_machines
+In folders: its `sections`, `loading`, its `checks`, and values `derived` from it.
+"""
+
+from headway.config.checks.ineffective import ineffective_settings
+from headway.config.derived.batches import Batches, BatchStage
+from headway.config.derived.identity import changes, identity
+from headway.config.derived.lanes import LaneGrid, resolve_lanes, resolve_threads
+from headway.config.derived.mesh import MeshShape, crossing_groups, resolve_grid, resolve_mesh, usable_machines
+from headway.config.loading.load import dump_config, load_config, load_resolved, override
 from headway.config.optimizers import OptimizerSpec, find_optimizer
-from headway.config.parallel import ParallelConfig
-from headway.config.preemption import PreemptionConfig
 from headway.config.schema import (
     Config,
     EvaluationConfig,
@@ -21,6 +19,18 @@ from headway.config.schema import (
     TelemetryConfig,
     TrainConfig,
 )
+from headway.config.sections.checkpoint import CheckpointConfig, RemoteConfig, RetentionConfig
+from headway.config.sections.data import (
+    DataConfig,
+    DedupConfig,
+    MixtureConfig,
+    SourceConfig,
+    StageConfig,
+    TokenizerConfig,
+)
+from headway.config.sections.health import HealthConfig
+from headway.config.sections.parallel import ParallelConfig
+from headway.config.sections.preemption import PreemptionConfig
 from headway.config.shapes import SHAPES
 from headway.config.strategies import DEEPSPEED, StrategySpec, effective_strategy, find_strategy
 from headway.config.units import Interval

@@ -22,27 +22,27 @@ from pydantic import (
     model_validator,
 )
 
-from headway.config.architecture import MambaConfig, RopeScaling, variation_problem
 from headway.config.base import FUNCTION_PATTERN, LocalPath, Section, Share, conflict
-from headway.config.batches import Batches, BatchStage, batch_quantity, batch_rows
-from headway.config.benchmarks import BenchmarksConfig
-from headway.config.checkpoint import CheckpointConfig
-from headway.config.checks import combined, find_problems
-from headway.config.cost import BudgetConfig, CostConfig
-from headway.config.data import DataConfig, SourceConfig, named_sources
-from headway.config.early_stopping import EarlyStoppingConfig
-from headway.config.experts import resolved_balance, shape_problem
-from headway.config.health import HealthConfig
-from headway.config.launch import LaunchConfig
-from headway.config.losses import DistillConfig
+from headway.config.checks.contradictions import combined, find_problems
+from headway.config.checks.experts import resolved_balance, shape_problem
+from headway.config.derived.batches import Batches, BatchStage, batch_quantity, batch_rows
+from headway.config.derived.segments import Segment, batches_before
 from headway.config.optimizers import DEFAULT_OPTIMIZER, OptimizerName, find_optimizer
-from headway.config.parallel import ParallelConfig
-from headway.config.preemption import PreemptionConfig
-from headway.config.pretrained import AdapterConfig, PretrainedSource
-from headway.config.segments import Segment, batches_before
+from headway.config.sections.architecture import MambaConfig, RopeScaling, variation_problem
+from headway.config.sections.benchmarks import BenchmarksConfig
+from headway.config.sections.checkpoint import CheckpointConfig
+from headway.config.sections.cost import BudgetConfig, CostConfig
+from headway.config.sections.data import DataConfig, SourceConfig, named_sources
+from headway.config.sections.early_stopping import EarlyStoppingConfig
+from headway.config.sections.health import HealthConfig
+from headway.config.sections.launch import LaunchConfig
+from headway.config.sections.losses import DistillConfig
+from headway.config.sections.parallel import ParallelConfig
+from headway.config.sections.preemption import PreemptionConfig
+from headway.config.sections.pretrained import AdapterConfig, PretrainedSource
+from headway.config.sections.supervise import SuperviseConfig
+from headway.config.sections.track import TrackConfig
 from headway.config.shapes import SHAPES
-from headway.config.supervise import SuperviseConfig
-from headway.config.track import TrackConfig
 from headway.config.units import SHARE_OR_INTERVAL, Interval, StepInterval, Tokens, share_or_interval, written
 from headway.core.errors import ConfigError
 

@@ -14,7 +14,7 @@ from headway.config.specs import Package, Spec, choices, resolve_spec
 from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.config.mesh import MeshShape
+    from headway.config.derived.mesh import MeshShape
     from headway.config.schema import Config
 
 

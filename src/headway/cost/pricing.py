@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headway.config import Config
-from headway.config.cost import OLD_PRICE_KEY, given_price
+from headway.config.sections.cost import OLD_PRICE_KEY, given_price
 from headway.core.errors import BudgetReached
 from headway.core.user_command import suggest
 from headway.cost.offers import Offer

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.config.data import DataConfig
+from headway.config.sections.data import DataConfig
 from headway.core.console import notice, warning
 from headway.core.coordination.launched import workers_of_this_machine, world_size_from_environment
 from headway.core.errors import ConfigError, DataError, fix_for

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.config import Config, dump_config
-from headway.config.load import override
+from headway.config.loading.load import override
 from headway.core.errors import ConfigError
 from headway.core.format import counted, format_seconds
 from headway.core.storage import scheme_of

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.checkpoint.save.fence import OWNER_FILE
-from headway.config.launch import KubernetesConfig
+from headway.config.sections.launch import KubernetesConfig
 from headway.core.coordination.launch_variables import NODE_NUMBERS, OF_A_WORKER
 from headway.core.coordination.outcomes import FINAL_CODES
 from headway.core.errors import ConfigError

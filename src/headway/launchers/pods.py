@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
-from headway.config.launch import KubernetesConfig, VolumeConfig
+from headway.config.sections.launch import KubernetesConfig, VolumeConfig
 from headway.core.coordination.launch_variables import LEAD, MACHINES, SECRET
 from headway.core.errors import ConfigError
 from headway.launchers.job import Job, name_problems, survival_problems

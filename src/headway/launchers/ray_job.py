@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from headway.config.launch import LaunchConfig
+from headway.config.sections.launch import LaunchConfig
 from headway.core.errors import ConfigError
 from headway.core.process.waiting import wait_until
 from headway.launchers.job import Job, survival_problems

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from headway.config.launch import SlurmConfig
+from headway.config.sections.launch import SlurmConfig
 from headway.core.coordination.launch_variables import MACHINES, SECRET_FILE
 from headway.core.errors import ConfigError
 from headway.core.process.waiting import wait_until

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from headway.config.architecture import FULL, NO_ROTARY, SLIDING
+from headway.config.sections.architecture import FULL, NO_ROTARY, SLIDING
 from headway.core.errors import ConfigError
 from headway.core.random import derive_seed
 from headway.core.startup.dtensors import is_dtensor
@@ -413,7 +413,7 @@ class Decoder(nn.Module):
     def _positions(
         self, kind: str, ids_BT: torch.Tensor, cache: KVCache | None, documents: PackedDocuments | None
     ) -> Positions:
-        """Build the positions for layers of one kind of attention (`headway.config.architecture`)."""
+        """Build the positions for layers of one kind of attention (`headway.config.sections.architecture`)."""
         T, device = ids_BT.shape[1], ids_BT.device
         start = 0 if cache is None else cache.length
         limit = self.config.max_sequence_length if cache is None else cache.capacity

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from headway.config.architecture import ATTENTION, FEED_FORWARD, MAMBA, SLIDING
+from headway.config.sections.architecture import ATTENTION, FEED_FORWARD, MAMBA, SLIDING
 from headway.models.shape import Shape
 
 if TYPE_CHECKING:

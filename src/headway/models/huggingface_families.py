@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from headway.config.architecture import ATTENTION, FEED_FORWARD, FULL, MAMBA, NO_ROTARY, SLIDING
+from headway.config.sections.architecture import ATTENTION, FEED_FORWARD, FULL, MAMBA, NO_ROTARY, SLIDING
 from headway.core.errors import ConfigError
 from headway.models import huggingface_gemma as gemma
 from headway.models import huggingface_mixtures as mixtures

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from headway.config.architecture import FULL, SLIDING
+from headway.config.sections.architecture import FULL, SLIDING
 from headway.models.huggingface_family import Family, attention_scale, biases
 from headway.models.huggingface_rope import to_rotary_keys
 from headway.models.shape import Shape

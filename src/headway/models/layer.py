@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from headway.config.architecture import ATTENTION, FEED_FORWARD, MAMBA
+from headway.config.sections.architecture import ATTENTION, FEED_FORWARD, MAMBA
 from headway.models.attention import Positions, attend
 from headway.models.cache import KVCache
 from headway.models.mamba import Mamba
@@ -180,7 +180,7 @@ def _for_products(x: torch.Tensor) -> torch.Tensor:
 class Layer(nn.Module):
     """A decoder layer: attention, then feed-forward or experts, each normalised and added to the residual.
 
-    A layer of a pattern (`headway.config.architecture`) has one of these parts only, or a Mamba-2 mixer.
+    A layer of a pattern (`headway.config.sections.architecture`) has one of these parts only, or a Mamba-2 mixer.
     """
 
     def __init__(self, config: ModelConfig, shape: Shape, index: int) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from headway.config.architecture import RopeScaling
+    from headway.config.sections.architecture import RopeScaling
 
 
 def rotary_tables(

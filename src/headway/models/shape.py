@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headway.config.architecture import ATTENTION, FULL, MAMBA, SLIDING, pattern_layers
-from headway.config.mesh import ffn_groups
+from headway.config.derived.mesh import ffn_groups
+from headway.config.sections.architecture import ATTENTION, FULL, MAMBA, SLIDING, pattern_layers
 from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,10 +44,10 @@ class Shape:
     rotary_dim: int = 0
     """Elements of a head that the rotary embedding turns."""
     pattern: str = ""
-    """Kinds of layers (`headway.config.architecture`), one letter each; empty if every layer is attention followed by
-    feed-forward or experts."""
+    """Kinds of layers (`headway.config.sections.architecture`), one letter each; empty if every layer is attention
+    followed by feed-forward or experts."""
     attention_pattern: str = ""
-    """Kinds of attention, one letter per layer (`headway.config.architecture`)."""
+    """Kinds of attention, one letter per layer (`headway.config.sections.architecture`)."""
 
     @classmethod
     def of(cls, config: ModelConfig, vocab_size: int | None = None) -> Shape:
@@ -111,5 +111,5 @@ class Shape:
 
     @property
     def ffn_groups(self) -> int:
-        """Groups of gate and linear rows in a feed-forward layer (`headway.config.mesh.ffn_groups`)."""
+        """Groups of gate and linear rows in a feed-forward layer (`headway.config.derived.mesh.ffn_groups`)."""
         return ffn_groups(self.ffn_dim)

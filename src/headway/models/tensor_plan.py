@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from headway.config.architecture import UNDIVIDED_NORM
-from headway.config.mesh import padded_rows
+from headway.config.derived.mesh import padded_rows
+from headway.config.sections.architecture import UNDIVIDED_NORM
 from headway.core.errors import ConfigError
 from headway.models.shape import Shape
 

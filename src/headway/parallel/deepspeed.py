@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from headway.config.deepspeed import engine_settings
+from headway.config.derived.deepspeed import engine_settings
 from headway.config.strategies import simplest_strategy
 from headway.core.errors import ConfigError, missing_extra
 from headway.core.process.exit import keep_gloo_threads

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from headway.config.pipeline import stages_per_worker
+from headway.config.checks.pipeline import stages_per_worker
 from headway.core.coordination.heartbeat import exchanging
 from headway.core.random import derive_seed
 from headway.core.types import MicroBatch
@@ -26,7 +26,7 @@ from headway.parallel.stages import stages_of_worker
 from headway.parallel.world import World
 
 if TYPE_CHECKING:
-    from headway.config.parallel import ParallelConfig
+    from headway.config.sections.parallel import ParallelConfig
 
 #: (micro-batch, output of the previous stage or None, layers) -> input of the next stage, or the summed loss.
 StageForward = Callable[[MicroBatch, torch.Tensor | None, range], torch.Tensor]

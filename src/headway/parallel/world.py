@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from headway.config.mesh import MeshShape
+from headway.config.derived.mesh import MeshShape
 from headway.core.coordination.heartbeat import exchanging
 from headway.core.coordination.launched import (
     BIND_VARIABLE,

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from headway.config.deepspeed import engine_settings
+from headway.config.derived.deepspeed import engine_settings
 from headway.config.optimizers import FP32_BYTES, find_optimizer
 from headway.core.errors import ConfigError
 from headway.plan.flat import FP64, Bucket, FlatGroup, backwards, flat_groups, owned

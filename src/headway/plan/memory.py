@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from headway.config.losses import needs_logits
 from headway.config.optimizers import FP32_BYTES, UpdateSizes, find_optimizer
+from headway.config.sections.losses import needs_logits
 from headway.core.errors import ConfigError
 from headway.models.shape import Shape
 from headway.plan.activations import Activations, masked_pairs

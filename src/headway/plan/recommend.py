@@ -10,7 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from headway.config import override
-from headway.config.lanes import divisors
+from headway.config.derived.lanes import divisors
 from headway.config.optimizers import find_optimizer
 from headway.config.strategies import (
     AUTO,

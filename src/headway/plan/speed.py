@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from math import ceil, log2
 from typing import TYPE_CHECKING
 
-from headway.config.architecture import FEED_FORWARD, pattern_layers
+from headway.config.checks.pipeline import stages_per_worker
 from headway.config.optimizers import FP32_BYTES
-from headway.config.pipeline import stages_per_worker
+from headway.config.sections.architecture import FEED_FORWARD, pattern_layers
 from headway.config.strategies import StrategySpec, distinct_strategies
 from headway.models.facts import attended_keys, count_parameters, flops_per_token, scan_flops
 from headway.models.shape import Shape

@@ -14,7 +14,7 @@ from headway.preemption.source import Source
 
 if TYPE_CHECKING:
     from headway.config import PreemptionConfig
-    from headway.config.preemption import NoticeSource
+    from headway.config.sections.preemption import NoticeSource
 
 _DMI = "/sys/class/dmi/id"
 

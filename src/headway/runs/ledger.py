@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headway.config.segments import Segment, begin, up_to
+from headway.config.derived.segments import Segment, begin, up_to
 from headway.core.errors import CheckpointError, fix_for
 from headway.core.files.atomic import append_json_line, fingerprint
 from headway.core.files.foreign import read_json_lines
@@ -59,7 +59,7 @@ class LedgerDecision:
 
 @dataclass(frozen=True)
 class SegmentStart:
-    """A segment of the run (`headway.config.segments`), begun by an attempt."""
+    """A segment of the run (`headway.config.derived.segments`), begun by an attempt."""
 
     attempt: int
     segment: dict[str, Any]

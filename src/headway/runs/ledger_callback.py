@@ -10,7 +10,7 @@ from headway.checkpoint.lineage import ancestors, origin_of
 from headway.checkpoint.save.fence import OwnerUnknown
 from headway.checkpoint.save.outcomes import Outcome
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
-from headway.config.segments import Segment
+from headway.config.derived.segments import Segment
 from headway.core.console import warning
 from headway.runs.ledger import TAKEN_OVER, Ledger, UnwritableLedger, merged_ranges, plan_fingerprint
 from headway.runs.rewind import decided

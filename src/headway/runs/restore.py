@@ -23,7 +23,7 @@ from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.transfer import Found, copy_checkpoints, is_url, local_folders, remote_manifests
 from headway.checkpoint.verify import verify_checkpoint
 from headway.config import Config, identity, load_resolved
-from headway.config.document import parse, to_yaml
+from headway.config.loading.document import parse, to_yaml
 from headway.core import console
 from headway.core.credentials.secrets import redact, redact_values
 from headway.core.errors import CheckpointError, ConfigError

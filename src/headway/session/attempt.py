@@ -25,7 +25,7 @@ from headway.checkpoint.save.fence import OWNER_FILE
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.verify import verify_checkpoint
 from headway.config import CheckpointConfig, Config, changes, dump_config, identity, load_resolved
-from headway.config.early_stopping import reason_to_stop
+from headway.config.sections.early_stopping import reason_to_stop
 from headway.core.console import notice, warning
 from headway.core.coordination.launched import world_size_from_environment
 from headway.core.coordination.outcomes import FINISHED, outcome_of

@@ -1,6 +1,7 @@
 """How a run continues when its config or its data have changed since its newest checkpoint.
 
-Nothing is written here: the result is a config with segments (`headway.config.segments`), from which all else follows.
+Nothing is written here: the result is a config with segments (`headway.config.derived.segments`), from which all else
+follows.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from headway.config import Config, changes, load_resolved
-from headway.config.segments import PartRows, Segment
+from headway.config.derived.segments import PartRows, Segment
 from headway.core.console import notice, warning
 from headway.core.errors import DataError
 from headway.data.feeding.continuation import START_EPOCH

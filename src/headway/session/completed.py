@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.checkpoint.format.folders import checkpoint_folders
 from headway.config import Config, ModelConfig, dump_config, load_resolved
-from headway.config.pretrained import is_on_hub, is_pinned, split_hub_name
+from headway.config.sections.pretrained import is_on_hub, is_pinned, split_hub_name
 from headway.core.console import is_first_worker, notice, warning
 from headway.core.coordination.launched import world_size_from_environment
 from headway.core.errors import ConfigError
@@ -21,7 +21,7 @@ from headway.core.user_command import suggest
 from headway.runs.run_directory import RunDirectory
 
 if TYPE_CHECKING:
-    from headway.config.data import DataConfig
+    from headway.config.sections.data import DataConfig
     from headway.data.store import TokenStore
 
 #: `model.max_sequence_length` where none is given, which for a pretrained checkpoint means the checkpoint's.
@@ -108,8 +108,8 @@ def completed(config: Config) -> tuple[Config, TokenStore]:
     started = world_size_from_environment() is not None  # by an agent, which also sets the number on this machine
     store = open_store(config.data, processes=None if started else config.parallel.workers)
     _warn_of_differences(config.data, store)
-    from headway.config.experts import decoder_problems
-    from headway.config.losses import loss_problems
+    from headway.config.checks.experts import decoder_problems
+    from headway.config.sections.losses import loss_problems
     from headway.models.build import complete
     from headway.models.hub.folder import open_folder
 

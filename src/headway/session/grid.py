@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from headway.checkpoint.store import CheckpointInfo
 from headway.config import Config, LaneGrid, resolve_threads
-from headway.config.lanes import divisors
+from headway.config.derived.lanes import divisors
 from headway.core.console import notice
 from headway.core.coordination.launched import most_threads, workers_of_this_machine
 from headway.core.errors import ConfigError

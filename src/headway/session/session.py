@@ -37,8 +37,8 @@ from headway.config import (
     identity,
     ineffective_settings,
 )
-from headway.config.early_stopping import EVALUATIONS
-from headway.config.segments import SEGMENTS, Segment
+from headway.config.derived.segments import SEGMENTS, Segment
+from headway.config.sections.early_stopping import EVALUATIONS
 from headway.core.alerts import alerting
 from headway.core.console import log_to, notice, warning
 from headway.core.errors import ConfigError

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from headway.config import Config
-from headway.config.cost import OLD_PRICE_KEY, given_price
+from headway.config.sections.cost import OLD_PRICE_KEY, given_price
 from headway.core.coordination.launched import world_size_from_environment
 from headway.core.files.foreign import as_number
 from headway.core.format import format_seconds

@@ -16,7 +16,7 @@ from typing import Any
 
 from headway.checkpoint.save.writer_locks import mark_lost, wait_for_writers
 from headway.config import Config
-from headway.config.segments import Segment
+from headway.config.derived.segments import Segment
 from headway.core.console import alert, clear_line, notice, warning
 from headway.core.coordination.heartbeat import Phase
 from headway.core.coordination.outcomes import BUDGET_REACHED, CANCELLED, FINISHED, PREEMPTED

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from headway.config.supervise import SuperviseConfig
+from headway.config.sections.supervise import SuperviseConfig
 from headway.core.coordination.outcomes import FINAL_CODES
 from headway.core.errors import Preempted
 from headway.core.format import format_seconds

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from headway.config.supervise import SuperviseConfig
+from headway.config.sections.supervise import SuperviseConfig
 from headway.core.coordination.heartbeat import Phase, Reading
 from headway.core.coordination.outcomes import SAVED_CODES
 from headway.core.format import format_seconds

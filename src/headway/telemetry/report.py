@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from headway.config.early_stopping import EarlyStoppingConfig, reason_to_stop
+from headway.config.sections.early_stopping import EarlyStoppingConfig, reason_to_stop
 from headway.core.coordination.outcomes import FINISHED
 from headway.core.credentials.secrets import redact_arguments
 from headway.core.files.atomic import atomic_write

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from headway.config.track import TrackConfig
+from headway.config.sections.track import TrackConfig
 from headway.core.console import notice, warning
 from headway.core.errors import ConfigError, HeadwayError
 from headway.telemetry.record import Run, open_run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from headway.config.track import OwnTrackerConfig, TrackConfig
+from headway.config.sections.track import OwnTrackerConfig, TrackConfig
 from headway.core.console import print_line
 from headway.core.errors import HeadwayError
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from headway.config.track import TrackConfig
+from headway.config.sections.track import TrackConfig
 from headway.core.errors import HeadwayError
 from headway.tracking.cursor import CursorFile, InUse, cursor_name
 from headway.tracking.follower import Follower, Waiting

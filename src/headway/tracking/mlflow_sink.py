@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from headway.config.track import MlflowConfig, mlflow_uri_problem
+from headway.config.sections.track import MlflowConfig, mlflow_uri_problem
 from headway.core.credentials.secrets import redact
 from headway.core.errors import ConfigError, missing_extra
 from headway.core.files.atomic import fingerprint

@@ -18,7 +18,7 @@ from http.client import HTTPException
 from typing import Any
 from urllib.parse import unquote
 
-from headway.config.track import OpentelemetryConfig, http_problem
+from headway.config.sections.track import OpentelemetryConfig, http_problem
 from headway.core.console import warning
 from headway.core.credentials.http import open_url
 from headway.core.credentials.secrets import redact

@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from headway.config.track import TrackConfig
+from headway.config.sections.track import TrackConfig
 from headway.core.console import open_streams
 from headway.tracking.follow import follow_all
 from headway.tracking.follower import Waiting

@@ -13,10 +13,10 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from headway.config.base import Section
-from headway.config.checks import combined
-from headway.config.complaints import complaints
-from headway.config.document import parse
-from headway.config.track import (
+from headway.config.checks.contradictions import combined
+from headway.config.loading.complaints import complaints
+from headway.config.loading.document import parse
+from headway.config.sections.track import (
     MlflowConfig,
     OpentelemetryConfig,
     OwnTrackerConfig,

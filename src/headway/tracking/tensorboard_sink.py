@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
 
-from headway.config.track import tensorboard_folder
+from headway.config.sections.track import tensorboard_folder
 from headway.core.errors import missing_extra
 from headway.core.files.atomic import fingerprint, sync_folder
 from headway.core.files.foreign import open_regular

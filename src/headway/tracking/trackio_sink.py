@@ -19,7 +19,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from headway.config.track import TrackioConfig, http_problem
+from headway.config.sections.track import TrackioConfig, http_problem
 from headway.core.credentials.secrets import redact
 from headway.core.errors import ConfigError, HeadwayError, missing_extra
 from headway.core.files.atomic import fingerprint

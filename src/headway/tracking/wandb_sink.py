@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from headway.config.track import WandbConfig
+from headway.config.sections.track import WandbConfig
 from headway.core.credentials.secrets import redact
 from headway.core.errors import ConfigError, missing_extra
 from headway.tracking.cursor import FOLDER

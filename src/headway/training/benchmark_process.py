@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from headway.config.benchmarks import is_file
+from headway.config.sections.benchmarks import is_file
 from headway.core.errors import HeadwayError
 from headway.core.files.atomic import write_json
 from headway.core.files.foreign import read_json_object

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from headway.config.benchmarks import AFTER, BenchmarksConfig, is_file
+from headway.config.sections.benchmarks import AFTER, BenchmarksConfig, is_file
 from headway.core.console import notice, warning
 from headway.core.coordination.launch_variables import OF_A_WORKER
 from headway.core.errors import ConfigError, HeadwayError, missing_extra

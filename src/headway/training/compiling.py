@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from headway.config import Config
-from headway.config.parallel import ParallelConfig
+from headway.config.sections.parallel import ParallelConfig
 from headway.core.console import notice, warning
 from headway.core.coordination.heartbeat import Phase, beat
 from headway.core.files.atomic import fingerprint, user_cache, write_json

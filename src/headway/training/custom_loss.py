@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from headway.config.losses import DistillConfig
+from headway.config.sections.losses import DistillConfig
 from headway.core.errors import ConfigError
 from headway.core.functions import load_function
 from headway.core.types import IGNORE_TARGET, MicroBatch

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headway.config.early_stopping import EVALUATIONS, EarlyStoppingConfig, evaluations_in, reason_to_stop
+from headway.config.sections.early_stopping import EVALUATIONS, EarlyStoppingConfig, evaluations_in, reason_to_stop
 from headway.telemetry.metrics import read_metrics
 
 

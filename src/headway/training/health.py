@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from headway.config.health import HealthConfig
+    from headway.config.sections.health import HealthConfig
 
 Action = Literal["warn", "skip", "rollback", "stop"]
 

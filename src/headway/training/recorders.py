@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from headway.checkpoint.format.manifest import hash_tensors, state_hash_of
 from headway.checkpoint.save.fence import OwnerUnknown
 from headway.checkpoint.save.outcomes import Outcome, Upload
-from headway.config.checkpoint import EVALUATED
+from headway.config.sections.checkpoint import EVALUATED
 from headway.core.console import warning
 from headway.core.files.atomic import append_json_line
 from headway.cost.spending import SpendMeter

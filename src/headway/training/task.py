@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from headway.config import effective_strategy, find_strategy
-from headway.config.mesh import row_parts
+from headway.config.derived.mesh import row_parts
 from headway.core.console import notice
 from headway.core.functions import load_function, source_hash
 from headway.core.model_protocol import Pipelineable

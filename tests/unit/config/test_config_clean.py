@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from headway.config.data import DataConfig
-from headway.config.load import dump_config, load_config
-from headway.config.reference import json_schema, reference
+from headway.config.loading.load import dump_config, load_config
+from headway.config.loading.reference import json_schema, reference
+from headway.config.sections.data import DataConfig
 from headway.core.errors import ConfigError
 
 

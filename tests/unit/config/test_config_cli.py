@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from headway.cli.application import application
 from headway.config import Config, load_config
-from headway.config.complaints import known_keys
-from headway.config.reference import json_schema
+from headway.config.loading.complaints import known_keys
+from headway.config.loading.reference import json_schema
 from headway.core.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headway.config import identity, load_config, override
-from headway.config.cost import given_price, parse_budget
+from headway.config.sections.cost import given_price, parse_budget
 from headway.core.errors import ConfigError
 
 BASE = "train: {steps: 1}\n"

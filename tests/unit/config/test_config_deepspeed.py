@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from headway.config import Config
-from headway.config.deepspeed import engine_settings
+from headway.config.derived.deepspeed import engine_settings
 from headway.core.errors import ConfigError
 
 

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from headway.config import Config, Interval, ModelConfig, TrainConfig, changes, document, load_config, override
-from headway.config.complaints import FOREIGN, OURS, known_keys
-from headway.config.load import PRESETS
+from headway.config import Config, Interval, ModelConfig, TrainConfig, changes, load_config, override
+from headway.config.loading import document
+from headway.config.loading.complaints import FOREIGN, OURS, known_keys
+from headway.config.loading.load import PRESETS
 from headway.core.errors import ConfigError
 from headway.core.format import printable
 from waits import LONG

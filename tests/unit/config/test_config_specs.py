@@ -38,7 +38,7 @@ ALLOWED = {
     "config/strategies.py": {*STRATEGIES},
     "config/optimizers.py": {*OPTIMIZERS, "zero2"},
     "cli/bench.py": {"ddp", "fsdp", "zero1", "zero3", "muon"},
-    "config/document.py": {"single"},
+    "config/loading/document.py": {"single"},
     "data/importing/store.py": {"single"},
     "data/tokenizing/begin_of_text.py": {"single"},
     "plan/recommend.py": {"single"},

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headway.config.data import DataConfig
+from headway.config.sections.data import DataConfig
 from headway.core.errors import ConfigError, DataError
 from headway.core.storage import client
 from headway.data import remote_cache

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import headway
 from headway.config import Config, ModelConfig, dump_config, load_config, resolve_lanes
-from headway.config.identity import changes
+from headway.config.derived.identity import changes
 from headway.core.errors import CheckpointError, ConfigError, DataError
 from headway.data.feeding.feed import TokenFeed
 from headway.models.build import build_any_model, build_model, complete

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from headway.config import Config, ModelConfig
-from headway.config.architecture import division_problems
-from headway.config.checks import find_problems
-from headway.config.parallel import ParallelConfig
+from headway.config.checks.contradictions import find_problems
+from headway.config.sections.architecture import division_problems
+from headway.config.sections.parallel import ParallelConfig
 from headway.core.errors import ConfigError
 from headway.models.attention import PackedDocuments
 from headway.models.build import build_model, complete

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headway.config.preemption import PreemptionConfig
+from headway.config.sections.preemption import PreemptionConfig
 from headway.core.coordination.preemption_board import Board
 from headway.core.process.waiting import wait_until
 from headway.cost.spending import CostBudget, RunCost, SpendMeter

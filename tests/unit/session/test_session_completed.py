@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from headway.config import Config, ModelConfig, load_config
-from headway.config.data import DataConfig
+from headway.config.sections.data import DataConfig
 from headway.core.errors import ConfigError
 from headway.data.store import TokenStore
 from headway.models.build import build_model

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from headway.config import Config, LaneGrid
-from headway.config.data import DataConfig
+from headway.config.sections.data import DataConfig
 from headway.core.coordination import launched
 from headway.core.errors import ConfigError
 from headway.data import remote_store

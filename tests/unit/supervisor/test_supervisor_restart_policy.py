@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from headway.config.supervise import SuperviseConfig
+from headway.config.sections.supervise import SuperviseConfig
 from headway.supervisor import supervisor
 from headway.supervisor.restart_policy import AttemptOutcome, RestartPolicy, frames_of, frames_of_dump
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from headway.config.supervise import SuperviseConfig
+from headway.config.sections.supervise import SuperviseConfig
 from headway.core.coordination.heartbeat import Phase, Reading
 from headway.core.process.table import ProcessState
 from headway.supervisor.watchdog import Watchdog

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.config.supervise import SuperviseConfig
+from headway.config.sections.supervise import SuperviseConfig
 from headway.core.coordination import heartbeat
 from headway.core.coordination.heartbeat import Heartbeat, Phase, Reading, read_heartbeat
 from headway.core.process.table import DEAD, STOPPED, TRACED, ProcessState

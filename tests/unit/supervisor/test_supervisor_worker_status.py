@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from headway.config import load_config
-from headway.config.supervise import SuperviseConfig
+from headway.config.sections.supervise import SuperviseConfig
 from headway.core.console import alert_with
 from headway.core.coordination.heartbeat import Heartbeat, Phase
 from headway.core.process.table import children_of, what_it_does

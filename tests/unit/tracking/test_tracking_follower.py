@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from headway.config.track import OwnTrackerConfig, TrackConfig
+from headway.config.sections.track import OwnTrackerConfig, TrackConfig
 from headway.core.errors import CheckpointError, HeadwayError
 from headway.core.machine.system import host_name
 from headway.telemetry.record import Run

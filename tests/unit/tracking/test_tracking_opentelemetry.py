@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("opentelemetry.proto")
 
-from headway.config.track import TrackConfig
+from headway.config.sections.track import TrackConfig
 from headway.core.errors import ConfigError, HeadwayError
 from headway.tracking.follow import follow
 from headway.tracking.follower import Waiting

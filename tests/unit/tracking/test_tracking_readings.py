@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from headway.config.track import TrackConfig
+from headway.config.sections.track import TrackConfig
 from headway.tracking.follow import follow
 from headway.tracking.follower import Waiting
 from headway.tracking.history import History

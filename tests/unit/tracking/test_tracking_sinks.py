@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from headway.config import Config, dump_config, identity
-from headway.config.track import TrackConfig, mlflow_uri_problem
+from headway.config.sections.track import TrackConfig, mlflow_uri_problem
 from headway.core.coordination.outcomes import BUDGET_REACHED
 from headway.core.errors import ConfigError, HeadwayError
 from headway.telemetry.record import Run

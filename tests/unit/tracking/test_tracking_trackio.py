@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headway.config.track import TrackConfig
+from headway.config.sections.track import TrackConfig
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.machine.system import host_name
 from headway.tracking import sinks

@@ -17,8 +17,8 @@ import torch
 
 from headway.checkpoint.save.outcomes import Outcome
 from headway.config import Config
-from headway.config.benchmarks import BenchmarksConfig
-from headway.config.checks import find_problems
+from headway.config.checks.contradictions import find_problems
+from headway.config.sections.benchmarks import BenchmarksConfig
 from headway.config.units import Interval
 from headway.core.errors import CheckpointError, ConfigError, HeadwayError
 from headway.telemetry.catalogue import metric
@@ -156,7 +156,7 @@ def test_a_run_with_benchmarks_needs_lm_eval_from_the_start(monkeypatch: pytest.
 START = """
 import sys
 from pathlib import Path
-from headway.config.benchmarks import BenchmarksConfig
+from headway.config.sections.benchmarks import BenchmarksConfig
 from headway.training.benchmarks import BenchmarkProcess
 
 output = Path(sys.argv[2])

@@ -13,7 +13,7 @@ from torch import nn
 
 from headway.api import Trainer, train
 from headway.config import Config, ModelConfig, load_config
-from headway.config.losses import DistillConfig
+from headway.config.sections.losses import DistillConfig
 from headway.core.errors import ConfigError, DataError
 from headway.core.functions import name_of_function
 from headway.core.types import IGNORE_TARGET

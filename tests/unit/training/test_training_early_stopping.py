@@ -13,7 +13,7 @@ import pytest
 from headway.api import train
 from headway.checkpoint.store import CheckpointStore
 from headway.config import load_config
-from headway.config.early_stopping import EVALUATIONS, EarlyStoppingConfig, reason_to_stop
+from headway.config.sections.early_stopping import EVALUATIONS, EarlyStoppingConfig, reason_to_stop
 from headway.core.errors import ConfigError
 from headway.runs.run_directory import RunDirectory
 from headway.session.attempt import final_step

@@ -17,7 +17,7 @@ from torch import nn
 
 from headway.api import train
 from headway.config import Config, load_config
-from headway.config.identity import changes
+from headway.config.derived.identity import changes
 from headway.core.errors import Preempted
 from headway.core.process import faults
 from headway.data.feeding.feed import EvaluationFeed

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from headway.config.health import HealthConfig
+from headway.config.sections.health import HealthConfig
 from headway.training.health import Decision, History, decide, is_left_out, judge, remember
 from headway.training.state import TrainState
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from headway.config import Config, ModelConfig, load_config, override
-from headway.config.health import HealthConfig
+from headway.config.sections.health import HealthConfig
 from headway.core.errors import ConfigError
 from headway.models.decoder import Decoder
 from headway.models.loss import linear_cross_entropy

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headway.config import Config, load_config, resolve_grid
-from headway.config.supervise import SuperviseConfig
+from headway.config.sections.supervise import SuperviseConfig
 from headway.data import pinned, remote_cache
 from headway.data.feeding.feed import TokenFeed
 from headway.models.facts import flops_per_token

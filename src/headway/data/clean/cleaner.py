@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from headway.config.clean import CleanStep, step_settings
+from headway.config.sections.clean import CleanStep, step_settings
 from headway.core.console import warning
 from headway.data.clean.base import Step, utf8_size
 from headway.data.clean.contamination import Decontaminate

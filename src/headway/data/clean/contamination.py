@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from headway.config.clean import DecontaminateStep, EvaluationSet
-from headway.config.data import SourceConfig, source_name
+from headway.config.sections.clean import DecontaminateStep, EvaluationSet
+from headway.config.sections.data import SourceConfig, source_name
 from headway.core.errors import DataError
 from headway.data.clean.base import Step, around
 from headway.data.clean.counts import Drop

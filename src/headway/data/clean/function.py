@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from headway.config.clean import PythonStep, ScoreStep
+from headway.config.sections.clean import PythonStep, ScoreStep
 from headway.core.errors import DataError
 from headway.core.functions import load_function, source_hash
 from headway.data.clean.base import Step, named, shown_number

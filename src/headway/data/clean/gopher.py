@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from headway.config.clean import GopherQualityStep
+from headway.config.sections.clean import GopherQualityStep
 from headway.data.clean.base import Step, shown_number
 from headway.data.clean.counts import Drop
 

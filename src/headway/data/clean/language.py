@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from headway.config.clean import LanguageStep
+from headway.config.sections.clean import LanguageStep
 from headway.core.errors import ConfigError, missing_extra
 from headway.core.files.atomic import sha256_file
 from headway.data.clean.base import Step, shown_number

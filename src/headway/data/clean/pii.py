@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from headway.config.clean import PiiStep
+from headway.config.sections.clean import PiiStep
 from headway.data.clean.base import Step, around, first_difference
 from headway.data.clean.pii_finders import Found, find_emails, find_ips, find_phones
 

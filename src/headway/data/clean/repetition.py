@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.config.clean import GopherRepetitionStep
+from headway.config.sections.clean import GopherRepetitionStep
 from headway.data.clean.base import Step, shown_number
 from headway.data.clean.counts import Drop
 from headway.data.clean.ngrams import Hashes, longer, mixed

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
-from headway.config.clean import LengthStep, UnicodeStep
+from headway.config.sections.clean import LengthStep, UnicodeStep
 from headway.core.errors import missing_extra
 from headway.data.clean.base import Step
 from headway.data.clean.counts import Drop

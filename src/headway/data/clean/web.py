@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from headway.config.clean import C4Step, FinewebStep
+from headway.config.sections.clean import C4Step, FinewebStep
 from headway.core.errors import DataError
 from headway.core.files.atomic import fingerprint
 from headway.core.files.foreign import SETTINGS_BYTES, read_bytes

@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.config.data import DedupConfig
+from headway.config.sections.data import DedupConfig
 from headway.core.console import warning
 from headway.data.dedup.corpus import Corpus
 from headway.data.dedup.minhash import estimate_similarity

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.config.data import DedupConfig
+from headway.config.sections.data import DedupConfig
 from headway.data.dedup.clusters import mark_similar_documents
 from headway.data.dedup.corpus import Corpus
 from headway.data.dedup.exact import mark_equal_documents, mark_equal_paragraphs

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.config.data import DedupConfig
+from headway.config.sections.data import DedupConfig
 from headway.core.errors import DataError
 from headway.core.files.atomic import atomic_write
 from headway.core.files.foreign import open_regular

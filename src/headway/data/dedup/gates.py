@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from headway.config.data import DedupConfig
+from headway.config.sections.data import DedupConfig
 from headway.core.errors import DataError
 
 #: Up to this many duplicate documents (or paragraphs) are always allowed, since a share of few says little.

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.config.data import DedupConfig
+from headway.config.sections.data import DedupConfig
 from headway.data.feeding.order import mix
 
 # Minimum number of bins: the standard error of an estimate is below 0.013 at similarity 0.8.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.config.data import DedupConfig
+from headway.config.sections.data import DedupConfig
 from headway.data.dedup.clusters import compare
 from headway.data.dedup.corpus import Corpus
 from headway.data.dedup.minhash import collision_probability

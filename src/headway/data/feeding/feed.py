@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from torch.utils.data import default_collate
 
-from headway.config.batches import Batches
-from headway.config.data import DataConfig, sources_of_role
+from headway.config.derived.batches import Batches
+from headway.config.sections.data import DataConfig, sources_of_role
 from headway.core.console import is_first_worker, warning
 from headway.core.errors import ConfigError, DataError
 from headway.core.types import MicroBatch
@@ -33,7 +33,7 @@ from headway.data.store import TokenStore
 
 if TYPE_CHECKING:
     from headway.config import Config, LaneGrid
-    from headway.config.segments import Segment
+    from headway.config.derived.segments import Segment
 
 __all__ = ["TokenFeed", "EvaluationFeed", "evaluation_feed", "DatasetFeed", "DatasetEvaluationFeed", "Prefetcher"]
 

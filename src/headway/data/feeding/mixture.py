@@ -15,14 +15,14 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from headway.config.data import stored_names
+from headway.config.sections.data import stored_names
 from headway.core.errors import ConfigError, DataError
 from headway.core.user_command import suggest
 from headway.data.feeding.lattice import MAX_ROWS, boundaries, counts_between
 
 if TYPE_CHECKING:
     from headway.config import Config
-    from headway.config.data import DataConfig
+    from headway.config.sections.data import DataConfig
 
 #: A linear change of weights is made in at most this many constant parts of equal length.
 RAMP_PARTS = 64

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.config.data import DataConfig
+from headway.config.sections.data import DataConfig
 from headway.config.template import CHAT
 from headway.config.units import Amount
 from headway.core.console import Progress, progress

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.config.data import DedupConfig
+from headway.config.sections.data import DedupConfig
 from headway.core.console import Progress
 from headway.data.preparing.encode import Verdict
 from headway.data.reading.readers import read_batches

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.config.clean import CleanStep
-from headway.config.data import DedupConfig
+from headway.config.sections.clean import CleanStep
+from headway.config.sections.data import DedupConfig
 from headway.config.template import CHAT
 from headway.config.units import Amount
 from headway.core.errors import DataError

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headway.config.data import DataConfig
+from headway.config.sections.data import DataConfig
 from headway.core.files.atomic import sha256_bytes
 from headway.data.preparing.build import Outcome
 from headway.data.preparing.encode import SPLITS

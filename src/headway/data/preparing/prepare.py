@@ -16,8 +16,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from headway.config.clean import CleanStep
-from headway.config.data import DataConfig
+from headway.config.sections.clean import CleanStep
+from headway.config.sections.data import DataConfig
 from headway.config.template import CHAT
 from headway.core.console import warning
 from headway.core.errors import ConfigError, DataError, fix_for

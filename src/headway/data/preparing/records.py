@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headway.config.data import MAX_DOCUMENT_BYTES
+from headway.config.sections.data import MAX_DOCUMENT_BYTES
 from headway.core.files.atomic import atomic_write, fingerprint, write_json
 from headway.core.files.foreign import LISTING_BYTES, read_json_object
 from headway.data.loss_mask import mask_bytes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headway.config.clean import CleanStep, step_settings
-from headway.config.data import DataConfig, stored_names
+from headway.config.sections.clean import CleanStep, step_settings
+from headway.config.sections.data import DataConfig, stored_names
 
 # Settings of a manifest whose key in the config has another name.
 _KEYS = {"special_tokens_in_text": "tokenizer.special_tokens_in_text"}

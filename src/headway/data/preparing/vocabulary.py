@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from headway.config.data import DataConfig
+from headway.config.sections.data import DataConfig
 from headway.core.console import Progress, notice, progress
 from headway.core.errors import DataError
 from headway.core.files.atomic import atomic_write, canonical_json, fingerprint

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
-from headway.config.data import MAX_DOCUMENT_BYTES
+from headway.config.sections.data import MAX_DOCUMENT_BYTES
 from headway.core.errors import DataError, HeadwayError
 from headway.data.reading.arrow_messages import (
     RECORDS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 
-from headway.config.data import SourceConfig
+from headway.config.sections.data import SourceConfig
 from headway.core.errors import DataError, causes, refusal
 from headway.core.storage import credentials_fix, kind_of
 from headway.data.reading.records import fields_there

@@ -10,7 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from headway.config.data import SourceConfig
+from headway.config.sections.data import SourceConfig
 from headway.config.template import CHAT
 from headway.core.errors import ConfigError, DataError, missing_extra
 from headway.core.files.foreign import SETTINGS_BYTES, parse_json

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from headway.config.data import MAX_DOCUMENT_BYTES
+from headway.config.sections.data import MAX_DOCUMENT_BYTES
 from headway.data.reading.compression import BlockReader, is_damage, open_content
 from headway.data.reading.documents import BadDocument, BadRecordError, Batch, MissingFieldError, too_large
 from headway.data.reading.places import SourceFile, open_file, stamp_of

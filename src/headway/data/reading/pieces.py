@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from headway.config.data import MAX_DOCUMENT_BYTES
+from headway.config.sections.data import MAX_DOCUMENT_BYTES
 from headway.core.errors import DataError
 from headway.data.reading.documents import BadDocument
 from headway.data.reading.places import SourceFile

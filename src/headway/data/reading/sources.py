@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from headway.config.data import MAX_DOCUMENT_BYTES, SourceConfig, source_name, stored_names
+from headway.config.sections.data import MAX_DOCUMENT_BYTES, SourceConfig, source_name, stored_names
 from headway.config.template import CHAT
 from headway.config.units import Amount
 from headway.core.console import progress, warning

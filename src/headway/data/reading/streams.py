@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
-from headway.config.data import MAX_DOCUMENT_BYTES
+from headway.config.sections.data import MAX_DOCUMENT_BYTES
 from headway.config.template import CHAT
 from headway.config.units import Amount
 from headway.core.errors import ConfigError, DataError, HeadwayError

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from headway.config.data import MAX_DOCUMENT_BYTES
+from headway.config.sections.data import MAX_DOCUMENT_BYTES
 from headway.core.errors import DataError, HeadwayError
 from headway.core.format import counted
 from headway.data.reading.documents import UNPACKED, Batch

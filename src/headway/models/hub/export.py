@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from headway.config.pretrained import is_on_hub, split_hub_name
+from headway.config.sections.pretrained import is_on_hub, split_hub_name
 from headway.core.errors import ConfigError
 from headway.models.hub.folder import base_folder, is_adapter, open_folder
 from headway.models.hub.transformers_model import quiet

@@ -11,7 +11,7 @@ from headway.core.errors import ConfigError
 from headway.core.random import derive_seed
 
 if TYPE_CHECKING:
-    from headway.config.pretrained import AdapterConfig
+    from headway.config.sections.pretrained import AdapterConfig
 
 
 def add_adapter(network: Any, config: AdapterConfig, seed: int) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headway.config.data import DataConfig
+from headway.config.sections.data import DataConfig
 from headway.data.clean import CleanCounts, Cleaner
 
 #: English prose that every filter keeps: 12 different lines, each a paragraph.

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headway.config.data import DataConfig
+from headway.config.sections.data import DataConfig
 from headway.data.clean import CleanCounts, Cleaner
 from headway.data.clean.counts import EXAMPLES
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headway.config.data import DataConfig
+from headway.config.sections.data import DataConfig
 from headway.core.errors import DataError
 from headway.data.clean import Cleaner, describe_steps
 from headway.data.clean.contamination import _all_grams, _WordHashes
@@ -193,7 +193,8 @@ def test_examples_that_are_too_short_are_reported_once_for_all_workers(
 
 def test_equal_in_every_process(questions: Path, prose: str, cleaner: Make) -> None:
     script = (
-        "import sys, json; from headway.config.clean import DecontaminateStep; from headway.data.clean import Cleaner\n"
+        "import sys, json; from headway.config.sections.clean import DecontaminateStep\n"
+        "from headway.data.clean import Cleaner\n"
         "c = Cleaner([DecontaminateStep(**json.loads(sys.argv[1]))]); c.clean(sys.argv[2])\n"
         "print(json.dumps(c.take_counts().to_json()))"
     )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.config.clean import GopherRepetitionStep
+from headway.config.sections.clean import GopherRepetitionStep
 from headway.data.clean.counts import Drop
 from headway.data.clean.repetition import GopherRepetition
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.config.clean import PiiStep
+from headway.config.sections.clean import PiiStep
 from headway.data.clean import Cleaner, pii_finders
 
 Make = Callable[..., Cleaner]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headway.config.data import DataConfig
+from headway.config.sections.data import DataConfig
 from headway.core.errors import ConfigError, DataError
 from headway.data.clean import Cleaner, describe_steps
 from headway.data.clean import language as language_module

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headway.config.data import DedupConfig
+from headway.config.sections.data import DedupConfig
 from headway.data.dedup import Duplicates, find_duplicates, fingerprint_documents
 from headway.data.dedup import clusters as clusters_module
 from headway.data.dedup import corpus as corpus_module

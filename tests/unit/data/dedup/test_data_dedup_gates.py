@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.config.data import DedupConfig
-from headway.config.load import load_config
+from headway.config.loading.load import load_config
+from headway.config.sections.data import DedupConfig
 from headway.core.errors import DataError
 from headway.data.dedup import Duplicates, TooManyDuplicates, find_duplicates
 from headway.data.dedup.gates import check_limits

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headway.config.data import DataConfig
+from headway.config.sections.data import DataConfig
 from headway.core.errors import ConfigError, DataError
 from headway.core.files.atomic import sha256_file
 from headway.data.importing import files as import_files

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.support import store_contents
 
-from headway.config.data import DataConfig
+from headway.config.sections.data import DataConfig
 from headway.core.errors import DataError
 from headway.data.preparing.prepare import PrepareReport, prepare
 from headway.data.store import SKIPPED, TokenStore

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.config.data import DataConfig
+from headway.config.sections.data import DataConfig
 from headway.core.errors import DataError
 from headway.core.process.waiting import wait_until
 from headway.data import in_use as in_use_module

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.support import store_contents
 
-from headway.config.data import DataConfig
+from headway.config.sections.data import DataConfig
 from headway.core.errors import ConfigError, DataError
 from headway.data.preparing import prepare as prepare_module
 from headway.data.preparing.build import Builder

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.config.data import DataConfig, SourceConfig
+from headway.config.sections.data import DataConfig, SourceConfig
 from headway.core.errors import DataError
 from headway.data.preparing import inputs
 from headway.data.preparing.inputs import InputHashes

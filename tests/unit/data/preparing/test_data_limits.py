@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headway.config.data import DataConfig
+from headway.config.sections.data import DataConfig
 from headway.core.errors import DataError
 from headway.data.preparing.prepare import prepare
 from headway.data.reading.sources import pieces_of

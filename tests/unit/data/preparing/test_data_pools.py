@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from tests.support import store_contents
 
-from headway.config.data import DataConfig
+from headway.config.sections.data import DataConfig
 from headway.core.errors import DataError
 from headway.data.loss_mask import MASK
 from headway.data.preparing import tasks as tasks_module

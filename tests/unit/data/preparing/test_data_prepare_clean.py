@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.support import store_contents
 
-from headway.config.data import DataConfig
+from headway.config.sections.data import DataConfig
 from headway.core.errors import DataError
 from headway.data.inspect import describe_store
 from headway.data.preparing.build import Builder

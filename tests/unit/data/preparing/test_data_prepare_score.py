@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from headway.config import Config
-from headway.config.data import DataConfig
-from headway.config.identity import changes
+from headway.config.derived.identity import changes
+from headway.config.sections.data import DataConfig
 from headway.core.errors import DataError
 from headway.data.feeding.mixture import plan_mixture
 from headway.data.preparing.prepare import prepare
@@ -122,6 +122,6 @@ def test_runs_without_own_steps_keep_their_identity() -> None:
 
 
 def _identity_sources(config: Config) -> Any:
-    from headway.config.identity import identity
+    from headway.config.derived.identity import identity
 
     return identity(config)["data.sources"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.config.data import DataConfig
+from headway.config.sections.data import DataConfig
 from headway.core.errors import DataError
 from headway.core.files.atomic import exchange
 from headway.core.process import faults

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.support import store_contents
 
-from headway.config.data import DataConfig
+from headway.config.sections.data import DataConfig
 from headway.data.inspect import describe_store
 from headway.data.preparing.prepare import PrepareReport, prepare
 from headway.data.store import TokenStore

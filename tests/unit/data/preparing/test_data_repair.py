@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.config.data import DataConfig
+from headway.config.sections.data import DataConfig
 from headway.core.errors import DataError
 from headway.data.preparing.prepare import prepare
 from headway.data.store import TokenStore

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headway.config.data import DataConfig
+from headway.config.sections.data import DataConfig
 from headway.data.preparing.prepare import prepare
 from headway.data.preparing.settings import differing_keys
 from headway.data.store import TokenStore

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headway.config.data import DataConfig
+from headway.config.sections.data import DataConfig
 from headway.core.console import Progress
 from headway.core.errors import DataError
 from headway.data.preparing import vocabulary

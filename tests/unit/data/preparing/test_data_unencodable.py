@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headway.config.data import DataConfig
+from headway.config.sections.data import DataConfig
 from headway.core.errors import DataError
 from headway.data.inspect import describe_store
 from headway.data.preparing.prepare import prepare

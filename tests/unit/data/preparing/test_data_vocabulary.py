@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from headway.config import load_config
-from headway.config.data import DataConfig
+from headway.config.sections.data import DataConfig
 from headway.core.console import Progress
 from headway.core.errors import DataError
 from headway.data.in_use import in_use

@@ -10,7 +10,7 @@ import zlib
 
 import pytest
 
-from headway.config.data import SourceConfig
+from headway.config.sections.data import SourceConfig
 from headway.core.errors import DataError
 from headway.data.reading.hub_errors import hub_error
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.config.data import SourceConfig
+from headway.config.sections.data import SourceConfig
 from headway.core.errors import ConfigError, DataError
 from headway.data.reading.places import stamp_of
 from headway.data.reading.readers import read_batches

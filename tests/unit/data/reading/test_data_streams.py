@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from headway.config.data import DataConfig
+from headway.config.sections.data import DataConfig
 from headway.config.units import Amount
 from headway.core.errors import ConfigError, DataError
 from headway.data.reading import sources

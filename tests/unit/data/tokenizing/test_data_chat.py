@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from headway.config import Config
-from headway.config.data import DataConfig
+from headway.config.sections.data import DataConfig
 from headway.core.errors import ConfigError, DataError
 from headway.core.types import IGNORE_TARGET
 from headway.data.feeding.rows import micro_batch_of, open_rows

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.config.data import SourceConfig
+from headway.config.sections.data import SourceConfig
 from headway.core.errors import DataError
 from headway.data.reading.sources import find_sources
 from headway.data.tokenizing import spec as module

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from headway.config.data import DataConfig, SourceConfig
+from headway.config.sections.data import DataConfig, SourceConfig
 from headway.core.errors import ConfigError
 from headway.data.reading.sources import Source, find_sources
 from headway.data.tokenizing import spec as module
@@ -36,7 +36,8 @@ def test_training_does_not_depend_on_threads(tmp_path: Path, documents: Callable
     (tmp_path / "a.txt").write_text("\n".join(documents(3000)))
     (tmp_path / "b.txt").write_text("\n".join(documents(2000, seed=1)).upper())
     script = (
-        "from headway.config.data import SourceConfig as S; from headway.data.reading.sources import find_sources;"
+        "from headway.config.sections.data import SourceConfig as S;"
+        "from headway.data.reading.sources import find_sources;"
         "from headway.data.tokenizing.train import train_tokenizer;"
         "print(train_tokenizer(find_sources([S(path='a.txt'), S(path='b.txt')]), 600, 10**6)[0].fingerprint)"
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.config.data import SourceConfig
+from headway.config.sections.data import SourceConfig
 from headway.data.reading.sources import find_sources
 from headway.data.tokenizing import train, waiting
 from headway.data.tokenizing.waiting import waiting_for

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from headway.config.lanes import LaneGrid, divisors, nearest
+from headway.config.derived.lanes import LaneGrid, divisors, nearest
 from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.config.parallel import ParallelConfig
     from headway.config.schema import Config
+    from headway.config.sections.parallel import ParallelConfig
 
 
 def stages_per_worker(parallel: ParallelConfig) -> int:

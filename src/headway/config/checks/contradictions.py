@@ -11,21 +11,21 @@ from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from headway.config.architecture import division_problems
-from headway.config.benchmarks import benchmark_problems
-from headway.config.checkpoint import checkpoint_problems
-from headway.config.cost import cost_problems
-from headway.config.credentials import credential_problems
-from headway.config.data import named_sources
-from headway.config.deepspeed import deepspeed_problems
-from headway.config.early_stopping import early_stopping_problems
-from headway.config.experts import parallel_problems
-from headway.config.lanes import LaneGrid, divisors, nearest, resolve_lanes
-from headway.config.losses import loss_problems
-from headway.config.mesh import resolve_mesh, usable_machines
+from headway.config.checks.credentials import credential_problems
+from headway.config.checks.experts import parallel_problems
+from headway.config.checks.pipeline import micro_batch_problem
+from headway.config.derived.deepspeed import deepspeed_problems
+from headway.config.derived.lanes import LaneGrid, divisors, nearest, resolve_lanes
+from headway.config.derived.mesh import resolve_mesh, usable_machines
 from headway.config.optimizers import find_optimizer
-from headway.config.pipeline import micro_batch_problem
-from headway.config.pretrained import pretrained_problems
+from headway.config.sections.architecture import division_problems
+from headway.config.sections.benchmarks import benchmark_problems
+from headway.config.sections.checkpoint import checkpoint_problems
+from headway.config.sections.cost import cost_problems
+from headway.config.sections.data import named_sources
+from headway.config.sections.early_stopping import early_stopping_problems
+from headway.config.sections.losses import loss_problems
+from headway.config.sections.pretrained import pretrained_problems
 from headway.config.strategies import find_strategy, simplest_strategy
 from headway.core.coordination.launched import world_size_from_environment
 from headway.core.errors import ConfigError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from headway.config.base import Section
-from headway.config.pretrained import PretrainedSource
+from headway.config.sections.pretrained import PretrainedSource
 from headway.config.strategies import find_strategy
 from headway.core.errors import ConfigError
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, PositiveInt
 
 from headway.config.base import Section
-from headway.config.supervise import Seconds
+from headway.config.sections.supervise import Seconds
 from headway.config.units import StepInterval
 from headway.core.coordination.launched import workers_of_this_machine, world_size_from_environment
 from headway.core.errors import ConfigError

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.config.lanes import resolve_lanes
+from headway.config.derived.lanes import resolve_lanes
 from headway.config.optimizers import DEFAULT_OPTIMIZER, find_optimizer
 from headway.config.strategies import DEEPSPEED, find_strategy, simplest_strategy
 from headway.core.errors import ConfigError
 from headway.core.files.foreign import read_json_object
 
 if TYPE_CHECKING:
-    from headway.config.mesh import MeshShape
+    from headway.config.derived.mesh import MeshShape
     from headway.config.schema import Config
 
 _FILE = "parallel.deepspeed_config"

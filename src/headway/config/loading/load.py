@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from headway.config.checks import combined, find_problems
-from headway.config.complaints import complaints, quoted_override
-from headway.config.document import Entry, merged, parse, to_yaml
+from headway.config.checks.contradictions import combined, find_problems
+from headway.config.loading.complaints import complaints, quoted_override
+from headway.config.loading.document import Entry, merged, parse, to_yaml
 from headway.config.schema import Config
 from headway.config.shapes import SHAPES
 from headway.core.credentials.secrets import redact_argument, redact_values

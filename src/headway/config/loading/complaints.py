@@ -12,11 +12,11 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from headway.config.base import FUNCTION_PATTERN
-from headway.config.cost import OFFER_PATTERN
-from headway.config.document import Entry
-from headway.config.reference import sections_of
+from headway.config.loading.document import Entry
+from headway.config.loading.reference import sections_of
 from headway.config.schema import NAME_PATTERN, Config
-from headway.config.track import TRACKIO_PATTERN
+from headway.config.sections.cost import OFFER_PATTERN
+from headway.config.sections.track import TRACKIO_PATTERN
 from headway.core.errors import ConfigError
 
 #: Names of these keys in other trainers.

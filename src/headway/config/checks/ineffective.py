@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headway.config.checkpoint import EVALUATED
+from headway.config.sections.checkpoint import EVALUATED
 from headway.config.units import Interval
 
 if TYPE_CHECKING:

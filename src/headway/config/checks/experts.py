@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from headway.config.architecture import division_problems
-from headway.config.lanes import divisors, nearest
+from headway.config.derived.lanes import divisors, nearest
+from headway.config.sections.architecture import division_problems
 from headway.config.strategies import find_strategy, simplest_strategy
 from headway.core.errors import ConfigError
 

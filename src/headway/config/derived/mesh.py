@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headway.config.experts import sharding_problems
-from headway.config.lanes import LaneGrid, divisors, nearest, resolve_lanes
+from headway.config.checks.experts import sharding_problems
+from headway.config.checks.pipeline import split_problems
+from headway.config.derived.lanes import LaneGrid, divisors, nearest, resolve_lanes
 from headway.config.optimizers import LIGHT_OPTIMIZER, find_optimizer
-from headway.config.pipeline import split_problems
 from headway.config.strategies import FOR_COPIES, distinct_strategies, find_strategy, simplest_strategy
 from headway.core.errors import ConfigError
 

@@ -1,0 +1,1 @@
+"""Checks of a config: contradictions between sections, credentials, and settings without effect."""
