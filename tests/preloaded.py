@@ -31,11 +31,11 @@ _LATE = re.compile(r"HEADWAY_(FAULTS|FAULTS_LOG)|PYTEST_.*|AWS_.*|(LOCAL_)?(RANK
 #: What commands load besides what workers need.
 _MODULES = (
     "headway.cli.application",
-    "headway.cli.checkpoints",
-    "headway.cli.data",
+    "headway.cli.runs.checkpoints",
+    "headway.cli.data.data",
     "headway.cli.main",
-    "headway.cli.runs",
-    "headway.cli.train",
+    "headway.cli.runs.runs",
+    "headway.cli.training.train",
     "headway.data.preparing.prepare",
     "headway.supervisor.supervisor",
     "headway.training.inference",

@@ -105,7 +105,8 @@ SIZES = (10, 700, 2_500, 6_000, 20_000, 60_000, 200_000, 2_000_000)
 #: Trains under each limit, in copies of a process that has loaded everything; tells exit codes and what was said.
 _LIMITED = """
 import json, os, resource, sys
-from headway.cli import application, main, train
+from headway.cli import application, main
+from headway.cli.training import train
 from headway.session import session
 from headway.training import task
 

@@ -1,4 +1,7 @@
-"""The command line: one thin file for each verb, registered in `application.VERBS`. Nothing imports this room."""
+"""The command line: one thin file for each verb, listed in `application.VERBS`. Nothing imports this room.
+
+Folders go by what a user is about: `start`, `data`, `training`, `measure`, `runs`, `models`, `cost`.
+"""
 
 import sys
 

@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from headway.checkpoint.store import CheckpointStore
-from headway.cli import checkpoints as verb
+from headway.cli.runs import checkpoints as verb
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.storage import client
 from states import save

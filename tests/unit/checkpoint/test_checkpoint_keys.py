@@ -34,7 +34,7 @@ from headway.checkpoint.save.publish import Part
 from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.transfer import remote_manifests
 from headway.checkpoint.verify_remote import remote_checkpoints
-from headway.cli import checkpoints as verb
+from headway.cli.runs import checkpoints as verb
 from headway.config import RemoteConfig
 from headway.core.credentials.secrets import redact
 from headway.core.errors import CheckpointError, ConfigError

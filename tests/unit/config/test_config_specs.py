@@ -37,7 +37,7 @@ NAMES = re.compile(rf"(?<![\w.])({'|'.join({*STRATEGIES, *OPTIMIZERS} - {AUTO})}
 ALLOWED = {
     "config/strategies.py": {*STRATEGIES},
     "config/optimizers.py": {*OPTIMIZERS, "zero2"},
-    "cli/bench.py": {"ddp", "fsdp", "zero1", "zero3", "muon"},
+    "cli/measure/bench.py": {"ddp", "fsdp", "zero1", "zero3", "muon"},
     "config/loading/document.py": {"single"},
     "data/importing/store.py": {"single"},
     "data/tokenizing/begin_of_text.py": {"single"},

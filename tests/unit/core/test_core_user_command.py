@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import headway
 from headway.cli.application import VERBS, application
-from headway.cli.quickstart import _next_commands
+from headway.cli.start.quickstart import _next_commands
 from headway.config import load_config
 from headway.core.errors import HeadwayError
 from headway.core.user_command import VARIABLE, remember_config, suggest

@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from headway.cli import data, tokenizer
+from headway.cli.data import data, tokenizer
 from headway.core.errors import ConfigError, DataError
 from headway.data.store import TokenStore
 

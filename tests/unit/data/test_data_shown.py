@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from headway.cli import data
+from headway.cli.data import data
 from headway.data.inspect import describe_store
 from headway.data.store import TokenStore
 

@@ -8,7 +8,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from headway.cli import models as verb
+from headway.cli.models import models as verb
 from headway.config import SHAPES, ModelConfig
 from headway.core.errors import ConfigError
 from headway.models import attention

@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from headway.cli import plan as verb
+from headway.cli.measure import plan as verb
 from headway.core.errors import ConfigError
 from support import headway, write_config
 from waits import LONG

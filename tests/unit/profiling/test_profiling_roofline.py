@@ -12,7 +12,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from headway.cli import profile as verb
+from headway.cli.measure import profile as verb
 from headway.config import Config
 from headway.core.coordination.heartbeat import Phase, beat, exchanging, observe
 from headway.core.errors import ConfigError

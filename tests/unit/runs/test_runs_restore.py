@@ -21,7 +21,7 @@ from headway.checkpoint.retention import Rules
 from headway.checkpoint.run_identity import RunIdentity, run_identity
 from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.verify import Verification
-from headway.cli import checkpoints as verb
+from headway.cli.runs import checkpoints as verb
 from headway.config import Config, RemoteConfig, TrainConfig, dump_config, identity, load_resolved, override
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files.atomic import fingerprint

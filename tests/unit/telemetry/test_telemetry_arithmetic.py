@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from headway.cli.quickstart import _next_commands
+from headway.cli.start.quickstart import _next_commands
 from headway.config import load_config
 from headway.telemetry import arithmetic, hardware
 from headway.training.determinism import determinism_restored

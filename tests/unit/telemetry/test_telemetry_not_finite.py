@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headway.cli import runs as runs_verb
+from headway.cli.runs import runs as runs_verb
 from headway.telemetry.charts import loss_chart, metric_chart
 from headway.telemetry.metrics import Metrics, read_metrics
 from headway.telemetry.overlay import overlay_chart

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headway.api import train
-from headway.cli.export import export
+from headway.cli.models.export import export
 from headway.config import load_config
 from headway.core.errors import DataError
 from headway.data.inspect import describe_store, sample_text

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headway.cli.data_inspect import _asked_shares
+from headway.cli.data.inspect import _asked_shares
 from headway.config import Config, LaneGrid
 from headway.data.feeding.feed import TokenFeed
 from headway.data.feeding.preview import preview_step

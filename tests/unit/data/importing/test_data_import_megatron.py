@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import yaml
 
-from headway.cli.data_import import _print_next
+from headway.cli.data.importing import _print_next
 from headway.core.errors import ConfigError, DataError
 from headway.data.importing.store import plan_import
 

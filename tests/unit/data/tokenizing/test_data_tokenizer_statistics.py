@@ -12,7 +12,7 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
-from headway.cli import tokenizer as verbs
+from headway.cli.data import tokenizer as verbs
 from headway.config import load_config
 from headway.core.errors import ConfigError, HeadwayError
 from headway.data.inspect import fertility

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli import data_import, data_inspect, data_listing, data_preview
 from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json
-from headway.cli.data_inspect import StoreArgument, open_store
+from headway.cli.data import importing, inspect, listing, preview
+from headway.cli.data.inspect import StoreArgument, open_store
 from headway.core.console import print_line, print_lines
 from headway.core.user_command import suggest
 
@@ -80,7 +80,7 @@ def prepare(
     settings = loaded.data
     pool = _pool(loaded, on, tasks, workers)
     if dry_run:
-        data_listing.list_sources(settings, json, pool)
+        listing.list_sources(settings, json, pool)
         return
     begin_loading_file(settings.tokenizer.path, settings.tokenizer.encoder)
     from headway.data.preparing.prepare import prepare as prepare_store
@@ -148,7 +148,7 @@ def _repair(store: TokenStore) -> str:
 
 def register(app: typer.Typer) -> None:
     """Add the verbs."""
-    data_inspect.register(data)
-    data_preview.register(data)
-    data_import.register(data)
+    inspect.register(data)
+    preview.register(data)
+    importing.register(data)
     app.add_typer(data, name="data")

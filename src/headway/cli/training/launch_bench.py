@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.cli.common import SuiteArgument, SuiteOverridesArgument
-from headway.cli.launching import DryRunOption, OnOption, OutOption, YesOption, gpus_text, start
+from headway.cli.training.launching import DryRunOption, OnOption, OutOption, YesOption, gpus_text, start
 
 if TYPE_CHECKING:
     from headway.launchers.job import Job

@@ -17,7 +17,7 @@ from headway.cli.common import (
     print_json,
     print_table,
 )
-from headway.cli.launching import DryRunOption, OnOption, OutOption, YesOption, agrees, gpus_text, start
+from headway.cli.training.launching import DryRunOption, OnOption, OutOption, YesOption, agrees, gpus_text, start
 from headway.core.user_command import remember_config
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ def _launched(run: Path) -> tuple[Launcher, Any]:
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    from headway.cli import launch_bench
+    from headway.cli.training import launch_bench
 
     launch_bench.add_commands(launch)
     app.add_typer(launch, name="launch")

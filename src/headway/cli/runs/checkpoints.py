@@ -205,7 +205,7 @@ def _lines(result: Verification) -> list[str]:
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    from headway.cli import checkpoints_manage
+    from headway.cli.runs import checkpoints_manage
 
     checkpoints_manage.add_commands(checkpoints)
     app.add_typer(checkpoints, name="checkpoints")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli import tokenizer_extend
 from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, as_utf8, load, print_json, writing
+from headway.cli.data import tokenizer_extend
 from headway.core.console import exact_results, print_line
 from headway.core.user_command import suggest
 

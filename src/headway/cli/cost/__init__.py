@@ -1,0 +1,1 @@
+"""Verbs about prices and what runs cost."""

@@ -1,0 +1,1 @@
+"""Verbs from text to tokens: token stores and tokenizers."""

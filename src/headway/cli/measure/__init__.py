@@ -1,0 +1,1 @@
+"""Verbs that predict, measure or prove what a run does."""

@@ -1,0 +1,1 @@
+"""Verbs about models: shapes, and what is done with a trained model."""

@@ -1,0 +1,1 @@
+"""Verbs about runs, their checkpoints and records, and how they are watched."""

@@ -1,0 +1,1 @@
+"""Verbs that start a run, on this machine or on a cluster."""
