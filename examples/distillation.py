@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import headway
-from headway.training.inference import export_trained, load_trained
+from headway.training.evaluation.inference import export_trained, load_trained
 
 TEACHER = ["name=teacher", "model={dim: 64, layers: 2, heads: 4, ffn_dim: 128}"]
 STUDENT = ["name=student", "model={dim: 32, layers: 2, heads: 4, ffn_dim: 64}"]

@@ -38,7 +38,7 @@ _MODULES = (
     "headway.cli.training.train",
     "headway.data.preparing.prepare",
     "headway.supervisor.supervisor",
-    "headway.training.inference",
+    "headway.training.evaluation.inference",
     "rich.console",
     "typer.rich_utils",
 )

@@ -36,7 +36,7 @@ from headway.runs.run_directory import RunDirectory
 from headway.session.attempt import RunOptions, newest_manifest, prepare_run_directory, write_config
 from headway.session.changes import StoreData, settle_segments
 from headway.telemetry.record import open_run
-from headway.training.health import Decision
+from headway.training.health.decisions import Decision
 
 LONGEST, END = 16, 0
 Rows = list[tuple[int, ...]]

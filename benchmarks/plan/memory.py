@@ -40,9 +40,9 @@ from headway.parallel.strategy import Engine, make_strategy
 from headway.parallel.world import World, open_world
 from headway.plan.layout import Layout
 from headway.plan.memory import plan_memory
-from headway.training.determinism import apply_determinism
 from headway.training.optimizer import build_optimizer
-from headway.training.precision import convert_to_fp8
+from headway.training.setup.determinism import apply_determinism
+from headway.training.setup.precision import convert_to_fp8
 from headway.training.staged import make_pipeline
 from headway.training.state import TrainState
 from headway.training.step import TrainStep

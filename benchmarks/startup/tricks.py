@@ -37,7 +37,7 @@ import headway.core.startup.garbage as garbage
 garbage.gc = type("gc", (), {name: staticmethod(lambda *_: None) for name in ("disable", "enable", "freeze")})
 """
 _TRAIN = ("train", "config.yaml", "--restart")
-_COMPILER = "import headway.training.compiler_start as start\n"
+_COMPILER = "import headway.training.setup.compiler_start as start\n"
 COMMANDS = {
     "list": Command(
         ("runs", "list", "."),

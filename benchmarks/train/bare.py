@@ -16,7 +16,7 @@ from headway.config import load_config
 from headway.core.machine.allocator import keep_freed_memory
 from headway.models.build import build_model
 from headway.telemetry.arithmetic import set_fp32_products
-from headway.training.compiling import compile_model
+from headway.training.setup.compiling import compile_model
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 

@@ -212,7 +212,7 @@ def _with_precision(config: Config, restart: bool) -> Config:
     from headway.supervisor.local_workers import ONE_THREAD
 
     with with_variables(ONE_THREAD):  # NumPy's threads would prevent copies of this process
-        from headway.training.precision import with_precision
+        from headway.training.setup.precision import with_precision
     return with_precision(config, restart=restart)
 
 
@@ -416,7 +416,7 @@ def _benchmark(config: Config) -> None:
     from headway.session.attempt import final_step
     from headway.telemetry.metrics import MetricsLog
     from headway.telemetry.record import open_run
-    from headway.training.benchmarks import benchmark_at_end
+    from headway.training.evaluation.benchmarks import benchmark_at_end
 
     benchmarks, run = config.evaluation.benchmarks, RunDirectory(config.run_directory)
     found, steps = open_run(run.path), final_step(config)

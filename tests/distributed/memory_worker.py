@@ -21,8 +21,8 @@ from headway.parallel.materialize import materialize
 from headway.parallel.strategy import Strategy, make_strategy
 from headway.parallel.world import World, open_world
 from headway.training.optimizer import build_optimizer
-from headway.training.precision import autocast
-from headway.training.trial import LiveBytes
+from headway.training.setup.precision import autocast
+from headway.training.setup.trial import LiveBytes
 
 # As gloo's own threads let go of what they were given a little later than this one.
 wait = dist.Work.wait

@@ -19,7 +19,7 @@ from headway.core.types import IGNORE_TARGET, MicroBatch
 from headway.parallel.blocks import gather_whole
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World, open_world
-from headway.training import queued_update
+from headway.training.health import queued_update
 from headway.training.optimizer import build_optimizer
 from headway.training.state import TrainState
 from headway.training.step import StepResult, TrainStep

@@ -17,7 +17,7 @@ from headway.core.errors import HeadwayError
 from headway.core.process import faults as core_faults
 from headway.core.process.waiting import wait_until
 from headway.runs.ledger_proof import prove
-from headway.training import rollback
+from headway.training.health import rollback
 from support import headway, manifest, state_hash
 from waits import LONG
 
@@ -114,7 +114,7 @@ def test_checkpoints_made_with_rows_that_are_left_out_now_are_removed(
         raise RuntimeError("between the decision and going back")
 
     with monkeypatch.context() as patched, pytest.raises(RuntimeError):
-        patched.setattr("headway.training.rollback.fault_point", crash)
+        patched.setattr("headway.training.health.rollback.fault_point", crash)
         here(config, "name=killed", faults="spike@gradient=8")
     assert "removing step-00000006" in here(config, "name=killed")[1]
     assert state_hash(tmp_path / "runs/whole") == state_hash(tmp_path / "runs/killed")

@@ -58,7 +58,7 @@ def test_from_text_to_exported_model(tmp_path: Path) -> None:
 def _same_logits_in_transformers(run: Path, exported: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from headway.training.inference import load_trained
+    from headway.training.evaluation.inference import load_trained
 
     ours = load_trained(run)
     theirs = AutoModelForCausalLM.from_pretrained(exported)

@@ -16,7 +16,7 @@ import yaml
 
 from headway.config import load_config
 from headway.telemetry.metrics import read_metrics
-from headway.training.inference import evaluate_model, load_trained
+from headway.training.evaluation.inference import evaluate_model, load_trained
 from parts_table import SMOLLM2, SMOLLM2_PACKAGES
 from support import headway
 from waits import LONG

@@ -120,10 +120,10 @@ def _trained(spec: Spec, world: World) -> Measurement:
     from headway.bench.meter import Meter, begin_memory, host_to_device, product_flops
     from headway.session.assemble import assemble
     from headway.session.grid import common_threads
-    from headway.training.compiling import compile_model
     from headway.training.job import Job
     from headway.training.loop import train_loop
-    from headway.training.precision import begin_scaling
+    from headway.training.setup.compiling import compile_model
+    from headway.training.setup.precision import begin_scaling
     from headway.training.staged import check_model_is_cut, make_pipeline
     from headway.training.state_writer import NoWriter
 
@@ -317,7 +317,7 @@ def _energy(meter: Meter, joules: Sequence[float | None]) -> Energy | None:
 
 def _print_end(spec: Spec, error: Exception) -> None:
     """Print why this worker ends."""
-    from headway.training.trial import is_out_of_memory
+    from headway.training.setup.trial import is_out_of_memory
 
     traceback.print_exc()
     rank = os.environ.get("RANK", "0")

@@ -26,7 +26,7 @@ from headway.core.console import notice, progress
 from headway.core.errors import ConfigError
 from headway.core.format import counted, format_seconds, plural
 from headway.supervisor.commands import check_not_a_worker, stoppable
-from headway.training.precision import with_precision
+from headway.training.setup.precision import with_precision
 
 #: Descriptions of the measurements.
 _RECOVERY = "from a kill to the next new step"

@@ -60,7 +60,7 @@ shared experts the second product is kept.
 Copies of weights live as long as the tensors saved with them. Sharded weights have no copies: products then save the
 gathered weight, which is freed with all others.
 
-fp8 is like bf16, except for linear layers whose sides fill tiles (`training/precision.py`,
+fp8 is like bf16, except for linear layers whose sides fill tiles (`training/setup/precision.py`,
 `convert_to_fp8`). torchao 0.18.0, `float8/float8_linear.py`, `matmul_with_hp_or_float8_args`: these save their input in
 bf16 and the fp32 weight itself, not a copy, and round both again in the backward pass. Without `torch.compile`,
 rounding needs the scaled operand in fp32 twice (`float8_training_tensor.py`, `_ToFloat8ConstrFunc`).
@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from headway.plan.layout import Layout
 
 _FP32, _HALF = 4, 2
-#: 8-bit products need matrix sides that are multiples of this (`training/precision.py`).
+#: 8-bit products need matrix sides that are multiples of this (`training/setup/precision.py`).
 FP8_TILE = 16
 
 

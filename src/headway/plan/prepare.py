@@ -150,7 +150,7 @@ class Plan:
 
 
 def _with_precision(config: Config, machines: Machines) -> Config:
-    """Replace `train.precision: auto` by what it is on these machines (`training.precision`)."""
+    """Replace `train.precision: auto` by what it is on these machines (`training.setup.precision`)."""
     if config.train.precision != "auto":
         return config
     is_gpu = machines.accelerator.device != "cpu"

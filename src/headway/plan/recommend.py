@@ -171,7 +171,7 @@ def option(
 
 
 def _check_fp8(config: Config, machines: Machines) -> None:
-    """Check fp8 as `training.precision` does on the machine itself."""
+    """Check fp8 as `training.setup.precision` does on the machine itself."""
     if config.train.precision != "fp8":
         return
     if machines.accelerator.lacks_fp8:

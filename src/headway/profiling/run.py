@@ -26,7 +26,7 @@ from headway.supervisor.commands import check_not_a_worker
 from headway.supervisor.local_workers import WorkersFailed, WorkersStopped, start_workers
 from headway.supervisor.watchdog import in_words
 from headway.supervisor.worker import first_record
-from headway.training.precision import with_precision
+from headway.training.setup.precision import with_precision
 
 _NEVER = Interval(10**12, "steps")
 _OF_A_WORKER = re.compile(r"trace-\d+\.json\.gz|memory-\d+\.pickle")

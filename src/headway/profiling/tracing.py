@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from headway.core.statistics import covered
 from headway.profiling.record import Memory, Operator, Product
-from headway.training.communication import device_kernels, is_on
+from headway.training.recording.communication import device_kernels, is_on
 
 #: Prefix of the marks of parts in the trace.
 PREFIX = "headway."

@@ -46,7 +46,7 @@ class Rollback:
 
 @dataclass(frozen=True)
 class LedgerDecision:
-    """A decision about unhealthy steps (`training.health`)."""
+    """A decision about unhealthy steps (`training.health.decisions`)."""
 
     attempt: int
     first_step: int

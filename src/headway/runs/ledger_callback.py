@@ -18,7 +18,7 @@ from headway.telemetry.record import Run
 from headway.training.job import Callback
 
 if TYPE_CHECKING:
-    from headway.training.health import Decision
+    from headway.training.health.decisions import Decision
     from headway.training.job import Job
 
 

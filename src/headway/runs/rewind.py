@@ -23,7 +23,7 @@ from headway.config.derived.segments import SEGMENTS, Segment, first_difference,
 from headway.core.console import warning
 from headway.core.process.waiting import VISIBILITY_TIMEOUT
 from headway.runs.ledger import Ledger
-from headway.training.precision import begin_scaling
+from headway.training.setup.precision import begin_scaling
 from headway.training.state import TrainState
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from headway.core.model_protocol import KeptElsewhere
 from headway.parallel.materialize import materialize
 from headway.parallel.strategy import Engine, Strategy, make_strategy
 from headway.parallel.world import World
-from headway.training.cut_proof import check_shard_invariance
 from headway.training.optimizer import build_optimizer
-from headway.training.precision import apply_precision, muon_products
+from headway.training.setup.cut_proof import check_shard_invariance
+from headway.training.setup.precision import apply_precision, muon_products
 from headway.training.state import TrainState
 from headway.training.task import Task
 

@@ -49,7 +49,7 @@ from headway.runs.ledger import Ledger
 from headway.runs.ownership import OwnerLock, wait_for_dead_machine, wait_for_orphaned_writers
 from headway.runs.run_directory import PRICE_KEY, Attempt, RunDirectory, command_line
 from headway.telemetry.provenance import provenance
-from headway.training.early_stopping import recorded_evaluations
+from headway.training.evaluation.early_stopping import recorded_evaluations
 from headway.training.schedule import learning_rate
 
 #: Set by the local launcher for its workers: the number of the attempt.

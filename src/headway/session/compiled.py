@@ -7,7 +7,7 @@ from headway.config import Config, LaneGrid
 from headway.core.errors import ConfigError
 from headway.models.decoder import Decoder
 from headway.parallel.world import World
-from headway.training.compiling import compiling_pays
+from headway.training.setup.compiling import compiling_pays
 from headway.training.task import Task
 
 

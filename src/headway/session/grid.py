@@ -13,15 +13,15 @@ from headway.core.errors import ConfigError
 from headway.core.machine.cores import usable_cores
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
-from headway.training.state import TrainState
-from headway.training.task import Task
-from headway.training.trial import (
+from headway.training.setup.trial import (
     exchanges_in_trial,
     largest_micro_batch,
     largest_that_fits,
     memory_limit_bytes,
     trial_step,
 )
+from headway.training.state import TrainState
+from headway.training.task import Task
 
 
 def common_threads(config: Config, world: World, grid: LaneGrid) -> int:

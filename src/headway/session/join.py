@@ -9,8 +9,8 @@ from headway.config import Config, MeshShape
 from headway.core.machine.allocator import keep_freed_memory
 from headway.parallel.world import World, open_world
 from headway.session.network import apply_nccl_profile, assert_same_profile
-from headway.training.available import check_available
-from headway.training.determinism import apply_determinism
+from headway.training.setup.available import check_available
+from headway.training.setup.determinism import apply_determinism
 
 
 @contextmanager

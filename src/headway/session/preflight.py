@@ -86,7 +86,7 @@ def examine(config: Config, options: RunOptions | None = None, *, begins: bool =
         check_cost(config, options)
     plan = RunPlan.of(config, options or RunOptions(), store)
     from headway.parallel.world import pick_device
-    from headway.training.available import check_available
+    from headway.training.setup.available import check_available
 
     check_available(config, pick_device(config.train.device))
     return plan

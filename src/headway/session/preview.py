@@ -19,9 +19,9 @@ from headway.session.attempt import RunOptions, check_remote_usable, check_run
 from headway.session.preflight import examine
 from headway.telemetry.record import is_run, open_run
 from headway.tracking.sinks import check_trackers
-from headway.training.available import shortfalls
 from headway.training.job import load_callbacks
-from headway.training.precision import with_precision
+from headway.training.setup.available import shortfalls
+from headway.training.setup.precision import with_precision
 
 # Number of segments of a mixture that are listed.
 _SEGMENTS = 8

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from headway.parallel.world import abort_groups
-from headway.training.determinism import determinism_restored
+from headway.training.setup.determinism import determinism_restored
 
 #: Variables that a run adds to the environment, besides NCCL's.
 _ADDED = (

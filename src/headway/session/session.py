@@ -74,22 +74,22 @@ from headway.session.own_disks import CheckpointAccess
 from headway.session.preflight import RunPlan
 from headway.session.spending import meter_of, old_price_key
 from headway.telemetry.metrics import read_metrics
-from headway.training.available import shortfalls
-from headway.training.benchmarks import Benchmarks
-from headway.training.communication import CommunicationMeter
-from headway.training.compiling import compile_model
 from headway.training.conditions.watch import ConditionWatch, conditions
-from headway.training.early_stopping import EvaluationHistory, recorded_evaluations
+from headway.training.evaluation.benchmarks import Benchmarks
+from headway.training.evaluation.early_stopping import EvaluationHistory, recorded_evaluations
 from headway.training.job import Callback, Job, load_callbacks
 from headway.training.loop import train_loop
-from headway.training.model_proofs import prove_model
-from headway.training.precision import begin_scaling
-from headway.training.recorders import Recorder, StateHashes
+from headway.training.recording.communication import CommunicationMeter
+from headway.training.recording.recorders import Recorder, StateHashes
+from headway.training.setup.available import shortfalls
+from headway.training.setup.compiling import compile_model
+from headway.training.setup.model_proofs import prove_model
+from headway.training.setup.precision import begin_scaling
+from headway.training.setup.trial import largest_micro_batch, trial_step
 from headway.training.staged import check_model_is_cut, make_pipeline
 from headway.training.state import TrainState
 from headway.training.stop import NoticeReader
 from headway.training.task import Task
-from headway.training.trial import largest_micro_batch, trial_step
 from headway.training.waiting_threads import WaitingThreads
 
 

@@ -1,5 +1,6 @@
-"""Training: state, step, loop, optimizer, schedule, health and evaluation, for any model and any feed.
+"""Training: state, step, loop and schedule, for any model and any feed.
 
-Doors: `job.Job` and `Callback`, `loop.train_loop`, `task.Task`, `state.TrainState`. It knows
-nothing of attempts and run directories.
+In folders: `setup` before the first step, `optimizer`, `health`, `recording`, `conditions` and `evaluation`. Doors:
+`job.Job` and `Callback`, `loop.train_loop`, `task.Task`, `state.TrainState`. It knows nothing of attempts and run
+directories.
 """

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from headway.parallel.pipeline import Pipeline
     from headway.parallel.strategy import Strategy
     from headway.parallel.world import World
-    from headway.training.early_stopping import EvaluationHistory
-    from headway.training.evaluate import Evaluation
-    from headway.training.health import Decision
+    from headway.training.evaluation.early_stopping import EvaluationHistory
+    from headway.training.evaluation.evaluate import Evaluation
+    from headway.training.health.decisions import Decision
     from headway.training.state import TrainState
     from headway.training.state_writer import StateWriter
     from headway.training.stop import NoticeReader

@@ -21,14 +21,14 @@ from headway.cost.pricing import budget_reached
 from headway.data.feeding.prefetch import Prefetcher
 from headway.data.first_use import WrongShardError
 from headway.telemetry.metrics import read_metrics
-from headway.training.evaluate import evaluate
+from headway.training.evaluation.evaluate import evaluate
+from headway.training.health.rollback import rolled_back
 from headway.training.job import Callback, Job
-from headway.training.rollback import rolled_back
+from headway.training.recording.step_metrics import StepMetrics
 from headway.training.save_schedule import SaveSchedule, saves_on_the_way
+from headway.training.setup.trial import explain_out_of_memory
 from headway.training.step import TrainStep
-from headway.training.step_metrics import StepMetrics
 from headway.training.stop import StopSignals
-from headway.training.trial import explain_out_of_memory
 
 #: How often another process tries to write the last state of an attempt when one dies while writing it.
 _RETRIES = 2

@@ -9,7 +9,7 @@ from headway.core.errors import ConfigError
 from headway.core.types import MicroBatch
 from headway.parallel.pipeline import Pipeline
 from headway.parallel.world import World
-from headway.training.precision import autocast
+from headway.training.setup.precision import autocast
 from headway.training.task import Task
 
 

@@ -14,7 +14,7 @@ from headway.core.model_protocol import KeptElsewhere
 from headway.core.types import StateBlocks, StateTensors
 from headway.parallel.blocks import block_of
 from headway.parallel.strategy import Engine
-from headway.training.health import History
+from headway.training.health.decisions import History
 from headway.training.optimizer import materialize, optimizer_tensors
 
 
@@ -29,7 +29,7 @@ class Cursor:
     skipped_in_row: int = 0
     """Length of the current series of skipped steps, without those that only the loss scale is to blame for."""
     loss_scale: int | None = None
-    """The factor of losses in fp16 (`training.precision`); None in other precisions."""
+    """The factor of losses in fp16 (`training.setup.precision`); None in other precisions."""
     steps_at_scale: int = 0
     """Steps since the loss scale changed."""
     left_out_steps: int = 0

@@ -21,13 +21,13 @@ from headway.parallel.norms import norm_parts, total_norm
 from headway.parallel.pipeline import Pipeline
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
-from headway.training.copies import CopyMeter
-from headway.training.health import Decision, decide, is_left_out, judge, remember
+from headway.training.health.decisions import Decision, decide, is_left_out, judge, remember
+from headway.training.health.queued_update import begin_reading, mean_norm, queue_update, queues_update
+from headway.training.health.replay import replay_is_due, replayed
 from headway.training.optimizer import set_learning_rate, update
-from headway.training.precision import autocast, update_scale
-from headway.training.queued_update import begin_reading, mean_norm, queue_update, queues_update
-from headway.training.replay import replay_is_due, replayed
+from headway.training.recording.copies import CopyMeter
 from headway.training.schedule import learning_rate
+from headway.training.setup.precision import autocast, update_scale
 from headway.training.state import TrainState
 from headway.training.task import Task
 

@@ -27,7 +27,7 @@ from headway.runs.run_directory import RunDirectory
 from headway.session.attempt import RunOptions
 from headway.session.completed import completed
 from headway.session.preview import preview
-from headway.training.inference import continue_text, evaluate_trained, export_trained, load_trained
+from headway.training.evaluation.inference import continue_text, evaluate_trained, export_trained, load_trained
 from support import config_values, manifest, state_hash, write_config, write_corpus
 from support import headway as command
 from support_chat import MARKED, chat_tokenizer, conversation, write_records

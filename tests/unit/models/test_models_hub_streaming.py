@@ -19,7 +19,7 @@ from headway.models.hub.frozen import freeze_as_configured
 from headway.models.hub.streaming import FirstValue, _DrawnOnTheHost, build_for_shards
 from headway.models.hub.transformers_model import TransformersModel, build_transformers_model
 from headway.parallel.world import World
-from headway.training.precision import autocast
+from headway.training.setup.precision import autocast
 from support_families import VOCAB, write_family
 
 pytest.importorskip("transformers")

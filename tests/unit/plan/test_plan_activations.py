@@ -16,8 +16,8 @@ from headway.models.loss import linear_cross_entropy
 from headway.plan import activations
 from headway.plan.activations import FP8_TILE, Activations, masked_pairs
 from headway.plan.trace import trace_decoder
-from headway.training.precision import _TILE, autocast, convert_to_fp8
-from headway.training.trial import LiveBytes
+from headway.training.setup.precision import _TILE, autocast, convert_to_fp8
+from headway.training.setup.trial import LiveBytes
 
 SHAPE: dict[str, Any] = {"dim": 64, "layers": 3, "heads": 4, "ffn_dim": 160, "vocab_size": 640}
 ROWS, LENGTH = 2, 48

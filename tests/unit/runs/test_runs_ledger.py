@@ -15,7 +15,7 @@ from headway.core.errors import CheckpointError
 from headway.core.files import atomic as files
 from headway.runs.ledger import Ledger, UnwritableLedger
 from headway.runs.ledger_callback import LedgerKeeper
-from headway.training.health import Decision
+from headway.training.health.decisions import Decision
 from states import make_state, save
 
 

@@ -25,7 +25,7 @@ from headway.runs.ledger import Ledger
 from headway.runs.ownership import OwnerLock, wait_for_dead_machine, wait_for_orphaned_writers
 from headway.runs.run_directory import Attempt, RunDirectory, command_line, what_to_do
 from headway.telemetry.metrics import MetricsLog, read_metrics
-from headway.training.recorders import Recorder
+from headway.training.recording.recorders import Recorder
 from states import names, save
 from support import refuse_to_open
 

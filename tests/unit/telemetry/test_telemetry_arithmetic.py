@@ -15,7 +15,7 @@ import torch
 from headway.cli.start.quickstart import _next_commands
 from headway.config import load_config
 from headway.telemetry import arithmetic, hardware
-from headway.training.determinism import determinism_restored
+from headway.training.setup.determinism import determinism_restored
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ from headway.config import ModelConfig
 from headway.core.errors import ConfigError
 from headway.models.build import build_model
 from headway.models.decoder import Decoder
-from headway.training import inference
-from headway.training.generation import generate, sample, stream_text
+from headway.training.evaluation import inference
+from headway.training.evaluation.generation import generate, sample, stream_text
 
 VOCAB = 64
 

@@ -14,9 +14,9 @@ from headway.config import Config, MeshShape, load_config
 from headway.core.errors import ConfigError
 from headway.core.machine.system import Machine
 from headway.session import join, preview
-from headway.training import available
-from headway.training.available import check_available, unused_gpus
-from headway.training.determinism import determinism_restored
+from headway.training.setup import available
+from headway.training.setup.available import check_available, unused_gpus
+from headway.training.setup.determinism import determinism_restored
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -16,8 +16,8 @@ from headway.core.errors import DataError
 from headway.data.inspect import describe_store, sample_text
 from headway.data.preparing.prepare import prepare
 from headway.data.store import TokenStore
-from headway.training import inference
-from headway.training.inference import continue_text, evaluate_trained, load_trained
+from headway.training.evaluation import inference
+from headway.training.evaluation.inference import continue_text, evaluate_trained, load_trained
 from support import WORDS, write_config, write_corpus
 
 

@@ -24,10 +24,16 @@ from headway.core.errors import CheckpointError, ConfigError, HeadwayError
 from headway.telemetry.catalogue import metric
 from headway.telemetry.record import open_run
 from headway.telemetry.report import render_report
-from headway.training import benchmarks
-from headway.training.available import check_available
-from headway.training.benchmark_process import _metrics
-from headway.training.benchmarks import BenchmarkProcess, Benchmarks, as_metrics, benchmark_at_end, run_benchmarks
+from headway.training.evaluation import benchmarks
+from headway.training.evaluation.benchmark_process import _metrics
+from headway.training.evaluation.benchmarks import (
+    BenchmarkProcess,
+    Benchmarks,
+    as_metrics,
+    benchmark_at_end,
+    run_benchmarks,
+)
+from headway.training.setup.available import check_available
 
 #: Stands for lm-eval: its results say how it was called, and what it sees.
 STUB = """
@@ -157,7 +163,7 @@ START = """
 import sys
 from pathlib import Path
 from headway.config.sections.benchmarks import BenchmarksConfig
-from headway.training.benchmarks import BenchmarkProcess
+from headway.training.evaluation.benchmarks import BenchmarkProcess
 
 output = Path(sys.argv[2])
 going = BenchmarkProcess.start(Path(sys.argv[1]), None, BenchmarksConfig(tasks=["wait"]), output, device="cpu")

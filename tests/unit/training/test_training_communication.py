@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from headway.training.communication import Communication, CommunicationMeter, read_communication
+from headway.training.recording.communication import Communication, CommunicationMeter, read_communication
 
 MAIN, OTHER = 1, 2
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from headway.training import compiler_start
-from headway.training.compiler_start import start_compiler
+from headway.training.setup import compiler_start
+from headway.training.setup.compiler_start import start_compiler
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_vector_instructions_are_the_same_whether_tries_are_remembered_or_not() 
     """In processes of their own: each asks once."""
     code = """
 from torch._inductor import cpu_vec_isa
-from headway.training.compiler_start import _cache_instruction_checks
+from headway.training.setup.compiler_start import _cache_instruction_checks
 {}
 print([(str(isa), isa.build_arch_flags()) for isa in cpu_vec_isa.valid_vec_isa_list()])
 """
@@ -131,7 +131,7 @@ import jinja2
 translated = []
 original = jinja2.Environment.from_string
 jinja2.Environment.from_string = lambda *given: translated.append(given) or original(*given)
-from headway.training.compiler_start import start_compiler
+from headway.training.setup.compiler_start import start_compiler
 start_compiler("cpu")
 from torch._inductor.kernel.mm import mm_template
 from torch._inductor.codegen.common import KernelTemplate
@@ -147,7 +147,7 @@ assert KernelTemplate._template_from_string("{{ 6 * 7 }}").render() == "42"
 def test_networkx_is_loaded_when_it_is_used() -> None:
     code = """
 import sys
-from headway.training.compiler_start import start_compiler
+from headway.training.setup.compiler_start import start_compiler
 start_compiler("cpu")
 from torch._functorch._activation_checkpointing import graph_info_provider
 assert not any(name.split(".")[0] == "networkx" for name in sys.modules)
@@ -161,7 +161,7 @@ assert type(graph) is networkx.DiGraph and graph_info_provider.nx is not network
 def test_networkx_that_is_wanted_while_the_compiler_is_loaded_is_the_real_one() -> None:
     code = """
 import sys
-from headway.training.compiler_start import _without_graphs
+from headway.training.setup.compiler_start import _without_graphs
 with _without_graphs():
     import networkx
     from networkx.utils import pairwise

@@ -16,8 +16,8 @@ from headway.config import Config, override
 from headway.core.coordination.heartbeat import Phase
 from headway.models import loss
 from headway.models.decoder import Decoder
-from headway.training import compiling
-from headway.training.compiling import Gain, compile_model, compiling_pays
+from headway.training.setup import compiling
+from headway.training.setup.compiling import Gain, compile_model, compiling_pays
 
 LAYERS = 12
 MODEL = [f"model.layers={LAYERS}", "model.dim=16", "model.heads=2", "model.ffn_dim=32", "model.vocab_size=64"]
@@ -164,7 +164,7 @@ def test_a_trial_leaves_no_trace(config: Config, monkeypatch: pytest.MonkeyPatch
 
 
 def test_nothing_of_the_compiler_is_loaded_for_nothing() -> None:
-    code = "import sys, headway.training.compiling; sys.exit('torch._dynamo' in sys.modules)"
+    code = "import sys, headway.training.setup.compiling; sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

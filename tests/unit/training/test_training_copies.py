@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from headway.training import copies
-from headway.training.copies import CopyMeter
+from headway.training.recording import copies
+from headway.training.recording.copies import CopyMeter
 from support_gpu import needs_gpu
 
 Pair = namedtuple("Pair", "ids mask")

@@ -9,9 +9,9 @@ from torch import nn
 from headway.config.schema import OptimizerConfig
 from headway.parallel.world import World
 from headway.training.optimizer import build_optimizer, optimizer_tensors
-from headway.training.precision import autocast, convert_to_fp8
+from headway.training.setup.precision import autocast, convert_to_fp8
+from headway.training.setup.trial import largest_that_fits, memory_limit_bytes
 from headway.training.state import TrainState, parameter_names
-from headway.training.trial import largest_that_fits, memory_limit_bytes
 from support_gpu import NEEDS_GPU, NEEDS_REAL_GPU
 
 pytestmark = NEEDS_GPU

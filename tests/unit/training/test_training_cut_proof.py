@@ -10,9 +10,9 @@ from torch import nn
 
 from headway.config import Config
 from headway.core.errors import ConfigError
-from headway.training.cut_proof import check_shard_invariance
 from headway.training.optimizer import build_optimizer
 from headway.training.optimizer.whole_vectors import WholeVectorAdamW
+from headway.training.setup.cut_proof import check_shard_invariance
 
 CPU = torch.device("cpu")
 

@@ -19,7 +19,7 @@ from headway.runs.run_directory import RunDirectory
 from headway.session.attempt import final_step
 from headway.telemetry.record import open_run
 from headway.telemetry.report import write_report
-from headway.training.early_stopping import EvaluationHistory, recorded_evaluations
+from headway.training.evaluation.early_stopping import EvaluationHistory, recorded_evaluations
 from headway.training.job import Callback, Job
 
 

@@ -25,9 +25,9 @@ from headway.data.store import TokenStore
 from headway.runs.ledger_proof import prove
 from headway.telemetry.metrics import read_metrics
 from headway.telemetry.report import write_report
-from headway.training import evaluate as evaluate_module
-from headway.training.evaluate import Evaluation, evaluate
-from headway.training.inference import evaluate_trained, load_trained
+from headway.training.evaluation import evaluate as evaluate_module
+from headway.training.evaluation.evaluate import Evaluation, evaluate
+from headway.training.evaluation.inference import evaluate_trained, load_trained
 from headway.training.task import Objective
 from support import config_values, state_hash, write_corpus
 from waits import LONG

@@ -15,7 +15,7 @@ from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
 from headway.training import step
 from headway.training.optimizer import build_optimizer
-from headway.training.precision import begin_scaling
+from headway.training.setup.precision import begin_scaling
 from headway.training.state import TrainState, model_tensors
 from headway.training.step import StepResult, TrainStep
 from headway.training.task import LANGUAGE_MODELLING, Task

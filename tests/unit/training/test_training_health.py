@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from headway.config.sections.health import HealthConfig
-from headway.training.health import Decision, History, decide, is_left_out, judge, remember
+from headway.training.health.decisions import Decision, History, decide, is_left_out, judge, remember
 from headway.training.state import TrainState
 
 CONFIG = HealthConfig(on_spike="skip", spike_window=32)

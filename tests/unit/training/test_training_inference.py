@@ -14,7 +14,7 @@ from headway.core.errors import CheckpointError, DataError
 from headway.core.files.atomic import sha256_file
 from headway.data.preparing.prepare import prepare
 from headway.data.tokenizing.tokenizer import Tokenizer, keep_copy
-from headway.training.inference import evaluate_trained, load_trained
+from headway.training.evaluation.inference import evaluate_trained, load_trained
 
 
 @pytest.fixture

@@ -17,14 +17,14 @@ from headway.config import Config
 from headway.config.schema import OptimizerConfig
 from headway.core.eight_bit import block_size
 from headway.core.errors import ConfigError
-from headway.training.available import check_available, slow_precision
-from headway.training.cut_proof import check_shard_invariance
 from headway.training.optimizer import build_optimizer, materialize, muon, set_learning_rate, update
 from headway.training.optimizer.adafactor import ShardedAdafactor
 from headway.training.optimizer.eager import eager
 from headway.training.optimizer.lion import Lion
 from headway.training.optimizer.offload import HostOffload
-from headway.training.precision import muon_products
+from headway.training.setup.available import check_available, slow_precision
+from headway.training.setup.cut_proof import check_shard_invariance
+from headway.training.setup.precision import muon_products
 from headway.training.state import TrainState
 
 CPU = torch.device("cpu")
@@ -318,8 +318,8 @@ def test_moments_in_host_memory_are_of_whole_parameters_or_of_shards_but_not_of_
 def test_a_missing_library_is_said_before_there_is_a_run(
     monkeypatch: pytest.MonkeyPatch, values: dict[str, dict[str, object]], what: str
 ) -> None:
-    monkeypatch.setattr("headway.training.available.find_spec", lambda name: None)
-    monkeypatch.setattr("headway.training.available.check_present", lambda *_: None)
+    monkeypatch.setattr("headway.training.setup.available.find_spec", lambda name: None)
+    monkeypatch.setattr("headway.training.setup.available.check_present", lambda *_: None)
     train = {"steps": 1, **values.get("train", {})}
     config = Config.model_validate({**values, "train": train}).resolved()
     with pytest.raises(ConfigError, match=f"{what}' needs torchao") as error:
@@ -331,7 +331,7 @@ def test_a_missing_library_is_said_before_there_is_a_run(
 def test_bf16_that_a_cpu_would_emulate_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     bf16 = Config.model_validate({"train": {"steps": 1, "precision": "bf16"}}).resolved()
     for speed, told in ((4.0, None), (1.0, None), (0.5, "have 0.5 x the speed of fp32"), (0.0, "emulates them")):
-        monkeypatch.setattr("headway.training.available.cpu_bf16_speed", lambda speed=speed: speed)
+        monkeypatch.setattr("headway.training.setup.available.cpu_bf16_speed", lambda speed=speed: speed)
         found = slow_precision(bf16.train, CPU)
         assert found is None if told is None else told in (found or "")
         assert slow_precision(bf16.train, torch.device("cuda", 0)) is None

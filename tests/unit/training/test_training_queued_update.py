@@ -16,10 +16,11 @@ from headway.core.process import faults
 from headway.models.build import build_model
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
-from headway.training import queued_update, step
+from headway.training import step
+from headway.training.health import queued_update
+from headway.training.health.queued_update import queues_update
 from headway.training.optimizer import build_optimizer
-from headway.training.precision import begin_scaling
-from headway.training.queued_update import queues_update
+from headway.training.setup.precision import begin_scaling
 from headway.training.state import TrainState
 from headway.training.step import StepResult, TrainStep
 from headway.training.task import LANGUAGE_MODELLING, Task

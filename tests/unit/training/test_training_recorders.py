@@ -13,7 +13,7 @@ from headway.checkpoint.save.fence import Fenced, OwnerUnknown
 from headway.config import Config, TrainConfig
 from headway.core.files import timeout_writer
 from headway.telemetry.metrics import read_metrics
-from headway.training.recorders import Recorder
+from headway.training.recording.recorders import Recorder
 
 
 def said_of(

@@ -13,12 +13,12 @@ from headway.core.errors import ConfigError, CorruptionError
 from headway.core.process import faults
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
+from headway.training.health.replay import checksum, outliers
 from headway.training.optimizer import build_optimizer
-from headway.training.replay import checksum, outliers
+from headway.training.setup.trial import LiveBytes
 from headway.training.state import TrainState
 from headway.training.step import TrainStep
 from headway.training.task import Objective, Task
-from headway.training.trial import LiveBytes
 
 CPU = torch.device("cpu")
 WORLD = World(0, 1, 0, CPU)
@@ -75,7 +75,7 @@ def test_every_bit_counts(dtype: torch.dtype) -> None:
 def test_a_checksum_takes_little_memory_beside_its_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = torch.randn(1000, 70)
     whole = int(checksum(tensor))
-    monkeypatch.setattr("headway.training.replay._TOGETHER", 999)
+    monkeypatch.setattr("headway.training.health.replay._TOGETHER", 999)
     with LiveBytes() as live:
         assert int(checksum(tensor)) == whole
     assert live.peak < tensor.nbytes / 4

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from headway.core.coordination.heartbeat import Phase
-from headway.training import rollback
-from headway.training.health import Decision
+from headway.training.health import rollback
+from headway.training.health.decisions import Decision
 
 
 def test_reading_a_large_checkpoint_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,8 @@ from headway.models.decoder import Decoder
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
 from headway.supervisor.watchdog import stragglers
-from headway.training import queued_update
-from headway.training.evaluate import evaluate
+from headway.training.evaluation.evaluate import evaluate
+from headway.training.health import queued_update
 from headway.training.optimizer import (
     build_optimizer,
     hidden_matrices,
@@ -26,7 +26,7 @@ from headway.training.optimizer import (
     optimizer_tensors,
     set_learning_rate,
 )
-from headway.training.precision import begin_scaling
+from headway.training.setup.precision import begin_scaling
 from headway.training.state import Cursor, TrainState, model_tensors, parameter_names
 from headway.training.step import TrainStep, _rng_coordinates, exact_sum
 from headway.training.task import Objective, Task, to_device

@@ -19,12 +19,9 @@ from headway.core.machine.system import Machine
 from headway.parallel.strategy import Strategy, make_strategy
 from headway.parallel.world import World
 from headway.session.grid import choose_micro_batch
-from headway.training import trial
 from headway.training.optimizer import build_optimizer
-from headway.training.state import TrainState
-from headway.training.step import TrainStep
-from headway.training.task import Objective, Task
-from headway.training.trial import (
+from headway.training.setup import trial
+from headway.training.setup.trial import (
     LiveBytes,
     explain_out_of_memory,
     is_out_of_memory,
@@ -32,6 +29,9 @@ from headway.training.trial import (
     largest_that_fits,
     trial_step,
 )
+from headway.training.state import TrainState
+from headway.training.step import TrainStep
+from headway.training.task import Objective, Task
 
 CPU = torch.device("cpu")
 WORLD = World(0, 1, 0, CPU)

@@ -13,7 +13,7 @@ from headway.config import Config
 from headway.models.build import build_model
 from headway.parallel.ddp import DataParallel, ElasticDataParallel
 from headway.parallel.world import World
-from headway.training import queued_update
+from headway.training.health import queued_update
 from headway.training.optimizer import build_optimizer, materialize
 from headway.training.state import TrainState
 from headway.training.step import TrainStep

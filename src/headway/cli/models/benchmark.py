@@ -41,7 +41,7 @@ def benchmark(
     as_json: JsonOption = False,
 ) -> None:
     """Run `headway benchmark`."""
-    from headway.training.benchmarks import run_benchmarks, wanted_by_hand
+    from headway.training.evaluation.benchmarks import run_benchmarks, wanted_by_hand
 
     most = {} if timeout is None else {"timeout_seconds": seconds_of(timeout, "--timeout", "'2 h'")}
     wanted = wanted_by_hand(

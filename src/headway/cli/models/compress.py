@@ -48,7 +48,7 @@ def compress(
 ) -> None:
     """Run `headway compress`."""
     from headway.models.hub.compressed import Compression
-    from headway.training.compression import compress_trained
+    from headway.training.evaluation.compression import compress_trained
 
     wanted = Compression(quantize, prune, sparsity, dtype)
     with writing(output):

@@ -39,7 +39,7 @@ def evaluate(
     as_json: JsonOption = False,
 ) -> None:
     """Run `headway eval`."""
-    from headway.training.inference import evaluate_trained
+    from headway.training.evaluation.inference import evaluate_trained
 
     result = evaluate_trained(
         model, step=step, store_path=store, split=split, rows=rows, sequence_length=sequence_length

@@ -35,7 +35,7 @@ def export(
     dtype: DtypeOption = "fp32",
 ) -> None:
     """Run `headway export`."""
-    from headway.training.inference import export_trained, load_trained
+    from headway.training.evaluation.inference import export_trained, load_trained
 
     trained = load_trained(run, step=step)
     folder = output or run / "export"

@@ -43,7 +43,7 @@ def generate(
 ) -> None:
     """Run `headway generate`."""
     from headway.parallel.world import pick_device
-    from headway.training.inference import continue_text, load_trained
+    from headway.training.evaluation.inference import continue_text, load_trained
 
     if prompt == "-":
         text = as_utf8(sys.stdin.buffer.read().decode(errors="surrogateescape"), "standard input")

@@ -35,7 +35,7 @@ def merge(
     dtype: DtypeOption = "fp32",
 ) -> None:
     """Run `headway merge`."""
-    from headway.training.inference import export_trained, load_trained
+    from headway.training.evaluation.inference import export_trained, load_trained
 
     trained = load_trained(run, step=step)
     folder = output or run / "merged"

@@ -52,7 +52,7 @@ def push(
     with scratch_folder("headway-push-") as scratch:
         folder = model
         if is_run(model):
-            from headway.training.inference import export_trained, load_trained
+            from headway.training.evaluation.inference import export_trained, load_trained
 
             trained = load_trained(model, step=step)
             folder, step, run = scratch / "model", trained.step, model

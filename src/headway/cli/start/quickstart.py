@@ -93,7 +93,7 @@ def _without_bf16() -> list[str]:
 
 def _after_training(config: Config) -> None:
     from headway.api import leave_report
-    from headway.training.inference import continue_text, evaluate_trained, export_trained, load_trained
+    from headway.training.evaluation.inference import continue_text, evaluate_trained, export_trained, load_trained
 
     run = config.run_directory
     _stage(3, "evaluating")

@@ -49,7 +49,7 @@ def build_optimizer(
     Args:
         updates: Whether this worker updates a parameter.
         elastic: The bits must not depend on where a matrix is cut, as those of AdamW's fused kernel for the CPU do
-            (`training.optimizer.whole_vectors`, checked by `training.cut_proof`).
+            (`training.optimizer.whole_vectors`, checked by `training.setup.cut_proof`).
         products: The type of Muon's own matrix products.
 
     Raises:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from headway.config.optimizers import DEFAULT_OPTIMIZER
 from headway.core.eight_bit import block_size
 from headway.parallel.blocks import cut_like, local_part
-from headway.training.torchao_import import importing_torchao
+from headway.training.setup.torchao_import import importing_torchao
 
 if TYPE_CHECKING:
     from headway.config import OptimizerConfig

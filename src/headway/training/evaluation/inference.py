@@ -25,11 +25,11 @@ from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.models.build import build_any_model, build_pretrained
 from headway.models.huggingface import export_model
 from headway.parallel.world import World, pick_device
-from headway.training.evaluate import Evaluation, evaluate
-from headway.training.generation import generate, stream_text
+from headway.training.evaluation.evaluate import Evaluation, evaluate
+from headway.training.evaluation.generation import generate, stream_text
+from headway.training.setup.trial import is_out_of_memory
 from headway.training.state import model_tensors
 from headway.training.task import LANGUAGE_MODELLING
-from headway.training.trial import is_out_of_memory
 
 if TYPE_CHECKING:
     from headway.models.decoder import Decoder

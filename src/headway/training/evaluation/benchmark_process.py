@@ -1,4 +1,4 @@
-"""The process that runs lm-eval on a model: `python -m headway.training.benchmark_process ORDER`.
+"""The process that runs lm-eval on a model: `python -m headway.training.evaluation.benchmark_process ORDER`.
 
 It is the only place that imports lm-eval. It can run beside a training at low priority; nothing waits for it. It ends
 with the process that has started it.
@@ -71,7 +71,7 @@ def _metrics(values: dict[str, Any]) -> dict[str, float]:
 
 def export_run(model: Path, step: int | None, folder: Path) -> int | None:
     """Write a run's model as a Hugging Face folder, with adapters merged, and return the step of its weights."""
-    from headway.training.inference import export_trained, load_trained
+    from headway.training.evaluation.inference import export_trained, load_trained
 
     trained = load_trained(model, step=step)
     export_trained(trained, folder, merge=trained.has_adapter)

@@ -11,7 +11,7 @@ from headway.models.hub.compressed import Compression, check_not_quantized, meas
 from headway.models.huggingface import copy_tokenizer
 from headway.models.huggingface_folder import check_not_foreign, mark, published
 from headway.parallel.world import pick_device
-from headway.training.inference import evaluate_model, export_trained, load_trained
+from headway.training.evaluation.inference import evaluate_model, export_trained, load_trained
 
 
 def compress_trained(

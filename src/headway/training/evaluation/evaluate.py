@@ -14,7 +14,7 @@ from headway.core.coordination.heartbeat import Phase, beat
 from headway.core.statistics import perplexity
 from headway.parallel.pipeline import Pipeline
 from headway.parallel.world import World
-from headway.training.precision import autocast
+from headway.training.setup.precision import autocast
 from headway.training.step import exact_sum
 from headway.training.task import BatchList, HasReplay, Objective, to_device
 

@@ -30,8 +30,8 @@ from headway.models.shape import Shape
 from headway.parallel.world import synchronize
 from headway.telemetry.arithmetic import onednn_multiplies_fp32
 from headway.telemetry.hardware import cpu_kind, device_name
-from headway.training.compiler_start import start_compiler
-from headway.training.precision import apply_precision, autocast
+from headway.training.setup.compiler_start import start_compiler
+from headway.training.setup.precision import apply_precision, autocast
 
 #: A run whose layers take less time than this in total is not worth a trial, which takes about half a minute.
 _LEAST_SECONDS = 300.0

@@ -19,7 +19,7 @@ from headway.core.coordination.launched import world_size_from_environment
 from headway.core.errors import ConfigError
 from headway.core.model_protocol import HasOutputProjection
 from headway.telemetry.arithmetic import cpu_multiplies_bf16, set_fp32_products
-from headway.training.torchao_import import importing_torchao
+from headway.training.setup.torchao_import import importing_torchao
 
 if TYPE_CHECKING:
     from headway.config import Config, TrainConfig
@@ -83,7 +83,7 @@ def _faster_precision(device: str) -> str:
 
 
 def apply_precision(train: TrainConfig, model: nn.Module, device: torch.device) -> None:
-    """Set up the process and the model for a precision that the device supports (`training.available`).
+    """Set up the process and the model for a precision that the device supports (`training.setup.available`).
 
     Call it before a strategy cuts the model's weights.
 

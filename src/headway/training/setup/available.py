@@ -18,10 +18,10 @@ from headway.core.format import counted
 from headway.core.machine.system import Machine
 from headway.telemetry.arithmetic import cpu_bf16_speed
 from headway.telemetry.gpus import nvidia_devices
-from headway.training.benchmarks import check_installed
+from headway.training.evaluation.benchmarks import check_installed
 from headway.training.optimizer import check_offload
-from headway.training.precision import check_present
-from headway.training.torchao_import import missing_package
+from headway.training.setup.precision import check_present
+from headway.training.setup.torchao_import import missing_package
 
 if TYPE_CHECKING:
     from headway.config import Config, TrainConfig

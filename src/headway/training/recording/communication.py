@@ -20,7 +20,7 @@ from headway.core.statistics import covered
 from headway.training.job import Callback
 
 if TYPE_CHECKING:
-    from headway.training.health import Decision
+    from headway.training.health.decisions import Decision
     from headway.training.job import Job
 
 _STEP = "headway.step"

@@ -18,11 +18,11 @@ from headway.core.types import IGNORE_TARGET, MicroBatch
 from headway.models.hub.transformers_model import TransformersModel
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
-from headway.training.precision import autocast
-from headway.training.replay import own_gradients
+from headway.training.health.replay import own_gradients
+from headway.training.setup.precision import autocast
+from headway.training.setup.trial import compute_gradients
 from headway.training.state import TrainState, kept_buffers
 from headway.training.task import Task, to_device
-from headway.training.trial import compute_gradients
 
 if TYPE_CHECKING:
     from headway.config import Config

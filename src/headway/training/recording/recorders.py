@@ -19,7 +19,7 @@ from headway.parallel.blocks import gather_whole
 from headway.telemetry.line import StatusLine
 from headway.telemetry.metrics import MetricsLog
 from headway.telemetry.record import stored_bytes
-from headway.training.evaluate import Evaluation
+from headway.training.evaluation.evaluate import Evaluation
 from headway.training.job import Callback
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from headway.core.types import Feed, KnowsLongestStep, MicroBatch
 from headway.parallel.blocks import local_part
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
-from headway.training.precision import autocast
+from headway.training.setup.precision import autocast
 from headway.training.state import TrainState, kept_buffers
 from headway.training.step import backward, prepare_own_losses
 from headway.training.task import Task, to_device

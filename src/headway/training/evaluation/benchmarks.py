@@ -123,7 +123,7 @@ class BenchmarkProcess:
         environment |= {} if wanted.download else _OFFLINE
         for name in OF_A_WORKER:
             environment.pop(name, None)
-        command = module_command("headway.training.benchmark_process", str(order))
+        command = module_command("headway.training.evaluation.benchmark_process", str(order))
         with log.open("wb") as file:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True

@@ -13,7 +13,7 @@ from headway.core.process.faults import fault_point
 
 if TYPE_CHECKING:
     from headway.data.feeding.prefetch import Prefetcher
-    from headway.training.health import Decision
+    from headway.training.health.decisions import Decision
     from headway.training.job import Job
     from headway.training.step import StepResult
 

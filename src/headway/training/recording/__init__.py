@@ -1,0 +1,1 @@
+"""What is recorded of steps: metrics, times of communication and copies."""

@@ -1,0 +1,1 @@
+"""What is done once before the first step: requirements, arithmetic, compiling, proofs and trials."""
