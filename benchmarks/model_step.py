@@ -25,7 +25,7 @@ from torch import nn
 from headway.config import ModelConfig
 from headway.models.build import build_model
 from headway.models.facts import flops_per_token
-from headway.models.huggingface import export_model
+from headway.models.huggingface.checkpoint import export_model
 
 Step = Callable[[], torch.Tensor]
 

@@ -28,8 +28,8 @@ from headway.config import ModelConfig
 from headway.data.feeding.packing import concat_figures, plan_rows, total_figures
 from headway.data.feeding.rows import RowBlock, micro_batch_of
 from headway.models import decoder
-from headway.models.attention import document_kernel
 from headway.models.build import build_model
+from headway.models.layers.attention import document_kernel
 from headway.training.task import language_model_loss
 
 #: First-fit is written in Python here, so it packs no more than this many.

@@ -32,7 +32,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from headway.config import Config, resolve_mesh
 from headway.core.format import format_bytes
 from headway.models.decoder import Decoder
-from headway.models.rope import rotary_tables
+from headway.models.layers.rope import rotary_tables
 from headway.models.shape import Shape
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World

@@ -21,7 +21,7 @@ import torch
 from torch.nn import functional as F
 
 from headway.core.machine.allocator import keep_freed_memory
-from headway.models.causal_attention import causal_attention
+from headway.models.layers.causal_attention import causal_attention
 from headway.telemetry.arithmetic import set_fp32_products
 
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

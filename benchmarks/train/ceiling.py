@@ -21,9 +21,9 @@ from torch._functorch import config as partitioner
 from torch.nn import functional as F
 
 from headway.core.machine.allocator import keep_freed_memory
-from headway.models.attention import Positions, attend
+from headway.models.layers.attention import Positions, attend
+from headway.models.layers.tied import TiedGradient, tied_embedding
 from headway.models.loss import linear_cross_entropy
-from headway.models.tied import TiedGradient, tied_embedding
 from headway.telemetry.arithmetic import set_fp32_products
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from headway.models.build import build_model
-from headway.models.huggingface import import_model
+from headway.models.huggingface.checkpoint import import_model
 from support import headway, run_workers
 from support_trials import Trials, close
 

@@ -61,7 +61,7 @@ def test_killed_and_resumed_it_has_the_same_state_and_transformers_computes_it(
     assert not (tmp_path / "runs" / "tuned").exists()
 
     from headway.models.build import build_model
-    from headway.models.huggingface import import_model
+    from headway.models.huggingface.checkpoint import import_model
 
     imported, state = import_model(tmp_path / "out")
     mine = build_model(imported, vocab_size=1, seed=0, initialize=False).eval()

@@ -14,7 +14,7 @@ from headway.core.errors import ConfigError
 from headway.models.decoder import Decoder
 from headway.models.hub.folder import open_folder
 from headway.models.hub.implementation import choose_implementation
-from headway.models.huggingface import import_model, open_model, read_model_config
+from headway.models.huggingface.checkpoint import import_model, open_model, read_model_config
 from headway.models.no_values import NoFirstValues
 from headway.models.shape import embedding_rows
 
@@ -191,7 +191,7 @@ def build_model(
         initialize: False leaves the weights uninitialised, for a caller that loads all of them.
 
     Raises:
-        ConfigError, CheckpointError: as `complete` and `headway.models.huggingface.import_model`.
+        ConfigError, CheckpointError: as `complete` and `headway.models.huggingface.checkpoint.import_model`.
     """
     config = complete(config, vocab_size)
     model = _without_values(config, stages, "cpu")

@@ -1,6 +1,6 @@
 """The native decoder: RMSNorm, rotary embedding, grouped-query attention, SwiGLU (Touvron et al. 2023, section 2.2).
 
-Values of the config choose variations of these parts (`headway.models.layer`, `rope`, `moe`, `mamba`).
+Values of the config choose variations of these parts (`headway.models.layers.layer`, `rope`, `moe`, `mamba`).
 
 Tensor-name suffixes: B rows, T positions, S positions including the cached ones, D width of the residual stream, K
 key-value heads, G query heads per key-value head, H width of a head, F inner width, V vocabulary.
@@ -21,7 +21,7 @@ from headway.core.errors import ConfigError
 from headway.core.random import derive_seed
 from headway.core.startup.dtensors import is_dtensor
 from headway.core.types import IGNORE_TARGET
-from headway.models.attention import (
+from headway.models.layers.attention import (
     PackedDocuments,
     Positions,
     attention_mask,
@@ -29,16 +29,16 @@ from headway.models.attention import (
     packed_positions,
     shared_positions,
 )
-from headway.models.cache import KVCache
-from headway.models.context import SharedPositions
-from headway.models.layer import Layer, make_norm
+from headway.models.layers.cache import KVCache
+from headway.models.layers.layer import Layer, make_norm
+from headway.models.layers.mamba import MambaState, first_mamba_value
+from headway.models.layers.moe import MixtureOfExperts, after_step, take_counts
+from headway.models.layers.rope import rotary_tables
+from headway.models.layers.tied import TiedGradient, takes_one_gradient, tied_embedding
 from headway.models.loss import linear_cross_entropy, vocabulary_parallel_cross_entropy
-from headway.models.mamba import MambaState, first_mamba_value
-from headway.models.moe import MixtureOfExperts, after_step, take_counts
-from headway.models.rope import rotary_tables
 from headway.models.shape import Shape
-from headway.models.tensor_plan import decoder_plan
-from headway.models.tied import TiedGradient, takes_one_gradient, tied_embedding
+from headway.models.sharding.context import SharedPositions
+from headway.models.sharding.tensor_plan import decoder_plan
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -57,7 +57,7 @@ class Decoder(nn.Module):
 
     Supports fp32 weights, fp32 weights under `torch.autocast`, and bf16 weights. A dense decoder never waits for the
     device and has no graph break under `torch.compile`. Each layer with experts breaks the graph twice, and waits once
-    if there is no grouped kernel (see `headway.models.experts`).
+    if there is no grouped kernel (see `headway.models.layers.experts`).
 
     Args:
         config: Complete, including `vocab_size` (see `headway.models.build.complete`).
@@ -107,7 +107,7 @@ class Decoder(nn.Module):
 
         Weights are normal with `init_std`. The two output projections of a layer have 1/sqrt(2 * layers) of it, so that
         the residual stream does not grow with depth (Radford et al. 2019, section 2.3). Gains of norms are 1, biases 0;
-        the other parameters of Mamba-2 layers have values of their own (`headway.models.mamba`).
+        the other parameters of Mamba-2 layers have values of their own (`headway.models.layers.mamba`).
         Also rebuilds the rotary tables, so a module from the meta device is ready after `to_empty` and this call.
         """
         for name, tensor in self.state_dict().items():
@@ -235,7 +235,7 @@ class Decoder(nn.Module):
         return take_counts(layers, self.shape.experts) if layers else None
 
     def after_step(self, counts: torch.Tensor, updated: bool) -> dict[str, float]:
-        """Balance the experts by the sum of all workers' `take_counts`; see `headway.models.moe.after_step`."""
+        """Balance the experts by the sum of all workers' `take_counts`; see `headway.models.layers.moe.after_step`."""
         return after_step(self._layers_with_experts(), counts, updated, self.shape.experts_per_token)
 
     def _layers_with_experts(self) -> list[MixtureOfExperts | None]:
@@ -244,7 +244,7 @@ class Decoder(nn.Module):
         return [cast(MixtureOfExperts, layer.feed_forward) if isinstance(layer, Layer) else None for layer in layers]
 
     def tensor_plan(self, workers: int) -> dict[str, ParallelStyle]:
-        """Return the tensor-parallel style of each matrix; see `headway.models.tensor_plan`."""
+        """Return the tensor-parallel style of each matrix; see `headway.models.sharding.tensor_plan`."""
         there = (name for name, module in self.named_modules() if not isinstance(module, nn.Identity))
         return decoder_plan(self.config, workers, there)
 
@@ -302,7 +302,7 @@ class Decoder(nn.Module):
 
         Returns:
             With targets, the fp32 scalar sum of the cross-entropies in nats; without targets, logits (B, T, V). Router
-            losses enter the gradients of that sum, not its value (`headway.models.moe`). If rows are shared
+            losses enter the gradients of that sum, not its value (`headway.models.layers.moe`). If rows are shared
             (`share_positions`), the sum or the logits cover this worker's positions. A stage without the last layer
             returns the residual stream, (B, T, D), of this worker's positions.
 

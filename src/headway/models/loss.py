@@ -18,8 +18,8 @@ from torch.autograd.function import once_differentiable
 
 from headway.core.startup.dtensors import is_dtensor
 from headway.core.types import IGNORE_TARGET
+from headway.models.layers.tied import TiedGradient
 from headway.models.loss_chunks import ADDED_ROWS, PRODUCT_ROWS, default_chunk_rows
-from headway.models.tied import TiedGradient
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

@@ -15,7 +15,7 @@ products: 4 in fp32 (tf32), 2 under autocast in bf16 or fp16. The residual strea
 | and their root mean squares | N (heads + kv_heads) | 4 |
 | keys and values for every query head, where the kernel cannot share them (CUDA in fp32) | 2 N heads head_dim | E |
 | output of attention, which the output product saves | N heads head_dim | E |
-| logarithms of the sums of exponentials; not on a CPU without a mask (16 bits: `models/attention.py`) | N heads | 4 |
+| logarithms of the sums of exponentials; not on a CPU without a mask (16 bits: `attention.py`) | N heads | 4 |
 | with a mask (sliding window): the mask in that dtype; on CUDA keys and values for every head too | pairs | E |
 | with dropout: mask, twice | N dim | CPU: E, CUDA: 1 |
 | sum with the residual stream, which the feed-forward norm saves; the rest as for the attention norm | | |
@@ -90,7 +90,7 @@ def element_bytes(precision: str) -> int:
 
 
 def masked_pairs(config: Config, model: ModelConfig, workers: int, rows: int = 1) -> int:
-    """Count the pairs of query and key in the attention mask; 0 if none is needed (`models/attention.py`).
+    """Count the pairs of query and key in the attention mask; 0 if none is needed (`models/layers/attention.py`).
 
     Workers that share rows need a mask even without a window: each has two runs of queries, and the kernels' own causal
     mask only supports queries that begin with the first key. The count is that of any worker but the first, which is
@@ -216,7 +216,7 @@ class Activations:
         produced = queries + 2 * keys if model.qk_norm and element == _FP32 else values
         heads = produced + _attended(queries, keys, context, shared)
         dropout = stream * (element if cpu else 1) if model.dropout else 0
-        # See `models.attention.has_causal_products`.
+        # See `models.layers.attention.has_causal_products`.
         by_products = cpu and not masked_pairs and (element == _FP32 or (precision != "fp16" and not has_bf16_tiles()))
         sums = 0 if by_products else tokens * shape.heads // tensor * _FP32
         attention = (
@@ -297,7 +297,7 @@ def _mixture(
     kept: int,
     sides: list[tuple[int, int]],
 ) -> LayerSizes:
-    """Compute the sizes of a layer with experts (`models/moe.py`, `models/experts.py`).
+    """Compute the sizes of a layer with experts (`models/layers/moe.py`, `models/layers/experts.py`).
 
     Args:
         attention: Bytes that its attention saves.
@@ -327,7 +327,7 @@ def _mixture(
 
 
 def has_grouped_kernel(shape: Shape, precision: str, device: str) -> bool:
-    """Return whether one kernel computes all experts; mirrors `models.experts.has_grouped_kernel`."""
+    """Return whether one kernel computes all experts; mirrors `models.layers.experts.has_grouped_kernel`."""
     aligned = shape.dim % 8 == 0 and shape.expert_ffn_dim % 8 == 0
     return device == "cuda" and precision in ("bf16", "fp8") and aligned
 

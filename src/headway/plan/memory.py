@@ -144,7 +144,7 @@ class _Step(Passes):
         """Plan forward and backward pass; gradients grow as they are computed, or accumulate into those in `base`."""
         stage = self.stage
         head, most = (stage.projection, stage.all - stage.own_table - stage.layer) if growing else (0, 0)
-        # An embedding's gradient is as large as its table, however few rows were used (except in `models/tied.py`).
+        # An embedding's gradient is as large as its table, however few rows were used (see `models/layers/tied.py`).
         mesh = self.layout.mesh
         joined = stage.tied and self.on_cpu and mesh.tp * mesh.pp == 1
         table = 0 if growing and (stage.own_table or joined) else stage.table

@@ -138,7 +138,7 @@ def language_model_stage(
 def _documents(batch: MicroBatch) -> dict[str, Any]:
     if "documents" not in batch:
         return {}
-    from headway.models.attention import PackedDocuments
+    from headway.models.layers.attention import PackedDocuments
 
     return {"documents": PackedDocuments(batch["documents"], batch["positions"], batch["document_bounds"])}
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from headway.models import attention
+from headway.models.layers import attention
 
 
 @pytest.fixture(autouse=True)

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from headway.models import attention
-from headway.models import causal_attention as module
-from headway.models.attention import Positions, attend, has_causal_products
-from headway.models.causal_attention import causal_attention
+from headway.models.layers import attention
+from headway.models.layers import causal_attention as module
+from headway.models.layers.attention import Positions, attend, has_causal_products
+from headway.models.layers.causal_attention import causal_attention
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -117,7 +117,7 @@ def test_the_compiler_is_not_loaded_for_it() -> None:
     """It takes a second, and eager runs do without."""
     program = (
         "import sys, torch\n"
-        "from headway.models.causal_attention import causal_attention\n"
+        "from headway.models.layers.causal_attention import causal_attention\n"
         "x = torch.randn(1, 20, 2, 8, requires_grad=True)\n"
         "causal_attention(x, x, x).sum().backward()\n"
         "assert x.grad is not None and 'torch._dynamo' not in sys.modules"

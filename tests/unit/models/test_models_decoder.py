@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from headway.config import ModelConfig
 from headway.core.errors import ConfigError
 from headway.core.types import IGNORE_TARGET
-from headway.models.attention import attention_mask, kernels_share_heads
 from headway.models.build import build_model
 from headway.models.decoder import Decoder
-from headway.models.layer import FeedForward
+from headway.models.layers.attention import attention_mask, kernels_share_heads
+from headway.models.layers.layer import FeedForward
 from headway.models.shape import Shape
 
 VOCAB = 128
@@ -120,7 +120,7 @@ def test_repeated_heads_give_the_same(variant: dict[str, Any], monkeypatch: pyte
     model(ids, targets).backward()
     expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
     model.zero_grad()
-    monkeypatch.setattr("headway.models.attention.kernels_share_heads", lambda *_: False)
+    monkeypatch.setattr("headway.models.layers.attention.kernels_share_heads", lambda *_: False)
     model(ids, targets).backward()
     for gradient, p in zip(expected, model.parameters(), strict=True):
         torch.testing.assert_close(p.grad, gradient, rtol=1e-4, atol=1e-5)

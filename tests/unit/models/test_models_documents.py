@@ -19,10 +19,10 @@ from torch.utils.checkpoint import checkpoint
 from headway.config import ModelConfig
 from headway.core.errors import ConfigError
 from headway.core.types import IGNORE_TARGET
-from headway.models import attention
-from headway.models.attention import PackedDocuments, attend, attention_mask, document_kernel, packed_positions
 from headway.models.build import build_model
 from headway.models.decoder import Decoder
+from headway.models.layers import attention
+from headway.models.layers.attention import PackedDocuments, attend, attention_mask, document_kernel, packed_positions
 from headway.models.recompute import selective_contexts
 
 #: Bytes of real text, so that the vocabulary is 256.
@@ -340,7 +340,7 @@ def test_a_cache_and_documents_do_not_go_together() -> None:
 def test_transformers_computes_the_same(tmp_path: Path, kernel: str) -> None:
     """Llama with positions of our counting and a four-dimensional mask of ours."""
     transformers = pytest.importorskip("transformers")
-    from headway.models.huggingface import export_model
+    from headway.models.huggingface.checkpoint import export_model
 
     model = model_of().eval()
     export_model(model, tmp_path / "export")

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 from headway.cli.models import models as verb
 from headway.config import SHAPES, ModelConfig
 from headway.core.errors import ConfigError
-from headway.models import attention
 from headway.models.build import complete
 from headway.models.decoder import Decoder
 from headway.models.facts import count_parameters, flops_per_token, kv_bytes_per_token
+from headway.models.layers import attention
 
 
 @pytest.mark.parametrize("name", SHAPES)

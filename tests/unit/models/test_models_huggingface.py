@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from headway.config import ModelConfig
 from headway.core.errors import CheckpointError, ConfigError
-from headway.models import huggingface
 from headway.models.build import build_model
 from headway.models.decoder import Decoder
-from headway.models.huggingface import export_model, import_model
+from headway.models.huggingface import checkpoint as huggingface
+from headway.models.huggingface.checkpoint import export_model, import_model
 
 VOCAB, LENGTH = 96, 40
 SIZES = {"dim": 48, "layers": 2, "heads": 4, "ffn_dim": 80, "max_sequence_length": 64}

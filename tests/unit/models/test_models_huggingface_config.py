@@ -12,8 +12,8 @@ import torch
 from headway.config import ModelConfig
 from headway.core.errors import CheckpointError, ConfigError
 from headway.models.build import build_model
-from headway.models.huggingface import export_model, import_model, read_model_config
-from headway.models.huggingface_config import from_huggingface, to_huggingface
+from headway.models.huggingface.checkpoint import export_model, import_model, read_model_config
+from headway.models.huggingface.config import from_huggingface, to_huggingface
 
 SHAPE = {"dim": 48, "layers": 1, "heads": 4, "ffn_dim": 64, "max_sequence_length": 32, "vocab_size": 64}
 SPECIAL = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -77,7 +77,7 @@ def test_the_original_length_is_the_one_that_transformers_takes(top: dict[str, i
 )
 def test_sizes_that_no_model_has_are_refused_at_once(key: str, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before a config or a module is made of them."""
-    monkeypatch.setattr("headway.models.huggingface_config.ModelConfig", None)
+    monkeypatch.setattr("headway.models.huggingface.config.ModelConfig", None)
     with pytest.raises(ConfigError, match=f"{key} is .* more than any model has"):
         from_huggingface(_written(**{key: value}), "config.json")
 
@@ -101,7 +101,7 @@ def test_layers_that_the_weights_do_not_have_are_not_made(tmp_path: Path, monkey
     export_model(model, tmp_path / "model")
     config = tmp_path / "model" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "num_hidden_layers": 10_000}))
-    monkeypatch.setattr("headway.models.huggingface.Decoder", None)
+    monkeypatch.setattr("headway.models.huggingface.checkpoint.Decoder", None)
     with pytest.raises(CheckpointError, match=r"missing: model\.layers\.9999\..* of the 10,000 layers"):
         import_model(tmp_path / "model")
 

@@ -17,8 +17,8 @@ from headway.config import ModelConfig
 from headway.core.errors import ConfigError
 from headway.models.build import build_model
 from headway.models.decoder import Decoder
-from headway.models.huggingface import export_model, import_model
-from headway.models.huggingface_folder import MARKER, published
+from headway.models.huggingface.checkpoint import export_model, import_model
+from headway.models.huggingface.folder import MARKER, published
 from support import in_child
 
 SHAPE = {"dim": 32, "layers": 1, "heads": 4, "ffn_dim": 64, "max_sequence_length": 32}

@@ -15,12 +15,12 @@ from headway.config.checks.contradictions import find_problems
 from headway.config.sections.architecture import division_problems
 from headway.config.sections.parallel import ParallelConfig
 from headway.core.errors import ConfigError
-from headway.models.attention import PackedDocuments
 from headway.models.build import build_model, complete
 from headway.models.decoder import Decoder
 from headway.models.facts import count_parameters, flops_per_token, kv_bytes_per_token, part_costs, scan_flops
-from headway.models.huggingface import export_model
-from headway.models.mamba import causal_conv, running_sum, scan
+from headway.models.huggingface.checkpoint import export_model
+from headway.models.layers.attention import PackedDocuments
+from headway.models.layers.mamba import causal_conv, running_sum, scan
 
 SIZES: dict[str, Any] = {"heads": 4, "head_dim": 8, "state_dim": 6, "groups": 2, "chunk": 8}
 SHAPE: dict[str, Any] = {

@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 from headway.config import ModelConfig
 from headway.core.types import IGNORE_TARGET
-from headway.models import experts as products
 from headway.models.build import build_model, complete
 from headway.models.decoder import Decoder
-from headway.models.moe import (
+from headway.models.layers import experts as products
+from headway.models.layers.moe import (
     MixtureOfExperts,
     after_step,
     count_experts,

@@ -8,8 +8,8 @@ from torch import nn
 
 from headway.config import Config, MeshShape, resolve_mesh
 from headway.core.errors import ConfigError
-from headway.models.context import SharedPositions
-from headway.models.tensor_plan import decoder_plan
+from headway.models.sharding.context import SharedPositions
+from headway.models.sharding.tensor_plan import decoder_plan
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
 

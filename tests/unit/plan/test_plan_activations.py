@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from headway.config import Config, ModelConfig
-from headway.models.attention import PackedDocuments
 from headway.models.build import build_model
-from headway.models.context import SharedPositions
 from headway.models.decoder import Decoder
+from headway.models.layers.attention import PackedDocuments
 from headway.models.loss import linear_cross_entropy
+from headway.models.sharding.context import SharedPositions
 from headway.plan import activations
 from headway.plan.activations import FP8_TILE, Activations, masked_pairs
 from headway.plan.trace import trace_decoder

@@ -17,7 +17,7 @@ from headway.config.sections.data import DataConfig
 from headway.core.errors import ConfigError
 from headway.data.store import TokenStore
 from headway.models.build import build_model
-from headway.models.huggingface import export_model
+from headway.models.huggingface.checkpoint import export_model
 from headway.session.completed import _warn_of_differences, completed, prepare_if_needed
 from support import write_config
 

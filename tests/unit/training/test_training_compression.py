@@ -17,7 +17,7 @@ from headway.config import ModelConfig, load_config
 from headway.core.errors import ConfigError
 from headway.models.build import build_model
 from headway.models.hub.compressed import Compression, is_quantized, linear_layers, prune
-from headway.models.huggingface import export_model
+from headway.models.huggingface.checkpoint import export_model
 from headway.training.evaluation.compression import compress_trained
 from headway.training.evaluation.inference import continue_text, evaluate_trained, load_trained
 from support import headway_in_copy

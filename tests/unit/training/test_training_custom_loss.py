@@ -18,7 +18,7 @@ from headway.core.errors import ConfigError, DataError
 from headway.core.functions import name_of_function
 from headway.core.types import IGNORE_TARGET
 from headway.models.build import build_model, complete
-from headway.models.huggingface import export_model
+from headway.models.huggingface.checkpoint import export_model
 from headway.plan.layout import Layout
 from headway.plan.losses import logits_loss_bytes
 from headway.plan.memory import plan_memory

@@ -13,8 +13,8 @@ from headway.config.sections.pretrained import is_on_hub, split_hub_name
 from headway.core.errors import ConfigError
 from headway.models.hub.folder import base_folder, is_adapter, open_folder
 from headway.models.hub.transformers_model import quiet
-from headway.models.huggingface import copy_tokenizer
-from headway.models.huggingface_folder import check_not_foreign, mark, published
+from headway.models.huggingface.checkpoint import copy_tokenizer
+from headway.models.huggingface.folder import check_not_foreign, mark, published
 
 if TYPE_CHECKING:
     from headway.models.hub.transformers_model import TransformersModel
@@ -34,7 +34,7 @@ def export_transformers_model(
     """Write a model as a folder that transformers loads, or its adapter as one that peft loads.
 
     The tokenizer's settings and the chat template are those of the pretrained model. The folder is complete or absent,
-    as that of `headway.models.huggingface.export_model`.
+    as that of `headway.models.huggingface.checkpoint.export_model`.
 
     Args:
         model: On any device.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from headway.core.errors import ConfigError
 from headway.core.files.foreign import read_json_object
 from headway.models.hub.folder import is_adapter, open_folder
-from headway.models.huggingface import read_model_config
+from headway.models.huggingface.checkpoint import read_model_config
 
 if TYPE_CHECKING:
     from headway.config import ModelConfig

@@ -11,8 +11,8 @@ import torch
 from headway.core.errors import ConfigError
 from headway.models.hub.folder import is_adapter
 from headway.models.hub.transformers_model import explained, load_transformers, quiet
-from headway.models.huggingface import copy_tokenizer
-from headway.models.huggingface_folder import check_not_foreign, mark, published
+from headway.models.huggingface.checkpoint import copy_tokenizer
+from headway.models.huggingface.folder import check_not_foreign, mark, published
 
 
 def extend_vocabulary(source: Path, folder: Path, pieces: Mapping[int, Sequence[int]], tokenizer_json: bytes) -> None:

@@ -24,7 +24,7 @@ from headway.models.hub.transformers_model import (
     read_config,
     with_adapter,
 )
-from headway.models.huggingface import read_tensor, stored_type, weight_files
+from headway.models.huggingface.checkpoint import read_tensor, stored_type, weight_files
 from headway.models.no_values import NoFirstValues
 
 if TYPE_CHECKING:

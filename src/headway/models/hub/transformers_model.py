@@ -23,7 +23,7 @@ from headway.models.recompute import selective_contexts
 
 if TYPE_CHECKING:
     from headway.config import ModelConfig
-    from headway.models.attention import PackedDocuments
+    from headway.models.layers.attention import PackedDocuments
 
 #: `model.max_sequence_length` of a model that names no limit, such as one without attention.
 UNLIMITED = 2**20

@@ -8,8 +8,8 @@ from typing import Any
 
 from headway.core.files.scratch import scratch_folder
 from headway.models.hub.compressed import Compression, check_not_quantized, measure, write_compressed
-from headway.models.huggingface import copy_tokenizer
-from headway.models.huggingface_folder import check_not_foreign, mark, published
+from headway.models.huggingface.checkpoint import copy_tokenizer
+from headway.models.huggingface.folder import check_not_foreign, mark, published
 from headway.parallel.world import pick_device
 from headway.training.evaluation.inference import evaluate_model, export_trained, load_trained
 

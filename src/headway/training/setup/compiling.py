@@ -23,9 +23,9 @@ from headway.core.coordination.heartbeat import Phase, beat
 from headway.core.files.atomic import fingerprint, user_cache, write_json
 from headway.core.files.foreign import read_json_object
 from headway.core.format import format_seconds
-from headway.models.attention import Positions
-from headway.models.layer import Layer
-from headway.models.rope import rotary_tables
+from headway.models.layers.attention import Positions
+from headway.models.layers.layer import Layer
+from headway.models.layers.rope import rotary_tables
 from headway.models.shape import Shape
 from headway.parallel.world import synchronize
 from headway.telemetry.arithmetic import onednn_multiplies_fp32

@@ -1,7 +1,7 @@
 """The families of transformers that the decoder computes: their keys in `config.json`, and which decoder is which.
 
 A decoder's traits, such as biases or norms per head, say which family computes it. Families with experts have a file of
-their own (`headway.models.huggingface_mixtures`).
+their own (`headway.models.huggingface.mixtures`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from headway.config.sections.architecture import ATTENTION, FEED_FORWARD, FULL, MAMBA, NO_ROTARY, SLIDING
 from headway.core.errors import ConfigError
-from headway.models import huggingface_gemma as gemma
-from headway.models import huggingface_mixtures as mixtures
-from headway.models.huggingface_family import Family, attention_scale, biases
-from headway.models.huggingface_rope import partial_rotary
+from headway.models.huggingface import gemma, mixtures
+from headway.models.huggingface.family import Family, attention_scale, biases
+from headway.models.huggingface.rope import partial_rotary
 from headway.models.shape import Shape
 
 if TYPE_CHECKING:

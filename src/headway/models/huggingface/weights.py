@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from headway.models import huggingface_mixtures as mixtures
 from headway.models.facts import norm_parts, parameter_shapes
-from headway.models.huggingface_families import FAMILIES, GLM, GLM4, NEMOTRON_H, architecture_of
-from headway.models.moe import selects_with_bias
+from headway.models.huggingface import mixtures
+from headway.models.huggingface.families import FAMILIES, GLM, GLM4, NEMOTRON_H, architecture_of
+from headway.models.layers.moe import selects_with_bias
 from headway.models.shape import Shape
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files.atomic import write_json
 from headway.core.files.foreign import LISTING_BYTES, open_regular, read_json_object
 from headway.models.decoder import Decoder
-from headway.models.huggingface_config import from_huggingface, to_huggingface
-from headway.models.huggingface_folder import check_not_foreign, mark, published
-from headway.models.huggingface_weights import (
+from headway.models.huggingface.config import from_huggingface, to_huggingface
+from headway.models.huggingface.folder import check_not_foreign, mark, published
+from headway.models.huggingface.weights import (
     SELECTION_BIAS,
     fuse_weights,
     is_left_out,

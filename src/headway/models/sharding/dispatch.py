@@ -5,8 +5,8 @@ all-to-all sends them, and another returns the results (Lepikhin et al. 2020, "G
 capacity limit here, so routers determine the message sizes. A worker receives tokens in the order of the sending
 workers, and within one worker in token order: a function of the data, not of timing.
 
-Tensor-name suffixes as in `headway.models.experts`; L experts of this worker, W workers of the group, S pairs that this
-worker receives.
+Tensor-name suffixes as in `headway.models.layers.experts`; L experts of this worker, W workers of the group, S pairs
+that this worker receives.
 """
 
 from __future__ import annotations

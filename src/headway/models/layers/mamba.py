@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 if TYPE_CHECKING:
     from headway.config import ModelConfig
-    from headway.models.attention import Positions
-    from headway.models.cache import KVCache
+    from headway.models.layers.attention import Positions
+    from headway.models.layers.cache import KVCache
     from headway.models.shape import Shape
 
 

@@ -86,7 +86,7 @@ def decoder_plan(config: ModelConfig, workers: int, parts: Iterable[str]) -> dic
     plan = {part: styles[kind] for part, kind in named if kind in styles}
     routers = [part for part, kind in named if kind == "layers.*.feed_forward.router"]
     if routers:
-        from headway.models.mixture_plan import OwnPositions
+        from headway.models.sharding.mixture_plan import OwnPositions
 
         plan |= {router.removesuffix(".router"): OwnPositions() for router in routers}
     return plan

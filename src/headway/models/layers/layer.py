@@ -14,12 +14,12 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from headway.config.sections.architecture import ATTENTION, FEED_FORWARD, MAMBA
-from headway.models.attention import Positions, attend
-from headway.models.cache import KVCache
-from headway.models.mamba import Mamba
-from headway.models.moe import MixtureOfExperts
+from headway.models.layers.attention import Positions, attend
+from headway.models.layers.cache import KVCache
+from headway.models.layers.mamba import Mamba
+from headway.models.layers.moe import MixtureOfExperts
+from headway.models.layers.rope import rotate
 from headway.models.recompute import selective_contexts
-from headway.models.rope import rotate
 from headway.models.shape import Shape
 
 if TYPE_CHECKING:

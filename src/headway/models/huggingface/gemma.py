@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from headway.config.sections.architecture import FULL, SLIDING
-from headway.models.huggingface_family import Family, attention_scale, biases
-from headway.models.huggingface_rope import to_rotary_keys
+from headway.models.huggingface.family import Family, attention_scale, biases
+from headway.models.huggingface.rope import to_rotary_keys
 from headway.models.shape import Shape
 
 if TYPE_CHECKING:

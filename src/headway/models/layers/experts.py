@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from headway.core.startup.dtensors import is_dtensor
-from headway.models.dispatch import plan_transfer
+from headway.models.sharding.dispatch import plan_transfer
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -14,10 +14,10 @@ from torch.torch_version import TorchVersion
 
 from headway.core.machine.cores import has_bf16_tiles
 from headway.core.startup.dtensors import is_dtensor
-from headway.models.causal_attention import causal_attention
+from headway.models.layers.causal_attention import causal_attention
 
 if TYPE_CHECKING:
-    from headway.models.context import SharedPositions
+    from headway.models.sharding.context import SharedPositions
 
 # Before torch 2.12 `varlen_attn` needs one key-value head per query head.
 _VARLEN_SHARES_HEADS = TorchVersion(torch.__version__) >= "2.12"
@@ -66,7 +66,7 @@ class Positions(NamedTuple):
     """The positions of the tokens of a forward pass and the keys that each sees; every layer uses the same ones."""
 
     cos: torch.Tensor
-    """(T, 1, 1, R) or (B, T, 1, 1, R), from `headway.models.rope.rotary_tables`."""
+    """(T, 1, 1, R) or (B, T, 1, 1, R), from `headway.models.layers.rope.rotary_tables`."""
     sin: torch.Tensor
     mask: torch.Tensor | None = None
     """True where a query sees a key, (T, S) or (B, 1, T, T)."""
@@ -155,7 +155,7 @@ def packed_positions(
     """Build positions that restart with each document, and attention that stays inside it.
 
     Args:
-        cos, sin: `headway.models.rope.rotary_tables`, for at least T positions.
+        cos, sin: `headway.models.layers.rope.rotary_tables`, for at least T positions.
         documents: The documents of the rows.
         window: Sliding window, if any.
         kernel: From `document_kernel`.
@@ -182,7 +182,7 @@ def shared_positions(
     """Build this worker's positions of rows that it shares with others.
 
     Args:
-        cos, sin: `headway.models.rope.rotary_tables`, for at least `length` positions.
+        cos, sin: `headway.models.layers.rope.rotary_tables`, for at least `length` positions.
         length: Positions of the whole row.
         shared: How workers split the positions.
         documents: The documents of the whole rows, if attention stays inside documents.

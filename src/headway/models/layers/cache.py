@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headway.models.mamba import MambaState
+from headway.models.layers.mamba import MambaState
 from headway.models.shape import Shape
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import ConfigError
-from headway.models.huggingface_rope import partial_rotary
-from headway.models.moe import selects_with_bias
+from headway.models.huggingface.rope import partial_rotary
+from headway.models.layers.moe import selects_with_bias
 from headway.models.shape import Shape
 
 if TYPE_CHECKING:

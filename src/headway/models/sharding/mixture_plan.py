@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import SequenceParallel
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
-from headway.models.moe import MixtureOfExperts
+from headway.models.layers.moe import MixtureOfExperts
 
 
 class OwnPositions(ParallelStyle):

@@ -1,7 +1,7 @@
 """Mixture of experts instead of a feed-forward layer: router, shared experts, balance.
 
 Tokens choose their `experts_per_token` best experts (Shazeer et al. 2017, section 2.1); shared experts compute every
-token (Dai et al. 2024, DeepSeekMoE, section 3.2). Tensor-name suffixes as in `headway.models.experts`.
+token (Dai et al. 2024, DeepSeekMoE, section 3.2). Tensor-name suffixes as in `headway.models.layers.experts`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from headway.config.checks.experts import resolved_balance
 from headway.core.startup.dtensors import is_dtensor
-from headway.models.experts import Experts
+from headway.models.layers.experts import Experts
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -10,11 +10,11 @@ from typing import Any
 
 from headway.config import ModelConfig
 from headway.core.errors import ConfigError
-from headway.models import huggingface_mixtures as mixtures
 from headway.models.facts import count_parameters
-from headway.models.huggingface_families import FAMILIES, architecture_of
-from headway.models.huggingface_family import Family
-from headway.models.huggingface_rope import from_rotary_keys, rotary_settings, to_rotary_keys
+from headway.models.huggingface import mixtures
+from headway.models.huggingface.families import FAMILIES, architecture_of
+from headway.models.huggingface.family import Family
+from headway.models.huggingface.rope import from_rotary_keys, rotary_settings, to_rotary_keys
 from headway.models.shape import Shape
 
 #: Key -> the only value that this decoder supports, in any family that has the key.

@@ -1,0 +1,1 @@
+"""The native decoder's Hugging Face checkpoints: `config.json`, weights and folders, without transformers."""

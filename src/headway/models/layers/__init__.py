@@ -1,0 +1,1 @@
+"""The layers of the native decoder, and their kernels."""

@@ -1,0 +1,1 @@
+"""How parallelism cuts the native decoder: matrices, positions of a row, experts."""
