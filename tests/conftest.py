@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import gc
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.assertion import rewrite
 
 from headway.core.user_command import VARIABLE
 from object_storage import InProcess, S3Server, SeaweedFs, write_every_format
 from parts_table import SEAWEEDFS, program, table
 from support import headway, write_config, write_corpus
+
+TESTS = Path(__file__).parent
+PARTS = TESTS / "parts"
 
 try:
     from hypothesis import HealthCheck, settings
@@ -22,12 +28,54 @@ else:  # an example may take seconds where the machine is busy
     settings.load_profile("headway")
 
 
+def _asks_for_parts(config: pytest.Config) -> bool:
+    return re.search(r"(?<!not )\bparts\b", config.option.markexpr) is not None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import what takes a real server where nobody asks for it: it loads much."""
+    return (collection_path == PARTS and not _asks_for_parts(config)) or None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Collect without searching for garbage, from tests that are rewritten once for all testers.
+
+    What there is after it stays: neither tests that collect garbage nor copies of this process need look through it.
+    """
+    gc.disable()
+    _rewrite_share(session.config)
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def _rewrite_share(config: pytest.Config) -> None:
+    """Rewrite the assertions of the tests in a tester's share of the files, for all testers.
+
+    Each would rewrite all of them otherwise, as they all collect the same files at the same time, and at every start
+    where Python is told to write no bytecode.
+    """
+    worker = getattr(config, "workerinput", None)
+    state = config.stash.get(rewrite.assertstate_key, None)
+    if worker is None or state is None or config.args != config.getini("testpaths"):
+        return
+    for file in sorted(TESTS.rglob("test_*.py"))[int(worker["workerid"][2:]) :: worker["workercount"]]:
+        folder = rewrite.get_cache_dir(file)
+        rewritten = folder / f"{file.stem}{rewrite.PYC_TAIL}"
+        if file.parent != PARTS and rewrite.try_makedirs(folder) and rewrite._read_pyc(file, rewritten) is None:
+            version, code = rewrite._rewrite_test(file, config)
+            rewrite._write_pyc(state, code, version, rewritten)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what takes a real server, scheduler or emulator where nobody asks for `parts` (`make test-parts`)."""
     marks = {item: mark for item in items if (mark := item.get_closest_marker("parts")) is not None}
     for item, mark in marks.items():
         item.user_properties.append(("part", mark.args[0]))
-    if "parts" not in config.option.markexpr:
+    if not _asks_for_parts(config):
         config.hook.pytest_deselected(items=list(marks))
         items[:] = [item for item in items if item not in marks]
     # The longest test first: at the end all but one worker would wait for it.
@@ -35,7 +83,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if "parts" in config.option.markexpr:
+    if _asks_for_parts(config):
         terminalreporter.section("parts")
         for line in table(terminalreporter.stats):
             terminalreporter.line(line)

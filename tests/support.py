@@ -12,6 +12,7 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,15 @@ PATIENCE = (
 PATIENT_HEADWAY = (sys.executable, "-c", f"{PATIENCE}; from headway.cli.main import main; main()")
 
 WORDS = ("red", "green", "blue", "stone", "river", "cloud", "under", "over", "seven", "eight")
+
+
+def skip_without(module: str, reason: str = "") -> None:
+    """Skip a file of tests where a library is missing, as `pytest.importorskip` does, but without loading it.
+
+    Each tester collects all files, and would load what takes seconds to load for tests that others run.
+    """
+    if find_spec(module) is None:
+        pytest.skip(reason or f"there is no {module}", allow_module_level=True)
 
 
 def write_corpus(folder: Path, documents: int = 60) -> Path:

@@ -31,10 +31,10 @@ from object_storage import S3Server, SeaweedFs
 from parts_table import SEAWEEDFS
 from s3_proxy import S3Proxy
 from states import equal, make_state, names, save
-from support import headway, manifest, state_hash
+from support import headway, manifest, skip_without, state_hash
 from waits import LONG
 
-pytest.importorskip("s3fs")
+skip_without("s3fs")
 
 
 @pytest.fixture

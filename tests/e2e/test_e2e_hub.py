@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from hub_server import READER, STRANGER, HubServer
-from support import store_contents
+from support import skip_without, store_contents
 from support_hub import HubUser, document, parquet, tokens
 
-pytest.importorskip("datasets", reason="there is no client for the Hub: pip install 'headway[datasets]'")
+skip_without("datasets", "there is no client for the Hub: pip install 'headway[datasets]'")
 
 FILES = {f"data/train-{n:05}-of-00004.parquet": parquet(100 * n, 100 * n + 100) for n in range(4)}
 TEXTS = [document(number) for number in range(400)]

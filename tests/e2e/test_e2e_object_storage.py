@@ -16,10 +16,10 @@ from headway.data.reading.readers import read_batches
 from headway.data.reading.remote import DataStorage
 from headway.data.reading.sources import pieces_of
 from object_storage import GLOBS, TEXTS, S3Server, find_by_glob, prepare_from_both, put_folder
-from support import headway, write_config
+from support import headway, skip_without, write_config
 from support_sources import find, read
 
-pytest.importorskip("s3fs")
+skip_without("s3fs")
 
 
 @pytest.fixture

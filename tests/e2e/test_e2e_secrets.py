@@ -22,10 +22,10 @@ from headway.core.console import say
 from headway.core.errors import ConfigError
 from headway.core.process.waiting import wait_until
 from local_server import LocalServer
-from support import headway, write_config, write_corpus
+from support import headway, skip_without, write_config, write_corpus
 from support_otlp import Collector
 
-pytest.importorskip("aiohttp")
+skip_without("aiohttp")
 pytest.importorskip("opentelemetry.proto")
 
 KEY = "a1" * 32

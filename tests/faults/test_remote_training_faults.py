@@ -23,9 +23,9 @@ from headway.runs.ledger_proof import prove
 from headway.telemetry.metrics import read_metrics
 from object_storage import S3Server
 from s3_proxy import S3Proxy
-from support import headway, state_hash, write_config
+from support import headway, skip_without, state_hash, write_config
 
-pytest.importorskip("s3fs")
+skip_without("s3fs")
 
 STEPS = 12
 #: Workers stop themselves until the store has come to what a test is about, however busy the machine is.
