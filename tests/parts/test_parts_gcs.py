@@ -65,7 +65,7 @@ def test_one_of_many_makes_an_object(url: str) -> None:
 
 def test_what_is_wrong_is_said(server: GcsServer) -> None:
     other = Objects(f"gs://{server.private}/x", OPTIONS)
-    for ask in (lambda: other.read("a"), other.folders, lambda: other.create("a", b"")):
+    for ask in (lambda: other.read("a"), other.names, lambda: other.create("a", b"")):
         with pytest.raises(ConfigError, match="denies access: Anonymous caller does not have"):
             ask()
     with pytest.raises(CheckpointError, match="there is no such bucket"):

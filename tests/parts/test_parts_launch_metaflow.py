@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -45,6 +46,8 @@ def metaflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("METAFLOW_HOME", str(tmp_path / "metaflow"))
     monkeypatch.setenv("METAFLOW_USER", "tester")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    # The flow's steps call the program.
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
     yield python
 

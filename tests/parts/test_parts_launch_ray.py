@@ -27,7 +27,10 @@ import headway
 from headway.launchers.ray import fit
 
 environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
-ray.init(num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", runtime_env={"env_vars": environment})
+ray.init(  # a cluster of its own, whichever others this machine has
+    address="local", num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1",
+    runtime_env={"env_vars": environment},
+)
 result = fit(headway.load_config(sys.argv[1], sys.argv[3:]), run_config=None)
 found = {"step": result.metrics["step"], "exit_code": result.metrics["exit_code"], "path": result.checkpoint.path}
 json.dump(found, open(sys.argv[2], "w"))

@@ -54,7 +54,9 @@ def launched(config: Path, *words: str) -> Handle:
 
 
 def log_of(handle: Handle) -> str:
-    return (Path(handle.details["folder"]) / f"slurm-{handle.id}.log").read_text(errors="replace")
+    """What a job has written; nothing before it began."""
+    log = Path(handle.details["folder"]) / f"slurm-{handle.id}.log"
+    return log.read_text(errors="replace") if log.exists() else ""
 
 
 def path_with(folder: Path = Path("/usr/bin")) -> str:

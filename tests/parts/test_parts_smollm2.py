@@ -67,8 +67,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write_prose(path: Path) -> Path:
     """Write what packages of this environment say of themselves: English prose, as the model has read before."""
-    texts = {d.name: d.metadata.get_payload() for d in importlib.metadata.distributions() if d.name}
-    chosen = [text for _, text in sorted(texts.items()) if isinstance(text, str) and len(text) > 2000]
+    texts = {d.name: str(d.metadata.get("Description", "")) for d in importlib.metadata.distributions() if d.name}
+    chosen = [text for _, text in sorted(texts.items()) if len(text) > 2000]
     assert len(chosen) > 20, "packages were to describe themselves"
     path.write_text("".join(json.dumps({"text": text[:6000]}) + "\n" for text in chosen))
     return path

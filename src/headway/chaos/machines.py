@@ -225,6 +225,8 @@ def _namespaces(count: int, stack: ExitStack) -> list[Machine]:
         _ip("netns", "add", space)
         stack.callback(_ip, "netns", "delete", space)
         _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", space)
+        # With its namespace it would go only after the last process in there, while the next one may want its name.
+        stack.callback(_ip, "link", "delete", cable)
         _ip("link", "set", cable, "master", switch, "up")
         _ip("-n", space, "address", "add", f"{_address(number)}/{_PREFIX_BITS}", "dev", "eth0")
         for device in ("eth0", "lo"):
