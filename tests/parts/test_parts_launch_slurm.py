@@ -59,6 +59,11 @@ def log_of(handle: Handle) -> str:
     return log.read_text(errors="replace") if log.exists() else ""
 
 
+def starts_of(handle: Handle) -> list[tuple[str, str]]:
+    """The machines on which the stand-in has begun, each with the number of times that the job was queued again."""
+    return sorted(re.findall(r"start (\d) of 2, restart (\d)", log_of(handle)))
+
+
 def path_with(folder: Path = Path("/usr/bin")) -> str:
     """What sets the path of a job, so that it finds this environment, or a stand-in before it."""
     return f"launch.environment={{PATH: '{folder}:{Path(sys.executable).parent}:/usr/bin:/bin'}}"
@@ -95,13 +100,12 @@ def test_two_machines_are_started_preempted_and_queued_again_together(slurm: Slu
     config, bin_folder = tiny(determinism="elastic"), stand_in(slurm.folder)
     words = ("--machines", "2", "name=pair", "launch.slurm.partition=low", path_with(bin_folder))
     handle = launched(config, *words)
-    assert wait_until(lambda: log_of(handle).count("start") == 2, LONG, 0.2)
+    assert wait_until(lambda: len(starts_of(handle)) == 2, LONG, 0.2)
     assert LAUNCHER.status(handle).machines == 2
     take_the_machines(slurm)
     again_at_once(slurm, handle.id)
     assert wait_until(lambda: LAUNCHER.status(handle).state == "finished", LONG, 0.5), log_of(handle)
-    starts = sorted(re.findall(r"start (\d) of 2, restart (\d)", log_of(handle)))
-    assert starts == [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]
+    assert starts_of(handle) == [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]
 
 
 def launched_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> Handle:
@@ -147,7 +151,7 @@ def test_a_cancelled_run_has_stopped_and_is_not_queued_again(slurm: Slurm, tiny:
     words = ("--machines", "2", f"name={by}", "launch.slurm.partition=low", path_with(bin_folder))
     handle = launched(config, *words)
     run = config.parent / "runs" / by
-    assert wait_until(lambda: log_of(handle).count("start") == 2, LONG, 0.2)
+    assert wait_until(lambda: len(starts_of(handle)) == 2, LONG, 0.2)
     if by == "scancel":
         slurm.ask("scancel", handle.id)
     else:
