@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -164,13 +163,16 @@ def build_any_model(
     return build_model(settings, vocab_size=vocab_size, seed=seed, initialize=initialize)
 
 
-def build_pretrained(source: Path | str) -> Decoder | TransformersModel:
+def build_pretrained(config: ModelConfig) -> Decoder | TransformersModel:
     """Build the model of a Hugging Face folder or of a name on the Hub, with its weights, on the CPU in fp32.
+
+    Args:
+        config: With `from_pretrained`; may be incomplete.
 
     Raises:
         ConfigError, CheckpointError: as `build_any_model`.
     """
-    return build_any_model(complete(ModelConfig(from_pretrained=source), 1), vocab_size=1, seed=0)
+    return build_any_model(complete(config, 1), vocab_size=1, seed=0)
 
 
 def build_model(

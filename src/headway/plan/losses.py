@@ -14,12 +14,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from headway.config import ModelConfig
 from headway.models.build import complete
 from headway.models.facts import count_parameters
 from headway.plan.pretrained import HALF
 from headway.plan.trace import LiveStorages
-from headway.training.custom_loss import Distillation, cross_entropy
+from headway.training.custom_loss import Distillation, cross_entropy, teacher_config
 
 if TYPE_CHECKING:
     from headway.config import Config
@@ -65,5 +64,5 @@ def teacher_bytes(config: Config) -> int:
     """
     if config.distill is None:
         return 0
-    teacher = complete(ModelConfig(from_pretrained=config.distill.teacher), 1)
+    teacher = complete(teacher_config(config.distill), 1)
     return count_parameters(teacher).total * (2 if config.train.precision == "bf16" else 4)

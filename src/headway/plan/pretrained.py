@@ -200,8 +200,8 @@ def _check_layout(config: Config, layout: Layout) -> None:
         )
     if config.model.adapter is not None and layout.strategy.is_deepspeed:
         raise ConfigError(
-            "a plan does not cover adapters under DeepSpeed, which divides, gathers and prefetches frozen weights with"
-            " trained ones by rules of its own",
+            "a plan of DeepSpeed's buffers counts trained weights only, and its stage 3 divides, gathers and prefetches"
+            " the frozen ones of an adapter too",
             where="parallel.strategy, model.adapter",
             fix=f"plan it with parallel.strategy={layout.strategy.counterpart}",
         )

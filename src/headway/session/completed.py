@@ -22,6 +22,7 @@ from headway.runs.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from headway.config.sections.data import DataConfig
+    from headway.config.sections.losses import DistillConfig
     from headway.data.store import TokenStore
 
 #: `model.max_sequence_length` where none is given, which for a pretrained checkpoint means the checkpoint's.
@@ -121,7 +122,7 @@ def completed(config: Config) -> tuple[Config, TokenStore]:
         _check_row_length(config)
         _check_tokenizer(config, open_folder(config.model.from_pretrained), store)
     if config.distill is not None:
-        _check_teacher(config, config.distill.teacher, store)
+        _check_teacher(config, config.distill, store)
     return config, store
 
 
@@ -134,7 +135,8 @@ def _as_begun(config: Config) -> Config:
     Raises:
         ConfigError: a source is not there, or a run that begins asks for two codes.
     """
-    from headway.models.hub.implementation import check_own_code
+    from headway.models.hub.implementation import check_own_code, choose_implementation
+    from headway.training.custom_loss import teacher_config
 
     saved = RunDirectory(config.run_directory).config_path
     before = load_resolved(saved) if saved.is_file() else None
@@ -152,8 +154,13 @@ def _as_begun(config: Config) -> Config:
         if not native:
             check_own_code(config.model)
     if config.distill is not None:
-        teacher = _pinned(config.distill.teacher, known)
-        config = config.model_copy(update={"distill": config.distill.model_copy(update={"teacher": teacher})})
+        distill = config.distill.model_copy(update={"teacher": _pinned(config.distill.teacher, known)})
+        if distill.implementation == "auto":
+            # A run of a version that did not keep it has `auto` there, and stays so.
+            earlier = before.distill if before is not None else None
+            chosen = choose_implementation(teacher_config(distill)) if earlier is None else earlier.implementation
+            distill = distill.model_copy(update={"implementation": chosen})
+        config = config.model_copy(update={"distill": distill})
     return config
 
 
@@ -229,7 +236,7 @@ def _check_tokenizer(config: Config, pretrained: Path, store: TokenStore) -> Non
             raise problem
 
 
-def _check_teacher(config: Config, source: Path | str, store: TokenStore) -> None:
+def _check_teacher(config: Config, settings: DistillConfig, store: TokenStore) -> None:
     """Check that a teacher computes the rows of the data.
 
     Raises:
@@ -237,8 +244,9 @@ def _check_teacher(config: Config, source: Path | str, store: TokenStore) -> Non
     """
     from headway.models.build import complete
     from headway.models.hub.folder import base_folder
+    from headway.training.custom_loss import teacher_config
 
-    teacher = complete(ModelConfig(from_pretrained=source), store.vocab_size)
+    teacher = complete(teacher_config(settings), store.vocab_size)
     if config.train.sequence_length > teacher.max_sequence_length:
         raise ConfigError(
             f"train.sequence_length is {config.train.sequence_length}, but the teacher is meant for"
@@ -252,7 +260,7 @@ def _check_teacher(config: Config, source: Path | str, store: TokenStore) -> Non
             where="distill.teacher, data.document_mask",
             fix="data.document_mask=false, or a teacher that the native decoder computes",
         )
-    _check_tokenizer(config, base_folder(source), store)
+    _check_tokenizer(config, base_folder(settings.teacher), store)
 
 
 def _tokens(file: Path) -> dict[int, str]:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from headway.config import ModelConfig
 from headway.config.sections.losses import DistillConfig
 from headway.core.errors import ConfigError
 from headway.core.functions import load_function
@@ -83,6 +84,11 @@ def cross_entropy(logits_BTV: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
     )
 
 
+def teacher_config(settings: DistillConfig) -> ModelConfig:
+    """Return the config of a teacher as a model; it may be incomplete."""
+    return ModelConfig(from_pretrained=settings.teacher, implementation=settings.implementation)
+
+
 def load_teacher(settings: DistillConfig, precision: str) -> nn.Module:
     """Load a teacher on the CPU: frozen, in evaluation mode.
 
@@ -91,7 +97,7 @@ def load_teacher(settings: DistillConfig, precision: str) -> nn.Module:
     """
     from headway.models.build import build_pretrained
 
-    model = build_pretrained(settings.teacher)
+    model = build_pretrained(teacher_config(settings))
     for p in model.parameters():
         # Buffers keep their type: angles of rotary embeddings do not survive 16 bits.
         p.data = p.data.to(torch.bfloat16) if precision == "bf16" else p.data

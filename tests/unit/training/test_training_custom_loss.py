@@ -12,16 +12,20 @@ import torch
 from torch import nn
 
 from headway.api import Trainer, train
-from headway.config import Config, ModelConfig, load_config
+from headway.config import Config, ModelConfig, dump_config, load_config, load_resolved
+from headway.config.derived.identity import changes
 from headway.config.sections.losses import DistillConfig
 from headway.core.errors import ConfigError, DataError
 from headway.core.functions import name_of_function
 from headway.core.types import IGNORE_TARGET
 from headway.models.build import build_model, complete
+from headway.models.hub import implementation
 from headway.models.huggingface.checkpoint import export_model
 from headway.plan.layout import Layout
 from headway.plan.losses import logits_loss_bytes
 from headway.plan.memory import plan_memory
+from headway.runs.run_directory import RunDirectory
+from headway.session.completed import completed
 from headway.training.custom_loss import Distillation, checked, cross_entropy, divergence_from, load_teacher
 from headway.training.job import Callback, Job
 from headway.training.task import language_model_logits
@@ -216,6 +220,31 @@ def test_a_distilled_run_is_resumed_with_its_teacher_only(
     weights.write_bytes(content)
     train(config)
     assert state_hash(config.run_directory) == state_hash(whole.directory)
+
+
+def test_a_teacher_stays_with_the_code_that_the_run_began_with(
+    tiny: Callable[..., Path], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    shape, folder = ModelConfig(dim=16, layers=1, heads=2, ffn_dim=32), tmp_path / "teacher"
+    export_model(build_model(shape, vocab_size=300, seed=1), folder, corpus / "store/tokenizer")
+    config = load_config(tiny(distill={"teacher": str(folder)}))
+    begun = completed(config)[0]
+    assert begun.distill is not None and begun.distill.implementation == "native"
+    saved = RunDirectory(begun.run_directory).config_path
+    saved.parent.mkdir(parents=True)
+    # A later version chooses other code for the teacher.
+    monkeypatch.setattr(implementation, "choose_implementation", lambda config: "transformers")
+    for kept in ("native", "auto"):  # `auto`: a version that did not keep it
+        saved.write_text(dump_config(begun).replace("implementation: native", f"implementation: {kept}"))
+        resumed = completed(config)[0]
+        assert resumed.distill is not None and resumed.distill.implementation == kept
+        assert not changes(load_resolved(saved), resumed)
+    saved.unlink()
+    anew = completed(config)[0]
+    assert anew.distill is not None and anew.distill.implementation == "transformers"
+    assert type(load_teacher(anew.distill, "fp32")).__name__ == "TransformersModel"
+    assert type(load_teacher(begun.distill, "fp32")).__name__ == "Decoder"
 
 
 @pytest.mark.parametrize(("precision", "element"), [("fp32", 4), ("bf16", 2)])

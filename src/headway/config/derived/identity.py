@@ -56,6 +56,7 @@ _LATER = {
     "model.trust_remote_code": (False,),
     "loss": (None,),
     "distill": (None,),
+    "distill.implementation": ("auto",),
     "model.adapter": (None,),
     "model.adapter.also_trained_rate": (1.0,),
     "model.router_aux_weight": (0.0,),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -22,6 +22,8 @@ class DistillConfig(Section):
     teacher: PretrainedSource
     """A Hugging Face folder, or `hf://organisation/name@revision`, which a run pins to a commit. Its tokenizer must be
     that of the data. Every worker holds all of it, in bf16 where `train.precision` is bf16."""
+    implementation: Literal["auto", "native", "transformers"] = "auto"
+    """Code that computes the teacher, as `model.implementation` is for the model. A run keeps what it began with."""
     weight: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
     """Share of the teacher in the loss: `(1 - weight) * loss + weight * temperature**2 * KL(teacher || model)`."""
     temperature: Annotated[float, Field(gt=0.0)] = 1.0

@@ -2,19 +2,19 @@
 
 A template that marks what the assistant says (`{% generation %}`) decides what is trained. Otherwise the turns are
 found by rendering the conversation message by message: a turn is what follows the prompt for it. That holds only if
-every rendering is the beginning of the whole one, which is verified for each conversation.
+every rendering is the beginning of the whole one, which is verified for each conversation. Where it is not, as in
+templates that drop the thoughts of earlier turns, a turn is what the template's loop over the messages writes for it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
+from itertools import pairwise
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -27,16 +27,8 @@ from headway.data.tokenizing.library import UnencodableTextError, panics_as_erro
 from headway.data.tokenizing.tokenizer import Tokenizer
 
 # Version of the code's results, for the keys of stored results.
-_CODE = 1
+_CODE = 2
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
-# Makes `strftime_now` undefined, as it was in older versions of transformers: a store must not depend on the day.
-_NO_DATE = "{% set strftime_now = the_date_of_today %}{{ '' }}"
-
-
-#: What Jinja calls the compiled code of a template that has no file.
-_TEMPLATE_CODE = "<template>"
-#: Far above what the template of any model runs: some dozens for a message.
-_MOST_STATEMENTS = 1_000_000
 
 
 class ChatEncoder:
@@ -81,7 +73,7 @@ class ChatEncoder:
         trained: list[bool] = []
         lengths = []
         for text in texts:
-            some, mask = self._encode(json.loads(text))
+            some, mask = self._encode(json.loads(text), text)
             if some[-1] != self._tokenizer.end_of_text_id:
                 some, mask = [*some, self._tokenizer.end_of_text_id], [*mask, False]
             ids += some
@@ -89,7 +81,9 @@ class ChatEncoder:
             lengths.append(len(some))
         return np.array(ids, self._tokenizer.dtype), np.array(lengths, np.int64), np.array(trained, np.bool_)
 
-    def _encode(self, conversation: dict[str, Any]) -> tuple[list[int], list[bool]]:
+    def _encode(self, conversation: dict[str, Any], text: str) -> tuple[list[int], list[bool]]:
+        from headway.data.tokenizing.templates import Rendering, bounded
+
         messages, tools = conversation["messages"], conversation.get("tools")
         if not self._special_in_text:
             # Roles are known words, which may be special tokens, and so are the names of fields.
@@ -98,16 +92,14 @@ class ChatEncoder:
         with self._explained():
             template = self._library.get_chat_template(None, tools)
             options = {"tools": tools, "chat_template": template}
-            if "strftime_now" in template:
-                options["chat_template"] = _NO_DATE + template
             if _MARKS.search(template):
                 options |= {"return_dict": True, "return_assistant_tokens_mask": True}
-                with _bounded_rendering():
+                with bounded(Rendering(len(text))):
                     found = self._library.apply_chat_template(messages, **options)
                 ids, mask = found["input_ids"], [bool(bit) for bit in found["assistant_masks"]]
             else:
-                text, spans = self._spans(messages, options)
-                found = self._library(text, add_special_tokens=False, return_offsets_mapping=True)
+                whole, spans = self._spans(messages, text, options)
+                found = self._library(whole, add_special_tokens=False, return_offsets_mapping=True)
                 ids, mask = found["input_ids"], _overlapping(found["offset_mapping"], spans)
         if not any(mask):
             raise self._unusable("no token of it is what the assistant says, so nothing of it would be trained")
@@ -115,29 +107,63 @@ class ChatEncoder:
             raise self._unusable(f"transformers gives it the id {max(ids)}, which the vocabulary does not have")
         return ids, mask
 
-    def _spans(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> tuple[str, list[tuple[int, int]]]:
+    def _spans(
+        self, messages: list[dict[str, Any]], text: str, options: dict[str, Any]
+    ) -> tuple[str, list[tuple[int, int]]]:
         """Render a conversation, and find the assistant's turns in it: [start, end) in characters."""
+        from headway.data.tokenizing.templates import Rendering, bounded, marked_spans
 
         @cache  # the last turn often ends the conversation
-        def rendered(count: int, prompt: bool = False) -> str:
+        def rendered(count: int, prompt: bool = False, mark: str | None = None) -> str:
             first, apply = messages[:count], self._library.apply_chat_template
-            with _bounded_rendering():
+            with bounded(Rendering(len(text), mark)):
                 return str(apply(first, tokenize=False, add_generation_prompt=prompt, **options))
 
         whole, spans = rendered(len(messages)), []
-        for number in (number for number, message in enumerate(messages) if message["role"] == "assistant"):
+        turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        for number in turns:
             if number == 0:
                 raise self._unusable("it begins with the assistant, so where that turn begins cannot be found")
             before, after = rendered(number), rendered(number + 1)
             if not (after.startswith(before) and whole.startswith(after)):
-                raise self._unusable(
-                    f"the template renders the messages up to number {number + 1} otherwise when more follow, and it"
-                    " does not mark what the assistant says with {% generation %}, so the turns cannot be found"
-                )
+                break
             # A prompt may go further than the turn that was taken, for example into the thoughts of a model.
             begins = _common_length(rendered(number, prompt=True), whole)
             spans.append((max(len(before), min(begins, len(after))), len(after)))
+        else:
+            return whole, spans
+
+        mark = next(char for char in map(chr, range(0xE000, 0xF900)) if char not in whole and char not in text)
+        plain, written = marked_spans(rendered(len(messages), mark=mark), mark)
+        in_order = sorted(span for found in written.values() for span in found)
+        overlapping = any(one[1] > other[0] for one, other in pairwise(in_order))
+        spans = []
+        for turn in turns:
+            before, asked, found = rendered(turn), rendered(turn, prompt=True), written.get(turn, [])
+            known = plain == whole and not overlapping and len(found) == 1 and asked.startswith(before)
+            start, end = found[0] if known else (0, 0)
+            prompt = self._begun(asked[len(before) :], whole[start:end]) if known else None
+            if prompt is None:
+                raise self._unusable(
+                    f"the template renders the messages up to number {number + 1} otherwise when more follow, and no"
+                    f" loop of it writes message {turn + 1} alone, after its own prompt for it, so the turns cannot be"
+                    " found: give a chat_template.jinja that marks what the assistant says with {% generation %}"
+                )
+            spans.append((start + prompt, end))
         return whole, spans
+
+    def _begun(self, prompt: str, turn: str) -> int | None:
+        """Return how much of a prompt begins a turn, up to the end of a line or a special token; None if nothing does.
+
+        A prompt may go further than the turn that was taken, for example into the thoughts of a model.
+        """
+        common = _common_length(prompt, turn)
+        if common == len(prompt):
+            return common
+        ends = [place + 1 for place, char in enumerate(prompt[:common]) if char == "\n"]
+        if self._special_names is not None:
+            ends += [found.end() for found in self._special_names.finditer(prompt) if found.end() <= common]
+        return max(ends, default=None)
 
     def _check_no_special_tokens(self, *values: Any) -> None:
         found = self._special_names.search("\n".join(_strings(values))) if self._special_names is not None else None
@@ -166,32 +192,6 @@ class ChatEncoder:
 
     def _unusable(self, reason: str) -> UnencodableTextError:
         return UnencodableTextError(f"{reason} (chat template of {self._where})")
-
-
-@contextmanager
-def _bounded_rendering() -> Iterator[None]:
-    """Let templates run a limited number of statements; a template comes with a model, and may loop for days.
-
-    Statements are counted, not seconds, so that the same conversations are refused on every machine. The tracer belongs
-    to the thread.
-    """
-    left = _MOST_STATEMENTS
-
-    def count(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal left
-        if frame.f_code.co_filename != _TEMPLATE_CODE:
-            return None
-        left -= event == "line"
-        if left < 0:
-            raise RuntimeError(f"it runs more than {_MOST_STATEMENTS:,} statements")
-        return count
-
-    before = sys.gettrace()
-    sys.settrace(count)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
 
 
 def _open(folder: Path, where: str) -> Any:

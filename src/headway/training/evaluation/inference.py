@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
-from headway.config import Config, DataConfig, load_resolved
+from headway.config import Config, DataConfig, ModelConfig, load_resolved
 from headway.core.console import warning
 from headway.core.errors import CheckpointError, ConfigError, DataError
 from headway.core.files.atomic import sha256_file
@@ -99,7 +99,7 @@ def _from_folder(path: Path, device: torch.device) -> Decoder | TransformersMode
 
     if is_quantized(path):
         return load_quantized(path, device)
-    return build_pretrained(path).to(device).eval()
+    return build_pretrained(ModelConfig(from_pretrained=path)).to(device).eval()
 
 
 def _from_run(path: Path, step: int | None, device: torch.device) -> TrainedModel:

@@ -29,11 +29,52 @@ from support_chat import CHATML, MARKED, chat_tokenizer, conversation, write_rec
 
 transformers = pytest.importorskip("transformers")
 # As templates of models that think: earlier answers lose what the last one has.
+ANSWER = "{{ message.content }}<|im_end|>\n"
+MARKED_ANSWER = (
+    "{% if message.role == 'assistant' %}{% generation %}{{ message.content }}<|im_end|>\n{% endgeneration %}"
+    "{% else %}{{ message.content }}<|im_end|>\n{% endif %}"
+)
 THINKING = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
-    "{% if message.role == 'assistant' and loop.last %}so: {% endif %}{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if message.role == 'assistant' and loop.last %}so: {% endif %}" + ANSWER + "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\nso: {% endif %}"
 )
+#: Drops thoughts before the last question; with marks where GEN and END stand.
+DROPPING = """
+{%- set last = namespace(index=-1) %}
+{%- for message in messages[::-1] %}
+    {%- if last.index < 0 and message.role == 'user' %}
+        {%- set last.index = messages | length - 1 - loop.index0 %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {{- '<|im_start|>assistant\n' }}GEN
+        {%- if loop.index0 > last.index and '</think>' in message.content %}
+            {%- set thought = message.content.split('</think>')[0].split('<think>')[-1] %}
+            {{- '<think>\n' + thought.strip('\n') + '\n</think>\n\n' }}
+        {%- endif %}
+        {{- message.content.split('</think>')[-1].lstrip('\n') }}
+        {%- for call in message.tool_calls or [] %}
+            {{- '\n' + call | tojson }}
+        {%- endfor %}
+        {{- '<|im_end|>\n' }}END
+    {%- elif message.role == 'tool' %}
+        {%- if messages[loop.index0 - 1].role != 'tool' %}
+            {{- '<|im_start|>user' }}
+        {%- endif %}
+        {{- '\n' + message.content }}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}
+            {{- '<|im_end|>\n' }}
+        {%- endif %}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+{%- endif %}
+"""
 
 
 def chat_config(records: list[Any] | None, template: str | None = CHATML, **values: Any) -> DataConfig:
@@ -67,9 +108,11 @@ def documents_of(store: TokenStore, split: str = "train", source: str = "chats")
     return found
 
 
-def of_transformers(conversations: list[list[dict[str, str]]]) -> list[tuple[list[int], list[bool]]]:
+def of_transformers(
+    conversations: list[list[dict[str, Any]]], template: str = MARKED
+) -> list[tuple[list[int], list[bool]]]:
     """Encode by the template that marks what is trained, and end each with an end of text that is not."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(chat_tokenizer(Path("marked"), MARKED))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(chat_tokenizer(Path("marked"), template))
     found = []
     for messages in conversations:
         out = tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
@@ -155,14 +198,135 @@ def test_records_that_are_no_conversations_are_counted_and_named() -> None:
     assert caught.value.where == "chats.jsonl:13"
 
 
-def test_a_template_whose_turns_cannot_be_found_is_named_with_the_record() -> None:
+def test_turns_that_change_when_others_follow_are_those_that_the_loop_writes() -> None:
+    """Right values come from the same template with marks, and transformers' own mask."""
+    store = prepared(RECORDS, THINKING)
+    # What the prompt gives is not trained, nor what follows it by the template.
+    assert documents_of(store) == of_transformers(CONVERSATIONS, THINKING.replace(ANSWER, MARKED_ANSWER))
+
+
+THOUGHTFUL = [
+    {"role": "user", "content": "how do the rivers run"},
+    {"role": "assistant", "content": "<think>\nrain\n</think>\n\n", "tool_calls": [{"name": "sea"}, {"name": "fall"}]},
+    {"role": "tool", "content": "wide"},
+    {"role": "tool", "content": "down"},
+    {"role": "assistant", "content": "<think>\nhills\n</think>\n\ndown to wide seas"},
+    {"role": "user", "content": "while rain falls"},
+    {"role": "assistant", "content": "<think>\nfalls\n</think>\n\non hills", "tool_calls": [{"name": "sea"}]},
+    {"role": "tool", "content": "rain"},
+    {"role": "assistant", "content": "run"},
+]
+
+
+def test_thoughts_that_a_template_drops_are_no_part_of_what_is_trained() -> None:
+    """Thoughts before the last question are dropped, and neighbouring answers of tools are one turn (as in Qwen3)."""
+    store = prepared([{"messages": THOUGHTFUL}], DROPPING.replace("GEN", "").replace("END", ""))
+    marked = DROPPING.replace("GEN", "{%- generation %}").replace("END", "{%- endgeneration %}")
+    assert documents_of(store) == of_transformers([THOUGHTFUL], marked)
+    ids, mask = documents_of(store)[0]
+    trained = transformers.AutoTokenizer.from_pretrained("tokenizer").decode(np.array(ids)[mask])
+    assert "hills\n</think>" not in trained and "falls\n</think>" in trained and trained.count("<|im_end|>") == 4
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        # The text of a turn depends on what follows, and ...
+        THINKING.replace(
+            "<|im_end|>\n{% endfor %}", "{% if not loop.last %}<|im_end|>\n{% endif %}{% endfor %}"
+        ).replace(
+            "{% for message in messages %}",
+            "{% for message in messages %}{% if not loop.first %}<|im_end|>\n{% endif %}",
+        ),  # a loop writes the end of one turn with the next
+        THINKING.replace("{% for", "{% set text %}{% for").replace("endfor %}", "endfor %}{% endset %}{{ text[3:] }}"),
+        THINKING + "{% for message in messages %}{{ message.content }}{% endfor %}",  # two loops write it
+        "{% for turn in messages|map(attribute='content') %}{{ turn }}{{ loop.length }}{% endfor %}",  # none does
+    ],
+)
+def test_a_template_whose_turns_cannot_be_found_is_named_with_the_record(template: str) -> None:
     with pytest.raises(DataError, match="renders the messages up to number 2 otherwise when more follow") as caught:
-        prepared(RECORDS, THINKING)
-    assert caught.value.where == "chats.jsonl:2" and "chat template of tokenizer" in caught.value.what
-    # One turn alone is whole, and what the prompt gives is not trained, nor what follows it by the template.
-    ids, mask = documents_of(prepared(RECORDS[:1], THINKING, store="one"))[0]
-    tokenizer = transformers.AutoTokenizer.from_pretrained("tokenizer")
-    assert tokenizer.decode(np.array(ids)[mask]).lstrip() == CONVERSATIONS[0][1]["content"] + "<|im_end|>\n"
+        prepared(RECORDS, template)
+    assert caught.value.where in ("chats.jsonl:1", "chats.jsonl:2")
+    assert "chat template of tokenizer" in caught.value.what and "{% generation %}" in caught.value.what
+
+
+def repeated(change: str, first: str = "'ab'") -> str:
+    """A template that changes a value sixty times."""
+    loop = "{% for i in range(60) %}{% set n.x = CHANGE %}{% endfor %}".replace("CHANGE", change)
+    return "{% set n = namespace(x=FIRST) %}".replace("FIRST", first) + loop + "{{ n.x }}"
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ 'a' * 10 ** 10 }}", "repeats by a number"),
+        ("{{ ([1] * 10 ** 6) * 10 ** 6 }}", "far more text"),
+        ("{{ 7 ** 999999999 }}", "integers of more than"),
+        (repeated("n.x * n.x", "7"), "integers of more than"),
+        (repeated("n.x ~ n.x"), "far more text"),
+        (repeated("n.x + n.x"), "far more text"),
+        (repeated("[n.x, n.x]"), "far more text"),
+        (repeated("dict(a=n.x, b=n.x)"), "far more text"),
+        (
+            "{% set n = namespace(x=1) %}{% macro m() %}{% set n.x = varargs %}{% endmacro %}"
+            "{% for i in range(60) %}{{ m(n.x, n.x) }}{% endfor %}{{ n.x }}",
+            "far more text",
+        ),
+        ("{% set n = namespace() %}{% set n.x = n %}{{ n }}", "far more text"),
+        ("{{ 'a' | center(10 ** 10) }}", "repeats by a number"),
+        ("{{ 'a'.ljust(10 ** 10) }}", "repeats by a number"),
+        ("{{ {'a': 1} | tojson(indent=10 ** 10) }}", "repeats by a number"),
+        ("{{ '%999999999d' % 1 }}", "pads a text to a width"),
+        ("{{ '%*d' | format(999999999, 1) }}", "pads a text to a width"),
+        ("{{ '{:>999999999}'.format(1) }}", "pads a text to a width"),
+        ("{{ 'a' | replace('a', 'b' * 10 ** 5) | replace('b', 'c' * 10 ** 5) }}", "far more text"),
+        ("{{ ('b' * 10 ** 5).join('c' * 10 ** 5) }}", "far more text"),
+        ("{{ range(99999) | map('default') | join('b' * 10 ** 5) }}", "far more text"),
+        ("{% for i in range(99999) %}" + "a" * 9999 + "{% endfor %}", "far more text"),
+        ("{% set a = 'a' * 9999 %}{% for i in range(99999) %}{{ a }}{% endfor %}", "far more text"),
+        ("{% set a = 'a' * 9999 %}{% for i in range(99999) %}{% set b = a[1:] %}{% endfor %}", "far more text"),
+        ("{% set a = 'a' * 9999 %}{% for i in range(99999) %}{% set b = a in a %}{% endfor %}", "far more text"),
+        ("{% for i in range(9999) %}{% for j in range(99999) if false %}{% endfor %}{% endfor %}", "far more text"),
+        ("{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(99) }}", "far more text"),
+    ],
+)
+def test_what_a_template_takes_is_bounded(template: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    from headway.data.tokenizing import templates
+
+    monkeypatch.setattr(templates, "_WORK", 2**22)
+    with pytest.raises(RuntimeError, match=words), templates.bounded(templates.Rendering(100)):
+        render_jinja_template([CONVERSATIONS[0]], chat_template=template)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        CHATML,
+        "{{ messages | tojson(indent=2) }} {{ '%05.1f|%s' % (7, 'a') }} {{ '{:>5}'.format('x') }} {{ 3 ** 7 % 5 }}",
+        "{% for m in messages | selectattr('role', 'equalto', 'user') %}{{ m.content | replace('r', 'ss') | upper }}"
+        "{{ m.content.split(' ')[1:] | join('-') }}{{ loop.cycle('a', 'b') }}{% endfor %}{{ messages | length }}",
+        "{% for k, v in messages[0].items() %}{{ k ~ v ~ loop.index }}{% else %}-{% endfor %}"
+        "{% for m in messages if m.role in ('user', 'tool') recursive %}{{ m.role | title }}{% endfor %}",
+        "{% macro f(a, b=2) %}{{ a }}{{ b * 'x' }}{{ caller() if caller }}{% endmacro %}{{ f(messages[0].role) }}"
+        "{% call f(1) %}{{ [1, [2, messages[0].role]] }}{% endcall %}{% set n = namespace(a=1) %}"
+        "{% set n.a = n.a + 1 %}{{ n.a }}"
+        "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.content }}{% break %}{% endfor %}"
+        "{{ dict(a=1) }}{{ messages[0].content is string }}{{ 7 // 2 - 1.5 * 2 }}{{ nothing }}{{ nothing is defined }}",
+    ],
+)
+def test_bounds_change_nothing_of_what_is_rendered(template: str) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    from headway.data.tokenizing.templates import Rendering, bounded, marked_spans
+
+    expected = render_jinja_template([CONVERSATIONS[2]], chat_template=template)
+    with bounded(Rendering(100)):
+        assert render_jinja_template([CONVERSATIONS[2]], chat_template=template) == expected
+    with bounded(Rendering(100, "\ue000")):
+        marked = render_jinja_template([CONVERSATIONS[2]], chat_template=template)[0][0]
+    assert marked_spans(marked, "\ue000")[0] == expected[0][0]
 
 
 @pytest.mark.parametrize(
@@ -171,9 +335,9 @@ def test_a_template_whose_turns_cannot_be_found_is_named_with_the_record() -> No
         ("{{ raise_exception('roles must alternate') }}", "cannot render it: roles must alternate"),
         (
             "{% for i in range(90000) %}{% for j in range(90000) %}{% set k = j %}{% endfor %}{% endfor %}",
-            "cannot render it: it runs more than 1,000,000 statements",
+            "cannot render it: it works on far more text than a conversation of this size has",
         ),
-        ("{{ strftime_now('%Y') }}", "'the_date_of_today' is undefined"),
+        ("{{ strftime_now('%Y') }}", "'strftime_now' is undefined"),
         ("{% if x %}", "cannot render it"),
         ("{{ messages[0].content }}", "renders the messages up to number 2 otherwise|no token of it is"),
     ],
