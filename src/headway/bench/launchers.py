@@ -63,6 +63,11 @@ def launch_command(launcher: str, spec: Path, workers: int, machines: int = 1) -
     return [*words, sys.executable, "-P", "-m", module, str(spec)]
 
 
+def lead_file(spec: Path) -> Path:
+    """Return the file, beside that of a cell, in which machine 1 writes the address by which it knows machine 0."""
+    return spec.with_suffix(".lead")
+
+
 def run_command(command: Sequence[str], environment: dict[str, str], log: Any, timeout_seconds: float) -> int | None:
     """Run a command and return its exit code; None if it took too long. No process of it is left running."""
     process = None

@@ -17,7 +17,7 @@ import psutil
 
 from headway.bench.blocks import MARKER, block, find_blocks
 from headway.bench.environment import describe_environment, environment_id
-from headway.bench.launchers import LOCAL, launch_command, run_command
+from headway.bench.launchers import LOCAL, launch_command, lead_file, run_command
 from headway.bench.matrix import PlannedCell, plan_matrix, rows_for_workers, unused_patterns
 from headway.bench.results import (
     CELLS,
@@ -264,6 +264,7 @@ def _attempt(matrix: Matrix, planned: PlannedCell, number: int, attempt: int) ->
             code = run_command(command, environment, log, suite.timeout_seconds)
     finally:
         spec_path.unlink()
+        lead_file(spec_path).unlink(missing_ok=True)
     wall_seconds = round(time.monotonic() - start, 3)
     end = _ending(begun, code, log_path.read_text(encoding="utf-8", errors="replace"), suite.timeout_seconds)
     end = end.model_copy(update={"wall_seconds": wall_seconds})

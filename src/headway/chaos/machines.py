@@ -159,6 +159,15 @@ class NetworkMachine(Machine):
         """Name of its namespace."""
         return _space(self._prefix, self.number)
 
+    @property
+    def processes(self) -> list[int]:
+        """Process numbers of all that run in its namespace, whatever they call themselves."""
+        # A process that sets its title may overwrite the environment that /proc shows (Ray's workers do).
+        done = subprocess.run(
+            ["ip", "netns", "pids", self.space], capture_output=True, text=True, check=True, timeout=_COMMAND_SECONDS
+        )
+        return [int(pid) for pid in done.stdout.split()]
+
     def _within(self, command: Sequence[str]) -> list[str]:
         named = ("unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', self.name)
         return ["ip", "netns", "exec", self.space, *named, *command]

@@ -99,7 +99,6 @@ class TrainStep:
 
         # Forward and backward, and what the passes of all workers yield together.
         beat(Phase.COMPUTE)  # covers clearing the gradients, too
-        self.copies.begin(cursor.step)
         self._take_counts()  # discards what passes outside of steps have counted
         replays = replay_is_due(config.health.replay_every, cursor.step)
         queued = not replays and queues_update(config, state, world)
@@ -168,6 +167,7 @@ class TrainStep:
             of the pipeline counts them.
         """
         state, strategy, world, pipeline = self.state, self.strategy, self.world, self.pipeline
+        self.copies.begin(state.cursor.step)  # of a step that is computed twice, one computation counts
         strategy.begin()
         prepare_own_losses(state.model, state.cursor.loss_scale)
         losses: list[torch.Tensor] = []

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import csv
 import io
+import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
+from headway.bench import local
 from headway.bench.analysis import by_setting, efficiency
 from headway.bench.charts import setting_charts
 from headway.bench.findings import findings
 from headway.bench.job import bench_job
-from headway.bench.launchers import launch_command
+from headway.bench.launchers import launch_command, lead_file
 from headway.bench.matrix import cells_of, plan_matrix
 from headway.bench.metrics_file import render_csv
 from headway.bench.results import CellResult
 from headway.bench.runner import open_matrix, run_matrix
 from headway.bench.suite import Cell, load_suite
+from headway.core.coordination.launched import MachinePart
 from headway.core.errors import ConfigError
 from headway.launchers.launcher import find_launcher
 from headway.launchers.slurm import SCRIPT
+from headway.supervisor.machines.interfaces import interface_of
 from ports import free_ports
 from support_bench import result
 
@@ -93,6 +98,53 @@ def test_slurm_starts_a_step_for_each_cell(tmp_path: Path) -> None:
     assert line.strip().startswith("headway bench run") and "--launcher 'srun --nodes={machines}" in line
     contained = bench_job("smoke", [*CPU, "machines=2", "launch.slurm.container=x"])
     assert "outside of a container" in next(iter(find_launcher("slurm").problems(contained))).what
+
+
+@pytest.fixture
+def part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str, str], MachinePart]:
+    """The part of a machine on which the name of machine 0 stands for an address; the folder is shared."""
+    monkeypatch.setattr(local, "VISIBILITY_TIMEOUT", 0.0)
+
+    def of(number: int, name: str, address: str) -> MachinePart:
+        monkeypatch.setenv("HEADWAY_NODE", str(number))
+        monkeypatch.setenv("HEADWAY_LEAD", f"{name}:29450")
+        stands_for = {"alpha": address}
+        ask = socket.getaddrinfo
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, "getaddrinfo", lambda host, *a, **k: ask(stands_for.get(host, host), *a, **k))
+            cell = Cell.model_validate({**result("ddp", 4, [1.0]).cell.model_dump(), "machines": 2})
+            return local._part(cell, lead_file(tmp_path / "cell.json"))
+
+    return of
+
+
+def own_address() -> str:
+    """An address of this machine that is not loopback."""
+    found = (one for name, ones in psutil.net_if_addrs().items() for one in ones if one.family == socket.AF_INET)
+    return next((one.address for one in found if not one.address.startswith("127.")), "")
+
+
+@pytest.mark.skipif(not own_address(), reason="this machine has loopback alone")
+def test_a_first_machine_whose_name_stands_for_loopback_there_takes_the_address_that_the_others_reach(
+    part: Callable[[int, str, str], MachinePart],
+) -> None:
+    with pytest.raises(ConfigError, match=r"alpha, stands for 127\.0\.1\.1 there, and machine 1 does not say"):
+        part(0, "alpha", "127.0.1.1")
+    other = part(1, "alpha", own_address())
+    assert (other.first_rank, other.address) == (2, "alpha")
+    first = part(0, "alpha", "127.0.1.1")
+    assert (first.first_rank, first.address, first.interface) == (0, own_address(), interface_of(own_address()))
+    part(1, "alpha", "192.0.2.7")
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.7, as machine 1 knows it, is no address that it has"):
+        part(0, "alpha", "127.0.1.1")
+
+
+def test_loopback_that_is_asked_for_stays(part: Callable[[int, str, str], MachinePart]) -> None:
+    assert part(0, "127.0.0.1", "").address == "127.0.0.1" and part(0, "localhost", "").address == "localhost"
+    assert part(1, "alpha", "127.0.1.1").address == "alpha"
+    assert part(0, "alpha", "127.0.1.1").address == "127.0.1.1", "both machines are this one"
+    with pytest.raises(ConfigError, match="is not known here"):
+        part(0, "a" * 64, "")  # longer than a label of a name may be
 
 
 #: Starts the rest of its command line once on each machine, all of which are this one.

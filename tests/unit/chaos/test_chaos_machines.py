@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections import Counter
@@ -16,7 +17,7 @@ from headway.chaos import machine_trial
 from headway.chaos.campaign import Stage
 from headway.chaos.machine_plan import FAULTS_PER_TRIAL, MachineFault, MachineTrial, plan_machine_campaign
 from headway.chaos.machine_trial import MachineRuns
-from headway.chaos.machines import Cut, Machine, standing_machines
+from headway.chaos.machines import Cut, Machine, can_make_namespaces, standing_machines
 from headway.chaos.report import CampaignResult, render, run_campaign
 from headway.chaos.trial import TrialResult
 from headway.config import load_config
@@ -63,6 +64,16 @@ def test_all_processes_of_a_machine_stop_and_end_together(tmp_path: Path) -> Non
         assert wait_until(lambda: not first.processes, LONG)
         assert len(second.processes) == 3 and second.code is None
     assert not second.processes
+
+
+@pytest.mark.skipif(not can_make_namespaces(), reason="network namespaces need root, and `ip` (iproute2)")
+def test_all_that_runs_in_a_namespace_is_killed_without_any_mark(tmp_path: Path) -> None:
+    """Ray's workers overwrite the environment that the others are known by."""
+    with standing_machines(1, namespaces=True) as (machine,):
+        machine.start(["env", "-i", str(shutil.which("sleep")), "600"], tmp_path / "log", {})
+        assert wait_until(lambda: [Path(f"/proc/{pid}/environ").read_text() for pid in machine.processes] == [""], LONG)
+        machine.kill()
+        assert machine.wait(LONG) == -signal.SIGKILL
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the handled signals come from /proc")

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from headway.checkpoint import records
-from headway.checkpoint.records import RECORDS, RECORDS_FILE, RecordsPacker
+from headway.checkpoint.format.sealing import SEALED
+from headway.checkpoint.records import RECORDS, RECORDS_FILE, RecordsPacker, segments_of
 from headway.checkpoint.remote.acquire import acquire_tier
 from headway.checkpoint.remote.objects import Objects
+from headway.checkpoint.remote.sealed_objects import SealedObjects
 from headway.checkpoint.remote.tier import CLAIM, RemoteTier, journal_of
 from headway.checkpoint.run_identity import IDENTITY, OF_RUN, RUN_ID, read_run_id, run_identity
 from headway.checkpoint.store import CheckpointStore
@@ -28,9 +30,9 @@ ID = "0123456789abcdef" * 2
 DATA = "d" * 64
 
 
-def config_of(runs: Path, remote: Path, seed: int = 3) -> Config:
+def config_of(runs: Path, remote: Path, seed: int = 3, encrypt: bool = False) -> Config:
     remote.mkdir(exist_ok=True)
-    checkpoint = {"remote": {"url": f"file://{remote}"}}
+    checkpoint = {"remote": {"url": f"file://{remote}", "encrypt": encrypt}}
     return Config(name="tiny", runs=runs, seed=seed, train=TrainConfig(steps=9), checkpoint=checkpoint).resolved()
 
 
@@ -106,6 +108,36 @@ def test_lines_that_checkpoints_share_are_sent_once_and_taken_up(
     (tmp_path / "remote/tiny/run-001" / segments[0]).unlink()
     lacking = config_of(tmp_path / "lacking", tmp_path / "remote")
     assert not take_up_records(lacking, DATA) and "are not there as a whole" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("version", ["this", "an earlier one"])
+def test_names_of_encrypted_lines_tell_nothing_about_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    """Whoever has the store could otherwise test guesses about what was lost, learned or spent."""
+    pytest.importorskip("cryptography")
+    monkeypatch.setattr(records, "_SEGMENT_BYTES", 80)
+    monkeypatch.setenv("HEADWAY_ENCRYPTION_KEY", "ab" * 32)
+    config = config_of(tmp_path / "here", tmp_path / "remote", encrypt=True)
+    tier = begin(config, 1)
+    with monkeypatch.context() as patch:
+        if version != "this":
+            patch.setattr(SealedObjects, "_sealed_name", lambda _, name: name + SEALED)
+        save(config, tier, 0, 4)
+        save(config, tier, 4, 8)
+    tier = begin(config, 2)
+    save(config, tier, 8, 12)
+    run = Path(config.run_directory)
+    newest = tier.manifest(12)
+    assert newest is not None
+    plain = {segment.sha256 for segment in segments_of(newest.context[RECORDS])}
+    names = [path.name for path in (tmp_path / "remote/tiny/run-001/records").iterdir()]
+    assert len(names) == len(plain) > 4 and all(name.endswith(f"-{RECORDS_FILE}{SEALED}") for name in names)
+    shown = plain & {name[:64] for name in names}
+    assert not shown if version == "this" else shown < plain, "those from before stay, and are not sent again"
+    there = config_of(tmp_path / "there", tmp_path / "remote", encrypt=True)
+    assert take_up_records(there, DATA)
+    assert Path(there.run_directory, "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
 
 
 def test_nothing_is_taken_twice_nor_by_the_directory_that_had_the_run_last(here: Config, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
 from headway.training.health.replay import checksum, outliers
 from headway.training.optimizer import build_optimizer
+from headway.training.recording.copies import CopyMeter
 from headway.training.setup.trial import LiveBytes
 from headway.training.state import TrainState
 from headway.training.step import TrainStep
@@ -48,6 +49,19 @@ def run(replay_every: int, determinism: str = "run") -> list[torch.Tensor]:
 def test_a_replay_leaves_no_trace(determinism: str) -> None:
     for mine, other in zip(run(0, determinism), run(2, determinism), strict=True):
         assert torch.equal(mine, other)
+
+
+def test_copies_to_the_device_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[int] = []
+
+    def to_device(_: CopyMeter, batch: Any, device: torch.device) -> Any:
+        copies[-1] += 1
+        return batch
+
+    monkeypatch.setattr(CopyMeter, "begin", lambda _, step: copies.append(0))
+    monkeypatch.setattr(CopyMeter, "to_device", to_device)
+    run(2)
+    assert copies == [4] * 6, "two lanes of two micro-batches; two of the four steps are computed twice"
 
 
 def test_one_flipped_bit_of_one_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

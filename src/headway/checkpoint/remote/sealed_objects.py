@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hmac
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +29,8 @@ from headway.core.files.foreign import LISTING_BYTES
 from headway.core.storage import RECORD_BYTES, ObjectInfo
 
 _WORKING = ".sealing-"
+#: Records of a run that are named by the hash of their content.
+_NAMED_BY_HASH = re.compile(rf"(.*/)?([0-9a-f]{{64}})(-{re.escape(RECORDS_FILE)})")
 #: Notes about the parts of a save (see `relay.py`). They hold what its manifest does.
 _ABOUT_PART = re.compile(r"-(part-[0-9]+\.json|failed-[0-9]+\.txt)$")
 
@@ -74,14 +77,16 @@ class SealedObjects(Objects):
 
     def download(self, name: str, path: Path, size: int, advance: Callable[[int], None] = lambda _: None) -> None:
         """Download an object, continuing an earlier download, and decrypt it if it is sealed."""
-        if not self._lies_sealed(name):
+        find = super().stat
+        there = next((there for there in self._names_of(name) if find(there) is not None), name)
+        if there == name:
             super().download(name, path, size, advance)
             return
         if path.exists() and path.stat().st_size == size:
             advance(size)
             return
         sealed = path.with_name(path.name + SEALED)
-        super().download(name + SEALED, sealed, sealed_size(size), advance)
+        super().download(there, sealed, sealed_size(size), advance)
         try:
             unseal_file(sealed, path, self.key, _base(name))
         finally:
@@ -101,7 +106,7 @@ class SealedObjects(Objects):
                 with path.open("rb") as source:
                     seal(source, working, self.key, _base(name))
                 working.flush()
-                found = super().upload(name + SEALED, Path(working.name))
+                found = super().upload(self._sealed_name(name), Path(working.name))
         except OSError as error:
             raise CheckpointError(
                 f"{_base(name)} cannot be encrypted for upload: {error.strerror or error}",
@@ -135,17 +140,24 @@ class SealedObjects(Objects):
     def _is_to_be_sealed(self, name: str) -> bool:
         return self.seals and _is_secret(name)
 
-    def _lies_sealed(self, name: str) -> bool:
-        for there in self._names_of(name):
-            if super().stat(there) is not None:
-                return there != name
-        return False
-
     def _names_of(self, name: str) -> list[str]:
         """Return the names that an object may have in the store, the likely one first."""
         if not _is_secret(name):
             return [name]
-        return [name + SEALED, name] if self.seals else [name, name + SEALED]
+        sealed = list(dict.fromkeys([self._sealed_name(name), name + SEALED]))
+        return [*sealed, name] if self.seals else [name, *sealed]
+
+    def _sealed_name(self, name: str) -> str:
+        """Return the name for a new sealed object.
+
+        With a plain hash of its content in the name, the operator of the store could test guesses about the content.
+        Earlier versions did that, so such names are read too.
+        """
+        if match := _NAMED_BY_HASH.fullmatch(name):
+            names_key = hmac.digest(self.key, b"headway object names", "sha256")
+            keyed = hmac.digest(names_key, bytes.fromhex(match[2]), "sha256").hex()
+            name = f"{match[1] or ''}{keyed}{match[3]}"
+        return name + SEALED
 
 
 def _is_secret(name: str) -> bool:

@@ -28,7 +28,7 @@ class CopyMeter:
         self._bytes = 0
 
     def begin(self, step: int) -> None:
-        """Begin a step, counted from 0."""
+        """Begin a computation of a step, counted from 0."""
         self._is_due = (step + 1) % self._every == 0
         self._events, self._bytes = [], 0
 
