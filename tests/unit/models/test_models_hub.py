@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -436,30 +435,6 @@ def _written(folder: Path, run: str, model: dict[str, Any], **sections: Any) -> 
     file = file.with_name(f"{run}.yaml")
     file.write_text(yaml.safe_dump({**values, "model": {"implementation": "transformers", **model}}))
     return file
-
-
-@pytest.mark.slow
-@KINDS
-def test_an_elastic_run_ends_alike_under_every_strategy(
-    name: str, adapter: dict[str, Any] | None, folder: Path, family: Callable[..., Path]
-) -> None:
-    hashes = {}
-    for workers, strategy in ((1, "single"), *product((2, 4), ("ddp", "zero1", "zero2", "zero3"))):
-        run = f"elastic-{name}-{'full' if adapter is None else 'adapter'}-{strategy}-{workers}"
-        file = _written(
-            folder,
-            run,
-            {"from_pretrained": str(family(name)), **({"adapter": adapter} if adapter else {})},
-            train={"steps": 2, "global_batch": 4, "micro_batch": 1, "lanes": 4},
-            parallel={"workers": workers, "strategy": strategy, "threads": 1},
-            checkpoint={"every": "2 steps"},
-            evaluation={"rows": 2},
-            determinism="elastic",
-        )
-        done = command("train", file, strategies=True)
-        assert done.returncode == 0, done.stderr
-        hashes[strategy, workers] = state_hash(folder / "runs" / run)
-    assert len(hashes) == 9 and len(set(hashes.values())) == 1, hashes
 
 
 @pytest.mark.slow
