@@ -13,11 +13,9 @@ from headway.config.optimizers import OptimizerSpec, find_optimizer
 from headway.config.schema import (
     Config,
     EvaluationConfig,
-    ModelConfig,
     OptimizerConfig,
     ScheduleConfig,
     TelemetryConfig,
-    TrainConfig,
 )
 from headway.config.sections.checkpoint import CheckpointConfig, RemoteConfig, RetentionConfig
 from headway.config.sections.data import (
@@ -29,8 +27,10 @@ from headway.config.sections.data import (
     TokenizerConfig,
 )
 from headway.config.sections.health import HealthConfig
+from headway.config.sections.model import ModelConfig
 from headway.config.sections.parallel import ParallelConfig
 from headway.config.sections.preemption import PreemptionConfig
+from headway.config.sections.train import TrainConfig
 from headway.config.shapes import SHAPES
 from headway.config.strategies import DEEPSPEED, StrategySpec, effective_strategy, find_strategy
 from headway.config.units import Interval

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from headway.config import Config, LaneGrid, MeshShape, resolve_lanes, resolve_mesh
 from headway.core.coordination.launched import world_size_from_environment
 from headway.runs.take_up import take_up_records
-from headway.session.attempt import RunOptions, check_keys_present
+from headway.session.attempt import RunOptions
+from headway.session.checks import check_keys_present
 from headway.session.completed import completed
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from headway.data.pinned import pinned
 from headway.models.facts import count_parameters, flops_per_token, part_costs
 from headway.parallel.stages import plan_stages
 from headway.parallel.world import pick_device
-from headway.session.attempt import RunOptions, check_remote_usable, check_run
+from headway.session.attempt import RunOptions
+from headway.session.checks import check_remote_usable, check_run
 from headway.session.preflight import examine
 from headway.telemetry.record import is_run, open_run
 from headway.tracking.sinks import check_trackers

@@ -62,11 +62,11 @@ from headway.session.attempt import (
     ATTEMPT_VARIABLE,
     RunOptions,
     attempt_scope,
-    check_data,
     is_finished,
     without_done_restart,
     write_config,
 )
+from headway.session.checks import check_data
 from headway.session.compiled import decide_compile
 from headway.session.grid import choose_micro_batch, common_threads
 from headway.session.join import join_workers

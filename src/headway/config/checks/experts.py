@@ -11,7 +11,8 @@ from headway.config.strategies import find_strategy, simplest_strategy
 from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.config.schema import Config, ModelConfig
+    from headway.config.schema import Config
+    from headway.config.sections.model import ModelConfig
 
 #: DeepSeek-V3, section 4.2, and the weight of Fedus et al. 2021, section 2.2.
 _BIAS_RATE, _BALANCE_LOSS = 0.001, 0.01

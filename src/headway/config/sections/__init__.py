@@ -1,1 +1,1 @@
-"""Sections of a config, one file each; `schema.py` has those of the model, the optimizer and the run itself."""
+"""Sections of a config, one file each; the small ones stand beside `Config` in `schema.py`."""

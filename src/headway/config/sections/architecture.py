@@ -11,7 +11,8 @@ from headway.config.base import Section
 from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.config.schema import Config, ModelConfig
+    from headway.config.schema import Config
+    from headway.config.sections.model import ModelConfig
 
 #: Letters of `model.layer_pattern` (Waleffe et al. 2024, section 2.2; as in Nemotron-H).
 MAMBA, ATTENTION, FEED_FORWARD = "M", "*", "-"

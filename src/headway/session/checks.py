@@ -1,0 +1,114 @@
+"""Checks of the run directory, the remote tier, keys and data, before training begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headway.checkpoint.format.sealing import key_to_encrypt_with
+from headway.checkpoint.format.signing import VARIABLE, key_to_sign_with, signing_key
+from headway.checkpoint.remote.acquire import find_tier, resolve_identity
+from headway.checkpoint.remote.objects import UnreachableError
+from headway.checkpoint.run_identity import run_identity
+from headway.checkpoint.save.fence import OWNER_FILE
+from headway.checkpoint.store import CheckpointInfo
+from headway.config import CheckpointConfig, Config
+from headway.core.console import warning
+from headway.core.errors import ConfigError, DataError
+from headway.runs.ownership import OwnerLock
+from headway.runs.run_directory import RunDirectory
+from headway.session.attempt import RunOptions, check_changes
+
+
+def check_run(config: Config, options: RunOptions) -> None:
+    """Make the checks of `prepare_run_directory` and of taking ownership, without changing anything.
+
+    Raises:
+        CheckpointError: the place cannot become a run directory, or the run there is in use.
+        ConfigError: the run there was made by another config.
+    """
+    run = RunDirectory(config.run_directory)
+    run.check_usable()
+    if (run.path / OWNER_FILE).exists():
+        OwnerLock.take(run.path).release()
+    if not options.restart:
+        check_changes(run, config, options)
+
+
+def check_remote_usable(config: Config, options: RunOptions, data: str | None = None) -> None:
+    """Check the remote tier for the run's checkpoints, as the run will.
+
+    If it does not answer, only warn: a run that has a local checkpoint, or gets an answer in time, continues.
+
+    Args:
+        data: Fingerprint of the data.
+
+    Raises:
+        ConfigError: the URL cannot be used, or something that it needs is missing; or the checkpoints there belong to
+            another run.
+        CheckpointError: the store refuses access.
+    """
+    if config.checkpoint.remote is None:
+        return
+    try:
+        found = run_identity(config, data)
+        tier = find_tier(config.checkpoint.remote, found, patience_seconds=5.0)
+        if options.restart:
+            tier.steps()
+        else:
+            resolve_identity(tier, found)
+    except UnreachableError as error:
+        warning(f"the remote checkpoints cannot be reached now: {error.what}")
+
+
+def check_keys_present(checkpoint: CheckpointConfig) -> None:
+    """Check the keys that checkpoints are signed and encrypted with.
+
+    Otherwise a missing key would show only at the first save. A key that is set but not used would make the run refuse
+    its own checkpoints on resume.
+
+    Raises:
+        ConfigError: a key is missing or cannot be used, or is set without being used.
+    """
+    if checkpoint.sign:
+        key_to_sign_with()
+    elif signing_key() is not None:
+        raise ConfigError(
+            f"{VARIABLE} is set, so unsigned checkpoints are refused, but this run would save only such",
+            where=f"checkpoint.sign, {VARIABLE}",
+            fix=f"checkpoint.sign=true, or leave {VARIABLE} unset for this command",
+        )
+    if checkpoint.encrypt:
+        key_to_encrypt_with("checkpoint.encrypt")
+    if checkpoint.remote is not None and checkpoint.remote.encrypt:
+        key_to_encrypt_with("checkpoint.remote.encrypt")
+
+
+def check_data(config: Config, fingerprints: Mapping[str, str], start: CheckpointInfo) -> None:
+    """Check the fingerprints of data, tokenizer and pretrained model against those of a checkpoint.
+
+    Raises:
+        DataError: they differ, and no segment of the run accounts for that.
+    """
+    known = {segment.data for segment in config.segments}
+    for kind, value in fingerprints.items():
+        before = start.context.get(kind)
+        if before in (None, value) or (kind == "data" and before in known):
+            continue
+        needed = {
+            "pretrained": ("pretrained model", config.model.from_pretrained),
+            "teacher": ("teacher", config.distill and config.distill.teacher),
+            "loss": ("source of the loss", config.loss),
+        }
+        if kind in needed:
+            name, place = needed[kind]
+            raise DataError(
+                f"the {name} has changed: its hash is {value[:12]}, but checkpoint {start.path.name} was made"
+                f" from {before[:12]}",
+                where=str(place),
+                fix="restore what it was made from, or choose another name=... for a new run",
+            )
+        raise DataError(
+            f"the {kind} fingerprint is {value[:12]}, but checkpoint {start.path.name} was made with {before[:12]}",
+            where=str(start.path),
+            fix="restore the token store it was made with, or choose another name=... for a new run",
+        )
