@@ -139,6 +139,7 @@ def test_the_ledger_of_any_history_counts_what_the_text_says(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(7200)
 @settings(QUICK, max_examples=1000)
 @given(**RUNS)
 def test_the_ledger_of_a_thousand_histories(tokens: dict[str, int], attempts: list[dict[str, Any]]) -> None:
