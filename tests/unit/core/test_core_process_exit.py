@@ -145,7 +145,10 @@ MAINS = {
 @pytest.mark.parametrize("main", MAINS)
 def test_workers_that_have_met_over_gloo_end_without_being_taken_apart(main: str, tmp_path: Path) -> None:
     """Threads of gloo stay, and PyTorch aborts a process in which one gives back a tensor while that is done."""
-    joined = "def joined():\n    with world.open_world('cpu', 60): pass\n    print('joined', flush=True)\n"
+    # The first holds the store in which the other one still reads while they meet.
+    joined = (
+        "def joined():\n    with world.open_world('cpu', 60) as met: met.barrier()\n    print('joined', flush=True)\n"
+    )
     program = WORKER.format(main=joined + MAINS[main])
     (port,) = free_ports(1)
     shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
