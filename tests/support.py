@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -106,13 +107,14 @@ def headway(
     """Run the command line in a process of its own, `patient` with workers that are stopped.
 
     It is `fresh` where it matters that it loads everything itself; see `preloaded`. What most `strategies` load is
-    loaded too where that is asked for.
+    loaded too where that is asked for, or where several workers train.
     """
     environment = {**os.environ, "HEADWAY_FAULTS": faults}
     if options.keys() <= {"cwd"} and not fresh:
         folder, before = options.get("cwd") or Path.cwd(), PATIENCE if patient else ""
         order = preloaded.Order("headway", list(map(str, arguments)), environment, str(folder), before)
-        if (done := preloaded.run([order], timeout, _OF_STRATEGIES if strategies else ())) is not None:
+        modules = _OF_STRATEGIES if strategies or _several_workers(order) else ()
+        if (done := preloaded.run([order], timeout, modules)) is not None:
             return done
     command = PATIENT_HEADWAY if patient else (sys.executable, "-m", "headway")
     return subprocess.run(
@@ -124,6 +126,19 @@ def headway(
         check=False,
         **options,
     )
+
+
+def _several_workers(order: preloaded.Order) -> bool:
+    """Whether it trains with several workers, each of which would load PyTorch's compiler for the sake of DDP."""
+    if order.words[:1] != ["train"]:
+        return False
+    said = re.search(r"(?:^-w|^parallel\.workers=)\s?([0-9]+)$", "\n".join(order.words).replace("-w\n", "-w "), re.M)
+    if said is not None:
+        return int(said[1]) > 1
+    configs = [Path(order.folder, word) for word in order.words[1:] if word.endswith(".yaml")]
+    # As `write_config` writes it: what is in a file may also be no YAML, or no text.
+    several = re.compile(rb"^parallel:\n(?:  .*\n)*?  workers: (?!1\n)", re.M)
+    return any(path.is_file() and several.search(path.read_bytes()) for path in configs)
 
 
 def headway_in_copy(*arguments: str | Path, seconds: int = 60, gib: float = 1.0) -> tuple[int, str]:
