@@ -60,7 +60,8 @@ def test_all_processes_of_a_machine_stop_and_end_together(tmp_path: Path) -> Non
         assert [state.state for state in states if state is not None] == [STOPPED] * 3
         first.thaw()
         first.kill()
-        assert first.wait(LONG) == -signal.SIGKILL
+        # The shell may learn of its child's end before its own comes.
+        assert first.wait(LONG) in (-signal.SIGKILL, 128 + signal.SIGKILL)
         assert wait_until(lambda: not first.processes, LONG)
         assert len(second.processes) == 3 and second.code is None
     assert not second.processes
