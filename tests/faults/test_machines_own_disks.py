@@ -129,6 +129,7 @@ def lose_both(url: str, start: Callable[..., Machine], tiny: Callable[..., Path]
     lead = start(url, 0, "c", "freeze@step=7%0")
     frozen = _stopped_at(lead)
     print(f"lead elsewhere: at step 7 after {time.monotonic() - began:.1f} s")
+    assert wait_until(lambda: place.stat("step-00000006/manifest.json") is not None, LONG, 0.5), "it sends on"
     assert [path.name for path in sorted((lead.run / "attempts").iterdir())] == ["001", "002"], "the numbers continue"
     began = time.monotonic()
     other.lose()
