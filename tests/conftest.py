@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import gc
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest.assertion import rewrite
 
 from headway.core.user_command import VARIABLE
 from object_storage import InProcess, S3Server, SeaweedFs, write_every_format
 from parts_table import SEAWEEDFS, program, table
 from support import headway, write_config, write_corpus
 
-TESTS = Path(__file__).parent
-PARTS = TESTS / "parts"
+PARTS = Path(__file__).parent / "parts"
 
 try:
     from hypothesis import HealthCheck, settings
@@ -39,35 +38,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Iterator[None]:
-    """Collect without searching for garbage, from tests that are rewritten once for all testers.
+    """Collect without searching for garbage, and keep the tests with their rewritten assertions as bytecode.
 
     What there is after it stays: neither tests that collect garbage nor copies of this process need look through it.
+    Where Python is told to write no bytecode, each tester would rewrite all tests at every start.
     """
+    writes_none, sys.dont_write_bytecode = sys.dont_write_bytecode, False
     gc.disable()
-    _rewrite_share(session.config)
     try:
         return (yield)
     finally:
         gc.freeze()
         gc.enable()
-
-
-def _rewrite_share(config: pytest.Config) -> None:
-    """Rewrite the assertions of the tests in a tester's share of the files, for all testers.
-
-    Each would rewrite all of them otherwise, as they all collect the same files at the same time, and at every start
-    where Python is told to write no bytecode.
-    """
-    worker = getattr(config, "workerinput", None)
-    state = config.stash.get(rewrite.assertstate_key, None)
-    if worker is None or state is None or config.args != config.getini("testpaths"):
-        return
-    for file in sorted(TESTS.rglob("test_*.py"))[int(worker["workerid"][2:]) :: worker["workercount"]]:
-        folder = rewrite.get_cache_dir(file)
-        rewritten = folder / f"{file.stem}{rewrite.PYC_TAIL}"
-        if file.parent != PARTS and rewrite.try_makedirs(folder) and rewrite._read_pyc(file, rewritten) is None:
-            version, code = rewrite._rewrite_test(file, config)
-            rewrite._write_pyc(state, code, version, rewritten)
+        sys.dont_write_bytecode = writes_none
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
