@@ -258,6 +258,7 @@ def _attempt(matrix: Matrix, planned: PlannedCell, number: int, attempt: int) ->
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", RESTARTS_VARIABLE: str(attempt - 1)}
     environment[FAULTS_VARIABLE] = planned.faults
     command = launch_command(matrix.launcher, spec_path, planned.cell.workers, planned.cell.machines)
+    lead_file(spec_path).unlink(missing_ok=True)  # of an attempt that was killed
     start = time.monotonic()
     try:
         with log_path.open("wb") as log:
@@ -282,7 +283,10 @@ def _ending(begun: Repeat, code: int | None, log: str, timeout_seconds: int) -> 
     if good is not None:
         reason = None if code == 0 else f"measured, and then ended with {_code_in_words(code)}"
         return good.model_copy(update={"reason": reason})
-    if code is None:
+    final = next((repeat for repeat in told if repeat.status in FINAL), None)
+    if code is None and final is not None:
+        end = final  # the others waited for the worker or machine that cannot run
+    elif code is None:
         end = begun.model_copy(update={"status": "timeout", "reason": f"not done after {timeout_seconds} s"})
     else:
         end = _failure(begun, code, log, told)

@@ -15,7 +15,7 @@ import pytest
 from headway.bench import runner
 from headway.bench.blocks import block
 from headway.bench.collect import collect
-from headway.bench.launchers import launch_command, run_command
+from headway.bench.launchers import launch_command, lead_file, run_command
 from headway.bench.results import CELLS, CellResult, Status, read_results
 from headway.bench.runner import DISCARDED, EARLIER, LOGS, MeasureOptions, open_matrix, run_matrix, stoppable, to_do
 from headway.bench.suite import Suite, load_suite
@@ -199,6 +199,34 @@ def test_retries_try_again_but_not_what_is_refused(
     assert results["ddp"].status == "ok" and results["ddp"].repeats[0].attempts == 3 and attempts["zero1"] == 1
     assert results["zero1"].status == "refused"
     assert workers.faults == ["kill@step=1"] * 3 + [""]
+
+
+def test_a_refusal_stays_one_where_a_launcher_lets_the_other_machines_wait(
+    workers: Workers, suite: Callable[..., Suite], tmp_path: Path
+) -> None:
+    workers.answer = lambda spec: (None, told(spec, "refused", "no such address"))
+    results = run(suite("retries=2", "repeats=1"), tmp_path)
+    assert {(r.status, r.repeats[0].reason) for r in results.values()} == {("refused", "no such address")}
+    assert len(workers.measured) == 2, "another attempt would meet the same error"
+
+
+def test_an_attempt_begins_without_the_address_that_one_which_was_killed_has_left(
+    workers: Workers, suite: Callable[..., Suite], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+
+    def command(launcher: str, spec: Path, *numbers: int) -> list[str]:
+        lead_file(spec).write_text("192.0.2.7")
+        return [launcher, str(spec)]
+
+    def start(command: list[str], *arguments: Any) -> int:
+        seen.append(lead_file(Path(command[-1])).exists())
+        return 1
+
+    monkeypatch.setattr(runner, "launch_command", command)
+    monkeypatch.setattr(runner, "run_command", start)
+    run(suite("repeats=1"), tmp_path)
+    assert seen == [False, False]
 
 
 def test_a_result_of_another_cell_in_the_log_counts_for_nothing(
