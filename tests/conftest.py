@@ -32,8 +32,9 @@ def _asks_for_parts(config: pytest.Config) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not even import what takes a real server where nobody asks for it: it loads much."""
-    return (collection_path == PARTS and not _asks_for_parts(config)) or None
+    """Do not even import what takes a real server where nobody asks for it or names its folder: it loads much."""
+    is_named = any(PARTS.name in argument for argument in config.args)  # pytest says then how many it leaves out
+    return (collection_path == PARTS and not is_named and not _asks_for_parts(config)) or None
 
 
 @pytest.hookimpl(wrapper=True)

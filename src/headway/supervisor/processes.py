@@ -102,7 +102,7 @@ def end_all(
 ) -> list[int]:
     """Kill every process of an attempt, and wait until all are gone.
 
-    A process that is writing what the next attempt begins from (`process_table.FINISHES_ITS_WORK`) has a few seconds
+    A process that is writing what the next attempt begins from (`table.FINISHES_ITS_WORK`) has a few seconds
     for that, and more while it makes progress: a large state takes long to write, and far longer to be computed again.
     It is not spared for what the next attempt can do itself, such as an upload. Alerts are not killed within their time
     limit, and not waited for: they report just such an end.

@@ -1,6 +1,6 @@
 """Conversion between the `config.json` of Hugging Face checkpoints of the Llama family and `ModelConfig`.
 
-The keys are those of the families in `huggingface_families` and `huggingface_mixtures`, in the spellings of versions 4
+The keys are those of the families in `families` and `mixtures`, in the spellings of versions 4
 (`torch_dtype`, `rope_theta`, `rope_scaling`) and 5 (`dtype`, `rope_parameters`).
 """
 
