@@ -200,8 +200,8 @@ def _check_layout(config: Config, layout: Layout) -> None:
         )
     if config.model.adapter is not None and layout.strategy.is_deepspeed:
         raise ConfigError(
-            "a plan of DeepSpeed's buffers counts trained weights only, and its stage 3 divides, gathers and prefetches"
-            " the frozen ones of an adapter too",
+            "a plan of DeepSpeed's buffers counts trained weights only, and its stage 3 also divides, gathers and"
+            " prefetches the frozen weights below an adapter",
             where="parallel.strategy, model.adapter",
             fix=f"plan it with parallel.strategy={layout.strategy.counterpart}",
         )
