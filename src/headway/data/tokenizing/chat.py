@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -113,7 +113,7 @@ class ChatEncoder:
         """Render a conversation, and find the assistant's turns in it: [start, end) in characters."""
         from headway.data.tokenizing.templates import Rendering, bounded, marked_spans
 
-        @cache  # the last turn often ends the conversation
+        @lru_cache(4)  # not all, which could fill the memory
         def rendered(count: int, prompt: bool = False, mark: str | None = None) -> str:
             first, apply = messages[:count], self._library.apply_chat_template
             with bounded(Rendering(len(text), mark)):
@@ -124,7 +124,7 @@ class ChatEncoder:
         for number in turns:
             if number == 0:
                 raise self._unusable("it begins with the assistant, so where that turn begins cannot be found")
-            before, after = rendered(number), rendered(number + 1)
+            before, after = rendered(number), rendered(number + 1) if number + 1 < len(messages) else whole
             if not (after.startswith(before) and whole.startswith(after)):
                 break
             # A prompt may go further than the turn that was taken, for example into the thoughts of a model.

@@ -18,7 +18,9 @@ from functools import lru_cache, wraps
 from types import BuiltinMethodType, FunctionType
 from typing import Any
 
+import transformers
 from jinja2 import nodes, pass_context
+from jinja2.ext import Extension
 from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
@@ -26,36 +28,40 @@ from jinja2.visitor import NodeTransformer
 from transformers import tokenization_utils_base
 from transformers.utils import chat_template_utils
 
+from headway.core.errors import ConfigError
+
 #: What a rendering may spend, and what more for each character of the conversation. ChatML spends 300 for a message and
 #: 1 for each character of it; the template of Qwen3, 2,000 and 5.
 _WORK, _WORK_PER_CHARACTER = 2**26, 64
 #: What an iteration, a call, an item of a list or a dict spends beside the text in it.
 _ITEM = 64
+#: What is written for this much work is joined in the time of one more.
+_WORK_PER_JOIN = 1024
 _LARGEST_NUMBER, _MOST_BITS = 2**20, 4096
 #: A width or precision of four digits, or one that is a value itself.
 _WIDE_PERCENT = re.compile(r"%(\([^)]*\))?[-+ #0]*(\*|\d{4,}|\d*\.(\*|\d{4,}))")
 _WIDE_FORMAT = re.compile(r":[^{}]*(\{|\d{4,})")
+_COMPILE = "_compile_jinja_template"
 _CHARGE, _ITERATE, _ENTER, _LEAVE = " charge", " iterate", " enter", " leave"  # names that no template can write
 
-#: Filters and methods that do not read what the items of a list or dict hold.
-_SHALLOW = frozenset(
-    (
-        "attr", "copy", "d", "default", "first", "get", "items", "keys", "last", "length", "list", "map", "reject",
-        "rejectattr", "reverse", "select", "selectattr", "values",
+#: What filters, methods and tests spend beside their arguments: one item, an item for each of the value's, the size of
+#: the value, or that for each of its items. Others, of which some repeat a text, spend the product of all sizes.
+_BOUNDS = {
+    name: bound
+    for bound, names in (
+        ("constant", "attr d default first get keys last length values"),
+        ("items", "copy items list map reject rejectattr reverse select selectattr"),
+        (
+            "linear",
+            "== != < <= > >= count dictsort divisibleby endswith eq equalto find float ge greaterthan groupby gt in"
+            " index int le lessthan lower lstrip lt max min ne partition removeprefix removesuffix rfind rindex"
+            " rpartition rsplit rstrip sort split splitlines startswith strip trim truncate unique upper",
+        ),
+        # These copy the rest of a text, or a list, for each item; some codecs do.
+        ("quadratic", "decode encode striptags sum urlize wordwrap"),
     )
-)  # fmt: skip
-#: Filters and methods whose results are about as large as what they are given, at most.
-_LINEAR = frozenset(
-    (
-        "abs", "bool", "capitalize", "casefold", "count", "decode", "dictsort", "e", "endswith", "escape", "find",
-        "float", "forceescape", "groupby", "index", "int", "isalnum", "isalpha", "isdecimal", "isdigit", "islower",
-        "isnumeric", "isspace", "istitle", "isupper", "lower", "lstrip", "max", "min", "partition", "removeprefix",
-        "removesuffix", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "safe", "split", "splitlines", "sort",
-        "startswith", "string", "strip", "striptags", "sum", "swapcase", "title", "trim", "truncate", "unique",
-        "upper", "urlencode", "wordcount",
-    )
-)  # fmt: skip
-_COMPARING = ("eq", "equalto", "==", "ne", "!=", "in", "lt", "lessthan", "<", "le", "<=", "gt", ">", "ge", ">=")
+    for name in names.split()
+}
 
 
 class Rendering:
@@ -67,7 +73,7 @@ class Rendering:
     """
 
     def __init__(self, characters: int, mark: str | None = None) -> None:
-        self._left = _WORK + _WORK_PER_CHARACTER * characters
+        self._left = self._all = _WORK + _WORK_PER_CHARACTER * characters
         self._mark = mark
         self._numbers: dict[int, int] | None = None
         self.used = False
@@ -98,6 +104,8 @@ class Rendering:
             held: Any = ()
             if isinstance(value, str | bytes | range):
                 total += len(value)
+            elif isinstance(value, int):
+                _check_bits(value.bit_length())
             elif isinstance(value, dict):
                 held = (*value.keys(), *value.values())
             elif isinstance(value, Namespace):
@@ -132,6 +140,10 @@ class Rendering:
         number = self._numbers.get(id(target))
         return "" if number is None else f"{self._mark}{loop}:{number};"
 
+    def charge_join(self) -> None:
+        """Spend on joining all that is written so far."""
+        self.spend((self._all - self._left) // _WORK_PER_JOIN)
+
     def leave(self, loop: int) -> str:
         """Return the mark of a loop's end."""
         return "" if self._mark is None else f"{self._mark}{loop}:;"
@@ -151,20 +163,30 @@ def _rendering() -> Rendering:
 def bounded(rendering: Rendering) -> Iterator[None]:
     """Let what transformers renders in this block spend from one budget.
 
+    The function that compiles templates is a private one of transformers, whose public ones take the text of a template
+    and nothing else. They are used all the same, since they prepare messages and tools as the model's users do.
+
     Raises:
-        RuntimeError: transformers has compiled its templates in another way.
+        ConfigError: transformers compiles its templates in another way.
     """
-    for module in (chat_template_utils, tokenization_utils_base):  # older versions render in the second one
-        theirs = getattr(module, "_compile_jinja_template", None)
-        if theirs is not None and not hasattr(theirs, "bounds"):
-            module._compile_jinja_template = _replacing(theirs)
-    token = _current.set(rendering)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    # Older versions render in the second one.
+    known = [module for module in (chat_template_utils, tokenization_utils_base) if hasattr(module, _COMPILE)]
+    for module in known:
+        theirs = getattr(module, _COMPILE)
+        if not hasattr(theirs, "bounds"):
+            setattr(module, _COMPILE, _replacing(theirs))
+    if known:
+        token = _current.set(rendering)
+        try:
+            yield
+        finally:
+            _current.reset(token)
     if not rendering.used:
-        raise RuntimeError("this version of transformers does not compile templates where it is expected to")
+        raise ConfigError(
+            "this version does not compile chat templates where it is expected to, so their work cannot be bounded",
+            where=f"transformers {transformers.__version__}",
+            fix="install an earlier version of transformers",
+        )
 
 
 def _replacing(theirs: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -196,33 +218,34 @@ def _compile(source: str, theirs: Callable[[str], Any]) -> Any:
 class _Environment(ImmutableSandboxedEnvironment):
     """An environment like that of transformers whose operators, calls, filters and tests spend."""
 
-    intercepted_binops = frozenset(("+", "*", "**", "%"))
+    intercepted_binops = frozenset(("+", "-", "*", "//", "**", "%"))
 
     def __init__(self, theirs: Any) -> None:
         super().__init__(
             trim_blocks=theirs.trim_blocks,
             lstrip_blocks=theirs.lstrip_blocks,
             extensions=[type(extension) for extension in theirs.extensions.values()],
-            finalize=_written,
+            finalize=_charged,
         )
-        self.globals = dict(theirs.globals)
-        # Undefined, as it was in older versions of transformers: a store must not depend on the day.
-        self.globals.pop("strftime_now", None)
-        self.filters = {name: _spending(name, function) for name, function in theirs.filters.items()}
+        # Undefined, the first as it was in older versions of transformers: a store must not depend on day or chance.
+        self.globals = {key: value for key, value in theirs.globals.items() if key not in ("strftime_now", "lipsum")}
+        self.filters = {
+            name: _spending(name, function) for name, function in theirs.filters.items() if name != "random"
+        }
         self.filters |= {_CHARGE: _charged, _ITERATE: _iterated, _ENTER: _enter, _LEAVE: _leave}
-        compared = {name: _spending("eq", function) for name, function in theirs.tests.items() if name in _COMPARING}
-        self.tests = {**theirs.tests, **compared}
+        self.tests = {
+            name: _spending(name, test) if _BOUNDS.get(name) == "linear" else test
+            for name, test in theirs.tests.items()
+        }
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Compute `left operator right` if its result is of a bounded size."""
         if isinstance(left, int) and isinstance(right, int):
-            if operator == "**" and left.bit_length() * abs(right) > _MOST_BITS:
-                raise RuntimeError(f"it computes with integers of more than {_MOST_BITS:,} bits")
-            if operator == "*" and left.bit_length() + right.bit_length() > _MOST_BITS:
-                raise RuntimeError(f"it computes with integers of more than {_MOST_BITS:,} bits")
+            bits = left.bit_length()
+            _check_bits(bits * abs(right) if operator == "**" else bits + right.bit_length())
         elif operator == "+":
             _rendering().charge(left, right)
-        elif not isinstance(left, float) and not isinstance(right, float):
+        elif operator in ("*", "%") and not isinstance(left, float) and not isinstance(right, float):
             if operator == "%":
                 _check_widths(_WIDE_PERCENT, left)
             _rendering().charge_product(left, right)
@@ -234,8 +257,10 @@ class _Environment(ImmutableSandboxedEnvironment):
             args = _spend_on(__obj.__name__, (__obj.__self__, *args), kwargs)[1:]
         elif isinstance(__obj, FunctionType):
             _rendering().charge_product(*args, *_values(kwargs))
-        else:  # a macro, a namespace, a dict
+        else:  # a macro, a namespace, a dict, a tag
             _rendering().charge(*args, *_values(kwargs))
+            if isinstance(getattr(__obj, "__self__", None), Extension):
+                _rendering().charge_join()  # as `{% generation %}` does, to find its place
         return super().call(__context, __obj, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -251,6 +276,11 @@ class _Environment(ImmutableSandboxedEnvironment):
             return format_text(*args, **kwargs)
 
         return bounded_format
+
+
+def _check_bits(bits: int) -> None:
+    if bits > _MOST_BITS:
+        raise RuntimeError(f"it computes with integers of more than {_MOST_BITS:,} bits")
 
 
 def _checked(number: int) -> int:
@@ -271,23 +301,31 @@ def _values(named: dict[str, Any]) -> Iterator[Any]:
 
 def _spend_on(name: str, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
     """Spend on a filter or a method of a value; returns its arguments, in which lists stand for generators."""
-    rendering, (value, *more) = _rendering(), args
-    if name in _SHALLOW:
-        rendering.spend(_ITEM + (len(value) if isinstance(value, Sized) else 0))
-        return args
-    args = tuple([*arg] if isinstance(arg, Iterator) else arg for arg in args)
+    rendering, bound = _rendering(), _BOUNDS.get(name)
+    if name != "first":
+        args = tuple([*arg] if isinstance(arg, Iterator) else arg for arg in args)
     value, *more = (*args, *_values(named))
-    if name == "replace" and isinstance(value, str) and len(more) >= 2 and all(isinstance(m, str) for m in more[:2]):
+    items = len(value) if isinstance(value, Sized) else 1
+    if bound in ("constant", "items"):
+        rendering.spend(_ITEM + (_ITEM * items if bound == "items" else 0))
+        if more:
+            rendering.charge(*more)
+    elif name == "replace" and isinstance(value, str) and len(more) >= 2 and all(isinstance(m, str) for m in more[:2]):
         rendering.spend(_ITEM + 2 * len(value) + value.count(more[0]) * len(more[1]))
     elif name in ("tojson", "pprint"):
         indent = named.get("indent", args[2] if len(args) > 2 else 0) if name == "tojson" else 4
         rendering.charge(value, indent=len(indent) if isinstance(indent, str) else _checked(indent or 0))
-    elif name in _LINEAR or name == "eq":
-        rendering.charge(value, *more)
+    elif bound is not None:
+        size = rendering.charge(value, *more)
+        if bound == "quadratic":
+            rendering.spend(size * items)
+    elif isinstance(value, int):
+        rendering.charge(value)
+        rendering.charge_product(*more)
     else:
         if name == "format":
             _check_widths(_WIDE_PERCENT, value)
-        rendering.charge_product(*more if isinstance(value, int) else (value, *more))
+        rendering.charge_product(value, *more)
     return args
 
 
@@ -302,23 +340,18 @@ def _spending(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return spending
 
 
-def _charged(value: Any) -> Any:
-    """Spend on a value that is copied or compared."""
+@pass_context
+def _charged(context: Context, value: Any) -> Any:
+    """Spend on a value that is written, copied or compared."""
     _rendering().charge(value)
-    return value
-
-
-def _iterated(value: Any) -> Any:
-    """Spend on what a loop goes over, even if a condition leaves all of it out."""
-    if isinstance(value, Sized):
-        _rendering().spend(len(value))
     return value
 
 
 @pass_context
-def _written(context: Context, value: Any) -> Any:
-    """Spend on what is written."""
-    _rendering().charge(value)
+def _iterated(context: Context, value: Any) -> Any:
+    """Spend on what a loop goes over, even if a condition leaves all of it out."""
+    if isinstance(value, Sized):
+        _rendering().spend(len(value))
     return value
 
 
@@ -389,6 +422,8 @@ class _Bounding(NodeTransformer):
         self.generic_visit(node)
         if isinstance(node.arg, nodes.Slice):
             node.node = _filtered(node, node.node, _ITERATE)
+        else:  # what a dict hashes
+            node.arg = _charging(node.arg)
         return node
 
 

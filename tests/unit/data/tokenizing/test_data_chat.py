@@ -288,6 +288,23 @@ def repeated(change: str, first: str = "'ab'") -> str:
         ("{% set a = 'a' * 9999 %}{% for i in range(99999) %}{% set b = a in a %}{% endfor %}", "far more text"),
         ("{% for i in range(9999) %}{% for j in range(99999) if false %}{% endfor %}{% endfor %}", "far more text"),
         ("{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(99) }}", "far more text"),
+        ("{{ ('f' * 5000) | int(0, 16) // 3 }}", "integers of more than"),
+        ("{{ 3 - 0x" + "f" * 2000 + " }}", "integers of more than"),
+        ("{{ ('f' * 5000) | int(0, 16) is divisibleby 3 }}", "integers of more than"),
+        ("{% set a = 'A' * 9999 %}{% for i in range(9999) if a is upper %}{% endfor %}", "far more text"),
+        ("{% set a = 'a' * 9999 %}{% for i in range(9999) if a is greaterthan a %}{% endfor %}", "far more text"),
+        ("{{ ('<!---->' * 9999) | striptags }}", "far more text"),
+        ("{{ ('(' * 9999) | urlize }}", "far more text"),
+        ("{{ ('a' * 9999) | wordwrap(1) }}", "far more text"),
+        ("{{ ('a' * 9999).encode('punycode') }}", "far more text"),
+        ("{{ ([[1]] * 999) | sum(start=[]) }}", "far more text"),
+        (
+            "{% set a = (1,) * 9999 %}{% set b = {a: 1} %}{% for i in range(99) %}{% set c = b[a] %}{% endfor %}",
+            "far more",
+        ),
+        ("{% set a = (1,) * 999 %}{% for i in range(99) %}{% set c = {}.get(a) %}{% endfor %}", "far more text"),
+        (repeated("n.x | map(attribute='real')", "range(9999)"), "far more text"),
+        ("{{ 'a' * 2**20 }}{% for i in range(9999) %}{% generation %}{% endgeneration %}{% endfor %}", "far more text"),
     ],
 )
 def test_what_a_template_takes_is_bounded(template: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,6 +355,8 @@ def test_bounds_change_nothing_of_what_is_rendered(template: str) -> None:
             "cannot render it: it works on far more text than a conversation of this size has",
         ),
         ("{{ strftime_now('%Y') }}", "'strftime_now' is undefined"),
+        ("{{ lipsum() }}", "'lipsum' is undefined"),
+        ("{{ messages | random }}", "No filter named 'random'"),
         ("{% if x %}", "cannot render it"),
         ("{{ messages[0].content }}", "renders the messages up to number 2 otherwise|no token of it is"),
     ],
@@ -346,6 +365,15 @@ def test_what_a_template_raises_is_explained(template: str, words: str) -> None:
     with pytest.raises(DataError, match=words) as caught:
         prepared(RECORDS[1:], template)
     assert caught.value.where == "chats.jsonl:1" and "chat template of tokenizer" in caught.value.what
+
+
+def test_a_version_of_transformers_that_compiles_elsewhere_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from headway.data.tokenizing import templates
+
+    monkeypatch.setattr(templates, "_COMPILE", "_compile_elsewhere")
+    with pytest.raises(ConfigError, match="does not compile chat templates where") as caught:
+        prepared(RECORDS, bad_documents="skip")
+    assert caught.value.where == f"transformers {transformers.__version__}" and caught.value.fix
 
 
 def test_special_tokens_in_messages_can_be_allowed() -> None:
