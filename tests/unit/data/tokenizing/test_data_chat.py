@@ -6,6 +6,7 @@ Right values come from transformers' own mask of a template that marks what the 
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from headway.data.preparing import records
 from headway.data.preparing.prepare import prepare
 from headway.data.reading import sources as source_module
 from headway.data.store import SKIPPED, TokenStore
+from headway.data.tokenizing.chat import ChatEncoder
+from headway.data.tokenizing.tokenizer import Tokenizer
 from support import store_contents
 from support_chat import CHATML, MARKED, chat_tokenizer, conversation, write_records
 
@@ -374,6 +377,18 @@ def test_a_version_of_transformers_that_compiles_elsewhere_is_named(monkeypatch:
     with pytest.raises(ConfigError, match="does not compile chat templates where") as caught:
         prepared(RECORDS, bad_documents="skip")
     assert caught.value.where == f"transformers {transformers.__version__}" and caught.value.fix
+
+
+def test_renderings_of_one_conversation_do_not_add_up_in_memory() -> None:
+    folder = chat_tokenizer(Path("tokenizer"), "a" * 10**5 + CHATML)
+    encoder, messages = ChatEncoder(folder, Tokenizer.load(folder), "tokenizer"), CONVERSATIONS[0] * 40
+    tracemalloc.start()
+    try:
+        _, spans = encoder._spans(messages, json.dumps(messages), {})
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(spans) == 40 and peak < 5 * 10**6  # of 120 texts
 
 
 def test_special_tokens_in_messages_can_be_allowed() -> None:
