@@ -50,8 +50,8 @@ lint: setup
 	$(BIN)/lint-imports
 
 # Tests run beside each other; one thread each, since threads of several processes on one core hold each other up, and
-# one more than there are processors, since many wait for processes, disks and clocks.
-TESTERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4)))
+# two more than there are processors, since many wait for processes, disks and clocks.
+TESTERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 3 ? n + 2 : 4)))
 
 # Types and layers are checked beside the tests: alone they would leave all processors but one idle.
 test: setup
