@@ -158,7 +158,10 @@ def _as_begun(config: Config) -> Config:
         if distill.implementation == "auto":
             # A run of a version that did not keep it has `auto` there, and stays so.
             earlier = before.distill if before is not None else None
-            chosen = choose_implementation(teacher_config(distill)) if earlier is None else earlier.implementation
+            if earlier is not None and earlier.teacher == distill.teacher:
+                chosen = earlier.implementation
+            else:
+                chosen = choose_implementation(teacher_config(distill))
             distill = distill.model_copy(update={"implementation": chosen})
         config = config.model_copy(update={"distill": distill})
     return config

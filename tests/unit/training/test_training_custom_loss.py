@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -240,6 +241,9 @@ def test_a_teacher_stays_with_the_code_that_the_run_began_with(
         resumed = completed(config)[0]
         assert resumed.distill is not None and resumed.distill.implementation == kept
         assert not changes(load_resolved(saved), resumed)
+    shutil.copytree(folder, tmp_path / "other")
+    other = completed(load_config(tiny(distill={"teacher": str(tmp_path / "other")})))[0]
+    assert other.distill is not None and other.distill.implementation == "transformers", "its own code"
     saved.unlink()
     anew = completed(config)[0]
     assert anew.distill is not None and anew.distill.implementation == "transformers"
