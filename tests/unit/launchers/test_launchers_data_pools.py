@@ -17,7 +17,8 @@ from tests.support import store_contents
 
 from headway.config import Config, load_config
 from headway.core.errors import ConfigError, DataError
-from headway.data.preparing.prepare import PrepareReport, prepare
+from headway.data.preparing.prepare import prepare
+from headway.data.preparing.report import PrepareReport
 from headway.launchers import ray_tasks, slurm_array
 from headway.launchers.data_pools import find_pool
 from headway.launchers.ray_tasks import RayPool

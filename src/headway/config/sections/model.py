@@ -73,7 +73,7 @@ class ModelConfig(Section):
     dense_layers: Annotated[int, Field(ge=0)] = 0
     """First layers that keep a feed-forward layer of width `ffn_dim`."""
     router_score: Literal["softmax", "sigmoid"] = "softmax"
-    """How logits of the router become scores: over all experts, or for each alone (DeepSeek-V3, section 2.1.2)."""
+    """Function that scores router logits: over all experts, or for each alone (DeepSeek-V3, section 2.1.2)."""
     router_z_loss: Annotated[float, Field(ge=0.0)] = 0.001
     """Weight of the router z-loss, a token's squared log-sum-exp (Zoph et al. 2022, equation 5), in each layer."""
     balance_bias_rate: Annotated[float, Field(ge=0.0)] | None = None

@@ -1,1 +1,1 @@
-"""What the processes of an attempt tell each other: heartbeats, notices, the lease, how it was launched and ended."""
+"""Communication between the processes of an attempt: heartbeats, notices, the lease, launch variables, outcomes."""

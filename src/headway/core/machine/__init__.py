@@ -1,1 +1,1 @@
-"""What this machine has and what this process may use of it: processors, memory, and their settings."""
+"""The resources of this machine and this process's share of them: processors, memory, and their settings."""

@@ -23,8 +23,9 @@ from headway.core.console import Progress, progress
 from headway.core.process.faults import fault_point
 from headway.data.in_use import check_not_in_use
 from headway.data.preparing.collecting import KEPT, PRINTS, UnitCollector, search_files
-from headway.data.preparing.encode import PieceResult, PieceWorker, Recipe, Verdict, Work
+from headway.data.preparing.encode import PieceWorker
 from headway.data.preparing.inputs import InputHashes, files_of
+from headway.data.preparing.pieces import PieceResult, Recipe, Verdict, Work
 from headway.data.preparing.pools import Line, Lines, UnitPool
 from headway.data.preparing.records import WORK, Records, Shards, Survey, key_of
 from headway.data.preparing.tasks import UnitTask

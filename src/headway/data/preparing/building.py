@@ -14,7 +14,7 @@ from headway.core.files.atomic import exchange, is_at, sync_folder
 from headway.core.process.faults import fault_point
 from headway.data.first_use import VERIFIED
 from headway.data.in_use import replacing
-from headway.data.preparing.encode import SPLITS
+from headway.data.preparing.pieces import SPLITS
 from headway.data.preparing.records import FINISHED, WORK
 from headway.data.remote_cache import KEEPING
 from headway.data.store import INPUTS, PACKING, REPORT, SKIPPED

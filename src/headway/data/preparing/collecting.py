@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.files.atomic import atomic_write
-from headway.data.preparing.encode import SPLITS, PieceResult, Recipe
+from headway.data.preparing.pieces import SPLITS, PieceResult, Recipe
 from headway.data.preparing.records import Records, Shards, Survey
 from headway.data.preparing.shards import ShardWriter
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from headway.config.sections.data import DedupConfig
 from headway.core.console import Progress
-from headway.data.preparing.encode import Verdict
+from headway.data.preparing.pieces import Verdict
 from headway.data.reading.readers import read_batches
 from headway.data.reading.sources import Piece
 

@@ -11,7 +11,7 @@ from typing import Any
 from headway.config.sections.data import DataConfig
 from headway.core.files.atomic import sha256_bytes
 from headway.data.preparing.build import Outcome
-from headway.data.preparing.encode import SPLITS
+from headway.data.preparing.pieces import SPLITS
 from headway.data.preparing.records import added_counts
 from headway.data.reading.sources import Source
 from headway.data.store_manifest import FORMAT, VERSION

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
-from headway.data.preparing.encode import PieceResult, Recipe, Work
+from headway.data.preparing.pieces import PieceResult, Recipe, Work
 from headway.data.preparing.records import Records
 from headway.data.preparing.tasks import Order, UnitTask
 from headway.data.preparing.workers import Pipeline, pipeline

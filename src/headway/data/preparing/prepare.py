@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,17 +20,19 @@ from headway.config.sections.data import DataConfig
 from headway.config.template import CHAT
 from headway.core.console import warning
 from headway.core.errors import ConfigError, DataError, fix_for
-from headway.core.files.atomic import atomic_write, fingerprint, write_json
-from headway.core.format import UNKNOWN, format_bytes, format_count, format_seconds, plural
+from headway.core.files.atomic import atomic_write, write_json
+from headway.core.format import format_bytes, format_count, plural
 from headway.core.machine.cores import usable_cores
 from headway.data.in_use import check_not_in_use
 from headway.data.preparing.build import Builder, Outcome
 from headway.data.preparing.building import building, check_not_foreign, publish
-from headway.data.preparing.encode import LISTED, Recipe, open_chat_encoder
+from headway.data.preparing.encode import open_chat_encoder
 from headway.data.preparing.inputs import InputHashes
 from headway.data.preparing.manifest import inputs_json, manifest_json
+from headway.data.preparing.pieces import LISTED, Recipe
 from headway.data.preparing.pools import UnitPool
-from headway.data.preparing.records import WORK, Records, record_encoder, recorded_encoder
+from headway.data.preparing.records import WORK, Records, record_encoder
+from headway.data.preparing.report import PrepareReport, report_of
 from headway.data.preparing.settings import settings_json
 from headway.data.preparing.units import units_of
 from headway.data.preparing.vocabulary import SETTINGS, TRAINED, renew_settings, vocabulary_of
@@ -48,80 +49,6 @@ _HASHES = f"{WORK}/hashes"
 # Starting a worker takes about as long as tokenizing this much.
 _BYTES_PER_WORKER = 2 * 2**20
 _DISK_FIX = "free space there or set data.store to another disk; a store that was there before is untouched"
-
-
-@dataclass(frozen=True)
-class PrepareReport:
-    """The report of a preparation."""
-
-    store: str
-    fingerprint: str
-    up_to_date: bool
-    """Nothing had changed, so nothing was done."""
-    documents: int
-    validation_documents: int
-    tokens: int
-    text_bytes: int
-    """UTF-8 bytes of the documents in the store."""
-    files: int
-    input_bytes: int
-    """Bytes of the input."""
-    processed_bytes: int
-    """Bytes of the input that was new or changed."""
-    removed: int
-    """Documents that cleaning and the search for duplicates removed."""
-    skipped: int
-    """Malformed documents that were skipped (`bad_documents: skip`)."""
-    too_large: int
-    """Skipped documents that are larger than `max_document_bytes`."""
-    unencodable: int
-    """Documents that the tokenizer cannot encode; they are skipped (`bad_documents: skip`)."""
-    trained_tokens: int | None
-    """Tokens that are trained, of all sources; None if there are no conversations."""
-    without_tokens: int
-    """Encoded documents for which the tokenizer gives no token; units of older versions do not count them."""
-    empty_documents: int
-    """Documents without any text; they are omitted."""
-    empty_files: int
-    ignored_files: int
-    """Files in folders that were ignored because of their suffix."""
-    encoder: str | None
-    """The encoder of the preparation that made the store in its present state, this or an earlier one; None if
-    unknown."""
-    workers: int
-    seconds: float
-
-    def describe(self) -> str:
-        """Return the report as one line for people."""
-        parts = [
-            f"{_many(self.documents, 'document')} ({format_count(self.validation_documents)} for validation)",
-            _many(self.tokens, "token"),
-            f"{self.text_bytes / max(1, self.tokens):.2f} bytes per token",
-            f"encoded by {self.encoder or UNKNOWN}",
-        ]
-        if self.trained_tokens is not None:
-            parts.insert(2, f"{self.trained_tokens / max(1, self.tokens):.1%} of them trained")
-        if not self.up_to_date:
-            rate = self.processed_bytes / 1e6 / self.seconds
-            parts.append(f"{format_bytes(self.processed_bytes)} in {format_seconds(self.seconds)} ({rate:.1f} MB/s)")
-        kept = self.input_bytes - self.processed_bytes
-        if kept and not self.up_to_date:
-            parts.append(f"{format_bytes(kept)} unchanged")
-        large = f" ({format_count(self.too_large)} of them larger than data.max_document_bytes)" * bool(self.too_large)
-        omitted = (
-            (self.removed, "document", "removed by cleaning and deduplication"),
-            (self.skipped, "malformed document", f"skipped{large}, listed in {SKIPPED}"),
-            (self.unencodable, "document", f"that the tokenizer cannot encode skipped, listed in {SKIPPED}"),
-            (self.without_tokens, "document", "without a token"),
-            (self.empty_documents, "document", "without text"),
-            (self.ignored_files, "file", "of unknown format ignored"),
-        )
-        parts += [f"{_many(count, what)} {why}" for count, what, why in omitted if count]
-        return f"{self.store}: " + " · ".join(parts)
-
-
-def _many(count: int, word: str) -> str:
-    return f"{format_count(count)} {plural(count, word)}"
 
 
 def prepare(
@@ -232,7 +159,7 @@ def prepare(
             _write(folder, records, manifest, inputs, skipped=skipped, encoder=encoder, kept=kept)
             publish(folder, path, keeps_for)
     seconds = time.monotonic() - started
-    return _report(path, manifest, sources, builder, outcomes, up_to_date=up_to_date, workers=count, seconds=seconds)
+    return report_of(path, manifest, sources, builder, outcomes, up_to_date=up_to_date, workers=count, seconds=seconds)
 
 
 def _begin_hashing(hashes: InputHashes, data: DataConfig, sources: Sequence[Source]) -> None:
@@ -451,51 +378,3 @@ def _explain_os_errors(what: str, where: Path, fix: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(f"{what}: {error.strerror or error}", where=str(where), fix=fix_for(error, fix)) from error
-
-
-def _trained_tokens(sources: Sequence[Mapping[str, int]]) -> int | None:
-    if all("trained_tokens" not in source for source in sources):
-        return None
-    return sum(source.get("trained_tokens", source["tokens"]) for source in sources)
-
-
-def _report(
-    path: Path,
-    manifest: dict[str, Any],
-    sources: Sequence[Source],
-    builder: Builder,
-    outcomes: Sequence[Outcome],
-    *,
-    up_to_date: bool,
-    workers: int,
-    seconds: float,
-) -> PrepareReport:
-    def total(key: str) -> int:
-        return sum(source[key] for source in manifest["sources"])
-
-    unencodable = sum(outcome.shards.unencodable for outcome in outcomes)
-
-    return PrepareReport(
-        store=str(path),
-        fingerprint=fingerprint(manifest),
-        up_to_date=up_to_date,
-        documents=total("documents"),
-        validation_documents=sum(part["documents"] for part in manifest["splits"]["validation"].values()),
-        tokens=total("tokens"),
-        text_bytes=total("text_bytes"),
-        files=total("files"),
-        input_bytes=total("input_bytes"),
-        processed_bytes=sum(builder.processed.values()),
-        removed=total("read") - total("documents") - unencodable,
-        unencodable=unencodable,
-        trained_tokens=_trained_tokens(manifest["sources"]),
-        without_tokens=sum(outcome.shards.without_tokens for outcome in outcomes),
-        skipped=total("skipped"),
-        too_large=sum(outcome.survey.too_large for outcome in outcomes),
-        empty_documents=total("empty"),
-        empty_files=sum(not file.bytes for source in sources for file in source.files),
-        ignored_files=sum(source.ignored for source in sources),
-        encoder=recorded_encoder(path),
-        workers=workers,
-        seconds=seconds,
-    )

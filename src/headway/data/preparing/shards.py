@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from headway.core.files.atomic import begin_flush, sync_folder
 from headway.core.process.faults import fault_point
 from headway.data.loss_mask import MASK, MaskPacker
-from headway.data.preparing.encode import SplitPart
+from headway.data.preparing.pieces import SplitPart
 from headway.data.shards import INDEX, TOKENS
 
 # Number of bytes after which a flush to disk begins, while the next bytes are produced.

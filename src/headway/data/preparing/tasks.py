@@ -21,8 +21,8 @@ import numpy as np
 from headway.core.errors import DataError, HeadwayError, error_with
 from headway.core.version import __version__
 from headway.data.preparing.collecting import UnitCollector
-from headway.data.preparing.encode import Bits, PieceResult, Recipe, Verdict, Work
 from headway.data.preparing.inputs import InputHashes, files_of
+from headway.data.preparing.pieces import Bits, PieceResult, Recipe, Verdict, Work
 from headway.data.preparing.records import WORK, Records
 from headway.data.preparing.units import Unit
 from headway.data.preparing.workers import Pipeline, pipeline

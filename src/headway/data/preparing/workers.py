@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from headway.core.console import notice, redact_streams
 from headway.core.errors import DataError
-from headway.data.preparing.encode import PieceResult, PieceWorker, Recipe, Work
+from headway.data.preparing.encode import PieceWorker
+from headway.data.preparing.pieces import PieceResult, Recipe, Work
 
 if TYPE_CHECKING:
     from headway.data.tokenizing.encoders import TextEncoder

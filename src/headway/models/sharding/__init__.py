@@ -1,1 +1,1 @@
-"""How parallelism cuts the native decoder: matrices, positions of a row, experts."""
+"""Sharding of the native decoder for parallelism: matrices, positions of a row, experts."""

@@ -1,1 +1,1 @@
-"""What a model is worth: loss on held-out text, benchmarks, generation; and models ready for use."""
+"""Evaluation: loss on held-out text, benchmarks, generation; and loading of trained models."""

@@ -1,1 +1,1 @@
-"""What is recorded of steps: metrics, times of communication and copies."""
+"""Recording of steps: metrics, times of communication and copies."""

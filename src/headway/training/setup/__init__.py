@@ -1,1 +1,1 @@
-"""What is done once before the first step: requirements, arithmetic, compiling, proofs and trials."""
+"""Setup before the first step: requirements, precision, compilation, proofs and trials."""

@@ -13,7 +13,8 @@ from tests.support import store_contents
 
 from headway.config.sections.data import DataConfig
 from headway.core.errors import DataError
-from headway.data.preparing.prepare import PrepareReport, prepare
+from headway.data.preparing.prepare import prepare
+from headway.data.preparing.report import PrepareReport
 from headway.data.store import SKIPPED, TokenStore
 
 Configs = Callable[..., DataConfig]

@@ -16,7 +16,8 @@ from headway.config.sections.data import DataConfig
 from headway.core.errors import ConfigError, DataError
 from headway.data.preparing import prepare as prepare_module
 from headway.data.preparing.build import Builder
-from headway.data.preparing.prepare import PrepareReport, prepare
+from headway.data.preparing.prepare import prepare
+from headway.data.preparing.report import PrepareReport
 from headway.data.preparing.units import units_of
 from headway.data.reading import sources as source_module
 from headway.data.store import TokenStore

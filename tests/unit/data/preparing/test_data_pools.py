@@ -20,7 +20,7 @@ from headway.config.sections.data import DataConfig
 from headway.core.errors import DataError
 from headway.data.loss_mask import MASK
 from headway.data.preparing import tasks as tasks_module
-from headway.data.preparing.encode import Verdict
+from headway.data.preparing.pieces import Verdict
 from headway.data.preparing.pools import Line, UnitJob
 from headway.data.preparing.prepare import prepare
 from headway.data.preparing.tasks import Order, UnitTask, error_from_json, error_json, process, result_files
