@@ -42,7 +42,7 @@ from headway.supervisor.follower_process import FollowerProcess
 from headway.supervisor.log import SupervisorLog
 from headway.supervisor.machines.roster import Member
 from headway.supervisor.machines.team import MachineEnd, Team
-from headway.supervisor.processes import GRACE_SECONDS, ask_for_stacks, end_all, reap_orphans
+from headway.supervisor.processes import GRACE_SECONDS, ask_for_stacks, end_all, file_size, reap_orphans
 from headway.supervisor.restart_policy import AttemptOutcome, Decision
 from headway.supervisor.watchdog import Finding, Watchdog, in_words
 from headway.supervisor.worker_pool import WorkerPool
@@ -296,12 +296,11 @@ class AttemptMonitor:
                 if found is not None and found.kind == "died":
                     others = "; the others are ended" if self.config.parallel.all_workers > 1 else ""
                     self._say(f"worker {found.rank} {found.what}{others}")
-                    # Do not wait for these stacks: a worker that still runs will have written its stack long before
-                    # `_hurry`.
+                    # Messages of the agent must be heard meanwhile, so `_hurry` waits for these stacks, not this call.
                     self._write_stacks([rank for rank in self._workers.readings if rank != found.rank], seconds=0.0)
             if found is not None and (found.kind != "died" or now > found_at + _REPORT_SECONDS):
                 return self._blamed(found)
-            if found is not None and now > found_at + _HURRY_SECONDS:
+            if found is not None and now > found_at + (_STACK_SECONDS if self._stacks_missing else _HURRY_SECONDS):
                 self._hurry()
 
     def _handle(self, message: Mapping[str, Any], process: AttemptProcess, lock: OwnerLock | None) -> None:
@@ -389,6 +388,13 @@ class AttemptMonitor:
         ask_for_stacks(going, seconds)
         if wake:
             ask_for_stacks(stopped, _STACK_SECONDS, stopped=True)
+
+    @property
+    def _stacks_missing(self) -> bool:
+        """Whether a living worker of this machine has not written its stack yet; it may wait for a processor."""
+        assert self.record is not None, "begun"
+        files, _ = self._workers.stack_files(self.record.directory, self._workers.readings)
+        return any(file_size(path) == 0 for path in files.values())
 
     def _pass_on(self, process: AttemptProcess) -> None:
         """Pass signals on to workers, which save and end with exit code 75."""

@@ -183,7 +183,7 @@ def ask_for_stacks(files: Mapping[int, Path], seconds: float, stopped: bool = Fa
         files: The file to which each process writes on SIGURG, by process number.
         stopped: The processes are stopped by SIGSTOP. They are continued for some milliseconds, then stopped again.
     """
-    before = {path: _size(path) for path in files.values()}
+    before = {path: file_size(path) for path in files.values()}
     for pid in files:
         with suppress(ProcessLookupError):
             _ask_main_thread(pid)
@@ -192,7 +192,7 @@ def ask_for_stacks(files: Mapping[int, Path], seconds: float, stopped: bool = Fa
     until, sizes = time.monotonic() + seconds, before
     while time.monotonic() < until:
         time.sleep(0.005)
-        last, sizes = sizes, {path: _size(path) for path in before}
+        last, sizes = sizes, {path: file_size(path) for path in before}
         if last == sizes and all(sizes[path] > size for path, size in before.items()):
             break
     for pid in files if stopped else ():
@@ -206,7 +206,8 @@ def _ask_main_thread(pid: int) -> None:
         os.kill(pid, signal.SIGURG)
 
 
-def _size(path: Path) -> int:
+def file_size(path: Path) -> int:
+    """Return the size in bytes of a file; 0 if it cannot be looked at."""
     try:
         return path.stat().st_size
     except OSError:
