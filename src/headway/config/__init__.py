@@ -1,13 +1,21 @@
 """The config of a run: its schema, and the specs of strategies and optimizers.
 
-In folders: its `sections`, `loading`, its `checks`, and values `derived` from it.
+Each floor imports only those before it: `base` and `units`; specs, batches, shapes and templates; `sections`; values
+`derived` from them; `checks` across sections; `schema`, which puts the sections together; `loading` from files.
 """
 
+from headway.config.batches import Batches, BatchStage
 from headway.config.checks.ineffective import ineffective_settings
-from headway.config.derived.batches import Batches, BatchStage
 from headway.config.derived.identity import changes, identity
 from headway.config.derived.lanes import LaneGrid, resolve_lanes, resolve_threads
-from headway.config.derived.mesh import MeshShape, crossing_groups, resolve_grid, resolve_mesh, usable_machines
+from headway.config.derived.mesh import (
+    MeshShape,
+    crossing_groups,
+    effective_strategy,
+    resolve_grid,
+    resolve_mesh,
+    usable_machines,
+)
 from headway.config.loading.load import dump_config, load_config, load_resolved, override
 from headway.config.optimizers import OptimizerSpec, find_optimizer
 from headway.config.schema import (
@@ -32,7 +40,7 @@ from headway.config.sections.parallel import ParallelConfig
 from headway.config.sections.preemption import PreemptionConfig
 from headway.config.sections.train import TrainConfig
 from headway.config.shapes import SHAPES
-from headway.config.strategies import DEEPSPEED, StrategySpec, effective_strategy, find_strategy
+from headway.config.strategies import DEEPSPEED, StrategySpec, find_strategy
 from headway.config.units import Interval
 
 __all__ = [

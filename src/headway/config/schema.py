@@ -15,7 +15,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from headway.config.base import FUNCTION_PATTERN, LocalPath, Section, Share, conflict
 from headway.config.checks.contradictions import combined, find_problems
-from headway.config.checks.experts import resolved_balance
+from headway.config.derived.experts import resolved_balance
 from headway.config.derived.segments import Segment, batches_before
 from headway.config.optimizers import DEFAULT_OPTIMIZER, OptimizerName, find_optimizer
 from headway.config.sections.benchmarks import BenchmarksConfig

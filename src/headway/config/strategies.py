@@ -14,7 +14,6 @@ from headway.config.specs import Package, Spec, choices, resolve_spec
 from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.config.derived.mesh import MeshShape
     from headway.config.schema import Config
 
 
@@ -220,15 +219,6 @@ def distinct_strategies() -> list[StrategySpec]:
 def simplest_strategy(wanted: Callable[[StrategySpec], bool]) -> str:
     """Return the name of the first of Headway's own strategies with a trait, for messages that recommend one."""
     return next(spec.name for spec in distinct_strategies() if wanted(spec))
-
-
-def effective_strategy(name: str, mesh: MeshShape) -> str:
-    """Return the strategy that a name stands for on a mesh.
-
-    A worker without replicas has no other worker to share state with, so its strategy is `FOR_ONE_WORKER`, unless the
-    strategy works alone.
-    """
-    return strategy_of(name, alone=mesh.replicas == 1)
 
 
 def strategy_of(name: str, *, alone: bool) -> str:

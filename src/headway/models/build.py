@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from headway.config import ModelConfig
-from headway.config.checks.experts import resolved_balance
+from headway.config.derived.experts import resolved_balance
 from headway.core.errors import ConfigError
 from headway.models.decoder import Decoder
 from headway.models.hub.folder import open_folder

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from headway.config.checks.pipeline import stages_per_worker
+from headway.config.derived.pipeline import stages_per_worker
 from headway.core.coordination.heartbeat import exchanging
 from headway.core.random import derive_seed
 from headway.core.types import MicroBatch

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from headway.config.checks.pipeline import split_problems, stages_per_worker
+from headway.config.derived.pipeline import split_problems, stages_per_worker
 
 if TYPE_CHECKING:
     from headway.config import Config

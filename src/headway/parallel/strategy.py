@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from headway.config.strategies import FOR_COPIES, FOR_ONE_WORKER, effective_strategy, find_strategy
+from headway.config.derived.mesh import effective_strategy
+from headway.config.strategies import FOR_COPIES, FOR_ONE_WORKER, find_strategy
 from headway.core.errors import ConfigError
 from headway.core.functions import load_function
 from headway.core.types import Block

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import ceil, log2
 from typing import TYPE_CHECKING
 
-from headway.config.checks.pipeline import stages_per_worker
+from headway.config.derived.pipeline import stages_per_worker
 from headway.config.optimizers import FP32_BYTES
 from headway.config.sections.architecture import FEED_FORWARD, pattern_layers
 from headway.config.strategies import StrategySpec, distinct_strategies

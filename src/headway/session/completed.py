@@ -109,7 +109,7 @@ def completed(config: Config) -> tuple[Config, TokenStore]:
     started = world_size_from_environment() is not None  # by an agent, which also sets the number on this machine
     store = open_store(config.data, processes=None if started else config.parallel.workers)
     _warn_of_differences(config.data, store)
-    from headway.config.checks.experts import decoder_problems
+    from headway.config.derived.experts import decoder_problems
     from headway.config.sections.losses import loss_problems
     from headway.models.build import complete
     from headway.models.hub.folder import open_folder

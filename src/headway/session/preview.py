@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headway.config import Config, ModelConfig, TrainConfig, crossing_groups, ineffective_settings, resolve_threads
-from headway.config.checks.pipeline import idle_share
+from headway.config.derived.pipeline import idle_share
 from headway.core.console import warning
 from headway.core.coordination.launched import most_threads
 from headway.core.format import counted, format_count

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headway.config import Config, MeshShape, resolve_mesh
-from headway.config.checks.experts import decoder_problems, parallel_problems, sharding_problems
+from headway.config.derived.experts import decoder_problems, parallel_problems, sharding_problems
 from headway.core.errors import ConfigError
 
 MODEL = {"dim": 32, "layers": 2, "heads": 4, "ffn_dim": 64, "experts": 8}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headway.config import Config, resolve_grid, resolve_mesh
-from headway.config.checks.pipeline import idle_share
+from headway.config.derived.pipeline import idle_share
 from headway.core.errors import ConfigError
 
 SHAPE = {"dim": 32, "layers": 4, "heads": 4, "ffn_dim": 64}

@@ -12,11 +12,11 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from headway.config.checks.credentials import credential_problems
-from headway.config.checks.experts import parallel_problems
-from headway.config.checks.pipeline import micro_batch_problem
 from headway.config.derived.deepspeed import deepspeed_problems
+from headway.config.derived.experts import parallel_problems
 from headway.config.derived.lanes import LaneGrid, divisors, nearest, resolve_lanes
 from headway.config.derived.mesh import resolve_mesh, usable_machines
+from headway.config.derived.pipeline import micro_batch_problem
 from headway.config.optimizers import find_optimizer
 from headway.config.sections.architecture import division_problems
 from headway.config.sections.benchmarks import benchmark_problems

@@ -1,1 +1,1 @@
-"""Values that follow from a config: the grid of a batch, the mesh of workers, segments, the run's identity."""
+"""Values that follow from a config, and why some configs have none: grid, mesh, experts, segments, identity."""

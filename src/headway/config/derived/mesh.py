@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headway.config.checks.experts import sharding_problems
-from headway.config.checks.pipeline import split_problems
+from headway.config.derived.experts import sharding_problems
 from headway.config.derived.lanes import LaneGrid, divisors, nearest, resolve_lanes
+from headway.config.derived.pipeline import split_problems
 from headway.config.optimizers import LIGHT_OPTIMIZER, find_optimizer
-from headway.config.strategies import FOR_COPIES, distinct_strategies, find_strategy, simplest_strategy
+from headway.config.strategies import FOR_COPIES, distinct_strategies, find_strategy, simplest_strategy, strategy_of
 from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -153,6 +153,15 @@ def usable_machines(config: Config, available: int) -> int:
             continue
         return machines
     return 0
+
+
+def effective_strategy(name: str, mesh: MeshShape) -> str:
+    """Return the strategy that a name stands for on a mesh.
+
+    A worker without replicas has no other worker to share state with, so its strategy is `FOR_ONE_WORKER`, unless the
+    strategy works alone.
+    """
+    return strategy_of(name, alone=mesh.replicas == 1)
 
 
 def _split(config: Config) -> int:

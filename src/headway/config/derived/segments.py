@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, PositiveInt
 
 from headway.config.base import Section
-from headway.config.derived.batches import Batches, BatchStage
+from headway.config.batches import Batches, BatchStage
 from headway.config.sections.data import MixtureConfig, stored_names
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Sections and checks of the decoder's variations: scaled rotary embeddings, Mamba-2 layers, the kinds of layers."""
+"""Sections and checks of the decoder's variations: experts, scaled rotary embeddings, Mamba-2 and other layers."""
 
 from __future__ import annotations
 
@@ -89,6 +89,31 @@ UNDIVIDED_NORM = "the norms of queries and keys are over all heads, which are no
 def pattern_layers(pattern: str, letter: str) -> list[int]:
     """Return the places of one kind of layer in a pattern."""
     return [place for place, found in enumerate(pattern) if found == letter]
+
+
+def experts_problem(model: ModelConfig) -> tuple[str, tuple[str, ...]] | None:
+    """Return the problem with the experts of a shape and its keys; None if they are valid."""
+    if model.experts is None:
+        open_keys = {"expert_ffn_dim": model.expert_ffn_dim, "shared_experts": model.shared_experts}
+        changed = {
+            "normalize_router_weights": not model.normalize_router_weights,
+            "router_scale": model.router_scale != 1,
+        }
+        given = [key for key, value in {**open_keys, **changed, "dense_layers": model.dense_layers}.items() if value]
+        if given:
+            return f"without model.experts these keys have no effect: {', '.join(given)}; set model.experts too", tuple(
+                given
+            )
+        return None
+    if model.experts_per_token > model.experts:
+        text = f"a token cannot have {model.experts_per_token} experts of {model.experts}"
+        return text, ("experts_per_token", "experts")
+    if model.layers is not None and model.dense_layers >= model.layers:
+        return (
+            f"dense_layers {model.dense_layers} leaves none of {model.layers} layers for experts; leave experts out",
+            ("dense_layers", "layers", "experts"),
+        )
+    return None
 
 
 def variation_problem(model: ModelConfig) -> tuple[str, tuple[str, ...]] | None:

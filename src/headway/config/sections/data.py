@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
 
 from headway.config.base import LocalPath, Section, Share, conflict
-from headway.config.derived.batches import Batches
+from headway.config.batches import Batches
 from headway.config.sections.clean import CleanStep, step_list
 from headway.config.template import CHAT, parse_template
 from headway.config.units import SHARE_OR_INTERVAL, Amount, Bytes, Interval, share_or_interval

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from headway.config.base import Section, conflict
-from headway.config.checks.experts import shape_problem
-from headway.config.sections.architecture import MambaConfig, RopeScaling, variation_problem
+from headway.config.sections.architecture import MambaConfig, RopeScaling, experts_problem, variation_problem
 from headway.config.sections.pretrained import AdapterConfig, PretrainedSource
 from headway.config.shapes import SHAPES
 
@@ -169,7 +168,7 @@ class ModelConfig(Section):
             raise conflict(text, "heads", "kv_heads")
         if (self.head_dim or self.dim // self.heads) % 2:
             raise conflict("the width of a head must be even for the rotary embedding", "head_dim", "dim", "heads")
-        for problem in (shape_problem(self), variation_problem(self)):
+        for problem in (experts_problem(self), variation_problem(self)):
             if problem is not None:
                 raise conflict(problem[0], *problem[1])
         return self

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PositiveInt, PrivateAttr, WithJsonSchema, field_validator, model_validator
 
 from headway.config.base import Section, conflict
-from headway.config.derived.batches import Batches, BatchStage, batch_quantity, batch_rows
+from headway.config.batches import Batches, BatchStage, batch_quantity, batch_rows
 from headway.config.sections.early_stopping import EarlyStoppingConfig
 from headway.config.units import Interval, Tokens, written
 

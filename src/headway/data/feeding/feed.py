@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from torch.utils.data import default_collate
 
-from headway.config.derived.batches import Batches
+from headway.config.batches import Batches
 from headway.config.sections.data import DataConfig, sources_of_role
 from headway.core.console import is_first_worker, warning
 from headway.core.errors import ConfigError, DataError

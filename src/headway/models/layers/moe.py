@@ -15,7 +15,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from headway.config.checks.experts import resolved_balance
+from headway.config.derived.experts import resolved_balance
 from headway.core.startup.dtensors import is_dtensor
 from headway.models.layers.experts import Experts
 

@@ -14,8 +14,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from headway.config.derived.mesh import effective_strategy
 from headway.config.optimizers import find_optimizer
-from headway.config.strategies import effective_strategy, find_strategy, simplest_strategy
+from headway.config.strategies import find_strategy, simplest_strategy
 from headway.core.coordination.launched import workers_of_this_machine
 from headway.core.errors import ConfigError
 from headway.core.machine.memory import allowed_bytes

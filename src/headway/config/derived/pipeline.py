@@ -1,4 +1,4 @@
-"""Checks of a config with pipeline parallelism."""
+"""Pipeline parallelism: stages per worker, the share of idle time, and why layers or micro-batches do not fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of a mixture of experts: its keys among each other, and together with parallelism."""
+"""A mixture of experts: how its loads are balanced, and the kinds of parallelism that it does not allow."""
 
 from __future__ import annotations
 
@@ -30,31 +30,6 @@ def resolved_balance(model: ModelConfig) -> dict[str, float | None]:
         "balance_bias_rate": rate if model.balance_bias_rate is None else model.balance_bias_rate,
         "balance_loss": loss if model.balance_loss is None else model.balance_loss,
     }
-
-
-def shape_problem(model: ModelConfig) -> tuple[str, tuple[str, ...]] | None:
-    """Return the problem with the experts of a shape and its keys; None if they are valid."""
-    if model.experts is None:
-        open_keys = {"expert_ffn_dim": model.expert_ffn_dim, "shared_experts": model.shared_experts}
-        changed = {
-            "normalize_router_weights": not model.normalize_router_weights,
-            "router_scale": model.router_scale != 1,
-        }
-        given = [key for key, value in {**open_keys, **changed, "dense_layers": model.dense_layers}.items() if value]
-        if given:
-            return f"without model.experts these keys have no effect: {', '.join(given)}; set model.experts too", tuple(
-                given
-            )
-        return None
-    if model.experts_per_token > model.experts:
-        text = f"a token cannot have {model.experts_per_token} experts of {model.experts}"
-        return text, ("experts_per_token", "experts")
-    if model.layers is not None and model.dense_layers >= model.layers:
-        return (
-            f"dense_layers {model.dense_layers} leaves none of {model.layers} layers for experts; leave experts out",
-            ("dense_layers", "layers", "experts"),
-        )
-    return None
 
 
 def sharding_problems(config: Config, neighbours: int) -> Iterator[ConfigError]:
