@@ -14,7 +14,7 @@ from headway.config.sections.losses import needs_logits
 from headway.core.console import is_first_worker, notice, warning
 from headway.core.coordination.launched import world_size_from_environment
 from headway.core.errors import ConfigError
-from headway.core.files.atomic import fingerprint
+from headway.core.files.hashes import fingerprint
 from headway.core.functions import name_of_function
 from headway.data.in_use import in_use
 

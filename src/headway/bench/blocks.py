@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from headway.core.files.atomic import sha256_bytes
 from headway.core.files.foreign import parse_json
+from headway.core.files.hashes import sha256_bytes
 
 MARKER = "HEADWAY-BENCH-RESULT"
 _ID_LENGTH = 32

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import headway
-from headway.core.files.atomic import fingerprint
+from headway.core.files.hashes import fingerprint
 
 #: Prefixes of variables that may affect speed. Variables that differ at each start have others (`TORCHELASTIC_`).
 _VARIABLES = (

@@ -13,7 +13,7 @@ from typing import Any
 from headway.bench.suite import Cell, CellPattern, Suite, flattened
 from headway.config import Config, find_strategy, override
 from headway.core.errors import ConfigError
-from headway.core.files.atomic import fingerprint
+from headway.core.files.hashes import fingerprint
 from headway.core.process.faults import parse_orders
 
 #: Keys of the run that are not part of what is measured.

@@ -13,8 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from headway.bench.suite import Cell, FileName, flattened
 from headway.config.strategies import STRATEGIES
 from headway.core.errors import DataError
-from headway.core.files.atomic import fingerprint, write_json
+from headway.core.files.atomic import write_json
 from headway.core.files.foreign import read_json
+from headway.core.files.hashes import fingerprint
 from headway.core.format import counted
 
 SCHEMA_VERSION = 1

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import CheckpointError
-from headway.core.files.atomic import atomic_write, sha256_file
+from headway.core.files.atomic import atomic_write
+from headway.core.files.hashes import sha256_file
 
 #: Key of a manifest's context: size and hash of the archive, and when it was made.
 RECORDS = "records"

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from headway.checkpoint.format.folders import checkpoint_folders
 from headway.checkpoint.format.manifest import Manifest, read_manifest
 from headway.core.errors import CheckpointError
-from headway.core.files.atomic import fingerprint, write_json
+from headway.core.files.atomic import write_json
 from headway.core.files.foreign import read_json_object
+from headway.core.files.hashes import fingerprint
 
 if TYPE_CHECKING:
     from headway.config import Config

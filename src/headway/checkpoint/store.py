@@ -22,7 +22,7 @@ from headway.checkpoint.save.publish import Publisher, write_part
 from headway.checkpoint.verify import Verification, verify_checkpoint
 from headway.core import console
 from headway.core.errors import CheckpointError, fix_for
-from headway.core.files.atomic import is_there
+from headway.core.files.paths import is_there
 from headway.core.format import format_bytes
 from headway.core.process.waiting import wait_until
 from headway.core.types import Block

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from pydantic_core import PydanticCustomError
 
 from headway.core.errors import ConfigError
-from headway.core.files.atomic import expanded
+from headway.core.files.paths import expanded
 
 #: `package.module:name` of a function, a class or a spec in Python.
 FUNCTION_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"

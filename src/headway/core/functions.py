@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from headway.core.errors import ConfigError
-from headway.core.files.atomic import sha256_file
+from headway.core.files.hashes import sha256_file
 
 
 def load_attribute(name: str, where: str, kind: str) -> tuple[Any, Any]:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import ConfigError, fix_for
-from headway.core.files.atomic import user_cache, write_json
+from headway.core.files.atomic import write_json
 from headway.core.files.foreign import SETTINGS_BYTES, read_json_object
+from headway.core.files.paths import user_cache
 from headway.cost.offers import BadOffer, Offer, find_offer, make_offer, nearest_fix
 
 _SNAPSHOT = Path(__file__).with_name("snapshot.json")

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headway.core.errors import DataError
-from headway.core.files.atomic import is_at
+from headway.core.files.locks import is_at
 
 # A copy of `store.MANIFEST`: importing that module would load NumPy, whose threads make it unsafe to fork a supervisor.
 _MANIFEST = "manifest.json"

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import DataError
-from headway.core.files.atomic import atomic_write, fingerprint
+from headway.core.files.atomic import atomic_write
 from headway.core.files.foreign import read_bytes
+from headway.core.files.hashes import fingerprint
 from headway.data.remote_store import open_store
 from headway.data.store import TokenStore
 from headway.data.store_manifest import MANIFEST, parse_manifest

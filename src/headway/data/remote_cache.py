@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from headway.core.console import warning
 from headway.core.errors import DataError, fix_for
-from headway.core.files.atomic import sha256_bytes
+from headway.core.files.hashes import sha256_bytes
 from headway.core.process.faults import fault_point
 from headway.data.reading.remote import DataStorage
 

@@ -17,8 +17,9 @@ from headway.config.sections.data import DataConfig
 from headway.core.console import notice, warning
 from headway.core.coordination.launched import workers_of_this_machine, world_size_from_environment
 from headway.core.errors import ConfigError, DataError, fix_for
-from headway.core.files.atomic import atomic_write, fingerprint, sha256_bytes, write_json
+from headway.core.files.atomic import atomic_write, write_json
 from headway.core.files.foreign import LISTING_BYTES, read_bytes, read_json
+from headway.core.files.hashes import fingerprint, sha256_bytes
 from headway.core.format import format_bytes
 from headway.core.process.faults import fault_point
 from headway.data.loss_mask import mask_bytes

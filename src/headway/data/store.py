@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError
-from headway.core.files.atomic import fingerprint, sha256_file
 from headway.core.files.foreign import LISTING_BYTES, parse_json, read_bytes, read_json
+from headway.core.files.hashes import fingerprint, sha256_file
 from headway.core.user_command import suggest
 from headway.data.first_use import ShardChecker
 from headway.data.loss_mask import MaskBits, mask_bytes

@@ -10,8 +10,9 @@ from typing import Any
 
 from headway.config.derived.segments import Segment, begin, up_to
 from headway.core.errors import CheckpointError, fix_for
-from headway.core.files.atomic import append_json_line, fingerprint
+from headway.core.files.atomic import append_json_line
 from headway.core.files.foreign import read_json_lines
+from headway.core.files.hashes import fingerprint
 
 #: Action of a decision to take a checkpoint's word for the steps before it, of which nothing here tells.
 TAKEN_OVER = "taken over"

@@ -23,7 +23,7 @@ from headway.checkpoint.save.writer_locks import WRITERS_FOLDER, wait_for_writer
 from headway.core.console import notice
 from headway.core.coordination.lease import RECORD_BYTES, new_lease, write_lease
 from headway.core.errors import CheckpointError, fix_for
-from headway.core.files.atomic import lock_file
+from headway.core.files.locks import lock_file
 from headway.core.machine.system import host_name
 from headway.core.process.table import Seen, gets_on, writers_at
 from headway.core.process.waiting import wait_until

@@ -27,7 +27,8 @@ from headway.config.loading.document import parse, to_yaml
 from headway.core import console
 from headway.core.credentials.secrets import redact, redact_values
 from headway.core.errors import CheckpointError, ConfigError
-from headway.core.files.atomic import atomic_write, fingerprint, sync_folder, write_json
+from headway.core.files.atomic import atomic_write, sync_folder, write_json
+from headway.core.files.hashes import fingerprint
 from headway.runs.ledger import Ledger
 from headway.runs.ownership import OwnerLock, wait_for_orphaned_writers
 from headway.runs.run_directory import Attempt, RunDirectory

@@ -22,8 +22,9 @@ from headway.core import console
 from headway.core.coordination.preemption_board import posted
 from headway.core.credentials.secrets import redact_arguments
 from headway.core.errors import CheckpointError, fix_for
-from headway.core.files.atomic import is_there, remove_unfinished, sync_folder, write_json
+from headway.core.files.atomic import remove_unfinished, sync_folder, write_json
 from headway.core.files.foreign import as_number, read_json_object
+from headway.core.files.paths import is_there
 from headway.core.process.waiting import wait_until
 from headway.runs.ledger import Ledger
 from headway.runs.ownership import OwnerLock

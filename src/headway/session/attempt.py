@@ -35,7 +35,8 @@ from headway.core.errors import (
     explain_refusal,
     explaining_refusals,
 )
-from headway.core.files.atomic import atomic_write, fingerprint, write_json
+from headway.core.files.atomic import atomic_write, write_json
+from headway.core.files.hashes import fingerprint
 from headway.core.process.signals import TERMINATION_SIGNALS, defer_signals, handled, pending_signals
 from headway.cost.pricing import price_of
 from headway.preemption import watching_for

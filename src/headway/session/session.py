@@ -42,7 +42,7 @@ from headway.config.sections.early_stopping import EVALUATIONS
 from headway.core.alerts import alerting
 from headway.core.console import log_to, notice, warning
 from headway.core.errors import ConfigError
-from headway.core.files.atomic import fingerprint
+from headway.core.files.hashes import fingerprint
 from headway.core.format import counted, format_count
 from headway.core.process.waiting import VISIBILITY_TIMEOUT
 from headway.core.startup.garbage import pause_collection, resume_collection

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.coordination.launched import RENDEZVOUS_VARIABLE, THREADS_VARIABLE, MachinePart, most_threads
-from headway.core.files.atomic import file_in_memory
 from headway.core.files.foreign import read_json_lines
+from headway.core.files.scratch import file_in_memory
 from headway.core.process.command import module_command
 from headway.core.process.signals import STOP_SIGNALS, handled, reset
 from headway.core.startup.garbage import pause_collection, resume_collection

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import CheckpointError, fix_for
-from headway.core.files.atomic import fingerprint, lock_file, remove_unfinished, write_json
+from headway.core.files.atomic import remove_unfinished, write_json
 from headway.core.files.foreign import open_regular, read_json_object
+from headway.core.files.hashes import fingerprint
+from headway.core.files.locks import lock_file
 
 FOLDER = "tracking"
 

@@ -11,8 +11,8 @@ from typing import Any
 from headway.core.coordination.outcomes import BUDGET_REACHED, FINISHED, PREEMPTED
 from headway.core.credentials.secrets import redact, redact_values
 from headway.core.errors import INTERRUPTED
-from headway.core.files.atomic import fingerprint
 from headway.core.files.foreign import as_number, read_text
+from headway.core.files.hashes import fingerprint
 from headway.telemetry.record import DIED, NOT_ENDED, RESTORED, RUNNING, Run, as_text, dig, read_json
 from headway.tracking.sink import Dataset, Description, Status
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from headway.checkpoint.save.fence import read_owner
 from headway.core.errors import HeadwayError
-from headway.core.files.atomic import fingerprint
+from headway.core.files.hashes import fingerprint
 from headway.core.machine.system import host_name
 from headway.telemetry.record import Run
 from headway.tracking.cursor import Cursor, CursorFile

@@ -20,7 +20,7 @@ from typing import Any
 from headway.config.sections.track import MlflowConfig, mlflow_uri_problem
 from headway.core.credentials.secrets import redact
 from headway.core.errors import ConfigError, missing_extra
-from headway.core.files.atomic import fingerprint
+from headway.core.files.hashes import fingerprint
 from headway.tracking.servers import address_from, ask_server
 from headway.tracking.sink import (
     Batch,

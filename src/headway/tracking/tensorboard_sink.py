@@ -16,8 +16,9 @@ from typing import IO, Any
 
 from headway.config.sections.track import tensorboard_folder
 from headway.core.errors import missing_extra
-from headway.core.files.atomic import fingerprint, sync_folder
+from headway.core.files.atomic import sync_folder
 from headway.core.files.foreign import open_regular
+from headway.core.files.hashes import fingerprint
 from headway.tracking.sink import Batch, Description, LostRun, Point, SinkSpec, Status, TrackedRun, Unreachable
 
 #: Version of the format of event files that are written here.

@@ -22,7 +22,7 @@ from typing import Any
 from headway.config.sections.track import TrackioConfig, http_problem
 from headway.core.credentials.secrets import redact
 from headway.core.errors import ConfigError, HeadwayError, missing_extra
-from headway.core.files.atomic import fingerprint
+from headway.core.files.hashes import fingerprint
 from headway.core.machine.system import host_name
 from headway.tracking.readings import machine_in
 from headway.tracking.servers import address_from, ask_server

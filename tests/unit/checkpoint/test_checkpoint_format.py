@@ -27,7 +27,7 @@ from headway.checkpoint.format.manifest import (
     step_of,
     tensor_bytes,
 )
-from headway.core.files.atomic import fingerprint
+from headway.core.files.hashes import fingerprint
 from states import make_state
 
 SHA = "0" * 64

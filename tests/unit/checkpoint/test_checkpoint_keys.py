@@ -38,7 +38,7 @@ from headway.cli.runs import checkpoints as verb
 from headway.config import RemoteConfig
 from headway.core.credentials.secrets import redact
 from headway.core.errors import CheckpointError, ConfigError
-from headway.core.files.atomic import fingerprint
+from headway.core.files.hashes import fingerprint
 from headway.runs.restore import prune
 from headway.runs.run_directory import RunDirectory
 from states import equal, make_state, names, save

@@ -16,7 +16,7 @@ from headway.checkpoint.post_save import CheckpointMaintainer
 from headway.checkpoint.records import RECORDS, RECORDS_FILE, RecordsPacker, segments_of, unpack_records
 from headway.config import Config, TrainConfig
 from headway.core.errors import CheckpointError
-from headway.core.files.atomic import sha256_file
+from headway.core.files.hashes import sha256_file
 
 FILES = {
     "ledger.jsonl": '{"kind": "commit"}\n',

@@ -23,7 +23,7 @@ from headway.checkpoint.run_identity import run_identity
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.config import Config, RemoteConfig, TrainConfig, identity, load_config, load_resolved
 from headway.core.errors import CheckpointError, ConfigError
-from headway.core.files.atomic import fingerprint
+from headway.core.files.hashes import fingerprint
 from states import make_state
 from waits import LONG
 

@@ -21,7 +21,8 @@ from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.verify_remote import remote_checkpoints, verify_remote
 from headway.config import Config, TrainConfig, identity
 from headway.core.errors import CheckpointError
-from headway.core.files.atomic import fingerprint, write_json
+from headway.core.files.atomic import write_json
+from headway.core.files.hashes import fingerprint
 from states import equal, make_state, names
 
 Made = tuple[Config, Path]

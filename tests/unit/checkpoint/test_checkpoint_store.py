@@ -256,7 +256,7 @@ def test_a_tensor_cut_over_files_is_put_together(store: CheckpointStore) -> None
 
 
 def file_facts(path: Path) -> dict[str, object]:
-    from headway.core.files.atomic import sha256_file
+    from headway.core.files.hashes import sha256_file
 
     return {"bytes": path.stat().st_size, "sha256": sha256_file(path), "parts_sha256": None}
 

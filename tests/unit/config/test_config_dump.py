@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headway.config import Config, DataConfig, changes, dump_config, identity, load_config, override
-from headway.core.files.atomic import fingerprint
+from headway.core.files.hashes import fingerprint
 
 #: Text that YAML 1.1 or 1.2 would read as something else, and text that is merely awkward.
 AWKWARD = [

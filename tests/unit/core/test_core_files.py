@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from headway.core.files import atomic as files
+from headway.core.files import hashes
 from headway.core.files.foreign import read_json_lines
 from waits import LONG
 
@@ -75,11 +76,11 @@ def test_nothing_is_appended_to_or_hashed_that_is_no_file(tmp_path: Path) -> Non
         with pytest.raises(OSError, match="not a regular file"):
             files.append_json_line(path, {"a": 1})
         with pytest.raises(OSError, match="not a regular file"):
-            files.sha256_file(path)
+            hashes.sha256_file(path)
     (tmp_path / "long").touch()
     os.truncate(tmp_path / "long", 2**40)
     with pytest.raises(OSError, match="are read"):
-        files.sha256_file(tmp_path / "long", most=1000)
+        hashes.sha256_file(tmp_path / "long", most=1000)
 
 
 def test_a_link_stays_one(tmp_path: Path) -> None:
@@ -215,12 +216,12 @@ def test_hashes(tmp_path: Path) -> None:
     # FIPS 180-2, appendix B.1.
     abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     (tmp_path / "abc").write_bytes(b"abc")
-    assert files.sha256_bytes(b"abc") == files.sha256_bytes(memoryview(b"abc")) == abc
-    assert files.sha256_file(tmp_path / "abc") == abc
+    assert hashes.sha256_bytes(b"abc") == hashes.sha256_bytes(memoryview(b"abc")) == abc
+    assert hashes.sha256_file(tmp_path / "abc") == abc
 
 
 def test_a_fingerprint_depends_on_values_not_on_their_order() -> None:
-    assert files.canonical_json({"b": "é", "a": [1, 2.5]}) == '{"a":[1,2.5],"b":"é"}'.encode()
-    assert files.fingerprint({"a": 1, "b": 2}) == files.fingerprint({"b": 2, "a": 1})
-    assert files.fingerprint({"a": [1, 2]}) != files.fingerprint({"a": [2, 1]})
-    assert files.fingerprint(1) != files.fingerprint("1")
+    assert hashes.canonical_json({"b": "é", "a": [1, 2.5]}) == '{"a":[1,2.5],"b":"é"}'.encode()
+    assert hashes.fingerprint({"a": 1, "b": 2}) == hashes.fingerprint({"b": 2, "a": 1})
+    assert hashes.fingerprint({"a": [1, 2]}) != hashes.fingerprint({"a": [2, 1]})
+    assert hashes.fingerprint(1) != hashes.fingerprint("1")

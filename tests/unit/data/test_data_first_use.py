@@ -114,7 +114,7 @@ def test_ids_that_no_vocabulary_has_are_found(store: TokenStore) -> None:
     ids = np.fromfile(file, store.dtype)
     ids[3] = store.vocab_size
     ids.tofile(file)
-    from headway.core.files.atomic import sha256_file
+    from headway.core.files.hashes import sha256_file
 
     entry["sha256"] = sha256_file(file)
     checker = store.check_on_first_use()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from headway.core.errors import DataError
-from headway.core.files.atomic import sha256_file
+from headway.core.files.hashes import sha256_file
 from headway.data.store import TokenStore
 from headway.data.store_manifest import parse_manifest
 

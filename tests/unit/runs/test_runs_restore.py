@@ -24,7 +24,7 @@ from headway.checkpoint.verify import Verification
 from headway.cli.runs import checkpoints as verb
 from headway.config import Config, RemoteConfig, TrainConfig, dump_config, identity, load_resolved, override
 from headway.core.errors import CheckpointError, ConfigError
-from headway.core.files.atomic import fingerprint
+from headway.core.files.hashes import fingerprint
 from headway.runs import restore as restore_module
 from headway.runs.ledger import Ledger
 from headway.runs.restore import prune, restore

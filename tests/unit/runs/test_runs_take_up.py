@@ -19,8 +19,9 @@ from headway.checkpoint.remote.tier import CLAIM, RemoteTier, journal_of
 from headway.checkpoint.run_identity import IDENTITY, OF_RUN, RUN_ID, read_run_id, run_identity
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Config, TrainConfig, identity
-from headway.core.files.atomic import fingerprint, write_json
+from headway.core.files.atomic import write_json
 from headway.core.files.foreign import read_json_object
+from headway.core.files.hashes import fingerprint
 from headway.runs.ledger import Ledger
 from headway.runs.run_directory import RunDirectory
 from headway.runs.take_up import take_up_records

@@ -18,7 +18,7 @@ from headway.api import train
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Config, MeshShape, TrainConfig, identity, load_config, load_resolved, override
 from headway.core.errors import ConfigError, DataError, Preempted
-from headway.core.files.atomic import fingerprint
+from headway.core.files.hashes import fingerprint
 from headway.core.process.signals import handled
 from headway.data.in_use import check_not_in_use
 from headway.parallel.world import World

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from headway.core.coordination.launched import THREADS_VARIABLE, most_threads
-from headway.core.files import atomic as files
+from headway.core.files import scratch
 from headway.core.process.waiting import wait_until
 from headway.supervisor import local_workers
 from headway.supervisor.local_workers import WorkersFailed, start_workers
@@ -178,7 +178,7 @@ def test_a_signal_to_the_starter_reaches_the_workers(tmp_path: Path, number: sig
 
 
 def test_the_files_in_memory_are_gone_with_their_makers() -> None:
-    made = files.file_in_memory("test")
+    made = scratch.file_in_memory("test")
     if made is None:
         pytest.skip("there are no files in memory here")
     descriptor, path = made

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.core.files.atomic import sha256_file
 from headway.core.files.foreign import open_regular, parse_json
+from headway.core.files.hashes import sha256_file
 from headway.core.machine.cores import usable_cores
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ from pydantic import (
 from headway.checkpoint.format.sealing import SEALED
 from headway.checkpoint.format.signing import signature_problem
 from headway.core.errors import CheckpointError
-from headway.core.files.atomic import canonical_json, fingerprint, sha256_bytes
 from headway.core.files.foreign import ForeignFileError, parse_json, read_bytes
+from headway.core.files.hashes import canonical_json, fingerprint, sha256_bytes
 from headway.core.machine.cores import usable_cores
 
 if TYPE_CHECKING:

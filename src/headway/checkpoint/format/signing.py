@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from headway.core.credentials.keys import key_text
 from headway.core.errors import ConfigError, missing_extra
-from headway.core.files.atomic import canonical_json
+from headway.core.files.hashes import canonical_json
 
 if TYPE_CHECKING:
     from headway.checkpoint.format.manifest import Manifest

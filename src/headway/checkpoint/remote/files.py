@@ -12,8 +12,8 @@ from headway.checkpoint.format.manifest import MANIFEST, Manifest
 from headway.checkpoint.format.sealing import SEALED
 from headway.checkpoint.records import RECORDS, RECORDS_FILE
 from headway.checkpoint.remote.objects import Objects
-from headway.core.files.atomic import fingerprint
 from headway.core.files.foreign import read_json_lines
+from headway.core.files.hashes import fingerprint
 
 #: Key of a manifest's context: the digits before the names of its files, if machines without a common disk sent them.
 SENT_AS = "sent_as"

@@ -30,8 +30,8 @@ from headway.checkpoint.remote.tier import RemoteTier, journal_of
 from headway.checkpoint.run_identity import RunIdentity
 from headway.checkpoint.save.publish import Part, failure_name, note_name
 from headway.core.errors import CheckpointError, HeadwayError
-from headway.core.files.atomic import fingerprint
 from headway.core.files.foreign import LISTING_BYTES, parse_json
+from headway.core.files.hashes import fingerprint
 
 #: How long to retry one request to the store before a part fails.
 _PATIENCE_SECONDS = 120.0

@@ -13,8 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from headway.core.files.atomic import is_there, write_json
+from headway.core.files.atomic import write_json
 from headway.core.files.foreign import read_json
+from headway.core.files.paths import is_there
 
 #: How long to wait for the note of a process that may or may not be alive.
 _MEETING_SECONDS = 5.0

@@ -37,8 +37,9 @@ from headway.checkpoint.save.writer_locks import is_marked_lost, writer_has_ende
 from headway.checkpoint.store import CheckpointStore
 from headway.core import console
 from headway.core.errors import CheckpointError, HeadwayError, fix_for
-from headway.core.files.atomic import is_there, write_json
+from headway.core.files.atomic import write_json
 from headway.core.files.foreign import LISTING_BYTES, read_json, read_text
+from headway.core.files.paths import is_there
 from headway.core.process.signals import STOP_SIGNALS
 
 #: How often the first worker's process looks for the parts of the others.

@@ -24,8 +24,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
-from headway.core.files.atomic import file_in_memory, is_at
 from headway.core.files.foreign import open_regular, read_bytes
+from headway.core.files.locks import is_at
+from headway.core.files.scratch import file_in_memory
 from headway.core.process.faults import fault_point
 
 _LAYOUT = struct.Struct("<8sqqqqqqqqqqqqq48s48s")

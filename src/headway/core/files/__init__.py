@@ -1,1 +1,1 @@
-"""Files: atomic writes, safe readers of what others may have written, scratch folders, writes with a timeout."""
+"""Files: atomic writes, writes with a timeout, readers of what others wrote, hashes, locks, paths, scratch folders."""

@@ -1,22 +1,18 @@
-"""Atomic writes, and hashes of files and JSON values."""
+"""Writes that a kill or a power cut leaves whole: a file or a folder is replaced at once, and records are appended."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
-import hashlib
 import json
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, Any
 
 from headway.core.credentials.secrets import redact_values
-from headway.core.errors import ConfigError
 from headway.core.files.foreign import open_regular
 
 # Linux: AT_FDCWD and RENAME_EXCHANGE.
@@ -25,34 +21,6 @@ _HERE, _EXCHANGE = -100, 2
 _BEGIN_WRITING = 2
 #: Name that `atomic_write` gives a file until it is complete.
 _UNFINISHED = re.compile(r"\..+\.([0-9]+)\.tmp")
-
-
-def sha256_bytes(data: bytes | memoryview) -> str:
-    """Return the SHA-256 of a buffer in hex."""
-    return hashlib.sha256(data).hexdigest()
-
-
-def sha256_file(path: Path, most: int | None = None) -> str:
-    """Return the SHA-256 of a file in hex, read in blocks; `most` limits its size in bytes."""
-    with open_regular(path, most=most) as file:
-        return hashlib.file_digest(cast(BufferedReader, file), "sha256").hexdigest()
-
-
-def canonical_json(value: Any) -> bytes:
-    """Encode a JSON value in its canonical form, for fingerprints: sorted keys, no spaces, UTF-8."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    # A file name may not be valid UTF-8; the invalid bytes are written as JSON escapes.
-    return text.encode("utf-8", "backslashreplace")
-
-
-def fingerprint(value: Any) -> str:
-    """Return the SHA-256 of a JSON value's canonical form in hex."""
-    return sha256_bytes(canonical_json(value))
-
-
-def user_cache() -> Path:
-    """Return this user's cache folder on this machine, for files that can be computed again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headway"
 
 
 def sync_folder(path: Path) -> None:
@@ -82,72 +50,6 @@ def exchange(one: Path, other: Path) -> bool:
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
     names = (_HERE, os.fsencode(one), _HERE, os.fsencode(other))
     return rename is not None and bool(rename(*names, _EXCHANGE) == 0)
-
-
-def is_there(path: Path, folders: int = 1) -> bool:
-    """Return whether a file exists that another machine may just have created.
-
-    An NFS client caches for up to a minute that a name is absent. Opening the folder makes it ask the server again
-    (nfs(5), close-to-open consistency).
-
-    Args:
-        folders: How many of the folders above the file may be new too.
-    """
-    for folder in reversed(path.parents[:folders]):
-        with suppress(OSError):
-            os.close(os.open(folder, os.O_RDONLY))
-    return path.exists()
-
-
-def is_at(path: Path, descriptor: int) -> bool:
-    """Return whether the path still names the file that is open at a descriptor."""
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
-
-
-def lock_file(path: Path) -> BinaryIO:
-    """Lock a file exclusively, and create it if it does not exist; the lock ends when the returned file is closed.
-
-    Raises:
-        BlockingIOError: another process holds the lock.
-        OSError: the file cannot be opened, or the file system does not support locks.
-    """
-    while True:
-        path.touch()
-        file = open_regular(path, "r+b")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # If the file was moved away or removed between the two calls, the lock is on the wrong one.
-            if is_at(path, file.fileno()):
-                return file
-        except BaseException:
-            file.close()
-            raise
-        file.close()
-
-
-def file_in_memory(name: str) -> tuple[int, Path] | None:
-    """Create a file in memory that disappears with the last process that has it open.
-
-    Returns:
-        The open descriptor, and a path by which other processes of this user on this machine can open the file while
-        this process has it open. None where the system offers no such file or path.
-    """
-    if not hasattr(os, "memfd_create"):
-        return None
-    try:
-        file = os.memfd_create(name)
-    except OSError:
-        return None
-    path = Path(f"/proc/{os.getpid()}/fd/{file}")
-    with suppress(OSError):
-        # The path fails where only root may follow it (PR_SET_DUMPABLE), or /proc belongs to another process namespace.
-        if path.parent.stat().st_uid == os.geteuid() and is_at(path, file):
-            return file, path
-    os.close(file)
-    return None
 
 
 def _opened_in_place(path: Path) -> int | None:
@@ -267,15 +169,3 @@ def ends_with_newline(path: Path) -> bool:
     with open_regular(path) as file:
         file.seek(-1, os.SEEK_END)
         return file.read(1) == b"\n"
-
-
-def expanded(path: str | Path, where: str | None = None) -> Path:
-    """Expand `~` and `~user` in a path as the shell does.
-
-    Raises:
-        ConfigError: there is no such user.
-    """
-    try:
-        return Path(path).expanduser()
-    except RuntimeError as error:
-        raise ConfigError(f"'{path}' has no meaning here: {error}", where=where, fix="name the folder") from None

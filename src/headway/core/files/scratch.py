@@ -1,4 +1,4 @@
-"""Temporary folders that are removed with the process that made them, even if it was killed."""
+"""Temporary folders and files in memory that disappear with the processes that use them, even if they are killed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headway.core.errors import ConfigError, fix_for
-from headway.core.files.atomic import is_at
+from headway.core.files.locks import is_at
 
 #: A file that stays locked as long as the folder is in use.
 _LOCK = ".in-use"
@@ -82,3 +82,25 @@ def _remove_if_left(folder: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
     finally:
         os.close(descriptor)
+
+
+def file_in_memory(name: str) -> tuple[int, Path] | None:
+    """Create a file in memory that disappears with the last process that has it open.
+
+    Returns:
+        The open descriptor, and a path by which other processes of this user on this machine can open the file while
+        this process has it open. None where the system offers no such file or path.
+    """
+    if not hasattr(os, "memfd_create"):
+        return None
+    try:
+        file = os.memfd_create(name)
+    except OSError:
+        return None
+    path = Path(f"/proc/{os.getpid()}/fd/{file}")
+    with suppress(OSError):
+        # The path fails where only root may follow it (PR_SET_DUMPABLE), or /proc belongs to another process namespace.
+        if path.parent.stat().st_uid == os.geteuid() and is_at(path, file):
+            return file, path
+    os.close(file)
+    return None

@@ -9,7 +9,7 @@ from typing import Any
 
 from headway.config.sections.clean import LanguageStep
 from headway.core.errors import ConfigError, missing_extra
-from headway.core.files.atomic import sha256_file
+from headway.core.files.hashes import sha256_file
 from headway.data.clean.base import Step, shown_number
 from headway.data.clean.counts import Drop
 

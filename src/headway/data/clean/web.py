@@ -9,8 +9,8 @@ from typing import Any
 
 from headway.config.sections.clean import C4Step, FinewebStep
 from headway.core.errors import DataError
-from headway.core.files.atomic import fingerprint
 from headway.core.files.foreign import SETTINGS_BYTES, read_bytes
+from headway.core.files.hashes import fingerprint
 from headway.data.clean.base import Step, shown_number
 from headway.data.clean.counts import Drop
 

@@ -24,8 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.console import notice, progress
-from headway.core.files.atomic import fingerprint, sync_folder, user_cache, write_json
+from headway.core.files.atomic import sync_folder, write_json
 from headway.core.files.foreign import read_json_object
+from headway.core.files.hashes import fingerprint
+from headway.core.files.paths import user_cache
 from headway.core.process.faults import fault_point
 from headway.data.feeding.packing import Packing, PackingFigures, Plan, concat_figures, plan_rows
 from headway.data.store import PACKING, TokenStore

@@ -18,8 +18,8 @@ import numpy as np
 
 from headway.core.console import warning
 from headway.core.errors import DataError
-from headway.core.files.atomic import expanded
 from headway.core.files.foreign import read_text
+from headway.core.files.paths import expanded
 from headway.data.importing.files import (
     BLOCK_DOCUMENTS,
     Ends,

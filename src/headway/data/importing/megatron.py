@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import ConfigError, DataError
-from headway.core.files.atomic import expanded
 from headway.core.files.foreign import open_regular
+from headway.core.files.paths import expanded
 from headway.data.importing.files import (
     BLOCK_DOCUMENTS,
     Ends,

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from headway.core.errors import ConfigError, DataError
-from headway.core.files.atomic import expanded
 from headway.core.files.foreign import open_regular
+from headway.core.files.paths import expanded
 from headway.data.importing.files import ImportSource, TokenFile, check_not_wider, damaged, size_of, unreadable
 
 _HEADER_BYTES = 1024

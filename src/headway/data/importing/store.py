@@ -14,7 +14,9 @@ from typing import Any
 
 from headway.core.console import progress, warning
 from headway.core.errors import ConfigError, DataError, fix_for
-from headway.core.files.atomic import expanded, fingerprint, sha256_file, write_json
+from headway.core.files.atomic import write_json
+from headway.core.files.hashes import fingerprint, sha256_file
+from headway.core.files.paths import expanded
 from headway.core.format import format_bytes, format_count, format_seconds
 from headway.core.process.faults import fault_point
 from headway.data.importing import datatrove, megatron, nanogpt

@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headway.core.errors import DataError
-from headway.core.files.atomic import exchange, is_at, sync_folder
+from headway.core.files.atomic import exchange, sync_folder
+from headway.core.files.locks import is_at
 from headway.core.process.faults import fault_point
 from headway.data.first_use import VERIFIED
 from headway.data.in_use import replacing

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headway.config.sections.data import DataConfig
-from headway.core.files.atomic import sha256_bytes
+from headway.core.files.hashes import sha256_bytes
 from headway.data.preparing.build import Outcome
 from headway.data.preparing.pieces import SPLITS
 from headway.data.preparing.records import added_counts

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from headway.config.sections.data import MAX_DOCUMENT_BYTES
-from headway.core.files.atomic import atomic_write, fingerprint, write_json
+from headway.core.files.atomic import atomic_write, write_json
 from headway.core.files.foreign import LISTING_BYTES, read_json_object
+from headway.core.files.hashes import fingerprint
 from headway.data.loss_mask import mask_bytes
 from headway.data.preparing.pieces import LISTED, PieceResult
 from headway.data.shards import TOKENS, index_file, mask_file, shard_files

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.core.files.atomic import fingerprint
+from headway.core.files.hashes import fingerprint
 from headway.core.format import UNKNOWN, format_bytes, format_count, format_seconds, plural
 from headway.data.preparing.build import Builder, Outcome
 from headway.data.preparing.records import recorded_encoder

@@ -13,8 +13,9 @@ from typing import Any
 from headway.config.sections.data import DataConfig
 from headway.core.console import Progress, notice, progress
 from headway.core.errors import DataError
-from headway.core.files.atomic import atomic_write, canonical_json, fingerprint
+from headway.core.files.atomic import atomic_write
 from headway.core.files.foreign import read_bytes, read_json_object, read_text
+from headway.core.files.hashes import canonical_json, fingerprint
 from headway.core.format import format_bytes
 from headway.data.preparing.inputs import InputHashes, outlines_of
 from headway.data.preparing.records import WORK

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from headway.core.errors import DataError
-from headway.core.files.atomic import expanded
 from headway.core.files.foreign import open_regular
+from headway.core.files.paths import expanded
 from headway.core.storage import scheme_of
 from headway.data.reading.remote import DataStorage
 from headway.data.store import INPUTS, SKIPPED

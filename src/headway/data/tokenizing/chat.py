@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import ConfigError, DataError, HeadwayError, missing_extra
-from headway.core.files.atomic import fingerprint
+from headway.core.files.hashes import fingerprint
 from headway.core.format import printable
 from headway.data.tokenizing.library import UnencodableTextError, panics_as_errors
 from headway.data.tokenizing.tokenizer import Tokenizer

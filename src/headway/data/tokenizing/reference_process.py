@@ -42,7 +42,7 @@ class Vocabulary(NamedTuple):
 
     def is_of(self, content: bytes) -> bool:
         """Return whether the vocabulary was loaded from this content."""
-        from headway.core.files.atomic import sha256_bytes
+        from headway.core.files.hashes import sha256_bytes
 
         return self.digest == sha256_bytes(content)
 
@@ -126,8 +126,8 @@ def _serve(find: Callable[[], Path | None], hears: int, says: int) -> NoReturn:
 
 def _answer(file: Path, questions: BinaryIO, answers: BinaryIO) -> None:
     """Load a vocabulary, report it, and answer one request."""
-    from headway.core.files.atomic import sha256_bytes
     from headway.core.files.foreign import read_bytes
+    from headway.core.files.hashes import sha256_bytes
     from headway.data.tokenizing.library import encode, numbers_of, open_library
 
     content = read_bytes(file)

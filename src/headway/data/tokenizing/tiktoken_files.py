@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import DataError
-from headway.core.files.atomic import sha256_bytes
 from headway.core.files.foreign import parse_json
+from headway.core.files.hashes import sha256_bytes
 from headway.data.tokenizing.patterns import PATTERNS, from_tiktoken, pre_tokenizer
 from headway.data.tokenizing.settings_files import TokenizerSettings
 from headway.data.tokenizing.spec import END_OF_TEXT, check_unique_ids

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import ConfigError, DataError
-from headway.core.files.atomic import atomic_write, sha256_bytes, sync_folder, write_json
+from headway.core.files.atomic import atomic_write, sync_folder, write_json
 from headway.core.files.foreign import read_bytes
+from headway.core.files.hashes import sha256_bytes
 from headway.data.tokenizing import spec as specs
 from headway.data.tokenizing.begin_of_text import tokens_before
 from headway.data.tokenizing.library import (

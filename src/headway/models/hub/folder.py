@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from headway.config.sections.pretrained import HUB, is_on_hub, is_pinned, split_hub_name
 from headway.core.errors import CheckpointError, ConfigError, HeadwayError, causes
-from headway.core.files.atomic import fingerprint, sha256_file, write_json
+from headway.core.files.atomic import write_json
 from headway.core.files.foreign import read_json_object
+from headway.core.files.hashes import fingerprint, sha256_file
 
 if TYPE_CHECKING:
     from headway.config import Config

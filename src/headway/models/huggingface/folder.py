@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import ConfigError
-from headway.core.files.atomic import sha256_file, sync_folder, write_json
+from headway.core.files.atomic import sync_folder, write_json
 from headway.core.files.foreign import LISTING_BYTES, read_json
+from headway.core.files.hashes import sha256_file
 from headway.core.files.scratch import scratch_folder
 
 #: Lists the files of an export, so that the next export to the folder can tell them from the user's own files.

@@ -15,7 +15,7 @@ from typing import Any
 
 from headway.config import Config
 from headway.core.errors import CheckpointError, ConfigError, fix_for
-from headway.core.files.atomic import is_there
+from headway.core.files.paths import is_there
 from headway.core.process.waiting import VISIBILITY_TIMEOUT, wait_until
 from headway.core.user_command import suggest
 from headway.supervisor.attempt_client import has_data

@@ -14,8 +14,8 @@ from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.config import Config, DataConfig, ModelConfig, load_resolved
 from headway.core.console import warning
 from headway.core.errors import CheckpointError, ConfigError, DataError
-from headway.core.files.atomic import sha256_file
 from headway.core.files.foreign import LISTING_BYTES, read_bytes
+from headway.core.files.hashes import sha256_file
 from headway.data.feeding.feed import evaluation_feed
 from headway.data.remote_store import open_store
 from headway.data.remote_store import tokenizer_folder as folder_of

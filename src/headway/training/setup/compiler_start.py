@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from headway.core.files.atomic import fingerprint
+from headway.core.files.hashes import fingerprint
 
 _GRAPHS = "networkx"
 

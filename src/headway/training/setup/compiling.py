@@ -20,8 +20,10 @@ from headway.config import Config
 from headway.config.sections.parallel import ParallelConfig
 from headway.core.console import notice, warning
 from headway.core.coordination.heartbeat import Phase, beat
-from headway.core.files.atomic import fingerprint, user_cache, write_json
+from headway.core.files.atomic import write_json
 from headway.core.files.foreign import read_json_object
+from headway.core.files.hashes import fingerprint
+from headway.core.files.paths import user_cache
 from headway.core.format import format_seconds
 from headway.models.layers.attention import Positions
 from headway.models.layers.layer import Layer

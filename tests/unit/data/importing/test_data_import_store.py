@@ -13,7 +13,7 @@ import pytest
 
 from headway.config.sections.data import DataConfig
 from headway.core.errors import ConfigError, DataError
-from headway.core.files.atomic import sha256_file
+from headway.core.files.hashes import sha256_file
 from headway.data.importing import files as import_files
 from headway.data.importing import store as importing
 from headway.data.importing.store import import_store, plan_import

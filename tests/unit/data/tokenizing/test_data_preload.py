@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.core.files.atomic import sha256_bytes
+from headway.core.files.hashes import sha256_bytes
 from headway.data.tokenizing import preload
 from headway.data.tokenizing.compact import compact
 from headway.data.tokenizing.encoders import open_encoder

@@ -1,0 +1,39 @@
+"""Locks on files, and whether a path still names the file that is locked."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+from headway.core.files.foreign import open_regular
+
+
+def is_at(path: Path, descriptor: int) -> bool:
+    """Return whether the path still names the file that is open at a descriptor."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def lock_file(path: Path) -> BinaryIO:
+    """Lock a file exclusively, and create it if it does not exist; the lock ends when the returned file is closed.
+
+    Raises:
+        BlockingIOError: another process holds the lock.
+        OSError: the file cannot be opened, or the file system does not support locks.
+    """
+    while True:
+        path.touch()
+        file = open_regular(path, "r+b")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # If the file was moved away or removed between the two calls, the lock is on the wrong one.
+            if is_at(path, file.fileno()):
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
