@@ -57,8 +57,9 @@ _GROW_SIGNAL = signal.SIGUSR1
 _REPORT_SECONDS, _STACK_SECONDS, _GIVE_UP_SECONDS = 4.0, 2.0, 5.0
 #: How long machines may take to save after the first of them has.
 _SAVE_SECONDS = 30.0
-#: How long the agent may take to notice a worker's death before the others are killed: their own errors are noise.
-_HURRY_SECONDS = 0.4
+#: How long the agent may take to notice a worker's death before the others are killed: their own errors are noise. And
+#: how long those may take to write their stacks, on a machine that has no processor for them.
+_HURRY_SECONDS, _LATE_STACK_SECONDS = 0.4, 1.2
 #: Kinds of outcomes whose record is a word that `telemetry.record` knows; others are recorded by what happened.
 _OUTCOMES = {"finished": FINISHED, "preempted": PREEMPTED, "budget": BUDGET_REACHED, "cancelled": CANCELLED}
 #: Kinds of outcomes by the exit code of workers that have saved their state.
@@ -300,7 +301,7 @@ class AttemptMonitor:
                     self._write_stacks([rank for rank in self._workers.readings if rank != found.rank], seconds=0.0)
             if found is not None and (found.kind != "died" or now > found_at + _REPORT_SECONDS):
                 return self._blamed(found)
-            if found is not None and now > found_at + (_STACK_SECONDS if self._stacks_missing else _HURRY_SECONDS):
+            if found is not None and now > found_at + (_LATE_STACK_SECONDS if self._stacks_missing else _HURRY_SECONDS):
                 self._hurry()
 
     def _handle(self, message: Mapping[str, Any], process: AttemptProcess, lock: OwnerLock | None) -> None:

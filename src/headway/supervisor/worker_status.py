@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headway.core.coordination.heartbeat import Reading, read_heartbeat, why_unreadable
-from headway.core.process.table import STOPPED, ProcessState, children_of, process_state, what_it_does
+from headway.core.process.table import DEAD, STOPPED, ProcessState, children_of, process_state, what_it_does
 from headway.supervisor.restart_policy import AttemptOutcome
 
 AGAIN = "run the same command again: it continues from the newest checkpoint"
@@ -67,7 +67,7 @@ class WorkerStatuses:
         going, stopped = dict[int, Path](), dict[int, Path]()
         for rank in ranks:
             state = self.states.get(rank)
-            if state is not None and rank in self._here:
+            if state is not None and state.state != DEAD and rank in self._here:
                 files = stopped if state.state == STOPPED else going
                 files[self.readings[rank].pid] = folder / f"stack-{rank}.txt"
         return going, stopped

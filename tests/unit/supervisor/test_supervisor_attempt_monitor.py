@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import signal
 import subprocess
@@ -233,15 +234,16 @@ def test_who_outlives_a_death_leaves_its_stack_before_it_is_killed(
 
 
 @pytest.mark.parametrize("after", [0.0, 0.05, 0.15, 0.25, 0.35])
+@pytest.mark.parametrize("stack_after", [0.1, 1.0, math.inf])
 def test_a_death_is_said_within_a_second_and_its_attempt_over_within_two(
-    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, after: float
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, after: float, stack_after: float
 ) -> None:
     """By a clock that goes on where the supervisor waits, and nowhere else: this is its own part, however busy the
-    machine is."""
+    machine is. The other worker is killed when its stack is written, or does not come."""
     config = load_config(tiny(), ["parallel.workers=2"])
     attempt = AttemptMonitor(config, RunOptions(), WorkerPool(config, None), [], own_process=False)
     folder, now, told, killed = attempt.begin(None).directory, time.monotonic(), list[float](), list[float]()
-    died = now + 10.0 + after
+    died, stack = now + 10.0 + after, folder / "stack-0.txt"
     for rank in (0, 1):
         page = Heartbeat(folder / f"heartbeat-{rank}")
         page._pid = 1000 + rank
@@ -250,6 +252,8 @@ def test_a_death_is_said_within_a_second_and_its_attempt_over_within_two(
     def listen(seconds: float) -> list[Any]:
         nonlocal now
         now += seconds
+        if told and now > told[0] + stack_after:
+            stack.write_text("its stack")
         return []
 
     def state(pid: int) -> ProcessState:
@@ -266,6 +270,8 @@ def test_a_death_is_said_within_a_second_and_its_attempt_over_within_two(
     assert (ending.kind, ending.rank, ending.signal) == ("died", 1, signal.SIGKILL)
     assert 0.0 <= told[0] - died <= 1.0 and now - died <= 2.0
     assert killed[0] - told[0] >= attempt_monitor._HURRY_SECONDS, "or nobody would hear of it from the agent"
+    assert stack.exists() == (stack_after < math.inf)
+    assert killed[0] - told[0] <= max(1.0, stack_after + 0.5) or not stack.exists()
 
 
 def test_workers_that_have_begun_since_the_last_look_hear_a_signal_too(

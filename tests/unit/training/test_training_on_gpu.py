@@ -84,12 +84,14 @@ def train(device: torch.device, spoilt: int = -1, **sections: Any) -> tuple[list
     ids=str,
 )
 def test_steps_on_the_gpu_are_those_on_the_cpu(sections: dict[str, Any]) -> None:
-    sections = {**sections, "optimizer": {"learning_rate": 1e-2, **sections.get("optimizer", {})}}
-    (here, on_cpu), (there, on_gpu) = train(CPU, **sections), train(GPU, **sections)
     rough = sections.get("train", {}).get("precision", "fp32") != "fp32"
+    # Large steps grow a difference of rounding from step to step: after five, processors differ from each other by 18 %.
+    rate = 1e-3 if rough else 1e-2
+    sections = {**sections, "optimizer": {"learning_rate": rate, **sections.get("optimizer", {})}}
+    (here, on_cpu), (there, on_gpu) = train(CPU, **sections), train(GPU, **sections)
     for ours, theirs in zip(there, here, strict=True):
-        assert ours.loss == pytest.approx(theirs.loss, rel=2e-2 if rough else 1e-3)
-        assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-1 if rough else 1e-2)
+        assert ours.loss == pytest.approx(theirs.loss, rel=5e-3 if rough else 1e-3)
+        assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=5e-2 if rough else 1e-2)
         assert (ours.items, ours.skipped, ours.flags) == (theirs.items, theirs.skipped, theirs.flags)
         assert set(ours.model_metrics) == set(theirs.model_metrics)
     assert on_gpu.cursor == on_cpu.cursor
