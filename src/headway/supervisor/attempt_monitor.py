@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,7 @@ from headway.core.console import alert, clear_line, notice, warning
 from headway.core.coordination.heartbeat import Phase
 from headway.core.coordination.outcomes import BUDGET_REACHED, CANCELLED, FINISHED, PREEMPTED
 from headway.core.coordination.preemption_board import SIGNAL_KEY, posted
-from headway.core.credentials.secrets import redact
-from headway.core.errors import INTERRUPTED, BudgetReached, Cancelled, CheckpointError, Preempted, fix_for
+from headway.core.errors import INTERRUPTED, CheckpointError, fix_for
 from headway.core.format import format_seconds
 from headway.core.machine.system import host_name
 from headway.core.process.faults import RESTARTS_VARIABLE
@@ -30,23 +29,22 @@ from headway.runs.ownership import OwnerLock
 from headway.runs.run_directory import RESTARTS_KEY, Attempt, RunDirectory, command_line
 from headway.session.attempt import (
     RunOptions,
-    final_step,
     note_restart,
     prepare_run_directory,
     price_facts,
     write_config,
 )
 from headway.supervisor.attempt_client import AttemptProcess
-from headway.supervisor.diagnose import diagnose, exchanges, last_exchange
+from headway.supervisor.diagnose import SAVED_KINDS, Evidence, last_exchange
 from headway.supervisor.follower_process import FollowerProcess
 from headway.supervisor.log import SupervisorLog
 from headway.supervisor.machines.roster import Member
 from headway.supervisor.machines.team import MachineEnd, Team
 from headway.supervisor.processes import GRACE_SECONDS, ask_for_stacks, end_all, file_size, reap_orphans
 from headway.supervisor.restart_policy import AttemptOutcome, Decision
-from headway.supervisor.watchdog import Finding, Watchdog, in_words
+from headway.supervisor.watchdog import Finding, Watchdog
 from headway.supervisor.worker_pool import WorkerPool
-from headway.supervisor.worker_status import AGAIN, WorkerStatuses
+from headway.supervisor.worker_status import WorkerStatuses
 
 _POLL_SECONDS, _LOOK_SECONDS = 0.1, 0.2
 #: The time between looks while workers begin: of one that dies at once, only the last look tells anything.
@@ -62,8 +60,6 @@ _SAVE_SECONDS = 30.0
 _HURRY_SECONDS, _LATE_STACK_SECONDS = 0.4, 1.2
 #: Kinds of outcomes whose record is a word that `telemetry.record` knows; others are recorded by what happened.
 _OUTCOMES = {"finished": FINISHED, "preempted": PREEMPTED, "budget": BUDGET_REACHED, "cancelled": CANCELLED}
-#: Kinds of outcomes by the exit code of workers that have saved their state.
-_SAVED_KINDS = {Preempted.exit_code: "preempted", BudgetReached.exit_code: "budget", Cancelled.exit_code: "cancelled"}
 
 
 @dataclass
@@ -213,7 +209,7 @@ class AttemptMonitor:
         wait.since = min(wait.since, now)
         if now - wait.since < GRACE_SECONDS:
             return True
-        if self._interrupted:
+        if self._evidence.interrupted:
             return False
         if not wait.reported:
             wait.reported = True
@@ -300,7 +296,7 @@ class AttemptMonitor:
                     # Messages of the agent must be heard meanwhile, so `_hurry` waits for these stacks, not this call.
                     self._write_stacks([rank for rank in self._workers.readings if rank != found.rank], seconds=0.0)
             if found is not None and (found.kind != "died" or now > found_at + _REPORT_SECONDS):
-                return self._blamed(found)
+                return self._evidence.blame(found)
             if found is not None and now > found_at + (_LATE_STACK_SECONDS if self._stacks_missing else _HURRY_SECONDS):
                 self._hurry()
 
@@ -412,48 +408,31 @@ class AttemptMonitor:
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
             self._team.signal(number)
-        if self._interrupted:
+        if self._evidence.interrupted:
             process.wait(_GIVE_UP_SECONDS)
             if process.poll() is None:
                 os.kill(process.pid, signal.SIGKILL)
 
     @property
-    def _interrupted(self) -> bool:
-        """Whether Ctrl-C came twice, so that nothing is worth waiting for."""
-        return self._signals.count(signal.SIGINT) > 1
-
-    def _blamed(self, found: Finding) -> AttemptOutcome:
-        """Return the outcome of a finding of the watchdog."""
-        assert self.record is not None, "begun"
-        return diagnose(found, self._workers.readings, self.record, self._team.host_of(found.rank))
+    def _evidence(self) -> Evidence:
+        """What is known of the attempt now."""
+        return Evidence(self.config, self.record, self._workers.readings, self._signals, self._team.host_of)
 
     def _lost(self, member: Member, why: str, ranks: range) -> AttemptOutcome:
         """Return the outcome of an attempt of which a machine is lost, whose part of a checkpoint may never come."""
         mark_lost(self.config.run_directory, ranks)
-        rank = ranks.start
-        reading = self._workers.readings.get(rank)
-        after = "" if reading is None else f", after step {reading.step}"
-        return AttemptOutcome(
-            "lost",
-            f"{member} is lost{after}: {why}",
-            1,
-            where=str(self.config.run_directory),
-            fix="look at that machine; start the same command on it again, and it is taken in",
-            rank=rank,
-            step=None if reading is None else reading.step,
-            facts={
-                "host": member.host,
-                "machine": member.number,
-                "exchanges": exchanges(self._workers.readings),
-            },
-        )
+        return self._evidence.explain_loss(member, why, ranks.start)
+
+    def _ended(self, process: AttemptProcess, found: Finding | None) -> AttemptOutcome:
+        """Return the outcome that the ends of the attempt processes show."""
+        return self._evidence.explain_end(self._worst_end(process), found)
 
     def _patience_seconds(self, process: AttemptProcess) -> float:
         """Return how long the machines may take to end after the first of them has."""
         worst = self._worst_end(process)
         if worst.is_good:
             return self.config.supervise.save_seconds
-        return _SAVE_SECONDS if worst.code in _SAVED_KINDS else _REPORT_SECONDS
+        return _SAVE_SECONDS if worst.code in SAVED_KINDS else _REPORT_SECONDS
 
     def _worst_end(self, process: AttemptProcess) -> MachineEnd:
         """Return the end of the workers of a machine that says most about why the attempt has ended."""
@@ -461,67 +440,3 @@ class AttemptMonitor:
         if process.code is not None:
             ends.insert(0, MachineEnd(process.code, self._done, self._reported))
         return min(ends, key=lambda end: end.severity)
-
-    def _ended(self, process: AttemptProcess, found: Finding | None) -> AttemptOutcome:
-        """Return the outcome that the ends of the attempt processes show."""
-        worst = self._worst_end(process)
-        if worst.is_good:
-            return AttemptOutcome("finished", "finished", 0)
-        code, reported = worst.code, worst.reported
-        # Exit code 0 without a "done" message is no success: it also appears if SIGCHLD is ignored here.
-        lost = code == 0
-        code = (reported["exit_code"] if reported is not None else 1) if lost else code
-        if self._interrupted and code != 75:
-            return AttemptOutcome("error", "interrupted", INTERRUPTED)
-        stopping = signal.Signals(self._signals[0]).name if self._signals else None
-        if reported is not None and reported["exit_code"] != 1:
-            return _error(_SAVED_KINDS.get(reported["exit_code"], "error"), reported)
-        if stopping is not None and newest_checkpoint(self.config.run_directory) == final_step(self.config):
-            return AttemptOutcome("finished", "finished", 0)  # the signal came after the last save
-        if stopping is not None and (reported is None or reported.get("signal")):
-            what = f"stopped by {stopping} before a checkpoint could be saved; the newest one is intact"
-            return AttemptOutcome("preempted", what, 75, str(self.config.run_directory), "run the same command again")
-        if found is not None and reported is None:
-            return self._blamed(found)
-        if reported is not None and reported.get("signal") is None:
-            self._keep_traceback(reported)
-            deliberate = reported.get("frames") is None  # a deliberate error needs no stack
-            crash = _error(
-                "error", reported, None if deliberate else f"worker {reported['rank']} crashed: {reported['what']}"
-            )
-            return replace(crash, facts={"exchanges": exchanges(self._workers.readings)})
-        rank, number = (reported or {}).get("rank", 0), (reported or {}).get("signal") or (-code if code < 0 else None)
-        how = "cause unknown" if lost and not number else in_words(-number if number else code)
-        if self.record is None or rank not in self._workers.readings:
-            what = f"worker {rank} died ({how}) before its first step"
-            return AttemptOutcome("died", what, 1, str(self.config.run_directory), AGAIN, rank=rank, signal=number)
-        outcome = self._blamed(Finding("died", rank, f"died ({how})", signal=number, suspects=(rank,)))
-        return replace(outcome, exit_code=code if code > 1 else 1)
-
-    def _keep_traceback(self, reported: Mapping[str, Any]) -> None:
-        if self.record is not None and reported.get("traceback"):
-            with suppress(OSError):  # a full disk must not hide what went wrong
-                (self.record.directory / "traceback.txt").write_text(redact(reported["traceback"]), encoding="utf-8")
-
-
-def _error(kind: Any, reported: Mapping[str, Any], what: str | None = None) -> AttemptOutcome:
-    return AttemptOutcome(
-        kind,
-        what or reported["what"],
-        reported["exit_code"],
-        where=reported.get("where"),
-        fix=reported.get("fix"),
-        rank=reported.get("rank"),
-        step=reported.get("step"),
-        error=reported.get("type"),
-        frames=tuple(reported.get("frames") or ()),
-    )
-
-
-def newest_checkpoint(run: Path) -> int:
-    """Return the step in the name of the newest checkpoint folder; -1 without one.
-
-    The next attempt finds out whether it verifies.
-    """
-    folders = (run / "checkpoints").glob("step-*")
-    return max((int(folder.name[5:]) for folder in folders if folder.name[5:].isdecimal()), default=-1)

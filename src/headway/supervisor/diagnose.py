@@ -1,18 +1,132 @@
-"""Diagnosis of the end of an attempt: which worker is to blame, in words for people, in fields for `attempt.json`."""
+"""Diagnosis of the end of an attempt: its outcome, and which worker is to blame, in words and for `attempt.json`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import signal
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
+from headway.config import Config
 from headway.core.coordination.heartbeat import Reading
+from headway.core.credentials.secrets import redact
+from headway.core.errors import INTERRUPTED, BudgetReached, Cancelled, Preempted
 from headway.runs.run_directory import Attempt
-from headway.supervisor.restart_policy import AttemptOutcome, frames_of_dump
-from headway.supervisor.watchdog import Finding
+from headway.session.attempt import final_step
+from headway.supervisor.machines.roster import Member
+from headway.supervisor.machines.team import MachineEnd
+from headway.supervisor.restart_policy import AttemptOutcome, frames_of_dump, newest_checkpoint
+from headway.supervisor.watchdog import Finding, in_words
+from headway.supervisor.worker_status import AGAIN
 
+#: Kinds of outcomes by the exit code of workers that have saved their state.
+SAVED_KINDS = {Preempted.exit_code: "preempted", BudgetReached.exit_code: "budget", Cancelled.exit_code: "cancelled"}
 #: The words with which `faulthandler` begins the stack of a process that dies of a fatal error.
 _FATAL_ERROR = "Fatal Python error"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the supervisor knows of an attempt, by which it explains the end of it."""
+
+    config: Config
+    attempt: Attempt | None
+    """The record; None if the attempt has not begun."""
+    readings: Mapping[int, Reading]
+    """The last heartbeat of every worker that has begun, by rank."""
+    signals: Sequence[int]
+    """Signals to stop that have come, in order."""
+    host_of: Callable[[int], str | None]
+    """Returns the name of a worker's machine; None for the owner's."""
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C came twice, so that nothing is worth waiting for."""
+        return self.signals.count(signal.SIGINT) > 1
+
+    def explain_end(self, end: MachineEnd, found: Finding | None) -> AttemptOutcome:
+        """Return the outcome that the end of the workers shows, and keep the traceback of a crash.
+
+        Args:
+            end: That of the machine whose end says most.
+            found: What the watchdog had found before.
+        """
+        if end.is_good:
+            return AttemptOutcome("finished", "finished", 0)
+        code, reported = end.code, end.reported
+        # Exit code 0 without a "done" message is no success: it also appears if SIGCHLD is ignored here.
+        lost = code == 0
+        code = (reported["exit_code"] if reported is not None else 1) if lost else code
+        if self.interrupted and code != 75:
+            return AttemptOutcome("error", "interrupted", INTERRUPTED)
+        stopping = signal.Signals(self.signals[0]).name if self.signals else None
+        if reported is not None and reported["exit_code"] != 1:
+            return _error(SAVED_KINDS.get(reported["exit_code"], "error"), reported)
+        if stopping is not None and newest_checkpoint(self.config.run_directory) == final_step(self.config):
+            return AttemptOutcome("finished", "finished", 0)  # the signal came after the last save
+        if stopping is not None and (reported is None or reported.get("signal")):
+            what = f"stopped by {stopping} before a checkpoint could be saved; the newest one is intact"
+            return AttemptOutcome("preempted", what, 75, str(self.config.run_directory), "run the same command again")
+        if found is not None and reported is None:
+            return self.blame(found)
+        if reported is not None and reported.get("signal") is None:
+            self._keep_traceback(reported)
+            deliberate = reported.get("frames") is None  # a deliberate error needs no stack
+            crash = _error(
+                "error", reported, None if deliberate else f"worker {reported['rank']} crashed: {reported['what']}"
+            )
+            return replace(crash, facts={"exchanges": exchanges(self.readings)})
+        rank, number = (reported or {}).get("rank", 0), (reported or {}).get("signal") or (-code if code < 0 else None)
+        how = "cause unknown" if lost and not number else in_words(-number if number else code)
+        if self.attempt is None or rank not in self.readings:
+            what = f"worker {rank} died ({how}) before its first step"
+            return AttemptOutcome("died", what, 1, str(self.config.run_directory), AGAIN, rank=rank, signal=number)
+        outcome = self.blame(Finding("died", rank, f"died ({how})", signal=number, suspects=(rank,)))
+        return replace(outcome, exit_code=code if code > 1 else 1)
+
+    def explain_loss(self, member: Member, why: str, rank: int) -> AttemptOutcome:
+        """Return the outcome of an attempt of which a machine is lost; `rank` is the first of its workers."""
+        reading = self.readings.get(rank)
+        after = "" if reading is None else f", after step {reading.step}"
+        return AttemptOutcome(
+            "lost",
+            f"{member} is lost{after}: {why}",
+            1,
+            where=str(self.config.run_directory),
+            fix="look at that machine; start the same command on it again, and it is taken in",
+            rank=rank,
+            step=None if reading is None else reading.step,
+            facts={
+                "host": member.host,
+                "machine": member.number,
+                "exchanges": exchanges(self.readings),
+            },
+        )
+
+    def blame(self, found: Finding) -> AttemptOutcome:
+        """Return the outcome of a finding of the watchdog."""
+        assert self.attempt is not None, "begun"
+        return diagnose(found, self.readings, self.attempt, self.host_of(found.rank))
+
+    def _keep_traceback(self, reported: Mapping[str, Any]) -> None:
+        if self.attempt is not None and reported.get("traceback"):
+            with suppress(OSError):  # a full disk must not hide what went wrong
+                (self.attempt.directory / "traceback.txt").write_text(redact(reported["traceback"]), encoding="utf-8")
+
+
+def _error(kind: Any, reported: Mapping[str, Any], what: str | None = None) -> AttemptOutcome:
+    return AttemptOutcome(
+        kind,
+        what or reported["what"],
+        reported["exit_code"],
+        where=reported.get("where"),
+        fix=reported.get("fix"),
+        rank=reported.get("rank"),
+        step=reported.get("step"),
+        error=reported.get("type"),
+        frames=tuple(reported.get("frames") or ()),
+    )
 
 
 def diagnose(

@@ -160,6 +160,15 @@ class RestartPolicy:
         return min(self._config.max_delay_seconds, _FIRST_DELAY_SECONDS * 2.0 ** (self._without_progress - 1))
 
 
+def newest_checkpoint(run: Path) -> int:
+    """Return the step in the name of the newest checkpoint folder; -1 without one.
+
+    The next attempt finds out whether it verifies.
+    """
+    folders = (run / "checkpoints").glob("step-*")
+    return max((int(folder.name[5:]) for folder in folders if folder.name[5:].isdecimal()), default=-1)
+
+
 def frames_of(error: BaseException) -> list[str]:
     """Return the frames of an exception that are Headway's or the user's, innermost last."""
     summary = traceback.extract_tb(error.__traceback__)

@@ -29,12 +29,12 @@ from headway.runs.cancel import check_not_cancelled, forget_cancel
 from headway.runs.ownership import OwnerLock, wait_for_dead_machine, wait_for_orphaned_writers
 from headway.session.attempt import RunOptions, WorkerDied
 from headway.supervisor.attempt_client import has_data, load_ahead
-from headway.supervisor.attempt_monitor import AttemptMonitor, newest_checkpoint
+from headway.supervisor.attempt_monitor import AttemptMonitor
 from headway.supervisor.follower_process import FollowerProcess
 from headway.supervisor.machines.assembly import Machines
 from headway.supervisor.machines.team import Team
 from headway.supervisor.processes import adopt_orphans
-from headway.supervisor.restart_policy import AttemptOutcome, Decision, RestartPolicy
+from headway.supervisor.restart_policy import AttemptOutcome, Decision, RestartPolicy, newest_checkpoint
 from headway.supervisor.worker_pool import WorkerPool
 
 #: Time between looks while it waits between attempts.

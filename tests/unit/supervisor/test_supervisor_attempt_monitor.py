@@ -97,7 +97,7 @@ def test_the_stack_of_a_warning_is_not_that_of_a_later_death(attempt: AttemptMon
     stack = record.directory / "stack-0.txt"
     begin = "Fatal Python error: Segmentation fault\n\nCurrent thread" if own else "Thread"
     stack.write_text(f'{begin} 0x1 (most recent call first):\n  File "{Path.cwd()}/mine.py", line 7 in load\n')
-    ending = attempt._blamed(Finding("died", 0, "died (signal 9)", signal=9))
+    ending = attempt._evidence.blame(Finding("died", 0, "died (signal 9)", signal=9))
     assert bool(ending.frames) == own and (ending.where == str(stack)) == own
     attempt.record = None
 
