@@ -13,22 +13,25 @@ import typer.core
 from headway.core.console import print_line
 from headway.core.format import printable
 
-#: Each verb with the folder of its file, in the order of `headway --help`: from text to model to later tasks.
+#: Each verb with the folder of its file, in the order of `headway --help`.
 VERBS = {
     "quickstart": "start",
     "doctor": "start",
     "config": "start",
     "data": "data",
     "tokenizer": "data",
-    "models": "models",
-    "prices": "cost",
-    "cost": "cost",
-    "plan": "measure",
-    "profile": "measure",
-    "bench": "measure",
     "train": "training",
     "launch": "training",
-    "spot": "cost",
+    "runs": "runs",
+    "top": "runs",
+    "ui": "runs",
+    "report": "runs",
+    "checkpoints": "runs",
+    "ledger": "runs",
+    "track": "runs",
+    "dashboards": "runs",
+    "alerts": "runs",
+    "models": "models",
     "eval": "models",
     "benchmark": "models",
     "generate": "models",
@@ -36,17 +39,26 @@ VERBS = {
     "merge": "models",
     "compress": "models",
     "push": "models",
-    "checkpoints": "runs",
-    "runs": "runs",
-    "top": "runs",
-    "ui": "runs",
-    "track": "runs",
-    "dashboards": "runs",
-    "alerts": "runs",
-    "ledger": "runs",
-    "report": "runs",
+    "plan": "measure",
+    "profile": "measure",
+    "bench": "measure",
     "verify": "measure",
     "chaos": "measure",
+    "prices": "cost",
+    "cost": "cost",
+    "spot": "cost",
+}
+
+
+#: The title under which `headway --help` lists the verbs of a folder.
+_PANELS = {
+    "start": "Start",
+    "data": "Data",
+    "training": "Train",
+    "runs": "Runs and checkpoints",
+    "models": "Trained models",
+    "measure": "Plan, measure, verify",
+    "cost": "Cost",
 }
 
 
@@ -131,6 +143,9 @@ def application(verbs: Iterable[str] = VERBS) -> typer.Typer:
     app.callback()(_root)
     for verb in verbs:
         import_module(f"headway.cli.{VERBS[verb]}.{verb}").register(app)
+    for added in (*app.registered_commands, *app.registered_groups):
+        verb = added.name or getattr(added.callback, "__name__", "")
+        added.rich_help_panel = _PANELS[VERBS[verb]]
     return app
 
 

@@ -27,7 +27,9 @@ _NOT_PLAIN = re.compile(r"[^ -~]")
 ConfigArgument = Annotated[
     Path,
     typer.Argument(
-        metavar="CONFIG", help="YAML file of the run, or a preset: quickstart, laptop, gpu.", show_default=False
+        metavar="CONFIG",
+        help="YAML file of the run, or a built-in preset (quickstart, laptop, gpu, cpt-24gb, ...).",
+        show_default=False,
     ),
 ]
 OverridesArgument = Annotated[

@@ -307,6 +307,7 @@ def test_sections_that_contradict_each_other_are_both_told(write: Any) -> None:
         ("train: {steps: 1}\nparallel: {workers: ':2'}", "':2' is not a range of workers"),
         ("train: {steps: 1}\ndata: {sources: }", "at least 1 item"),
         ("train: {steps: 1}\nruns: ~nobody.here/runs", "'~nobody.here/runs' has no meaning here"),
+        ("train: {steps: 1}\ndata: {tokenizer: {path: hf://org/name}}", "file or folder of this machine: hf download"),
     ],
 )
 def test_what_cannot_be_is_refused(write: Any, text: str, what: str) -> None:

@@ -11,7 +11,7 @@ import typer
 from headway.cli.common import JsonOption, RunArgument, print_json, print_table, seconds_of
 from headway.core.console import print_line
 
-cost = typer.Typer(no_args_is_help=True, help="What a run has cost, and what policies on spot machines would cost.")
+cost = typer.Typer(no_args_is_help=True, help="Show what a run has cost, and simulate policies on spot machines.")
 
 
 @cost.command()
@@ -57,19 +57,23 @@ def show(run: RunArgument, as_json: JsonOption = False) -> None:
 def simulate(
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="Recorded prices of one machine.", show_default=False)],
     *,
-    hours: Annotated[float, typer.Option("--hours", min=0.01, help="Training without interruptions.")],
+    hours: Annotated[float, typer.Option("--hours", min=0.01, help="Hours of training without interruptions.")],
     on_demand: Annotated[float, typer.Option("--on-demand", min=0.0001, help="Price on demand, $/hour.")],
     pause_above: Annotated[float, typer.Option("--pause-above", help="Pause above this price, $/hour.")],
     resume_below: Annotated[float, typer.Option("--resume-below", help="Resume below this price.")],
     grow_below: Annotated[
         float | None, typer.Option("--grow-below", help="Use all workers below this price.", show_default=False)
     ] = None,
-    growth: Annotated[float, typer.Option("--growth", min=1.0, help="Speed and price with all workers.")] = 1.0,
-    start: Annotated[str, typer.Option("--start", help="From the start of a machine to the first step.")] = "2 min",
+    growth: Annotated[
+        float, typer.Option("--growth", min=1.0, help="Speed and price with all workers, as a multiple.")
+    ] = 1.0,
+    start: Annotated[
+        str, typer.Option("--start", help="Time from the start of a machine to the first step.")
+    ] = "2 min",
     save: Annotated[str, typer.Option("--save", help="Time of a save.")] = "30 s",
     save_every: Annotated[str, typer.Option("--save-every", help="Time between saves.")] = "10 min",
-    min_run: Annotated[str, typer.Option("--min-run", help="Least time between a start and a pause.")] = "10 min",
-    min_pause: Annotated[str, typer.Option("--min-pause", help="Least time of a pause.")] = "5 min",
+    min_run: Annotated[str, typer.Option("--min-run", help="Minimum time between a start and a pause.")] = "10 min",
+    min_pause: Annotated[str, typer.Option("--min-pause", help="Minimum length of a pause.")] = "5 min",
     zone: Annotated[
         str | None, typer.Option("--zone", help="Zone, if the trace has several.", show_default=False)
     ] = None,

@@ -23,8 +23,8 @@ headway prices refresh azure --region eastus
 """
 HELP = f"""Compare the prices of machines with accelerators between clouds and regions.
 
-Known are a dated snapshot, and what was imported or refreshed since. A price that is old says so. A run takes the \
-price of an offer by its name: cost.offer=aws/us-east-1/p5.48xlarge/spot.
+Lists a dated snapshot, and what was imported or refreshed since; old prices are marked. Give a run the price of an \
+offer by its name: cost.offer=aws/us-east-1/p5.48xlarge/spot.
 
 {_EXAMPLES}
 Exit codes: 0 listed, 2 usage, or no such accelerator, cloud or region.
@@ -50,7 +50,7 @@ def list_(
     region: Annotated[str | None, typer.Option("--region", help="Region of a cloud.", show_default=False)] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the known prices of machines, the cheapest accelerator first; the verb may be left out.
+    """List the known prices of machines, the cheapest accelerator first; `list` may be left out.
 
     [bold]Examples[/bold]
 
@@ -101,7 +101,7 @@ def refresh(
         list[str] | None, typer.Option("--region", help="Region; may be repeated.", show_default=False)
     ] = None,
 ) -> None:
-    """Get the present prices of a cloud: of AWS with your credentials, of GCP with an API key, of Azure without any.
+    """Fetch the current prices of a cloud: AWS needs credentials, GCP an API key, Azure neither.
 
     [bold]Examples[/bold]
 

@@ -45,11 +45,12 @@ def spot(
         float | None, typer.Option("--grow-below", help="Use all workers below this price.", show_default=False)
     ] = None,
     workers: Annotated[
-        str | None, typer.Option("--workers", metavar="MIN:MAX", help="Usual and most workers.", show_default=False)
+        str | None,
+        typer.Option("--workers", metavar="MIN:MAX", help="Usual and largest number of workers.", show_default=False),
     ] = None,
     prices: Annotated[
         Path | None,
-        typer.Option("--prices", help="File whose newest entry is the price.", show_default=False),
+        typer.Option("--prices", help="File whose newest entry is the current price.", show_default=False),
     ] = None,
     price_command: Annotated[
         str | None, typer.Option("--price-command", help="Shell command that prints the price.", show_default=False)
@@ -57,9 +58,9 @@ def spot(
     zone: Annotated[
         str | None, typer.Option("--zone", help="Zone, if the file has several.", show_default=False)
     ] = None,
-    every: Annotated[str, typer.Option("--every", help="Time between looks at the price.")] = "1 min",
-    min_run: Annotated[str, typer.Option("--min-run", help="Least time between a start and a pause.")] = "10 min",
-    min_pause: Annotated[str, typer.Option("--min-pause", help="Least time of a pause.")] = "5 min",
+    every: Annotated[str, typer.Option("--every", help="Time between two checks of the price.")] = "1 min",
+    min_run: Annotated[str, typer.Option("--min-run", help="Minimum time between a start and a pause.")] = "10 min",
+    min_pause: Annotated[str, typer.Option("--min-pause", help="Minimum length of a pause.")] = "5 min",
 ) -> None:
     """Run `headway spot`."""
     from headway.cost.spot_policy import SpotPolicy

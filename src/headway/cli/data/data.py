@@ -37,10 +37,13 @@ def prepare(
     ] = False,
     on: Annotated[
         str | None,
-        typer.Option("--on", metavar="CLUSTER", help="Have other machines do it: ray, slurm, or package.module:NAME."),
+        typer.Option(
+            "--on", metavar="CLUSTER", help="Prepare on the machines of a cluster: ray, slurm, or package.module:NAME."
+        ),
     ] = None,
     tasks: Annotated[
-        int | None, typer.Option("--tasks", min=1, help="With --on: tasks of Ray at a time, elements of Slurm's array.")
+        int | None,
+        typer.Option("--tasks", min=1, help="With --on: Ray tasks at a time, or elements of Slurm's job array."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List what would be read (and submitted), and stop.")

@@ -45,7 +45,7 @@ def chaos(
     *,
     kills: Annotated[
         int,
-        typer.Option("--kills", min=1, help="Kill at least this many times: runs are added until they have as many."),
+        typer.Option("--kills", min=1, help="Minimum number of kills in all; runs are added until it is reached."),
     ] = 50,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the campaign; an equal seed gives equal kills.")] = 0,
     workers: Annotated[
@@ -66,7 +66,7 @@ def chaos(
         typer.Option(
             "--max-recovery",
             metavar="TIME",
-            help="Recovery time objective, as in 10s: the longest time from a kill to the next new step.",
+            help="Limit on the time from a kill to the next new step (recovery time objective), e.g. 10s.",
             show_default=False,
         ),
     ] = None,
@@ -75,7 +75,7 @@ def chaos(
         typer.Option(
             "--max-overhead",
             metavar="TIME",
-            help="The longest time of Headway's part of it: to start new workers, and to find and load a checkpoint.",
+            help="Limit on Headway's part of it: starting new workers, and finding and loading a checkpoint.",
             show_default=False,
         ),
     ] = None,

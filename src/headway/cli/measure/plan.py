@@ -70,7 +70,7 @@ def plan(
         typer.Option(
             "--memory-gib",
             min=0.1,
-            help="Memory of an accelerator, where it differs or is unknown.",
+            help="Memory of one accelerator in GiB, if it is unknown or not the usual one.",
             show_default=False,
         ),
     ] = None,
@@ -79,20 +79,24 @@ def plan(
         typer.Option(
             "--tokens-per-second",
             min=1e-9,
-            help="Measured speed of all workers together, with the config as it is.",
+            help="Measured tokens per second of all workers together, with the config as it is.",
             show_default=False,
         ),
     ] = None,
     deadline: Annotated[
         str | None,
         typer.Option(
-            "--deadline", help="Name the cheapest known offer that is done in time, e.g. 12h.", show_default=False
+            "--deadline",
+            help="Also find the cheapest known offer that finishes in this time, e.g. 12h.",
+            show_default=False,
         ),
     ] = None,
     budget: Annotated[
         str | None,
         typer.Option(
-            "--budget", help="Name the fastest known offer that stays within dollars, e.g. 200.", show_default=False
+            "--budget",
+            help="Also find the fastest known offer for at most this many dollars, e.g. 200.",
+            show_default=False,
         ),
     ] = None,
     as_json: JsonOption = False,

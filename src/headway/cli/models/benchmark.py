@@ -30,14 +30,14 @@ def register(app: typer.Typer) -> None:
 def benchmark(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Run directory or Hugging Face folder.")],
     *,
-    tasks: Annotated[str, typer.Option(help="Names or YAML files, separated by commas.")],
+    tasks: Annotated[str, typer.Option(help="Task names or YAML files, separated by commas.")],
     step: StepOption = None,
     device: Annotated[str, typer.Option(help="cpu or cuda:N.")] = "cpu",
-    limit: Annotated[int | None, typer.Option(min=1, help="Most documents per task.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of documents per task.")] = None,
     few_shot: Annotated[int | None, typer.Option(min=0, help="Examples before each question.")] = None,
-    timeout: Annotated[str | None, typer.Option(help="End them after this time, such as '2 h'.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Texts that are computed at once.")] = 8,
-    download: Annotated[bool, typer.Option("--download", help="Data sets may be fetched from the Hub.")] = False,
+    timeout: Annotated[str | None, typer.Option(help="Stop the tasks after this time, such as '2 h'.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts in a batch.")] = 8,
+    download: Annotated[bool, typer.Option("--download", help="Allow fetching data sets from the Hub.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run `headway benchmark`."""

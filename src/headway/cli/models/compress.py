@@ -43,7 +43,9 @@ def compress(
     dtype: Annotated[Literal["fp32", "bf16"], typer.Option(help="Type of weights that are not quantized.")] = "bf16",
     step: StepOption = None,
     store: Annotated[Path | None, typer.Option(help="Token store; the run's own when not given.")] = None,
-    rows: Annotated[int | None, typer.Option(min=1, help="Most validation rows to use; all when not given.")] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of validation rows; all when not given.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run `headway compress`."""

@@ -31,7 +31,7 @@ def evaluate(
     step: StepOption = None,
     store: Annotated[Path | None, typer.Option(help="Token store; the run's own when not given.")] = None,
     split: Annotated[Literal["train", "validation"], typer.Option(help="Split of the store.")] = "validation",
-    rows: Annotated[int | None, typer.Option(min=1, help="Most rows to use; all when not given.")] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Maximum number of rows; all when not given.")] = None,
     sequence_length: Annotated[
         int | None,
         typer.Option(min=1, help="Tokens per row; as in training when not given, or 1,024 for an exported model."),

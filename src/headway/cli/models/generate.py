@@ -32,11 +32,14 @@ def generate(
     *,
     prompt: Annotated[str, typer.Option("--prompt", "-p", help="Text to continue; - reads standard input.")] = "",
     max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", "-n", min=1, help="Most tokens to generate.")
+        int, typer.Option("--max-new-tokens", "-n", min=1, help="Maximum number of tokens to generate.")
     ] = 128,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token.")] = 0.8,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="Temperature of sampling; 0 always takes the likeliest token.")
+    ] = 0.8,
     top_p: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Sample from the likeliest tokens that have this total probability.")
+        float,
+        typer.Option(min=0.0, max=1.0, help="Sample only from the likeliest tokens up to this total probability."),
     ] = 0.95,
     seed: Annotated[int, typer.Option(help="Seed of sampling; equal seeds give equal texts.")] = 0,
     step: StepOption = None,

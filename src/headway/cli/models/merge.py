@@ -17,7 +17,7 @@ HELP = """Merge a trained adapter into its pretrained model, and write the resul
 headway merge runs/my-adapter
 headway merge runs/my-adapter my-model --dtype bf16
 
-`headway export` writes the adapter by itself.
+`headway export` writes the adapter alone.
 """
 
 

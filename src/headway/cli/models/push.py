@@ -34,7 +34,8 @@ def push(
     *,
     private: Annotated[bool, typer.Option("--private/--public", help="Who may see the repository.")] = True,
     run: Annotated[
-        Path | None, typer.Option(help="Run that the folder comes from, for the model card; its README.md otherwise.")
+        Path | None,
+        typer.Option(help="Run that made the folder, for the model card; without it the folder's README.md is sent."),
     ] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Merge a run's adapter into its model.")] = False,
     step: StepOption = None,

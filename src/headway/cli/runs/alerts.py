@@ -10,7 +10,7 @@ import typer
 from headway.cli.common import print_table, writing
 from headway.core.console import print_line
 
-alerts = typer.Typer(no_args_is_help=True, help="Alert rules of runs for Prometheus.")
+alerts = typer.Typer(no_args_is_help=True, help="List or write alert rules of runs for Prometheus.")
 
 
 @alerts.command()

@@ -10,7 +10,7 @@ import typer
 from headway.cli.common import print_table, writing
 from headway.core.console import print_line
 
-dashboards = typer.Typer(no_args_is_help=True, help="Dashboards of runs for Grafana.")
+dashboards = typer.Typer(no_args_is_help=True, help="List or write dashboards of runs for Grafana.")
 
 
 @dashboards.command()

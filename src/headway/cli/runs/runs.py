@@ -145,7 +145,7 @@ def show(run: RunArgument, json: JsonOption = False) -> None:
 @runs.command()
 def cancel(
     run: RunArgument,
-    why: Annotated[str, typer.Option("--why", help="For the run's record.", show_default=False)] = "",
+    why: Annotated[str, typer.Option("--why", help="Reason, for the run's record.", show_default=False)] = "",
 ) -> None:
     """Have a run save and end, wherever it trains; its command ends with exit code 7, so no scheduler restarts it.
 

@@ -18,10 +18,10 @@ def top(
     every: Annotated[
         float | None, typer.Option(help="Seconds between readings: 3 for the table, 15 for --textfile.", min=0.1)
     ] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Show runs that ended more than a day ago too.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Also show runs that ended more than a day ago.")] = False,
     serve: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Serve metrics for Prometheus: :9400 is for this machine alone."),
+        typer.Option(metavar="ADDRESS", help="Serve metrics for Prometheus; :9400 listens on this machine only."),
     ] = None,
     textfile: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write metrics for the textfile collector of the node exporter.")
@@ -31,7 +31,7 @@ def top(
 ) -> None:
     """Show all runs of a folder: state, step, loss, speed, cost, last save and alerts.
 
-    With --serve or --textfile it exports their metrics to Prometheus instead. Beyond this machine, --serve takes a
+    With --serve or --textfile it exports their metrics to Prometheus instead. To serve other machines, --serve needs a
     certificate, and a token in HEADWAY_METRICS_TOKEN.
 
     [bold]Examples[/bold]

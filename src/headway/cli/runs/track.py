@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
-HELP = """Send runs to trackers: MLflow, TensorBoard, W&B, Trackio, OpenTelemetry, or your own. What was sent is not
-sent again.
+HELP = """Send runs to trackers: MLflow, TensorBoard, W&B, Trackio, OpenTelemetry, or your own.
 
-Without --to, each run is sent to the trackers of its config (track). An active run is followed until it ends; a run
-with `track` in its config needs no such command.
+What was sent is not sent again. Without --to, each run is sent to the trackers of its config (track). An active run
+is followed until it ends; a run with `track` in its config needs no such command.
 
 [bold]Examples[/bold]
 

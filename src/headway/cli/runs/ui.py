@@ -12,7 +12,7 @@ def ui(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder that holds run directories.")] = Path("runs"),
     *,
     port: Annotated[int, typer.Option(help="Port of the page; 0 takes a free one.", min=0, max=65535)] = 9500,
-    host: Annotated[str, typer.Option(help="Address to listen at; the default is for this machine alone.")] = (
+    host: Annotated[str, typer.Option(help="Address to listen on; the default serves this machine only.")] = (
         "127.0.0.1"
     ),
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate of the server (PEM).")] = None,
@@ -20,8 +20,8 @@ def ui(
 ) -> None:
     """Show all runs of a folder in a browser: the list, and curves to compare, live.
 
-    It takes nothing from the internet and changes nothing. Beyond this machine it takes a certificate, and a token in
-    HEADWAY_METRICS_TOKEN, which the page asks for.
+    It only reads, and loads nothing from the internet. To serve other machines it needs a certificate, and a token in
+    HEADWAY_METRICS_TOKEN, for which the page asks.
 
     [bold]Examples[/bold]
 

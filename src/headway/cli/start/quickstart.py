@@ -14,7 +14,7 @@ from headway.core.user_command import remember_config
 if TYPE_CHECKING:
     from headway.config import Config
 
-HELP = """Run the main job end to end: prepare text, train a small model, evaluate, sample, export, report.
+HELP = """Run a small example from end to end: prepare text, train, evaluate, sample, export, report.
 
 The text is the source code of this Python's standard library, so nothing is downloaded. It takes a few minutes on \
 two cores. If it is stopped, the same command continues. The run is in runs/quickstart.

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from headway.launchers.job import Job
     from headway.launchers.launcher import Launcher
 
-HELP = """Start a run on a cluster: Slurm, Kubernetes, Ray, SkyPilot or Metaflow place the machines, and every \
-machine runs the same command.
+HELP = """Start a run on a cluster: Slurm, Kubernetes, Ray, SkyPilot or Metaflow.
 
-headway launch CONFIG --on TARGET [KEY=VALUE ...]: shows what it will take, asks, writes the files and submits them.
+headway launch CONFIG --on TARGET [KEY=VALUE ...]: shows what the run will take, asks, writes the files and submits \
+them. The cluster places the machines, and every machine runs the same command.
 
 [bold]Targets[/bold]
 
@@ -47,7 +47,7 @@ headway launch status runs/gpu-1b
 headway launch logs runs/gpu-1b --follow
 headway launch cancel runs/gpu-1b
 
-The config section launch says the rest: account, image, volumes, secrets by name, queues.
+Everything else is in the config section launch: account, image, volumes, secrets by name, queues.
 """
 
 _RUN_HELP = """Launch a config; `run` may be left out.
@@ -74,7 +74,8 @@ def run(
         typer.Option(
             "--machines",
             metavar="N or MIN:MAX",
-            help="Machines, each with parallel.workers workers; with MIN, the fewest that suffice when some are lost.",
+            help="Number of machines with parallel.workers workers each; MIN:MAX also continues with fewer"
+            " when some are lost.",
         ),
     ] = "1",
     smoke: Annotated[
@@ -170,7 +171,7 @@ def _for_all_machines(job: Job) -> Config:
 
 @launch.command()
 def status(run: RunArgument, json: JsonOption = False) -> None:
-    """Show how a launched run is: what its engine says, and how far it is.
+    """Show the state of a launched run: what its engine reports, and its progress.
 
     [bold]Examples[/bold]
 
@@ -210,7 +211,7 @@ def logs(
     run: RunArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C.")] = False,
 ) -> None:
-    """Print what a launched run has printed.
+    """Print the output of a launched run.
 
     [bold]Examples[/bold]
 

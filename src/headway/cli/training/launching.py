@@ -26,15 +26,18 @@ OnOption = Annotated[
     ),
 ]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Print the files, or write them with --out; ask no cluster.")
+    bool, typer.Option("--dry-run", help="Print the files, or write them to --out; contact no cluster.")
 ]
 OutOption = Annotated[
     Path | None,
     typer.Option(
-        "--out", metavar="DIR", help="Folder for the files; in the run directory otherwise.", show_default=False
+        "--out",
+        metavar="DIR",
+        help="Folder for the files; a folder in the run directory when not given.",
+        show_default=False,
     ),
 ]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 def start(job: Job, on: str, table: Callable[[Job], tuple[list[list[str]], str]], *, dry_run: bool, yes: bool) -> None:

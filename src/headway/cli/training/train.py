@@ -28,6 +28,7 @@ torchrun --nproc-per-node 2 -m headway train configs/quickstart.yaml
 
 A worker that dies or hangs is replaced, and the run continues from the newest checkpoint (config section supervise).
 After an interruption, the same command continues from the newest checkpoint that verifies.
+Watch it with headway top or headway ui.
 Exit codes: 0 done, 2 usage or config, 3 data, 4 checkpoint or run directory, 5 diverged, 6 budget \
 reached, 7 cancelled, 75 preempted (run again).
 """
@@ -47,7 +48,7 @@ def train(
         typer.Option(
             "--machines",
             metavar="N or MIN:MAX",
-            help="Machines that train together, each started with this command (HEADWAY_MACHINES).",
+            help="Number of machines, each started with this command (HEADWAY_MACHINES).",
             show_default=False,
         ),
     ] = None,
@@ -56,13 +57,15 @@ def train(
         typer.Option(
             "--node",
             metavar="K",
-            help="Number of this machine, from 0, which leads (HEADWAY_NODE).",
+            help="Number of this machine, from 0; machine 0 leads (HEADWAY_NODE).",
             show_default=False,
         ),
     ] = None,
     lead: Annotated[
         str | None,
-        typer.Option("--lead", metavar="HOST:PORT", help="Where machine 0 listens (HEADWAY_LEAD).", show_default=False),
+        typer.Option(
+            "--lead", metavar="HOST:PORT", help="Address at which machine 0 listens (HEADWAY_LEAD).", show_default=False
+        ),
     ] = None,
     workers: Annotated[
         str | None,
@@ -70,7 +73,7 @@ def train(
             "--workers",
             "-w",
             metavar="N or MIN:MAX",
-            help="Worker processes on this machine; with MIN, the fewest that suffice when some are lost.",
+            help="Worker processes on this machine; MIN:MAX also continues with fewer when some are lost.",
             show_default=False,
         ),
     ] = None,
@@ -82,7 +85,7 @@ def train(
         typer.Option("--accept-changes", help="Continue although the config or the data differ from those of the run."),
     ] = False,
     start_epoch: Annotated[
-        bool, typer.Option("--start-epoch", help="Begin a new epoch of all data where the run continues.")
+        bool, typer.Option("--start-epoch", help="Begin a new epoch of all data at the step where the run continues.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and print what would run.")] = False,
 ) -> None:

@@ -153,6 +153,13 @@ class TokenizerConfig(Section):
     special_tokens_in_text: bool = False
     """Encode the names of special tokens in a text as these tokens, not as ordinary text."""
 
+    @field_validator("path", mode="before")
+    @classmethod
+    def _check_local(cls, path: Any) -> Any:
+        if isinstance(path, str) and path.startswith("hf:"):
+            raise ValueError("a tokenizer is a file or folder of this machine: hf download ORG/NAME --local-dir FOLDER")
+        return path
+
 
 class DedupConfig(Section):
     """Which documents or paragraphs are removed as duplicates."""
