@@ -184,7 +184,7 @@ class Config(Section):
     cost: CostConfig = CostConfig()
     budget: BudgetConfig = BudgetConfig()
     track: list[TrackConfig] = []
-    """Trackers that the run's metrics are sent to, by a process of its own."""
+    """Trackers that the run's metrics are sent to, by a separate process."""
     callbacks: list[Annotated[str, Field(pattern=FUNCTION_PATTERN)]] = []
     """Your own callbacks, as `package.module:Class`, importable from the working directory. They are created without
     arguments and called between steps, on every worker ([extending/callback.md](extending/callback.md))."""

@@ -26,13 +26,13 @@ class LengthStep(Section):
 
     step: Literal["length"] = "length"
     min_characters: PositiveInt | None = None
-    """Fewest characters."""
+    """Minimum number of characters."""
     max_characters: PositiveInt | None = None
-    """Most characters."""
+    """Maximum number of characters."""
     min_words: PositiveInt | None = None
-    """Fewest words: what white space separates."""
+    """Minimum number of words, as separated by white space."""
     max_words: PositiveInt | None = None
-    """Most words."""
+    """Maximum number of words."""
 
     @model_validator(mode="after")
     def _check_limits(self) -> Self:
@@ -51,15 +51,15 @@ class GopherQualityStep(Section):
 
     step: Literal["gopher_quality"] = "gopher_quality"
     min_words: NonNegativeInt = 50
-    """Fewest words: what white space separates."""
+    """Minimum number of words, as separated by white space."""
     max_words: PositiveInt = 100_000
-    """Most words."""
+    """Maximum number of words."""
     min_mean_word_length: Annotated[float, Field(ge=0.0)] = 3.0
     """Shortest mean length of words, in characters."""
     max_mean_word_length: Annotated[float, Field(gt=0.0)] = 10.0
     """Longest mean length of words, in characters."""
     max_symbol_to_word_ratio: Annotated[float, Field(ge=0.0)] = 0.1
-    """Most hash symbols per word, and most ellipses per word."""
+    """Maximum number of hash symbols per word, and of ellipses per word."""
     max_bullet_lines: Share = 0.9
     """Largest share of lines that begin with a bullet point."""
     bullets: list[str] = ["•", "‣", "◦", "▪", "-", "*"]

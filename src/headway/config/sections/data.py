@@ -137,12 +137,12 @@ class TokenizerConfig(Section):
     """The vocabulary: an existing one, or one trained on the sources."""
 
     path: LocalPath | None = None
-    """A `tokenizer.json`, a SentencePiece `.model`, a `.tiktoken` file, or a folder with one. When not given, a
-    byte-level BPE is trained."""
+    """A `tokenizer.json`, a SentencePiece `.model`, a `.tiktoken` file, or a folder with one, on this
+    machine. When not given, a byte-level BPE is trained."""
     vocab_size: Annotated[int, Field(ge=258)] = 8192
     """Vocabulary of a trained tokenizer, special tokens included."""
     training_bytes: Bytes = 256_000_000
-    """Most text that a tokenizer is trained on; spread evenly over the sources."""
+    """Maximum amount of text that a tokenizer is trained on; spread evenly over the sources."""
     pattern: str | None = None
     """How text is split into words: `headway` (each digit and line break alone; the default of a trained tokenizer),
     `gpt2`, `llama3`, `qwen2`, `o200k`, `tekken`, or a regular expression. A `.tiktoken` file needs it,
@@ -256,7 +256,7 @@ class DataConfig(Section):
     remote_options: dict[str, Any] = {}
     """Options of `fsspec` for `remote`, as in `data.sources.storage_options`."""
     cache_bytes: Bytes = 50_000_000_000
-    """Most disk space for local copies of a remote store's shards."""
+    """Maximum disk space for local copies of a remote store's shards."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     clean: Annotated[list[CleanStep], BeforeValidator(step_list)] = []
     """Steps that every document passes, in this order; each is counted (`headway data inspect`)."""

@@ -24,7 +24,7 @@ class HealthConfig(Section):
     leave_out_steps: PositiveInt = 1
     """Number of steps whose rows a rollback skips: the failed step and those right before it."""
     rollback_limit: PositiveInt = 10
-    """Most rollbacks of a run; one more ends it with exit code 5."""
+    """Maximum number of rollbacks of a run; one more ends it with exit code 5."""
     replay_every: Annotated[int, Field(ge=0)] = 0
     """Every so many steps, compute the gradients twice and compare their bits, and compare weights that several workers
     hold (0: never). Finds hardware that sometimes computes or stores wrong values."""

@@ -115,7 +115,7 @@ class KubernetesConfig(Section):
     volumes: list[VolumeConfig] = []
     """Volumes with data and for run directories."""
     shared_memory: str | None = None
-    """Size of /dev/shm, e.g. `64Gi`, which counts as memory of the machine; no limit of its own when not given."""
+    """Size of /dev/shm, e.g. `64Gi`, which counts as memory of the machine; no separate limit when not given."""
     cpus: Annotated[float, Field(gt=0.0)] | None = None
     """Processors of each machine."""
     memory: str | None = None
@@ -154,7 +154,7 @@ class KubernetesConfig(Section):
     metrics_port: Annotated[int, Field(ge=1024, le=65535)] | None = None
     """Port of an exporter in the image; a PodMonitor for Prometheus is written for it."""
     max_failures: Annotated[int, Field(ge=0)] = 6
-    """Most pods that may fail, evictions and exit code 75 aside (`backoffLimit`)."""
+    """Maximum number of failed pods, evictions and exit code 75 aside (`backoffLimit`)."""
     keep_seconds: Annotated[int, Field(ge=0)] = 7 * 86400
     """How long a finished job is kept (`ttlSecondsAfterFinished`)."""
     patch: Patches = []
@@ -176,7 +176,7 @@ class RayJobConfig(EnvelopeConfig):
     min_machines: Annotated[int, Field(ge=0)] | None = None
     """Fewest workers of the cluster, which turns its autoscaler on."""
     max_machines: PositiveInt | None = None
-    """Most workers of the cluster; those of the run when not given."""
+    """Maximum number of workers of the cluster; the run's machines when not given."""
     tls_secret_name: str | None = None
     """Name of a secret with `tls.crt`, `tls.key` and `ca.crt`, with which Ray encrypts its own connections."""
     dashboard_port: Annotated[int, Field(ge=1024, le=65535)] = 8265
@@ -189,7 +189,7 @@ class RayConfig(Section):
     address: str | None = None
     """Address of its dashboard, for `ray job submit`; RAY_ADDRESS when not given."""
     max_failures: Annotated[int, Field(ge=-1)] = 3
-    """Most losses of machines or node processes after which Ray starts all again; -1 is no limit."""
+    """Maximum number of lost machines or node processes after which Ray starts all again; -1 is no limit."""
     storage: str | None = None
     """Folder or URL that all machines share, for what Ray Train keeps (`RunConfig.storage_path`)."""
     packages: list[str] = []
@@ -214,7 +214,7 @@ class SkyConfig(Section):
     workdir: str | None = None
     """Folder that is copied to the machines, with your own code."""
     max_restarts: Annotated[int, Field(ge=0)] = 3
-    """Most restarts after errors; exit code 75 always restarts."""
+    """Maximum number of restarts after errors; exit code 75 always restarts."""
     patch: Patch = {}
     """Changes of the task, merged last."""
 
@@ -229,7 +229,7 @@ class MetaflowConfig(Section):
     datastore: Literal["local", "s3", "azure", "gs"] | None = None
     """Where Metaflow keeps artifacts and cards; what its own configuration says when not given."""
     retries: Annotated[int, Field(ge=0, le=4)] = 4
-    """Most times that a step is started again, after exit code 75 or a kill. Metaflow itself allows 4."""
+    """Maximum number of restarts of a step, after exit code 75 or a kill. Metaflow itself allows 4."""
     minutes_between_retries: Annotated[int, Field(ge=0)] = 1
     """Pause before it."""
     patch: dict[str, Patch] = {}
@@ -246,7 +246,7 @@ class LaunchConfig(Section):
     accelerator: str | None = None
     """Their name, as `headway plan` knows it (`H100`), for the table before the launch."""
     port: Annotated[int, Field(ge=1024, le=65535)] = 29400
-    """Port of the first machine, where the others meet it. On Slurm each step has one of its own."""
+    """Port of the first machine, where the others meet it. On Slurm each step has its own port."""
     grace_seconds: Annotated[int, Field(ge=1)] | None = None
     """Time between the signal to stop and the kill. When not given, three times the last save of the run, at least
     120."""

@@ -19,7 +19,7 @@ class SuperviseConfig(Section):
     """Train in separate processes that are supervised and restarted. `false`: one worker trains in the command's
     process, as a debugger needs it, and a failure ends the command."""
     max_failures: Annotated[int, Field(ge=0)] = 3
-    """Most failures within `failure_window` that lead to a new attempt; one more ends the run. Preemptions do not
+    """Failures within `failure_window` that lead to a new attempt; one more ends the run. Preemptions do not
     count. A fault that repeats at the same step ends the run at once."""
     failure_window: Duration = Interval(3600, "seconds")
     """How long a failure counts."""
