@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 import typer.core
 
 from headway.core.console import print_line
 from headway.core.format import printable
+
+if TYPE_CHECKING:
+    from typer.models import CommandInfo, TyperInfo
 
 #: Each verb with the folder of its file, in the order of `headway --help`.
 VERBS = {
@@ -143,9 +146,9 @@ def application(verbs: Iterable[str] = VERBS) -> typer.Typer:
     app.callback()(_root)
     for verb in verbs:
         import_module(f"headway.cli.{VERBS[verb]}.{verb}").register(app)
-    for added in (*app.registered_commands, *app.registered_groups):
-        verb = added.name or getattr(added.callback, "__name__", "")
-        added.rich_help_panel = _PANELS[VERBS[verb]]
+    added: list[CommandInfo | TyperInfo] = [*app.registered_commands, *app.registered_groups]
+    for info in added:
+        info.rich_help_panel = _PANELS[VERBS[str(info.name or getattr(info.callback, "__name__", ""))]]
     return app
 
 
