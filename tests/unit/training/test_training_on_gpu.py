@@ -85,7 +85,7 @@ def train(device: torch.device, spoilt: int = -1, **sections: Any) -> tuple[list
 )
 def test_steps_on_the_gpu_are_those_on_the_cpu(sections: dict[str, Any]) -> None:
     rough = sections.get("train", {}).get("precision", "fp32") != "fp32"
-    # Large steps grow a difference of rounding from step to step: after five, processors differ from each other by 18 %.
+    # Large steps amplify a difference of rounding: after five of them, processors differ from each other by 18 %.
     rate = 1e-3 if rough else 1e-2
     sections = {**sections, "optimizer": {"learning_rate": rate, **sections.get("optimizer", {})}}
     (here, on_cpu), (there, on_gpu) = train(CPU, **sections), train(GPU, **sections)
