@@ -125,3 +125,79 @@ def test_models_of_transformers_end_in_one_state_under_every_strategy(
     for kind in kinds:
         hashes = {f"{strategy}-{n}": runs.hash(f"{kind}-{strategy}-{n}") for n, strategy in ways}
         assert len(set(hashes.values())) == 1, (kind, hashes)
+
+
+DEEPSPEED = ("deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3")
+
+
+def test_an_adapter_trains_under_deepspeed_as_under_ddp(
+    trials: Callable[..., Trials], corpus: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install 'headway[deepspeed]'")
+    peft = pytest.importorskip("peft")
+    train = {"steps": 3, "global_batch": 4, "micro_batch": 1, "lanes": 4}
+    runs, chosen = families(trials, corpus, tmp_path, ("llama-3",), train=train)
+    adapter = [chosen["llama-3"], "model.adapter={rank: 4, dropout: 0.1}"]
+    whole = [chosen["llama-3"], "model.implementation=transformers"]
+    for strategy in ("ddp", *DEEPSPEED[1:]):
+        runs.add(strategy, 2, *adapter, f"parallel.strategy={strategy}")
+    for strategy in ("ddp", DEEPSPEED[2]):
+        runs.add(f"whole-{strategy}", 2, *whole, f"parallel.strategy={strategy}")
+    for before, after in (("ddp", DEEPSPEED[1]), (DEEPSPEED[2], "ddp"), (DEEPSPEED[2], DEEPSPEED[2])):
+        runs.add(f"{before}-{after}", 2, *adapter, f"parallel.strategy={after}", copy_of=before)
+    runs.run()
+
+    for name in (*DEEPSPEED[1:], f"ddp-{DEEPSPEED[1]}", f"{DEEPSPEED[2]}-ddp"):
+        assert close(runs.losses(name), runs.losses("ddp")), name
+    assert close(runs.losses(f"whole-{DEEPSPEED[2]}"), runs.losses("whole-ddp"))
+    # As many workers as before: the promise of `determinism: run`.
+    assert runs.hash(f"{DEEPSPEED[2]}-{DEEPSPEED[2]}") == runs.hash(DEEPSPEED[2])
+    for strategy in DEEPSPEED[1:]:
+        run = tmp_path / "runs" / strategy
+        trained = load_trained(run)
+        export_trained(trained, tmp_path / "exports" / strategy)
+        base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "models" / "llama-3", dtype=torch.float32)
+        ids = torch.randint(VOCAB, (2, 24), generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            before = base.eval()(ids).logits
+            theirs = peft.PeftModel.from_pretrained(base, tmp_path / "exports" / strategy).eval()(ids).logits
+            torch.testing.assert_close(trained.model(ids), theirs, rtol=1e-5, atol=1e-5)
+        assert not torch.allclose(before, theirs, atol=1e-3), "training has changed nothing"
+        # The run computed this with the frozen weights that it had in memory, and here they come from their folder.
+        found = evaluate_trained(run, store_path=corpus / "store", rows=5, sequence_length=32)["loss"]
+        assert close(runs.metric(strategy, "evaluation/loss")[-1:], [found]), strategy
+
+
+@pytest.mark.slow
+def test_every_kind_of_pretrained_model_trains_under_deepspeed_as_under_ddp(
+    trials: Callable[..., Trials], corpus: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install 'headway[deepspeed]'")
+    train = {"steps": 4, "global_batch": 4, "micro_batch": 1, "lanes": 4}
+    runs, chosen = families(trials, corpus, tmp_path, ("qwen3", "llama-3"), train=train)
+    also = "also_trained: [embed_tokens], also_trained_rate: 0.1"
+    kinds = {
+        "adapter": [chosen["llama-3"], "model.adapter={rank: 4, dropout: 0.1}"],
+        "tied": [chosen["qwen3"], f"model.adapter={{rank: 4, dropout: 0.1, {also}}}"],
+        "int8": [chosen["llama-3"], "model.adapter={rank: 4, frozen_precision: int8}"],
+        "transformers": [chosen["qwen3"], "model.implementation=transformers"],
+        "native": [chosen["llama-3"], "model.implementation=native"],
+    }
+    for kind, strategy in product(kinds, ("ddp", *DEEPSPEED)):
+        runs.add(f"{kind}-{strategy}", 2, *kinds[kind], f"parallel.strategy={strategy}")
+    for kind, strategy in product(kinds, DEEPSPEED):
+        for before, after in ((strategy, "ddp"), ("ddp", strategy), (strategy, strategy)):
+            name = f"{kind}-{before}-{after}"
+            runs.add(name, 2, *kinds[kind], f"parallel.strategy={after}", copy_of=f"{kind}-{before}")
+    for strategy in DEEPSPEED:
+        overrides = (*kinds["adapter"], f"parallel.strategy={strategy}", "optimizer.offload=true")
+        runs.add(f"adapter-{strategy}-offload", 2, *overrides)
+    runs.run()
+
+    for kind, strategy in product(kinds, DEEPSPEED):
+        expected, name = runs.losses(f"{kind}-ddp"), f"{kind}-{strategy}"
+        for run in (name, f"{name}-ddp", f"{kind}-ddp-{strategy}", f"{name}-{strategy}"):
+            assert close(runs.losses(run), expected), run
+        assert runs.hash(f"{name}-{strategy}") == runs.hash(name), name
+    for strategy in DEEPSPEED:
+        assert close(runs.losses(f"adapter-{strategy}-offload"), runs.losses("adapter-ddp")), strategy

@@ -192,7 +192,8 @@ class KeptElsewhere(Protocol):
 class HasOutputProjection(Protocol):
     """Names its output projection, which Muon and fp8 treat unlike the matrices between layers.
 
-    Without it Muon takes the last matrix for it.
+    Without it Muon takes the last matrix for it. Stage 3 of DeepSpeed keeps it gathered for the whole model, since the
+    loss uses it outside of its module.
     """
 
     def output_projection(self) -> torch.Tensor | None:

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from headway.config.derived.deepspeed import engine_settings
 from headway.config.strategies import simplest_strategy
 from headway.core.errors import ConfigError, missing_extra
+from headway.core.model_protocol import HasOutputProjection
 from headway.core.process.exit import keep_gloo_threads
 from headway.core.types import Block
 from headway.parallel.buffers import BufferWatch
@@ -60,6 +61,12 @@ class DeepSpeed:
         )
         self.model = self._engine
         self._zero = self._engine.optimizer
+        if self._stage == 3 and isinstance(self._module, HasOutputProjection):
+            # The loss uses it outside of its module. DeepSpeed notices that by itself only if the weight is neither
+            # gathered nor under way at that time, and otherwise hands out an empty one.
+            projection = self._module.output_projection()
+            if isinstance(projection, nn.Parameter):
+                self._library.zero.register_external_parameter(self._module, projection)
 
     # A strategy
 
