@@ -136,6 +136,14 @@ def test_noise_on_embeddings_is_uniform_repeats_and_is_for_training_only(tmp_pat
     check_model(noisy.train(), language_model_loss, _batch())
 
 
+def test_an_adapter_leaves_the_config_of_the_run_as_it_is(tmp_path: Path) -> None:
+    """The run is resumed only with the config that it was made with."""
+    adapter = {"rank": 2, "also_trained": ["embed_tokens"], "targets": ["q_proj"]}
+    model = _model(write_family("qwen3", tmp_path / "model"), adapter=adapter)
+    assert model.config.adapter is not None
+    assert model.config.adapter.model_dump(include=adapter.keys()) == adapter
+
+
 def test_modules_that_are_trained_beside_an_adapter_have_a_rate_of_their_own(tmp_path: Path) -> None:
     adapter = {"rank": 2, "also_trained": ["embed_tokens"], "also_trained_rate": 0.25}
     model = _model(write_family("llama-3", tmp_path / "model"), adapter=adapter)

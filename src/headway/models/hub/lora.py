@@ -22,13 +22,15 @@ def add_adapter(network: Any, config: AdapterConfig, seed: int) -> Any:
     """
     peft = _peft()
     trained_embeddings = {"embed_tokens", "lm_head", "embeddings", "wte"} & set(config.also_trained)
+    # peft adds the names of tied modules to the list that it gets, and those of the config belong to the run.
+    also_trained = [*config.also_trained]
     settings = peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=config.rank,
         lora_alpha=config.alpha,
         lora_dropout=config.dropout,
         target_modules=config.targets,
-        modules_to_save=config.also_trained or None,
+        modules_to_save=also_trained or None,
         use_rslora=config.method == "rslora",
         use_dora=config.method == "dora",
         ensure_weight_tying=bool(trained_embeddings) and bool(network.config.get_text_config().tie_word_embeddings),
