@@ -9,6 +9,7 @@ Two steps are taken of a real model through the real training step, one or a few
     python benchmarks/plan/memory.py --strategies context pipeline --precisions fp32
     python benchmarks/plan/memory.py --strategies ddp zero3 --models tiny --output memory.json
     python benchmarks/plan/memory.py --strategies deepspeed_zero2 deepspeed_zero3-offload --bucket 200000
+    python benchmarks/plan/memory.py --strategies deepspeed_zero2 deepspeed_zero3 --bucket 200000 --models adapter
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from headway.config import Config, resolve_lanes, resolve_mesh
 from headway.core.format import format_bytes
-from headway.models.build import build_model
+from headway.models.build import build_model, complete
 from headway.models.facts import part_costs
+from headway.models.hub.frozen import freeze_as_configured
+from headway.models.hub.transformers_model import TransformersModel, build_transformers_model
 from headway.parallel.stages import plan_stages, stages_of_worker
 from headway.parallel.strategy import Engine, make_strategy
 from headway.parallel.world import World, open_world
@@ -65,7 +68,27 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "tiny": {"dim": 96, "layers": 4, "heads": 4, "kv_heads": 2, "ffn_dim": 256, "vocab_size": 2048},
 }  # fmt: skip
-ROWS = {"experts": 2, "tiny-experts": 2, "vocabulary": 1, "layers": 1, "activations": 8, "tiny": 2}
+#: Models of transformers, made for the measurement, with an adapter.
+PRETRAINED: dict[str, dict[str, Any]] = {
+    "adapter": {
+        "hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 3,
+        "intermediate_size": 512, "vocab_size": 4096,
+    },
+    "adapter-vocabulary": {
+        "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": 384, "vocab_size": 16384,
+    },
+}  # fmt: skip
+ROWS = {
+    "adapter": 2,
+    "adapter-vocabulary": 1,
+    "experts": 2,
+    "tiny-experts": 2,
+    "vocabulary": 1,
+    "layers": 1,
+    "activations": 8,
+    "tiny": 2,
+}
 STRATEGIES = {
     "single": 1, "ddp": 2, "zero1": 2, "zero2": 2, "zero3": 2, "zero3-each": 2, "hsdp": 4, "hsdp-each": 4, "elastic": 2,
     "elastic-zero3": 2,
@@ -110,7 +133,14 @@ class Case:
         elastic = self.strategy.startswith("elastic")
         rows, mesh = ROWS[self.model], MESHES.get(self.strategy, {})
         data = self.workers // math.prod(mesh.values())
-        model = {**MODELS[self.model], "max_sequence_length": LENGTH}
+        if self.model in PRETRAINED:
+            model = {
+                "from_pretrained": str(pretrained_folder(self.model)),
+                "implementation": "transformers",
+                "adapter": {"rank": 8},
+            }
+        else:
+            model = {**MODELS[self.model], "max_sequence_length": LENGTH}
         train = {
             "steps": 2,
             "sequence_length": LENGTH,
@@ -133,7 +163,28 @@ class Case:
         }
         optimizer = {"name": self.optimizer, "offload": self.strategy.endswith("-offload")}
         values = {"model": model, "train": train, "parallel": parallel, "optimizer": optimizer}
-        return Config.model_validate({**values, "determinism": "elastic" if elastic else "run"}).resolved()
+        config = Config.model_validate({**values, "determinism": "elastic" if elastic else "run"}).resolved()
+        if self.model not in PRETRAINED:
+            return config
+        return config.model_copy(update={"model": complete(config.model, PRETRAINED[self.model]["vocab_size"])})
+
+
+def pretrained_folder(name: str) -> Path:
+    """A folder with a model of random weights."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    folder = Path(tempfile.gettempdir()) / f"headway-plan-{name}"
+    if not (folder / "model.safetensors").exists():
+        AutoModelForCausalLM.from_config(LlamaConfig(**PRETRAINED[name])).save_pretrained(folder)
+    return folder
+
+
+def pretrained_model(config: Config) -> TransformersModel:
+    """A model of transformers with its adapter, its frozen weights as a run keeps them."""
+    model = build_transformers_model(config.model, seed=0)
+    model.loss_from_hidden = True
+    freeze_as_configured(model, config.train.precision)
+    return model
 
 
 def deepspeed_json(bucket: int) -> Path:
@@ -158,7 +209,11 @@ def measure(case: Case, world: World) -> int:
     config = case.config()
     grid = resolve_lanes(config, world.mesh.data)
     apply_determinism(config.determinism)
-    vocab_size = MODELS[case.model]["vocab_size"]
+    vocab_size = (MODELS | PRETRAINED)[case.model]["vocab_size"]
+    # Loaded before the profiler starts, which does not see what the threads of transformers take and free.
+    loaded = pretrained_model(config) if case.model in PRETRAINED else None
+    gc.collect()  # what loading left in cycles would count as freed by the step
+    there = 0 if loaded is None else sum(tensor.nbytes for tensor in (*loaded.parameters(), *loaded.buffers()))
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         stages, mine = None, None
         if world.mesh.pp > 1:
@@ -166,7 +221,8 @@ def measure(case: Case, world: World) -> int:
             stages = plan_stages(config, costs.layers, costs.embedding, costs.head)
             place = world.mesh.coordinates(world.rank)["pp"]
             mine = [stages[n] for n in stages_of_worker(place, world.mesh.pp, len(stages))]
-        model = build_model(config.model, vocab_size=vocab_size, seed=0, stages=mine).train()
+        model = loaded or build_model(config.model, vocab_size=vocab_size, seed=0, stages=mine)
+        model.train()
         model.set_activation_checkpointing(config.train.activation_checkpointing)
         if config.train.precision == "fp8":
             convert_to_fp8(model, LENGTH)  # PyTorch has the products for the CPU too
@@ -188,9 +244,9 @@ def measure(case: Case, world: World) -> int:
             }
             TrainStep(config, task, state, strategy, world, pipeline).run(batches)
             batches.clear()
-    del model, strategy, optimizer, state, task, pipeline, engine
+    del model, loaded, strategy, optimizer, state, task, pipeline, engine
     gc.collect()  # sharded modules are in cycles; freed later, they would count as less in the next case
-    return int(max(worker[0] for worker in world.gather([float(peak_bytes(profiler))])))
+    return int(max(worker[0] for worker in world.gather([float(there + peak_bytes(profiler))])))
 
 
 def random_rows(rows: int, vocab_size: int) -> dict[str, torch.Tensor]:
@@ -267,7 +323,9 @@ def main() -> None:
     """Measure, compare, and fail when one is too far off."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--strategies", nargs="+", choices=[*STRATEGIES, *DEEPSPEED, *MESHES], default=list(STRATEGIES))
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=["vocabulary", "layers", "activations"])
+    parser.add_argument(
+        "--models", nargs="+", choices=[*MODELS, *PRETRAINED], default=["vocabulary", "layers", "activations"]
+    )
     parser.add_argument("--precisions", nargs="+", choices=["fp32", "bf16", "fp16", "fp8"], default=["fp32", "bf16"])
     parser.add_argument("--checkpointing", nargs="+", choices=["none", "selective", "full"], default=["none", "full"])
     parser.add_argument("--micro-batches", nargs="+", type=int, default=[1, 2])
@@ -287,6 +345,8 @@ def main() -> None:
             arguments.micro_batches, arguments.optimizers,
         )
     ]  # fmt: skip
+    for name in PRETRAINED.keys() & set(arguments.models):
+        pretrained_folder(name)  # before several workers look for it
     results = []
     for workers in sorted({case.workers for case in cases}):
         some = [case for case in cases if case.workers == workers]

@@ -49,3 +49,15 @@ def test_strategies_of_deepspeed_take_what_is_planned(tmp_path: Path) -> None:
     assert set(strategies) == found.keys()
     # What goes to host memory is there on the CPU too, and more of it.
     assert found[strategies[3]]["measured_bytes"] > 1.1 * found[strategies[0]]["measured_bytes"]
+
+
+@pytest.mark.slow
+@needs_benchmarks
+def test_frozen_weights_under_deepspeed_take_what_is_planned(tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install 'headway[deepspeed]'")
+    pytest.importorskip("peft")
+    strategies = ("deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3")
+    found = measured(tmp_path, "--bucket", "200000", "--models", "adapter", "--strategies", *strategies)
+    assert set(strategies) == found.keys()
+    # Stage 3 divides frozen weights too, and they are most of the model.
+    assert found[strategies[2]]["measured_bytes"] < 0.95 * found[strategies[1]]["measured_bytes"]

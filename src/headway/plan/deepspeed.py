@@ -162,7 +162,7 @@ class EngineStep(Passes):
         copies = share + self._moments_of_share(share) + (2 * share + largest if offloads else 0)
         state = Moment(
             "",
-            weights=flat,
+            weights=flat + stage.frozen,
             optimizer=host * copies,
             buffers=self.lasting + (largest if offloads else 0),
         )
@@ -170,7 +170,8 @@ class EngineStep(Passes):
             state = state.plus("", gradients=host * own)  # sums of micro-batches
         sums = 0 if offloads else own
         # On an accelerator weights are flattened in host memory.
-        taken = Moment("taken over", weights=flat + (stage.all if self.on_cpu else 0), buffers=self.lasting)
+        begun = flat + stage.frozen + (stage.all if self.on_cpu else 0)
+        taken = Moment("taken over", weights=begun, buffers=self.lasting)
         if zero.stage == 1:
             moments = self._summed_at_the_end(state, bucket, groups)
         else:
@@ -241,7 +242,9 @@ class EngineStep(Passes):
         # Every parameter is padded to a multiple of the workers.
         parts = {name: FP32_BYTES * -(-count // FP32_BYTES // workers) for name, count in stage.bytes.items()}
         share, host = sum(parts.values()), self._host
-        weights = 0 if zero.offloads_weights and not self.on_cpu else share
+        # Frozen weights are divided as well, in their own type.
+        stored = [weight.element_bytes * -(-weight.elements // workers) for weight in stage.weights]
+        weights = 0 if zero.offloads_weights and not self.on_cpu else sum(stored)
         copies = share + self._moments_of_share(share) + (share if zero.offloads else 0)
         bucket = FP32_BYTES * zero.reduce_bucket
         live = live_weights(zero, stage, self.layout, self.gloo)
@@ -258,7 +261,8 @@ class EngineStep(Passes):
         cast = self.sizes.dense.casts and matrix // 2
         through = Bucket(backwards(stage.bytes), (), 0, zero.reduce_bucket, gloo=self.gloo)
         # All weights are on the device until they are sharded, one parameter after the other.
-        moments = [Moment("taken over", weights=stage.all + max(parts.values()), buffers=self.lasting)]
+        moments = [Moment("taken over", weights=stage.all + stage.frozen + max(stored), buffers=self.lasting)]
+        moments.append(state.plus("embedding, forward", communication=live.embedding, buffers=self.sizes.gradient))
         moments += [
             state.plus("a layer, forward", activations=sum(self.kept[:index]) + self.whole(self.sizes.dense),
                        communication=whole, buffers=cast)
@@ -270,7 +274,7 @@ class EngineStep(Passes):
                        buffers=self.loss_backward),
         ]  # fmt: skip
         for index, whole in enumerate(live.backward):
-            here = [extra for name, extra in through.extra.items() if name.startswith(f"layers.{index}.")]
+            here = [extra for name, extra in through.extra.items() if name.startswith(f"layers.{index}.")] or [0]
             below = sum(self.kept[:index])
             moments += [
                 # Buffers of collectives are freed before products are computed.
@@ -280,7 +284,7 @@ class EngineStep(Passes):
                 state.plus("gradients sent", activations=below, buffers=self.sizes.gradient, gradients=max(here),
                            communication=live.settled[index]),
             ]  # fmt: skip
-        last = max(through.extra["embedding.weight"], through.last)
+        last = max(through.extra.get("embedding.weight", 0), through.last)
         moments.append(state.plus("gradients sent", communication=live.settled[0], gradients=last))
         moments.append(state.plus("norm", buffers=FP64 * max(parts.values())))
         # A subgroup's gradients are flattened while it is updated; no weights are gathered.
@@ -292,8 +296,8 @@ class EngineStep(Passes):
 def live_weights(zero: ZeroSettings, stage: Stage, layout: Layout, gloo: bool) -> LiveParameters:
     """Return which weights are gathered at which point of a step in stage 3."""
     return live_parameters(
-        tuple((name, count // FP32_BYTES) for name, count in stage.bytes.items()),
-        tied=stage.tied,
+        stage.weights,
+        tied=all(weight.name != "head.weight" for weight in stage.weights),
         recomputes=layout.checkpointing != "none",
         workers=layout.mesh.data,
         persistence=zero.persistence,

@@ -17,7 +17,7 @@ from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
 
-from headway.config.optimizers import FP32_BYTES
+from headway.plan.stages import Weight
 
 #: Modules of a layer in the order of its forward pass, named by their parameter; those in capitals have none.
 _LAYER = (
@@ -56,6 +56,8 @@ _BEFORE_RECOMPUTING = 3
 class LiveParameters:
     """Bytes of weights that are gathered or in flight, at the peak."""
 
+    embedding: int
+    """Peak until rows are embedded, when no layer keeps anything yet."""
     forward: tuple[int, ...]
     """Peak in each layer's forward pass."""
     loss: int
@@ -70,7 +72,7 @@ class _Call:
     """One call of a module."""
 
     part: str
-    """Part of the step: "forward", "loss" or "backward", and the layer."""
+    """Part of the step: "embedding", "loss", or "forward" or "backward" and the layer."""
     parameters: tuple[str, ...]
     stays: bool = False
     """Whether it ends with the pass: it is the whole model, or no gradient marks its end."""
@@ -78,7 +80,7 @@ class _Call:
 
 @lru_cache(maxsize=256)
 def live_parameters(
-    sizes: tuple[tuple[str, int], ...],
+    weights: tuple[Weight, ...],
     *,
     tied: bool,
     recomputes: bool,
@@ -93,7 +95,7 @@ def live_parameters(
     """Compute the gathered weights in any step after the first, when the order of modules is known.
 
     Args:
-        sizes: Elements of each parameter, in the order of the model.
+        weights: All parameters in the order of the model. Frozen ones are divided and gathered too.
         tied: The embedding table is also the projection.
         recomputes: The forward passes of layers are recomputed.
         workers: Number of workers that share the weights.
@@ -104,24 +106,26 @@ def live_parameters(
         max_reuse: Distance in elements within which a parameter that is used again stays gathered.
         gloo: Collectives need their own buffer.
     """
-    elements = dict(sizes)
+    elements = {weight.name: weight.elements for weight in weights}
     small, total = set[str](), 0
-    for name, count in sizes:
+    for name, count in elements.items():
         if count + total <= persistent_in_all and count <= persistence:
             small.add(name)
             total += count
-    calls = _calls(elements, tied, recomputes)
-    walk = _Walk(calls, elements, small, workers, gloo)
+    # No gradient passes through a frozen embedding, so its backward pass never begins.
+    embeds_again = any(weight.trained for weight in weights if weight.name == "embedding.weight")
+    calls = _calls(elements, tied, recomputes, embeds_again)
+    walk = _Walk(calls, weights, small, workers, gloo)
     walk.go(prefetch_bucket, max_live, max_reuse)
     most = walk.most
     layers = 1 + max(int(name.split(".")[1]) for name in elements if name.startswith("layers."))
     forward = tuple(most[f"forward {index}"] for index in range(layers))
     backward = tuple(most[f"backward {index}"] for index in range(layers))
     settled = tuple(walk.settled[f"backward {index}"] for index in range(layers))
-    return LiveParameters(forward, most["loss"], backward, settled)
+    return LiveParameters(most["embedding"], forward, most["loss"], backward, settled)
 
 
-def _calls(elements: dict[str, int], tied: bool, recomputes: bool) -> list[_Call]:
+def _calls(elements: dict[str, int], tied: bool, recomputes: bool, embeds_again: bool) -> list[_Call]:
     """List every module call, forward and backward.
 
     The whole model uses the projection outside of its module.
@@ -143,7 +147,7 @@ def _calls(elements: dict[str, int], tied: bool, recomputes: bool) -> list[_Call
         names = tuple(name.removeprefix(prefix) for name in elements if name.startswith(prefix))
         return () if set(names) <= set(_LAYER) else names
 
-    calls = [_Call("forward 0", projection, stays=True), _Call("forward 0", ("embedding.weight",))]
+    calls = [_Call("embedding", projection, stays=True), _Call("embedding", ("embedding.weight",))]
     for index in range(layers):
         calls += layer(index, own_order(index) or _LAYER, f"forward {index}")
     calls += [_Call("loss", ("norm.weight",)), _Call("loss", projection, stays=True), _Call("loss", ("norm.weight",))]
@@ -152,7 +156,7 @@ def _calls(elements: dict[str, int], tied: bool, recomputes: bool) -> list[_Call
         again = layer(index, own or _LAYER, part) if recomputes else []
         backward = layer(index, ("LAYER", *reversed(own)) if own else _LAYER_BACKWARD, part)
         calls += [*backward[:_BEFORE_RECOMPUTING], *again, *backward[_BEFORE_RECOMPUTING:]]
-    return [*calls, _Call("backward 0", ("embedding.weight",), stays=True)]
+    return [*calls, _Call("backward 0", ("embedding.weight",), stays=True)] if embeds_again else calls
 
 
 class _Arrival:
@@ -165,12 +169,18 @@ class _Arrival:
 class _Walk:
     """The simulation of one step."""
 
-    def __init__(self, calls: list[_Call], elements: dict[str, int], small: set[str], workers: int, gloo: bool) -> None:
-        self.calls, self.elements, self.small, self.gloo = calls, elements, small, gloo
-        self.aligned = {name: FP32_BYTES * workers * -(-count // workers) for name, count in elements.items()}
+    def __init__(
+        self, calls: list[_Call], weights: tuple[Weight, ...], small: set[str], workers: int, gloo: bool
+    ) -> None:
+        self.calls, self.small, self.gloo = calls, small, gloo
+        self.elements = {weight.name: weight.elements for weight in weights}
+        self.bytes = {weight.name: weight.element_bytes * weight.elements for weight in weights}
+        self.aligned = {
+            weight.name: weight.element_bytes * workers * -(-weight.elements // workers) for weight in weights
+        }
         self.whole = set(small)
         self.arrivals: dict[str, _Arrival] = {}
-        self.fetched_for = dict.fromkeys(elements, -1)
+        self.fetched_for = dict.fromkeys(self.elements, -1)
         self.available = 0
         #: Peak bytes in each part of the step, with and without buffers of collectives.
         self.most: dict[str, int] = {}
@@ -209,7 +219,7 @@ class _Walk:
 
     def _note(self, part: str) -> None:
         arriving = {id(arrival): arrival for arrival in self.arrivals.values()}.values()
-        there = sum(FP32_BYTES * self.elements[name] for name in self.whole)
+        there = sum(self.bytes[name] for name in self.whole)
         there += sum(arrival.buffer for arrival in arriving)
         self.settled[part] = max(self.settled.get(part, 0), there)
         if self.gloo:

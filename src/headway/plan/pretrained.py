@@ -18,7 +18,7 @@ from headway.core.errors import ConfigError
 from headway.models.hub.sizes import model_without_weights
 from headway.parallel.fsdp import wrap_units
 from headway.plan.activations import Activations, LayerSizes, element_bytes, loss_bytes
-from headway.plan.stages import Stage
+from headway.plan.stages import Stage, Weight
 from headway.plan.trace import Trace, trace_model
 
 if TYPE_CHECKING:
@@ -37,6 +37,13 @@ class PretrainedStage(Stage):
 
     count: int = 0
     """Number of layers."""
+    stored: tuple[Weight, ...] = ()
+    """All parameters in the order of the model, the projection last."""
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """All parameters in the order of the model, frozen ones included."""
+        return self.stored
 
     @property
     def layers(self) -> int:
@@ -78,15 +85,17 @@ def pretrained_stage(config: Config, model: ModelConfig, layout: Layout) -> Pret
     if projection is not None:
         ends.setdefault(id(projection), "head.weight")
     shapes: dict[str, tuple[int, ...]] = {}
+    stored: list[Weight] = []
     frozen_root, frozen_layers = 0, [0] * len(layers)
     last_norm = next((p for p in reversed(list(built.parameters())) if p.ndim == 1 and id(p) not in places), None)
     if last_norm is not None:
         ends.setdefault(id(last_norm), "norm.weight")
     for name, p in built.named_parameters():
         index = places.get(id(p))
+        name = ends.get(id(p), ("root." if index is None else f"layers.{index}.") + name)
+        stored.append(Weight(name, p.numel(), p.element_size(), p.requires_grad))
         if p.requires_grad:
-            prefix = "root." if index is None else f"layers.{index}."
-            shapes[ends.get(id(p), prefix + name)] = tuple(p.shape)
+            shapes[name] = tuple(p.shape)
         elif index is None:
             frozen_root += p.nbytes
         else:
@@ -99,6 +108,7 @@ def pretrained_stage(config: Config, model: ModelConfig, layout: Layout) -> Pret
         frozen_layers=tuple(frozen_layers),
         gathers_half=False,
         count=len(layers),
+        stored=tuple(sorted(stored, key=lambda weight: weight.name == "head.weight")),
     )
 
 
@@ -197,13 +207,6 @@ def _check_layout(config: Config, layout: Layout) -> None:
             "a model of transformers is not divided by tensor, pipeline, context or expert parallelism",
             where="parallel, model.from_pretrained",
             fix="a data-parallel strategy, with parallel.tensor, pipeline, context and expert of 1",
-        )
-    if config.model.adapter is not None and layout.strategy.is_deepspeed:
-        raise ConfigError(
-            "a plan of DeepSpeed's buffers counts trained weights only, and its stage 3 also divides, gathers and"
-            " prefetches the frozen weights below an adapter",
-            where="parallel.strategy, model.adapter",
-            fix=f"plan it with parallel.strategy={layout.strategy.counterpart}",
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from headway.config.optimizers import FP32_BYTES, find_optimizer
 from headway.core.eight_bit import block_size
@@ -92,6 +92,15 @@ def _index(name: str) -> int:
     return int(name.split(".")[1])
 
 
+class Weight(NamedTuple):
+    """A parameter as a worker stores it, trained or not."""
+
+    name: str
+    elements: int
+    element_bytes: int = FP32_BYTES
+    trained: bool = True
+
+
 @dataclass(frozen=True)
 class Stage:
     """Consecutive layers with their part of embedding and projection. All sizes are in bytes, in fp32."""
@@ -117,6 +126,11 @@ class Stage:
     def bytes(self) -> dict[str, int]:
         """Bytes of each parameter."""
         return {name: FP32_BYTES * prod(size) for name, size in self.shapes.items()}
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """All parameters in the order of the model, frozen ones included."""
+        return tuple(Weight(name, count // FP32_BYTES) for name, count in self.bytes.items())
 
     @cached_property
     def layers(self) -> int:

@@ -20,6 +20,7 @@ from headway.plan.live_parameters import LiveParameters, live_parameters
 from headway.plan.memory import plan_memory
 from headway.plan.peak import MemoryPlan, Moment
 from headway.plan.speed import plan_speed
+from headway.plan.stages import Weight
 
 SHAPE: dict[str, Any] = {"dim": 64, "layers": 3, "heads": 4, "kv_heads": 2, "ffn_dim": 160, "vocab_size": 640}
 SHAPES = parameter_shapes(ModelConfig(**SHAPE))
@@ -129,8 +130,8 @@ def live(**changes: Any) -> LiveParameters:
         "tied": False, "recomputes": False, "workers": 2, "persistence": 0, "persistent_in_all": 2**62,
         "prefetch_bucket": 0, "max_live": 10**9, "max_reuse": 10**9, "gloo": False,
     }  # fmt: skip
-    sizes = tuple((name, count // 4) for name, count in BYTES.items())
-    return live_parameters(sizes, **{**values, **changes})
+    weights = tuple(Weight(name, count // 4) for name, count in BYTES.items())
+    return live_parameters(weights, **{**values, **changes})
 
 
 def test_a_small_model_is_whole_from_first_to_last_use() -> None:
@@ -163,6 +164,23 @@ def test_small_parameters_stay_whole() -> None:
     before = live(max_reuse=1).forward[1]
     assert live(max_reuse=1, persistence=64).forward[1] == before + vectors
     assert live(max_reuse=1, persistence=64, persistent_in_all=0).forward[1] == before
+
+
+def test_frozen_weights_are_gathered_in_their_own_type_and_their_embedding_once() -> None:
+    weights = tuple(
+        Weight(name, count // 4, 4 if "norm" in name else 2, "norm" in name) for name, count in BYTES.items()
+    )
+    options: dict[str, Any] = {
+        "tied": False, "recomputes": False, "workers": 2, "persistence": 0, "persistent_in_all": 2**62,
+        "prefetch_bucket": 0, "max_live": 10**9, "gloo": False,
+    }  # fmt: skip
+    table = BYTES["embedding.weight"] // 2
+    # The embedding is not used again, so it is released after the forward pass.
+    whole = sum(weight.elements * weight.element_bytes for weight in weights)
+    assert live_parameters(weights, max_reuse=10**9, **options).loss == whole - table
+    found = live_parameters(weights, max_reuse=1, **options)
+    assert found.embedding == BYTES["head.weight"] // 2 + table
+    assert found.forward[0] < found.embedding and found.backward[0] < found.embedding
 
 
 # Plans

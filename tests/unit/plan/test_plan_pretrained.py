@@ -16,6 +16,7 @@ from headway.config import Config, load_config, resolve_lanes
 from headway.core.errors import ConfigError
 from headway.models.build import complete
 from headway.models.hub.frozen import freeze_as_configured
+from headway.models.hub.sizes import model_without_weights
 from headway.models.hub.transformers_model import build_transformers_model
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
@@ -187,15 +188,34 @@ def test_what_cannot_be_planned_is_said(tmp_path: Path) -> None:
         make_plan(config.resolved(), parse_machines("2xL4"))
 
 
-def test_adapters_under_deepspeed_are_refused_with_the_reason_and_not_listed(tmp_path: Path) -> None:
+def test_adapters_under_deepspeed_count_frozen_weights_whole_or_divided(tmp_path: Path) -> None:
     config = _config(
         {"from_pretrained": str(write_family("qwen3", tmp_path / "model")), "implementation": "transformers",
          "adapter": {"rank": 2}},
         train={"sequence_length": 32, "precision": "fp32", "micro_batch": 1}, parallel={"workers": 2},
     )  # fmt: skip
-    asked = config.model_copy(update={"parallel": config.parallel.model_copy(update={"strategy": "deepspeed_zero2"})})
-    own = make_plan(asked, parse_machines("2xL4")).own
-    assert own.refusal is not None and "frozen weights" in own.refusal.what
-    assert own.refusal.where == "parallel.strategy, model.adapter" and "parallel.strategy=zero2" in own.refusal.fix
+    model = model_without_weights(config.model)
+    trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    frozen = sum(p.nbytes for p in model.parameters() if not p.requires_grad)
+    padding = 2 * 4 * 2 * len(list(model.parameters()))
+    for stage in (1, 2, 3):
+        asked = config.model_copy(
+            update={"parallel": config.parallel.model_copy(update={"strategy": f"deepspeed_zero{stage}"})}
+        )
+        own = make_plan(asked, parse_machines("2xL4")).own
+        assert own.refusal is None and own.memory is not None
+        moments = {moment.name: moment for moment in own.memory.moments}
+        whole = trained + frozen
+        assert moments["update"].weights == pytest.approx(whole / 2 if stage == 3 else whole, abs=padding)
+        # A copy for the update and two moments, of half of what is trained; gradients twice while they are flattened.
+        assert moments["update"].optimizer == pytest.approx(3 * trained / 2, abs=padding)
+        assert moments["update"].gradients <= 1.5 * trained + padding
+        if stage == 3:
+            # Small as they are, all of them stay gathered; before they are divided, they are there whole too.
+            assert moments["loss"].communication >= 4 * 500_000_000 + whole
+            assert moments["taken over"].weights > whole
+        else:
+            assert moments["taken over"].weights == pytest.approx(whole, abs=padding)
+    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install 'headway[deepspeed]'")
     listed = {option.strategy for option in make_plan(config, parse_machines("2xL4")).table if option.fits}
-    assert {"ddp", "zero1", "zero2", "zero3"} <= listed and not any(name.startswith("deepspeed") for name in listed)
+    assert {"ddp", "zero1", "zero2", "zero3", *(f"deepspeed_zero{stage}" for stage in (1, 2, 3))} <= listed
