@@ -21,7 +21,7 @@ from headway.config.optimizers import DEFAULT_OPTIMIZER, OptimizerName, find_opt
 from headway.config.sections.benchmarks import BenchmarksConfig
 from headway.config.sections.checkpoint import CheckpointConfig
 from headway.config.sections.cost import BudgetConfig, CostConfig
-from headway.config.sections.data import DataConfig, SourceConfig, named_sources
+from headway.config.sections.data import DataConfig, SourceConfig, TokenizerConfig, given_tokenizer, named_sources
 from headway.config.sections.health import HealthConfig
 from headway.config.sections.launch import LaunchConfig
 from headway.config.sections.losses import DistillConfig
@@ -233,7 +233,8 @@ class Config(Section):
         return self.runs / self.name
 
     def resolved(self, trains: bool = True) -> Config:
-        """Complete the config: tokens become steps, the store gets its path from the name, and so on.
+        """Complete the config: tokens become steps, the store gets its path from the name, the tokenizer is that of the
+        model to continue, and so on.
 
         Args:
             trains: The config must give the length of training; otherwise `train.steps` may stay open.
@@ -256,5 +257,10 @@ class Config(Section):
             # These keys stay unset: if `override` changes the shape, other values follow from it.
             model = ModelConfig.model_construct(set(model.model_fields_set), **{**dict(model), **follows})
         store = Path(str(self.data.store).replace("{name}", self.name))
-        data = self.data.model_copy(update={"sources": named_sources(self.data.sources), "store": store})
+        tokenizer = self.data.tokenizer
+        if tokenizer.path is None:  # unset for `override`, as above
+            values = {**dict(tokenizer), "path": given_tokenizer(self)}
+            tokenizer = TokenizerConfig.model_construct(set(tokenizer.model_fields_set), **values)
+        sources = named_sources(self.data.sources)
+        data = self.data.model_copy(update={"sources": sources, "store": store, "tokenizer": tokenizer})
         return self.model_copy(update={"train": train.in_whole_steps(), "model": model, "data": data})

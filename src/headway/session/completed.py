@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from headway.checkpoint.format.folders import checkpoint_folders
 from headway.config import Config, ModelConfig, dump_config, load_resolved
-from headway.config.sections.pretrained import is_on_hub, is_pinned, split_hub_name
 from headway.core.console import is_first_worker, notice, warning
 from headway.core.coordination.launched import world_size_from_environment
 from headway.core.errors import ConfigError
 from headway.core.files.foreign import LISTING_BYTES, read_bytes, read_json_object
 from headway.core.files.scratch import scratch_folder
+from headway.core.hub import is_on_hub, is_pinned, split_hub_name
 from headway.core.process.command import module_command
 from headway.core.user_command import suggest
 from headway.runs.run_directory import RunDirectory
@@ -224,19 +224,21 @@ def _check_tokenizer(config: Config, pretrained: Path, store: TokenStore) -> Non
         )
     if not ours.is_file() or not theirs.is_file() or read_bytes(ours) == read_bytes(theirs):
         return
-    meant = _tokens(theirs)
-    for number, token in _tokens(ours).items():
-        if meant.get(number, token) != token:
-            problem = ConfigError(
-                f"the data were prepared with another tokenizer than the checkpoint's: id {number:,} is"
-                f" {meant[number]!r} in the checkpoint, {token!r} in the store",
-                where=f"{theirs}, {ours}",
-                fix=f"data.tokenizer.path={theirs}, then: {suggest('data prepare', f'data.tokenizer.path={theirs}')}",
-            )
-            if checkpoint_folders(Path(config.run_directory) / "checkpoints"):
-                warning(problem.what)
-                return
-            raise problem
+    from headway.data.tokenizing.spec import first_conflict, parse, vocabulary
+
+    conflict = first_conflict(*(vocabulary(parse(read_bytes(file), str(file))) for file in (ours, theirs)))
+    if conflict is None:
+        return
+    number, stored, meant = conflict
+    problem = ConfigError(
+        f"the data were prepared with another tokenizer than the checkpoint's: id {number:,} is {meant!r} in the"
+        f" checkpoint, {stored!r} in the store",
+        where=f"{theirs}, {ours}",
+        fix=f"data.tokenizer.path={theirs}, then: {suggest('data prepare', f'data.tokenizer.path={theirs}')}",
+    )
+    if not checkpoint_folders(Path(config.run_directory) / "checkpoints"):
+        raise problem
+    warning(problem.what)
 
 
 def _check_teacher(config: Config, settings: DistillConfig, store: TokenStore) -> None:
@@ -264,10 +266,3 @@ def _check_teacher(config: Config, settings: DistillConfig, store: TokenStore) -
             fix="data.document_mask=false, or a teacher that the native decoder computes",
         )
     _check_tokenizer(config, base_folder(settings.teacher), store)
-
-
-def _tokens(file: Path) -> dict[int, str]:
-    """Return a map from id to token."""
-    from headway.data.tokenizing.spec import parse, vocabulary
-
-    return {number: token for token, number in vocabulary(parse(read_bytes(file), str(file))).items()}

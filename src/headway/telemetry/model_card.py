@@ -6,9 +6,9 @@ from typing import Any
 
 import yaml
 
-from headway.config.sections.pretrained import HUB, is_on_hub, split_hub_name
 from headway.core.credentials.secrets import redact
 from headway.core.format import format_count
+from headway.core.hub import HUB, is_on_hub, split_hub_name
 from headway.telemetry.record import Run, as_int, dig
 
 

@@ -307,12 +307,44 @@ def test_sections_that_contradict_each_other_are_both_told(write: Any) -> None:
         ("train: {steps: 1}\nparallel: {workers: ':2'}", "':2' is not a range of workers"),
         ("train: {steps: 1}\ndata: {sources: }", "at least 1 item"),
         ("train: {steps: 1}\nruns: ~nobody.here/runs", "'~nobody.here/runs' has no meaning here"),
-        ("train: {steps: 1}\ndata: {tokenizer: {path: hf://org/name}}", "file or folder of this machine: hf download"),
+        ("train: {steps: 1}\ndata: {tokenizer: {path: hf://name}}", "is named hf://organisation/name"),
     ],
 )
 def test_what_cannot_be_is_refused(write: Any, text: str, what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         load_config(write(text))
+
+
+def test_a_model_to_continue_brings_its_tokenizer(write: Any, tmp_path: Path) -> None:
+    for name, file in (("a", "tokenizer.json"), ("b", "tekken.json"), ("without", "config.json")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text("{}")
+    path = write("train: {steps: 1}")
+
+    def given(*words: str) -> Any:
+        return load_config(path, words).data.tokenizer.path
+
+    hub, (a, b, without) = "hf://org/name@main", (tmp_path / name for name in ("a", "b", "without"))
+    assert given() is None
+    assert (given(f"model.from_pretrained={a}"), given(f"model.from_pretrained={b}")) == (a, b)
+    assert given(f"model.from_pretrained={without}") is None, "a vocabulary is trained, as for any other shape"
+    assert given("model.from_pretrained=absent") == Path("absent")
+    assert given(f"model.from_pretrained={hub}") == hub == given(f"data.tokenizer.path={hub}")
+    assert given(f"model.from_pretrained={hub}", f"data.tokenizer.path={a}") == a
+    assert given(f"model.from_pretrained={a}", "data.remote=s3://bucket/store") is None
+    config = override(load_config(path, [f"model.from_pretrained={a}"]), [f"model.from_pretrained={b}"])
+    assert config.data.tokenizer.path == b
+
+
+@pytest.mark.parametrize(
+    "words", ["data.begin_of_text=always", "data.sources=[{path: a.jsonl, format: chat}]"], ids=["begin", "chat"]
+)
+def test_what_needs_a_given_tokenizer_takes_that_of_a_model(write: Any, words: str) -> None:
+    path = write("train: {steps: 1}")
+    with pytest.raises(ConfigError, match=r"data\.tokenizer\.path"):
+        load_config(path, [words])
+    load_config(path, [words, "model.from_pretrained=hf://org/name"])
+    load_config(path, [words, "data.remote=s3://bucket/store"])
 
 
 def test_a_pretrained_checkpoint_brings_its_own_longest_sequence(write: Any) -> None:

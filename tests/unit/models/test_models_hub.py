@@ -513,7 +513,6 @@ def test_losses_of_conversations_are_those_of_a_loop_with_labels(implementation:
         tmp_path,
         data={
             "sources": [{"path": str(tmp_path / "chats.jsonl"), "format": "chat"}],
-            "tokenizer": {"path": str(source)},
             "packing": "pad",
             "validation": 0.0,
         },

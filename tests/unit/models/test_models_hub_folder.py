@@ -9,8 +9,10 @@ import pytest
 
 from headway.config import Config
 from headway.core.errors import ConfigError
+from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.models.hub.folder import open_folder, pinned_source, weights_fingerprint
 from hub_server import HubServer
+from support_chat import chat_tokenizer
 
 constants = pytest.importorskip("huggingface_hub.constants")
 FILES = {"config.json": '{"model_type": "llama"}', "model.safetensors": "weights", "run.py": "code", "a.bin": "pickle"}
@@ -103,3 +105,14 @@ def test_weights_are_hashed_once_where_the_cache_has_no_place_yet(
     assert weights_fingerprint(folder, with_code=False, cache=cache) == before
     cache.parent.mkdir()
     assert weights_fingerprint(folder, with_code=False, cache=cache) == before and cache.is_file()
+
+
+def test_a_tokenizer_of_the_hub_is_fetched_without_the_weights(hub: HubServer, tmp_path: Path) -> None:
+    folder = chat_tokenizer(tmp_path / "tokenizer")
+    files = {file.name: file.read_bytes() for file in folder.iterdir()}
+    hub.commit("org/model", {**FILES, **files})
+    loaded = Tokenizer.load("hf://org/model")
+    assert loaded.fingerprint == Tokenizer.load(folder).fingerprint
+    assert sorted(file.name for file in Path(loaded.where).parent.iterdir()) == sorted(files)
+    with pytest.raises(ConfigError, match="there is no such model"):
+        Tokenizer.load("hf://org/none")

@@ -115,12 +115,12 @@ def inspect(
         sample = sample or list(
             sample_text(find_sources(settings.sources, most=settings.max_document_bytes), _SAMPLE_BYTES)
         )
-        loaded, path = _load_own(settings)
+        loaded, place = _load_own(settings)
         special = settings.tokenizer.special_tokens_in_text
     else:
-        loaded = Tokenizer.load(path, _pattern_of(overrides or []))
+        loaded, place = Tokenizer.load(path, _pattern_of(overrides or [])), str(path)
     ids = loaded.encode_arrays(sample, special_tokens_in_text=special)
-    facts = _facts(loaded, str(path)) | _measured(sample, ids)
+    facts = _facts(loaded, place) | _measured(sample, ids)
     if text is not None:
         facts["tokens"] = [[number, loaded.decode([number], skip_special_tokens=False)] for number in ids[0].tolist()]
     with exact_results():
@@ -188,8 +188,8 @@ def compare(
     samples = {source.name: list(sample_text([source], share)) for source in sources}
     loaded = [(str(path), Tokenizer.load(path, settings.tokenizer.pattern)) for path in paths]
     if not loaded:
-        own, path = _load_own(settings)
-        loaded = [(str(path), own)]
+        own, place = _load_own(settings)
+        loaded = [(place, own)]
     wanted = settings.tokenizer
     results = [(name, measure(one, samples, wanted.encoder, wanted.special_tokens_in_text)) for name, one in loaded]
     with exact_results():
@@ -218,12 +218,12 @@ def _bytes(text: str) -> int:
         raise ConfigError(what, where="--sample", fix='give for example "4 MB"') from None
 
 
-def _load_own(settings: DataConfig) -> tuple[Tokenizer, Path]:
-    """Load a config's tokenizer, the given one or that of its store; return it with its path."""
+def _load_own(settings: DataConfig) -> tuple[Tokenizer, str]:
+    """Load a config's tokenizer, the given one or that of its store; return it with its place."""
     from headway.data.tokenizing.tokenizer import Tokenizer
 
     path = settings.tokenizer.path or settings.store
-    return Tokenizer.load(path, settings.tokenizer.pattern), path
+    return Tokenizer.load(path, settings.tokenizer.pattern), str(path)
 
 
 def _facts(loaded: Tokenizer, where: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from headway.config.sections.architecture import division_problems
 from headway.config.sections.benchmarks import benchmark_problems
 from headway.config.sections.checkpoint import checkpoint_problems
 from headway.config.sections.cost import cost_problems
-from headway.config.sections.data import named_sources
+from headway.config.sections.data import named_sources, tokenizer_problems
 from headway.config.sections.early_stopping import early_stopping_problems
 from headway.config.sections.losses import loss_problems
 from headway.config.sections.pretrained import pretrained_problems
@@ -50,6 +50,7 @@ def find_problems(config: Config, trains: bool = True) -> list[ConfigError]:
         *(_training_length(config) if trains else ()),
         *_sequence_length(config),
         *_source_names(config),
+        *tokenizer_problems(config),
         *_stages(config),
         *parallel_problems(config),
         *division_problems(config),

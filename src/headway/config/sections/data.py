@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
 
 from headway.config.base import LocalPath, Section, Share, conflict
 from headway.config.batches import Batches
 from headway.config.sections.clean import CleanStep, step_list
+from headway.config.sections.pretrained import PretrainedSource
 from headway.config.template import CHAT, parse_template
 from headway.config.units import SHARE_OR_INTERVAL, Amount, Bytes, Interval, share_or_interval
+from headway.core.errors import ConfigError
+from headway.core.hub import is_on_hub
+
+if TYPE_CHECKING:
+    from headway.config.schema import Config
 
 #: Default of `data.max_document_bytes`.
 MAX_DOCUMENT_BYTES = 64 * 2**20
+#: Globs of the files that hold a vocabulary; of several in a folder, that of the first glob counts.
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "*.tiktoken", "tekken.json", "*.model")
 
 
 class SourceConfig(Section):
@@ -136,9 +144,10 @@ def _source_list(value: Any) -> Any:
 class TokenizerConfig(Section):
     """The vocabulary: an existing one, or one trained on the sources."""
 
-    path: LocalPath | None = None
-    """A `tokenizer.json`, a SentencePiece `.model`, a `.tiktoken` file, or a folder with one, on this
-    machine. When not given, a byte-level BPE is trained."""
+    path: PretrainedSource | None = None
+    """A `tokenizer.json`, a SentencePiece `.model`, a `.tiktoken` file, a folder with one, or
+    `hf://organisation/name@revision` for that of a model on the Hub. When not given, it is that of
+    `model.from_pretrained`; without that, a byte-level BPE is trained."""
     vocab_size: Annotated[int, Field(ge=258)] = 8192
     """Vocabulary of a trained tokenizer, special tokens included."""
     training_bytes: Bytes = 256_000_000
@@ -152,13 +161,6 @@ class TokenizerConfig(Section):
     sample of the sources."""
     special_tokens_in_text: bool = False
     """Encode the names of special tokens in a text as these tokens, not as ordinary text."""
-
-    @field_validator("path", mode="before")
-    @classmethod
-    def _check_local(cls, path: Any) -> Any:
-        if isinstance(path, str) and path.startswith("hf:"):
-            raise ValueError("a tokenizer is a file or folder of this machine: hf download ORG/NAME --local-dir FOLDER")
-        return path
 
 
 class DedupConfig(Section):
@@ -285,17 +287,9 @@ class DataConfig(Section):
     """Tokens attend only to their own document of a row, and positions restart with each document."""
 
     @model_validator(mode="after")
-    def _check_begin_of_text(self) -> Self:
-        if self.begin_of_text == "always" and self.tokenizer.path is None and self.remote is None:
-            raise conflict("a tokenizer that is trained has no begin-of-text token", "begin_of_text", "tokenizer.path")
-        return self
-
-    @model_validator(mode="after")
     def _check_chat(self) -> Self:
         if not any(source.format == "chat" for source in self.sources):
             return self
-        if self.tokenizer.path is None and self.remote is None:
-            raise conflict("conversations need a tokenizer with a chat template", "sources", "tokenizer.path")
         if self.clean:
             text = "these steps are for texts, and a source has conversations: give them to the others"
             raise conflict(text, "clean", "sources")
@@ -314,3 +308,35 @@ class DataConfig(Section):
         if any(weighted) and self.mixture.temperature != 1:
             raise conflict("a temperature is for sources without weights", "mixture.temperature", "sources")
         return self
+
+
+def given_tokenizer(config: Config) -> Path | str | None:
+    """Return the source of the given vocabulary: `data.tokenizer.path`, or else the model to continue, if it has one.
+
+    None if a vocabulary is trained, or comes with the remote store. A model that is not there yet counts as one with a
+    vocabulary.
+    """
+    data, model = config.data, config.model.from_pretrained
+    if data.tokenizer.path is not None or data.remote is not None or model is None:
+        return data.tokenizer.path
+    if is_on_hub(model) or not Path(model).is_dir():
+        return model
+    return model if any(any(Path(model).glob(name)) for name in TOKENIZER_FILES) else None
+
+
+def tokenizer_problems(config: Config) -> Iterator[ConfigError]:
+    """Yield what only a given tokenizer can do, where none is given."""
+    if config.data.remote is not None or given_tokenizer(config) is not None:
+        return
+    if config.data.begin_of_text == "always":
+        yield ConfigError(
+            "a tokenizer that is trained has no begin-of-text token",
+            where="data.begin_of_text, data.tokenizer.path",
+            fix="data.tokenizer.path, or data.begin_of_text=auto",
+        )
+    if any(source.format == "chat" for source in config.data.sources):
+        yield ConfigError(
+            "conversations need a tokenizer with a chat template",
+            where="data.sources, data.tokenizer.path",
+            fix="data.tokenizer.path: the model's folder, or hf://ORG/NAME",
+        )

@@ -11,13 +11,12 @@ from pydantic import BeforeValidator, Field, PositiveInt
 
 from headway.config.base import LocalPath, Section
 from headway.core.errors import ConfigError
+from headway.core.hub import HUB
 
 if TYPE_CHECKING:
     from headway.config.schema import Config
 
-HUB = "hf://"
 _HUB_PATTERN = r"^hf://[\w.-]+/[\w.-]+(@[\w./-]+)?$"
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def _check_hub(value: Any) -> Any:
@@ -34,22 +33,6 @@ PretrainedSource = Annotated[
     Field(union_mode="left_to_right"),
     BeforeValidator(_check_hub),
 ]
-
-
-def is_on_hub(source: Path | str) -> bool:
-    """Return whether a source names a model of the Hugging Face Hub."""
-    return isinstance(source, str) and source.startswith(HUB)
-
-
-def split_hub_name(source: str) -> tuple[str, str | None]:
-    """Split `hf://organisation/name@revision` into repository and revision."""
-    name, _, revision = source.removeprefix(HUB).partition("@")
-    return name, revision or None
-
-
-def is_pinned(source: Path | str) -> bool:
-    """Return whether a source of the Hub names a commit."""
-    return isinstance(source, str) and _COMMIT.fullmatch(split_hub_name(source)[1] or "") is not None
 
 
 class AdapterConfig(Section):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from headway.config.sections.clean import CleanStep, step_settings
 from headway.config.sections.data import DataConfig, stored_names
+from headway.core.errors import HeadwayError
 
 # Settings of a manifest whose key in the config has another name.
 _KEYS = {"special_tokens_in_text": "tokenizer.special_tokens_in_text"}
@@ -41,11 +43,15 @@ def settings_json(data: DataConfig, steps: Any, own_steps: Sequence[Any] = ()) -
 def differing_keys(data: DataConfig, manifest: dict[str, Any]) -> list[str]:
     """Return the config keys for which `headway data prepare` would make a store that differs from a prepared one.
 
-    It compares the config with the manifest alone: it reads no files, word lists or evaluation sets.
+    It compares the config with the manifest alone: it reads no files, word lists or evaluation sets. Only where the
+    store's vocabulary was trained and one is given, both are read: a model that was trained on the store brings the
+    same one.
     """
     stored, wanted = manifest["settings"], settings_json(data, None)
     compared = [key for key in {**wanted, **stored} if key not in ("clean", "source_clean")]
     keys = [key for key in compared if wanted.get(key) != stored.get(key)]
+    if "tokenizer" in keys and data.tokenizer.path is not None and _gives_the_same_ids(data):
+        keys.remove("tokenizer")
     found = [f"data.{_KEYS.get(key, key)}" for key in keys]
     if not _same_steps(data.clean, stored.get("clean", {}).get("steps", [])):
         found.append("data.clean")
@@ -60,6 +66,19 @@ def differing_keys(data: DataConfig, manifest: dict[str, Any]) -> list[str]:
     if names != stored_names(data.sources):
         found.append(f"data.sources (the store has {', '.join(names)})")
     return found
+
+
+def _gives_the_same_ids(data: DataConfig) -> bool:
+    """Return whether the ids of the store mean the same tokens in the given vocabulary; not if one cannot be read."""
+    from headway.data.tokenizing.files import read_tokenizer
+    from headway.data.tokenizing.spec import first_conflict, parse, vocabulary
+
+    assert data.tokenizer.path is not None
+    with suppress(HeadwayError):
+        files = read_tokenizer(data.store / "tokenizer"), read_tokenizer(data.tokenizer.path, data.tokenizer.pattern)
+        ours, theirs = (vocabulary(parse(file.content, str(file.path))) for file in files)
+        return first_conflict(ours, theirs) is None
+    return False
 
 
 def _same_steps(steps: list[CleanStep], stored: list[dict[str, Any]]) -> bool:

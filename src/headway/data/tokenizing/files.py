@@ -6,12 +6,15 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
+from headway.config.sections.data import TOKENIZER_FILES
 from headway.core.errors import DataError
 from headway.core.files.foreign import read_bytes
+from headway.core.hub import is_on_hub, snapshot
 from headway.data.tokenizing.settings_files import BEGINS, TokenizerSettings, read_settings
 
 # The tokenizer files of a folder, in order of precedence.
-_NAMES = ("tokenizer.json", "tokenizer.model", "*.tiktoken", "tekken.json", "*.model")
+#: Globs of the settings that may lie next to a vocabulary.
+_BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "*.jinja")
 _FIX = "give a tokenizer.json, .model or .tiktoken file, or a folder with one; headway tokenizer train makes one"
 
 
@@ -28,12 +31,14 @@ class FoundTokenizer:
     """The settings in the files next to it."""
 
 
-def read_tokenizer(path: Path, pattern: str | None = None) -> FoundTokenizer:
+def read_tokenizer(source: Path | str, pattern: str | None = None) -> FoundTokenizer:
     """Read a tokenizer of any known format; see `Tokenizer.load`.
 
     Raises:
+        ConfigError: It is on the Hub, which cannot be reached or has no such model.
         DataError: There is none, or it is a `.tiktoken` file with an unknown pattern or unknown special tokens.
     """
+    path = snapshot(source, (*TOKENIZER_FILES, *_BESIDE)) if is_on_hub(source) else Path(source)
     path = _file_in(path) if path.is_dir() else path
     try:
         data = read_bytes(path)
@@ -44,14 +49,14 @@ def read_tokenizer(path: Path, pattern: str | None = None) -> FoundTokenizer:
 
 def _file_in(folder: Path) -> Path:
     """Find the tokenizer of a folder, or of the folder `tokenizer` in it, which a store has."""
-    for place, name in product((folder, folder / "tokenizer"), _NAMES):
+    for place, name in product((folder, folder / "tokenizer"), TOKENIZER_FILES):
         files = sorted(place.glob(name))
         if len(files) > 1:
             names = ", ".join(file.name for file in files)
             raise DataError(f"the folder has several tokenizers: {names}", where=str(place), fix="name one of them")
         if files:
             return files[0]
-    return folder / _NAMES[0]
+    return folder / TOKENIZER_FILES[0]
 
 
 def _converted(path: Path, data: bytes, settings: TokenizerSettings, pattern: str | None) -> FoundTokenizer:

@@ -111,7 +111,7 @@ def _made_short_beside(process: ReferenceProcess) -> tuple[bytes, bytes | None] 
     return content, found.short if found.is_of(content) else None
 
 
-def begin_loading_file(path: Path | None, encoder: str) -> None:
+def begin_loading_file(path: Path | str | None, encoder: str) -> None:
     """Begin to load the vocabulary at `data.tokenizer.path`, if that is a `tokenizer.json` or a folder with one.
 
     Other vocabularies are not preloaded.
@@ -121,9 +121,9 @@ def begin_loading_file(path: Path | None, encoder: str) -> None:
         begin_loading(lambda: read_bytes(file), encoder)
 
 
-def _file_of(path: Path | None) -> Path | None:
+def _file_of(path: Path | str | None) -> Path | None:
     """Return the `tokenizer.json` that a path denotes, if any."""
-    if path is None:
+    if not isinstance(path, Path):  # a tokenizer of the Hub may have to be downloaded
         return None
     file = path / "tokenizer.json" if path.is_dir() else path
     return file if file.suffix == ".json" and file.is_file() else None

@@ -86,6 +86,16 @@ def vocabulary(spec: dict[str, Any]) -> dict[str, int]:
     return ids | {token["content"]: token["id"] for token in added_tokens(spec)}
 
 
+def first_conflict(ours: Mapping[str, int], theirs: Mapping[str, int]) -> tuple[int, str, str] | None:
+    """Return an id that means different tokens in two vocabularies, with the token of each; None if there is none.
+
+    Ids that only one of them has are no conflict.
+    """
+    meant = {number: token for token, number in theirs.items()}
+    found = ((number, token, meant[number]) for token, number in ours.items() if meant.get(number, token) != token)
+    return next(found, None)
+
+
 def check_unique_ids(ids: Mapping[str, int], where: str) -> None:
     """Check that every token has its own id.
 

@@ -114,17 +114,18 @@ class Tokenizer:
         converted into a tokenizer.json with identical ids. Tokens that only the files next to it name are added.
 
         Args:
-            path: The file or folder.
+            path: The file or folder, or `hf://organisation/name@revision`.
             pattern: For a `.tiktoken` file, which does not contain the pattern that splits text: a name in
                 `patterns.PATTERNS`, or a regular expression.
 
         Raises:
+            ConfigError: The Hub cannot be reached, or has no such model.
             DataError: There is no such file, it is not a tokenizer, it has no end-of-text token, or the files next to
                 it contradict it.
         """
         from headway.data.tokenizing.files import read_tokenizer
 
-        found = read_tokenizer(Path(path), pattern)
+        found = read_tokenizer(path, pattern)
         return cls(found.content, str(found.path), found.end_of_text, found.settings)
 
     def _named(self, numbers: Sequence[int], ids: Mapping[str, int]) -> dict[str, int]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from headway.config.sections.pretrained import is_on_hub, split_hub_name
 from headway.core.errors import ConfigError
+from headway.core.hub import is_on_hub, split_hub_name
 from headway.models.hub.folder import base_folder, is_adapter, open_folder
 from headway.models.hub.transformers_model import quiet
 from headway.models.huggingface.checkpoint import copy_tokenizer

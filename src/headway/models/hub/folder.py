@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.config.sections.pretrained import HUB, is_on_hub, is_pinned, split_hub_name
-from headway.core.errors import CheckpointError, ConfigError, HeadwayError, causes
+from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files.atomic import write_json
 from headway.core.files.foreign import read_json_object
 from headway.core.files.hashes import fingerprint, sha256_file
+from headway.core.hub import HUB, is_on_hub, is_pinned, snapshot, split_hub_name
 
 if TYPE_CHECKING:
     from headway.config import Config
@@ -29,7 +29,7 @@ def open_folder(source: Path | str, *, with_code: bool = False) -> Path:
         ConfigError: there is no such model, or the Hub cannot be reached and the cache does not have it.
         CheckpointError: the weights are in a format that is not read.
     """
-    folder = _snapshot(str(source), with_code) if is_on_hub(source) else Path(source)
+    folder = _snapshot(source, with_code) if is_on_hub(source) else Path(source)
     _check_format(folder)
     return folder
 
@@ -42,7 +42,7 @@ def settings_folder(source: Path | str, *, with_code: bool = False) -> Path:
     """
     if not is_on_hub(source):
         return Path(source)
-    return _snapshot(str(source), with_code, ["*.json", *([_CODE] if with_code else [])])
+    return _snapshot(source, with_code, ["*.json", *([_CODE] if with_code else [])])
 
 
 def base_folder(source: Path | str, *, with_code: bool = False) -> Path:
@@ -81,48 +81,13 @@ def pinned_source(source: Path | str) -> Path | str:
     """
     if not is_on_hub(source) or is_pinned(source):
         return source
-    name, _ = split_hub_name(str(source))
+    name, _ = split_hub_name(source)
     # The cache names the folder of a snapshot after its commit.
-    return f"{HUB}{name}@{_snapshot(str(source), False, ['config.json', ADAPTER]).name}"
+    return f"{HUB}{name}@{_snapshot(source, False, ['config.json', ADAPTER]).name}"
 
 
 def _snapshot(source: str, with_code: bool, patterns: list[str] | None = None) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise ConfigError(
-            "models of the Hugging Face Hub need the package huggingface_hub",
-            where=source,
-            fix="pip install headway[hf]",
-        ) from None
-    name, revision = split_hub_name(source)
-    wanted = patterns or [*_WANTED, *([_CODE] if with_code else [])]
-    try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
-    except Exception as error:
-        raise _hub_error(source, error) from error
-
-
-def hub_error_kinds(error: Exception) -> set[str]:
-    """Return the names of all classes of an exception of the Hub's client and of its causes; no base is common."""
-    return {kind.__name__ for cause in causes(error) for kind in type(cause).__mro__}
-
-
-def _hub_error(source: str, error: Exception) -> HeadwayError:
-    kinds = hub_error_kinds(error)
-    words = " ".join(str(error).split())[:300]
-    if "GatedRepoError" in kinds:
-        what, fix = "the model is gated, and access is denied", "accept its terms on the Hub, and set HF_TOKEN"
-    elif "RevisionNotFoundError" in kinds:
-        what, fix = "the model has no such revision", "check what is behind the @"
-    elif "RepositoryNotFoundError" in kinds:
-        what, fix = "there is no such model on the Hugging Face Hub, or it is private", "check its name; set HF_TOKEN"
-    elif kinds & {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError", "ConnectError", "TimeoutError"}:
-        what = f"the Hugging Face Hub cannot be reached, and the local cache does not have the model: {words}"
-        fix = "connect to the network once; or copy the model's folder here, and name that folder"
-    else:
-        what, fix = f"the model cannot be downloaded: {words}", "try again; or name a local folder"
-    return ConfigError(what, where=source, fix=fix)
+    return snapshot(source, patterns or [*_WANTED, *([_CODE] if with_code else [])])
 
 
 def _check_format(folder: Path) -> None:

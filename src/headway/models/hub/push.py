@@ -11,7 +11,8 @@ from typing import Any
 
 from headway.core.credentials.secrets import redact
 from headway.core.errors import ConfigError, causes, missing_extra
-from headway.models.hub.folder import ADAPTER, hub_error_kinds, open_folder
+from headway.core.hub import hub_error_kinds
+from headway.models.hub.folder import ADAPTER, open_folder
 from headway.models.huggingface.folder import MARKER
 
 #: The environment variable with the token. A token that was saved on this machine is not used.

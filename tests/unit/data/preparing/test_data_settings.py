@@ -12,6 +12,7 @@ from headway.config.sections.data import DataConfig
 from headway.data.preparing.prepare import prepare
 from headway.data.preparing.settings import differing_keys
 from headway.data.store import TokenStore
+from support_chat import chat_tokenizer
 
 
 @pytest.fixture
@@ -55,6 +56,11 @@ def test_only_what_differs_is_named(tmp_path: Path, asked: Callable[..., DataCon
     assert named(bad_documents="skip") == ["data.bad_documents"]
     assert named(dedup={}) == ["data.dedup"] == named(dedup={"documents": True, "near": True})
     assert named(tokenizer={"vocab_size": 400}) == ["data.tokenizer"]
+    assert named(tokenizer={"path": str(data.store)}) == [], (
+        "a model that was trained on the store brings its vocabulary"
+    )
+    other = chat_tokenizer(tmp_path / "other")
+    assert named(tokenizer={"path": str(other)}) == ["data.tokenizer"] == named(tokenizer={"path": "none"})
     special = {"vocab_size": 300, "special_tokens_in_text": True}
     assert named(tokenizer=special) == ["data.tokenizer.special_tokens_in_text"]
     assert named(sources=["a.jsonl", "b.jsonl"]) == ["data.sources (the store has a)"]
