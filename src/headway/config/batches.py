@@ -191,7 +191,9 @@ class Batches:
         assert interval.unit != "seconds", "a time is not a number of steps"
         if interval.unit == "steps":
             return interval.amount
-        return max(1, self._step_near(interval.amount, lambda tokens, per_step: round(tokens / per_step)))
+        # Halves are rounded up: `round` goes by whether the steps so far are even, so that the same amount would become
+        # another number of steps for a run that was changed on the way.
+        return max(1, self._step_near(interval.amount, lambda tokens, per_step: (tokens + per_step // 2) // per_step))
 
     def last_steps_of(self, interval: Interval, steps: int) -> int:
         """Convert an interval, counted back from the end of a run of `steps`, to the nearest number of steps."""

@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headway.config import Batches, BatchStage, Config, Interval, dump_config, identity, load_resolved, resolve_lanes
@@ -105,6 +105,15 @@ def test_what_cannot_be_is_refused(values: dict[str, Any], said: str) -> None:
     with pytest.raises((ConfigError, ValueError)) as error:
         Config.model_validate({**values, "train": train}).resolved()
     assert said in str(error.value)
+
+
+@example(Batches(((0, 1),), 16), 600, 7)  # 37 steps and a half
+@given(ramps(), st.integers(1, 4000), st.integers(0, 50))
+def test_an_amount_is_as_many_steps_wherever_a_run_was_changed(batches: Batches, tokens: int, begins: int) -> None:
+    changed = Batches(batches.parts, batches.sequence_length, before=batches, begins=begins)
+    amount = Interval(tokens, "tokens")
+    assert changed.steps_of(amount) == batches.steps_of(amount)
+    assert changed.steps_for(tokens) == batches.steps_for(tokens)
 
 
 def test_batches_of_a_run_that_was_changed() -> None:

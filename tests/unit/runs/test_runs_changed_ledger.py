@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import support_untrained
@@ -130,7 +130,19 @@ def test_rows_left_out_are_others_after_a_change(tmp_path: Path) -> None:
     run.check_epochs()
 
 
+#: A ramp that ends in the middle of a step, and whose segment begins again one step earlier: half a step was rounded by
+#: whether the number of steps was even, so the ramp ended elsewhere.
+_RAMP = {"batch": 2, "length": 16, "tokens": None, "ramp": 600, "seed": 0, "mixed": False, "new_epoch": False}
+HALF_A_STEP = [
+    {"steps": 8, "every": 2, "rollback": (3, 1), "lose": 1, "gone": False, "told": False,
+     "change": {**_RAMP, "grown": {}, "in_front": True}},
+    {"steps": 5, "every": 4, "rollback": (3, 1), "lose": 1, "gone": True, "told": False,
+     "change": {**_RAMP, "grown": {"a": 104}, "in_front": False}},
+]  # fmt: skip
+
+
 @QUICK
+@example(tokens={"a": 60}, attempts=HALF_A_STEP)
 @given(**RUNS)
 def test_the_ledger_of_any_history_counts_what_the_text_says(
     tokens: dict[str, int], attempts: list[dict[str, Any]]
