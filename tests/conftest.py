@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -71,6 +72,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.section("parts")
         for line in table(terminalreporter.stats):
             terminalreporter.line(line)
+
+
+@pytest.fixture(autouse=True)
+def restored_environment() -> Iterator[None]:
+    """Restore the variables of this process at the end of a test: libraries add some when they are loaded.
+
+    No copy of a process is made for a command with other variables (`preloaded`): later tests would start new ones.
+    """
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @pytest.fixture(autouse=True)

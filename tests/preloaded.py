@@ -42,6 +42,13 @@ _MODULES = (
     "rich.console",
     "typer.rich_utils",
 )
+#: What this process began with, whatever the test that needs the first copy has changed.
+_OWN_ENVIRONMENT = dict(os.environ)
+#: Variables that libraries, and trainings in this process, leave in its environment. A user's shell has none of them.
+_LEFT_BEHIND = {
+    "CUBLAS_WORKSPACE_CONFIG", "DS_ACCELERATOR", "PYTORCH_NVML_BASED_CUDA_CHECK", "TOKENIZERS_PARALLELISM",
+    "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_DETERMINISTIC", "_MLFLOW_TELEMETRY_SESSION_ID",
+}  # fmt: skip
 _BYTES = 2**20
 #: The program of a copy that is to be a starter itself.
 _STARTER = "starter"
@@ -75,9 +82,11 @@ class Starter:
             self._environment = origin._environment
             origin.start(Order(_STARTER, modules, self._environment, ""), [theirs.fileno()])
         else:
-            self._environment = dict(os.environ)
+            self._environment = _OWN_ENVIRONMENT
             command = [sys.executable, "-P", __file__, str(theirs.fileno()), *modules]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            self._process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=self._environment
+            )
         theirs.close()
         atexit.register(self._close)
 
@@ -101,6 +110,13 @@ class Starter:
         self._orders.close()
         if self._process is not None:
             self._process.wait()
+
+
+def environment_for(**more: object) -> dict[str, str]:
+    """Return the variables of a new process: those of this one and some more, without what libraries have left here."""
+    left = _LEFT_BEHIND - _OWN_ENVIRONMENT.keys()
+    own = {name: value for name, value in os.environ.items() if name not in left}
+    return own | {name: str(value) for name, value in more.items()}
 
 
 _starters: dict[tuple[str, ...], list[Starter]] = {}

@@ -109,7 +109,7 @@ def headway(
     It is `fresh` where it matters that it loads everything itself; see `preloaded`. What most `strategies` load is
     loaded too where that is asked for, or where several workers train.
     """
-    environment = {**os.environ, "HEADWAY_FAULTS": faults}
+    environment = preloaded.environment_for(HEADWAY_FAULTS=faults)
     if options.keys() <= {"cwd"} and not fresh:
         folder, before = options.get("cwd") or Path.cwd(), PATIENCE if patient else ""
         order = preloaded.Order("headway", list(map(str, arguments)), environment, str(folder), before)
@@ -214,7 +214,7 @@ def torchrun(workers: int, *command: str | Path, timeout: float = LONG) -> subpr
         capture_output=True,
         text=True,
         timeout=timeout,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env=preloaded.environment_for(OMP_NUM_THREADS=1),
         check=False,
     )
     assert result.returncode == 0, result.stderr[-9000:]
@@ -241,7 +241,7 @@ def run_workers(workers: int, script: Path, *words: str | Path, timeout: float =
     orders = []
     for rank in range(workers):
         variables = {**meeting, "RANK": rank, "LOCAL_RANK": rank} if workers > 1 else {}
-        environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
+        environment = preloaded.environment_for(**variables)
         orders.append(preloaded.Order(str(script), list(map(str, words)), environment, str(Path.cwd())))
     done = preloaded.run(orders, timeout, _OF_STRATEGIES)
     if done is None:
