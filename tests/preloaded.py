@@ -14,6 +14,7 @@ import json
 import os
 import re
 import runpy
+import select
 import selectors
 import signal
 import socket
@@ -144,12 +145,10 @@ def run(
     Raises:
         subprocess.TimeoutExpired: they take longer, or what they leave behind keeps their streams; they are killed.
     """
-    if sys.platform != "linux":
+    if not all(can_start(order, modules) for order in orders):
         return None
     there = _starters_with(tuple(modules))
     starters = [there[next(_turns) % len(there)] for _ in orders]
-    if not all(starter.can(order) for starter, order in zip(starters, orders, strict=True)):
-        return None
     with ExitStack() as stack:
         pipes = [os.pipe() for _ in range(2)]
         reading = [stack.enter_context(os.fdopen(end, "rb", buffering=0)) for end, _ in pipes]
@@ -169,6 +168,75 @@ def run(
     if code is None:
         raise subprocess.TimeoutExpired(command, timeout, out, err)
     return subprocess.CompletedProcess(command, code, out, err)
+
+
+class Copy:
+    """A copy that runs beside the test. Names are those of `subprocess.Popen`; standard output is discarded.
+
+    Args:
+        order: What it is to do; only if `can_start` says so.
+        modules: As for `run`.
+    """
+
+    def __init__(self, order: Order, modules: Sequence[str] = ()) -> None:
+        there = _starters_with(tuple(modules))
+        reading, writing = os.pipe()
+        self._answers, theirs = socket.socketpair()
+        with Path(os.devnull).open("wb") as nothing:
+            there[next(_turns) % len(there)].start(order, [theirs.fileno(), nothing.fileno(), writing])
+        theirs.close()
+        os.close(writing)
+        self.stderr = os.fdopen(reading, encoding="utf-8")
+        self.returncode: int | None = None
+        self._said = b""
+        self.pid = int(self._line())
+
+    def _line(self) -> bytes:
+        while b"\n" not in self._said:
+            if not (part := self._answers.recv(64)):
+                raise ChildProcessError("the process that starts copies is gone")
+            self._said += part
+        line, _, self._said = self._said.partition(b"\n")
+        return line
+
+    def poll(self) -> int | None:
+        """Return its exit code, or None while it runs."""
+        with suppress(subprocess.TimeoutExpired):
+            return self.wait(0)
+        return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end and return its exit code."""
+        if self.returncode is None:
+            if not select.select([self._answers], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+            self.returncode = int(self._line())
+            self._answers.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float) -> tuple[None, str]:
+        """Wait for its end and for all that has its standard error; return what came there."""
+        said = {self.stderr.fileno(): bytearray()}
+        if _listen(said, [], time.monotonic() + timeout) is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout)
+        self.wait(timeout)
+        (text,) = said.values()
+        self.stderr.close()
+        return None, text.decode()
+
+
+def can_start(order: Order, modules: Sequence[str] = ()) -> bool:
+    """Return whether a copy would do what a new process does."""
+    return sys.platform == "linux" and all(starter.can(order) for starter in _starters_with(tuple(modules)))
 
 
 def _listen(said: Mapping[int, bytearray], copies: Sequence[int], deadline: float) -> int | None:

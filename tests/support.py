@@ -128,6 +128,28 @@ def headway(
     )
 
 
+def start_headway(
+    *arguments: str | Path, faults: str = "", before: str = "", fresh: bool = False, strategies: bool = False
+) -> preloaded.Copy | subprocess.Popen[str]:
+    """Start the command line and return its process, whose standard error can be read.
+
+    Args:
+        faults: Orders for it.
+        before: Code that its process executes first.
+        fresh: Let it load everything itself.
+        strategies: Load what most of them load, too: for several workers, each of which would do it by itself.
+    """
+    environment, words = preloaded.environment_for(HEADWAY_FAULTS=faults), list(map(str, arguments))
+    # The tests may run under `nohup`.
+    before = f"import signal\nsignal.signal(signal.SIGHUP, signal.SIG_DFL)\n{before}\n"
+    order = preloaded.Order("headway", words, environment, str(Path.cwd()), before)
+    modules = _OF_STRATEGIES if strategies else ()
+    if not fresh and preloaded.can_start(order, modules):
+        return preloaded.Copy(order, modules)
+    command = [sys.executable, "-c", f"{before}from headway.cli.main import main\nmain()", *words]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
+
+
 def _several_workers(order: preloaded.Order) -> bool:
     """Whether it trains with several workers, each of which would load PyTorch's compiler for the sake of DDP."""
     if order.words[:1] != ["train"]:

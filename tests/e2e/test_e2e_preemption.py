@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 
 from headway.core.process.waiting import wait_until
-from support import headway, state_hash
+from support import headway, start_headway, state_hash
 from support_notices import Cloud, metadata_service, utc
 from waits import LONG
 
@@ -66,11 +64,7 @@ def test_a_notice_saves_and_stops_and_the_run_goes_on(
             "schedule": {"name": "constant", "warmup": "5 steps"},
         }
         config = tiny(**sections)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "headway", "train", str(config), "name=taken", "-w", str(workers)],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        process = start_headway("train", config, "name=taken", "-w", str(workers), strategies=workers > 1)
         try:
             wait_for((taken / "metrics.jsonl").exists)
             change(cloud, taken)

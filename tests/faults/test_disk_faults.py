@@ -22,7 +22,7 @@ from headway.checkpoint.store import CheckpointStore
 from headway.core.process.waiting import wait_until
 from headway.runs.ledger_proof import prove
 from headway.telemetry.metrics import read_metrics
-from support import PATIENT_HEADWAY, headway, state_hash, stopped_worker, write_config
+from support import PATIENCE, headway, start_headway, state_hash, stopped_worker, write_config
 from waits import LONG
 
 #: Ends a file system as a cable that is pulled does (`EXT4_IOC_SHUTDOWN`, without writing what is in memory).
@@ -108,13 +108,8 @@ class Training:
     def __init__(self, config: Path, run: Path, *more: str, stops: tuple[int, ...]) -> None:
         self._run = run
         faults = ",".join(["slow@step=1", *(f"freeze@checkpoint.stage:{save}%0" for save in stops)])
-        self._process = subprocess.Popen(
-            [*PATIENT_HEADWAY, "train", str(config), *more],
-            env={**os.environ, "HEADWAY_FAULTS": faults},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        several = "-w" in more and "1" not in more
+        self._process = start_headway("train", config, *more, faults=faults, before=PATIENCE, strategies=several)
         self.said: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

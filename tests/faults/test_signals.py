@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,12 +13,13 @@ import psutil
 import pytest
 
 from headway.core.process.waiting import wait_until
+from preloaded import Copy
+from support import headway, start_headway
 from waits import LONG
 
 #: The command line, with workers that take half a second to write down why they end, and the first one a whole one.
 LINGERING = """
 import time
-from headway.cli.main import main
 from headway.supervisor import worker
 
 def report(folder, record, report=worker._report):
@@ -27,31 +27,18 @@ def report(folder, record, report=worker._report):
     report(folder, record)
 
 worker._report = report
-main()
 """
 
 
 #: The command line, with a process between supervisor and workers that kills those at once that it ends.
 HASTY = """
-from headway.cli.main import main
 from headway.supervisor import local_workers
 
 local_workers._END_SECONDS = 0.0
-main()
 """
 
 
-def start(config: Path, *arguments: str, program: str = "") -> subprocess.Popen[str]:
-    """Start training, by another program than the command line if one is given."""
-    return subprocess.Popen(
-        [sys.executable, *(["-c", program] if program else ["-m", "headway"]), "train", str(config), *arguments],
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run under `nohup`
-    )
-
-
-def ended(process: subprocess.Popen[str]) -> str:
+def ended(process: Copy | subprocess.Popen[str]) -> str:
     """What it has said, when it has ended; if it does not, it must not go on beside the other tests."""
     try:
         return process.communicate(timeout=LONG)[1]
@@ -68,7 +55,7 @@ def test_a_signal_to_the_launcher_reaches_its_workers(
     tiny: Callable[..., Path], tmp_path: Path, number: signal.Signals
 ) -> None:
     config = tiny(train={"steps": 100_000}, checkpoint={"every": "100000 steps"})
-    process = start(config, "-w", "2")
+    process = start_headway("train", config, "-w", "2", strategies=True)
     wait_for(tmp_path / "runs/tiny/metrics.jsonl")
     process.send_signal(number)
     errors = ended(process)
@@ -84,7 +71,7 @@ def test_what_comes_after_a_save_takes_no_worker_before_it_has_told_why(
     """The first worker to leave has the agent end the others, and a signal may come twice. Without their reasons a
     state that is saved was told as lost, or the reason of another worker than the first."""
     config = tiny(train={"steps": 100_000}, checkpoint={"every": "100000 steps"})
-    process = start(config, "-w", "2", program=LINGERING)
+    process = start_headway("train", config, "-w", "2", before=LINGERING, strategies=True)
     run = tmp_path / "runs/tiny"
     wait_for(run / "metrics.jsonl")
     process.send_signal(signal.SIGHUP)
@@ -103,7 +90,7 @@ def test_workers_have_the_time_that_their_saves_take(tiny: Callable[..., Path], 
     """systemd and Slurm send a signal to all processes of a job, the one between supervisor and workers among them,
     which would give workers half a minute; here, none at all."""
     config = tiny(train={"steps": 100_000}, checkpoint={"every": "100000 steps"})
-    process = start(config, "-w", "2", program=HASTY)
+    process = start_headway("train", config, "-w", "2", before=HASTY, strategies=True)
     wait_for(tmp_path / "runs/tiny/metrics.jsonl")
     [agent] = psutil.Process(process.pid).children()
     workers = agent.children()
@@ -120,7 +107,7 @@ def test_workers_have_the_time_that_their_saves_take(tiny: Callable[..., Path], 
 def test_a_signal_before_the_first_step_is_a_preemption_too(
     tiny: Callable[..., Path], tmp_path: Path, number: signal.Signals
 ) -> None:
-    process = start(tiny(train={"steps": 100_000}))
+    process = start_headway("train", tiny(train={"steps": 100_000}), fresh=True)  # its worker has yet to load PyTorch
     attempt = tmp_path / "runs/tiny/attempts/001/attempt.json"
     wait_for(attempt)
     process.send_signal(number)
@@ -141,8 +128,6 @@ def test_a_process_whose_starter_ignores_children_knows_of_its_own(tiny: Callabl
 def test_a_wish_to_stop_does_not_wait_for_an_evaluation(tiny: Callable[..., Path], tmp_path: Path) -> None:
     """A machine that goes may go in the middle of it."""
     config = tiny(train={"steps": 100_000}, evaluation={"every": "1 steps"}, checkpoint={"every": "100000 steps"})
-    command = [sys.executable, "-m", "headway", "train", str(config), "supervise.enabled=false"]
-    faults = {**os.environ, "HEADWAY_FAULTS": "stop@step=3,kill@evaluation=4"}
-    done = subprocess.run(command, capture_output=True, text=True, env=faults)
+    done = headway("train", config, "supervise.enabled=false", faults="stop@step=3,kill@evaluation=4")
     assert done.returncode == 75, done.stderr
     assert (tmp_path / "runs/tiny/checkpoints/step-00000004").exists()

@@ -23,7 +23,7 @@ from headway.runs.ledger_proof import prove
 from headway.runs.run_directory import RunDirectory
 from headway.session.attempt import write_config
 from headway.telemetry.metrics import read_metrics
-from support import headway, state_hash
+from support import headway, start_headway, state_hash
 from waits import LONG
 
 
@@ -139,8 +139,7 @@ def test_the_same_fault_twice_is_called_a_bug(tiny: Callable[..., Path], tmp_pat
 
 
 def test_the_death_of_the_supervisor_takes_the_worker_along(tiny: Callable[..., Path], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "headway", "train", str(tiny(train={"steps": 100_000}))]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = start_headway("train", tiny(train={"steps": 100_000}))
     heartbeat = tmp_path / "runs/tiny/attempts/001/heartbeat-0"
     try:
         assert wait_until(lambda: (found := read_heartbeat(heartbeat)) is not None and found.step >= 1, LONG)
