@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -92,6 +94,29 @@ def no_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave no command of one test for the messages of the next one."""
     monkeypatch.setenv(VARIABLE, "")  # so that it is restored even if the test sets it
     monkeypatch.delenv(VARIABLE)
+
+
+@pytest.fixture(scope="session")
+def made_once(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, Callable[[Path], None]], Path]:
+    """Makes a folder for all testers: the first that asks fills it, the others wait for that. Tests only read it."""
+    place = tmp_path_factory.getbasetemp()
+    if hasattr(request.config, "workerinput"):  # one tester of several, whose folders lie in a common one
+        place = place.parent
+
+    def make(name: str, fill: Callable[[Path], None]) -> Path:
+        folder, done = place / f"made-{name}", place / f"made-{name}.done"
+        with (place / f"made-{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not done.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # of a tester that has failed to fill it
+                folder.mkdir()
+                fill(folder)
+                done.touch()
+        return folder
+
+    return make
 
 
 @pytest.fixture(scope="session")

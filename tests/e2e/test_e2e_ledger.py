@@ -18,9 +18,12 @@ Change = Callable[[list[dict[str, Any]]], None]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
     """A mixture of two sources with stages; killed after step 5, then set back to step 6 from step 8."""
-    folder = tmp_path_factory.mktemp("ledger")
+    return made_once("ledger", _train) / "runs" / "tiny"
+
+
+def _train(folder: Path) -> None:
     write_corpus(folder)
     write_corpus(folder / "more", documents=30)
     sources = [
@@ -39,7 +42,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shard = next((run / "checkpoints" / "step-00000008").glob("*.safetensors"))
     shard.write_bytes(shard.read_bytes()[:-1])
     assert headway("train", config, "--workers", "2").returncode == 0
-    return run
 
 
 @pytest.fixture
