@@ -67,6 +67,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "expert_ffn_dim": 128, "dense_layers": 1,
     },
     "tiny": {"dim": 96, "layers": 4, "heads": 4, "kv_heads": 2, "ffn_dim": 256, "vocab_size": 2048},
+    # For fp8, whose products take a processor a hundred times as long as those of fp32.
+    "narrow": {"dim": 32, "layers": 3, "heads": 2, "kv_heads": 1, "ffn_dim": 64, "vocab_size": 256},
 }  # fmt: skip
 #: Models of transformers, made for the measurement, with an adapter.
 PRETRAINED: dict[str, dict[str, Any]] = {
@@ -88,6 +90,7 @@ ROWS = {
     "layers": 1,
     "activations": 8,
     "tiny": 2,
+    "narrow": 2,
 }
 STRATEGIES = {
     "single": 1, "ddp": 2, "zero1": 2, "zero2": 2, "zero3": 2, "zero3-each": 2, "hsdp": 4, "hsdp-each": 4, "elastic": 2,

@@ -47,7 +47,7 @@ def test_one_worker_takes_what_is_planned(
     memory = benchmark("memory")
     if precision == "fp8":
         pytest.importorskip("torchao")
-    model = "tiny-experts" if optimizer == "adafactor" else "tiny"
+    model = "narrow" if precision == "fp8" else "tiny-experts" if optimizer == "adafactor" else "tiny"
     case = memory.Case("single", model, precision, checkpointing, micro_batches, optimizer)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
