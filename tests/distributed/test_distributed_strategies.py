@@ -49,7 +49,8 @@ def test_elastic_runs_have_the_same_bits_under_every_strategy(
     trials: Callable[..., Trials], ways: list[tuple[int, str]]
 ) -> None:
     # Widths that do not fill vectors: kernels that treat the last elements of a shard otherwise would show.
-    runs = trials(determinism="elastic", model={"dropout": 0.1, "dim": 36, "heads": 3, "kv_heads": 1, "ffn_dim": 75})
+    widths = {"dropout": 0.1, "dim": 36, "heads": 3, "kv_heads": 1, "ffn_dim": 75}
+    runs = trials(determinism="elastic", model=widths, train={"steps": 5})
     names = [runs.add("single", 1)]
     names += [runs.add(f"{s}-{n}", n, f"parallel.strategy={s}") for n, s in ways]
     names.append(runs.add("hsdp-4", 4, "parallel.strategy=hsdp"))
@@ -62,7 +63,7 @@ def test_elastic_runs_have_the_same_bits_under_every_strategy(
 
 
 def test_gradients_reduced_in_every_micro_batch_repeat_their_bits(trials: Callable[..., Trials]) -> None:
-    runs = trials(train={"micro_batch": 1})
+    runs = trials(train={"steps": 4}, checkpoint={"every": "2 steps"})
     each = ("parallel.strategy=zero3", "parallel.reduce_every=micro_batch")
     runs.add("whole", 2, *each)
     runs.add("once", 2, each[0], "parallel.reduce_every=step")
