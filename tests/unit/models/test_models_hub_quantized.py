@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from statistics import NormalDist
@@ -119,6 +120,28 @@ def test_codes_are_sharded_without_a_change_of_bits(precision: str, folder: Path
         assert done.returncode == 0, done.stderr
         hashes.add(state_hash(folder / "runs" / f"sharded-{precision}-{strategy}"))
     assert len(hashes) == 1
+
+
+@pytest.mark.slow
+def test_an_adapter_above_codes_trains_under_deepspeed_as_under_ddp(folder: Path) -> None:
+    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install 'headway[deepspeed]'")
+    losses = {}
+    for strategy in ("ddp", "deepspeed_zero2", "deepspeed_zero3"):
+        file = write_config(
+            folder,
+            train={"steps": 4, "global_batch": 4, "micro_batch": 2, "lanes": 2},
+            parallel={"workers": 2, "strategy": strategy, "threads": 1},
+            name=f"codes-{strategy}",
+        )
+        values = yaml.safe_load(file.read_text())
+        file.write_text(yaml.safe_dump({**values, "model": _model(folder, frozen_precision="nf4")}))
+        done = command("train", file)
+        assert done.returncode == 0, done.stderr
+        lines = map(json.loads, (folder / "runs" / f"codes-{strategy}" / "metrics.jsonl").read_text().splitlines())
+        losses[strategy] = [line["train/loss"] for line in lines if "train/loss" in line]
+    assert len(losses["ddp"]) == 4
+    for found in losses.values():
+        assert found == pytest.approx(losses["ddp"], abs=1e-5)
 
 
 def test_norms_of_matrices_in_few_bits_are_refused() -> None:
