@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.checkpoint.lineage import ancestors, origin_of
+from headway.checkpoint.lineage import UNKNOWN, ancestors, origin_of
 from headway.checkpoint.save.fence import OwnerUnknown
 from headway.checkpoint.save.outcomes import Outcome
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
@@ -48,8 +48,7 @@ class LedgerKeeper(Callback):
         step = job.state.cursor.step
         self._note_segments(job)
         self._decide_as_before(job, step)
-        if self._ledger.committed_step > step:
-            self._ledger.rollback(step, f"attempt {self._attempt} had to start from step {step}")
+        self._strike(step, f"attempt {self._attempt} had to start from step {step}")
         self._catch_up(job, step)
 
     def on_saved(self, job: Job, outcome: Outcome) -> None:
@@ -78,8 +77,9 @@ class LedgerKeeper(Callback):
                 raise
             follows = "training continues" if decision.action == "skip" else "the run stops anyway"
             warning(f"{error.what}; {follows}, and the ledger lacks that step {decision.step} had no update")
-        if decision.to_step is not None and self._ledger.committed_step > decision.to_step:
-            self._ledger.rollback(decision.to_step, f"{decision.reason} in step {decision.step}")
+        if decision.to_step is not None and self._strike(
+            decision.to_step, f"{decision.reason} in step {decision.step}"
+        ):
             self._catch_up(job, decision.to_step)
 
     def _note_segments(self, job: Job) -> None:
@@ -102,6 +102,29 @@ class LedgerKeeper(Callback):
                 self._ledger.decide(
                     self._attempt, first, last, "rollback", f"decided elsewhere, as checkpoint step-{step:08d} says"
                 )
+
+    def _strike(self, step: int, reason: str) -> bool:
+        """Strike the commits that did not lead to the checkpoint of a step; return whether there were any."""
+        kept = self._kept_step(step)
+        if self._ledger.committed_step <= kept:
+            return False
+        self._ledger.rollback(kept, reason)
+        return True
+
+    def _kept_step(self, step: int) -> int:
+        """Return the last step up to which the commits are of the attempts that led to the checkpoint of a step.
+
+        A checkpoint may have outlived a rollback by a later attempt, which has trained and committed its steps again. A
+        run that starts from it has not come that way.
+        """
+        origins = {info.step: origin_of(info.context) for info in self._store.list()}
+        commits, kept = self._ledger.commits(), step
+        while (origin := origins.pop(step, UNKNOWN)).start is not None and 0 <= origin.start < step:
+            trained_by = {commit.attempt for commit in commits if origin.start < commit.last_step <= step}
+            if origin.attempt is not None and trained_by - {origin.attempt}:
+                kept = origin.start
+            step = origin.start
+        return kept
 
     def _catch_up(self, job: Job, step: int) -> None:
         """Commit the steps of existing checkpoints up to a step.

@@ -139,10 +139,17 @@ HALF_A_STEP = [
     {"steps": 5, "every": 4, "rollback": (3, 1), "lose": 1, "gone": True, "told": False,
      "change": {**_RAMP, "grown": {"a": 104}, "in_front": False}},
 ]  # fmt: skip
+#: The third attempt goes back behind a checkpoint of the second, and is lost; the fourth begins from that checkpoint.
+OUTLIVED = [
+    {"steps": 1, "every": 1, "rollback": None, "lose": 0, "gone": False, "told": False, "change": None},
+    {"steps": 5, "every": 2, "rollback": (2, 1), "lose": 1, "gone": False, "told": False, "change": None},
+    {"steps": 6, "every": 2, "rollback": (1, 2), "lose": 2, "gone": False, "told": False, "change": None},
+]
 
 
 @QUICK
 @example(tokens={"a": 60}, attempts=HALF_A_STEP)
+@example(tokens={"a": 60}, attempts=OUTLIVED)
 @given(**RUNS)
 def test_the_ledger_of_any_history_counts_what_the_text_says(
     tokens: dict[str, int], attempts: list[dict[str, Any]]
