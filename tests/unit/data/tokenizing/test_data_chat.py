@@ -415,7 +415,7 @@ def test_conversations_need_a_chat_template() -> None:
 def test_settings_that_conversations_cannot_have(values: dict[str, Any], words: str) -> None:
     data = {"sources": [{"path": "a.jsonl", "format": "chat"}], "tokenizer": {"path": "tokenizer"}, **values}
     with pytest.raises((ConfigError, ValueError), match=words):
-        Config.model_validate({"data": data})
+        Config.model_validate({"data": data}).resolved(trains=False)
 
 
 def test_bytes_do_not_depend_on_workers_or_parts(monkeypatch: pytest.MonkeyPatch) -> None:
