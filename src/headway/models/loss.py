@@ -189,10 +189,15 @@ def _loss_and_gradients(
     w_grad_VD = None if tied is None else tied.room()
     if w_grad_VD is None and not frozen:
         w_grad_VD = torch.empty(weight_VD.shape, dtype=torch.float32, device=weight_VD.device)
-    gradient_of = _compiled_chunk_gradient if compiled else _chunk_gradient
     parts = (torch.split(t, chunk_rows) for t in (x_ND, targets_N, x_grad_ND))
     for index, (x_CD, targets_C, x_grad_CD) in enumerate(zip(*parts, strict=True)):
-        chunk_loss, grad_CV, scale_C1 = gradient_of(x_CD @ w_VD.t(), targets_C, part, softcap)
+        if compiled:
+            chunk_loss, grad_CV, scale_C1 = _compiled_chunk_gradient(x_CD @ w_VD.t(), targets_C, softcap)
+        else:
+            # The 16-bit logits are freed here: where Dynamo has its hook, a caller keeps what it passes on.
+            chunk_loss, grad_CV, scale_C1 = _chunk_gradient(
+                (x_CD @ w_VD.t()).float(), targets_C, part, softcap, x_ND.dtype
+            )
         loss = loss + chunk_loss
         x_grad_CD.copy_((grad_CV @ w_VD).mul_(scale_C1))
         if w_grad_VD is not None:
@@ -225,15 +230,18 @@ def _accumulate(total_VD: torch.Tensor, grad_CV: torch.Tensor, x_CD: torch.Tenso
 
 
 def _chunk_gradient(
-    logits_CV: torch.Tensor, targets_C: torch.Tensor, part: VocabularyPart | None, softcap: float | None
+    logits_CV: torch.Tensor,
+    targets_C: torch.Tensor,
+    part: VocabularyPart | None,
+    softcap: float | None,
+    dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute the loss, and two factors of the gradient of the logits: (C, V) in their dtype, and (C, 1).
+    """Compute the loss, and two factors of the gradient of the logits: (C, V) in `dtype`, and (C, 1).
 
     That gradient is exp / sum - one_hot(target). Dividing the short sides of both products by the sum saves a pass over
     the long one. If logits are capped, it is multiplied by the slope of the cap, 1 - tanh^2. May overwrite `logits_CV`.
     """
-    dtype = logits_CV.dtype
-    logits_CV = _capped(logits_CV.float(), softcap)  # frees the 16-bit logits
+    logits_CV = _capped(logits_CV.float(), softcap)
     slope_CV = None if softcap is None else 1 - (logits_CV / softcap).square()
     loss, exp_CV, sum_C1, index_C1, here_C1 = _chunk_loss(logits_CV, targets_C, part)
     if dtype == torch.float16:  # its range is too small for the sum over a large vocabulary
@@ -247,7 +255,7 @@ def _chunk_gradient(
 
 
 def _compiled_chunk_gradient(
-    logits_CV: torch.Tensor, targets_C: torch.Tensor, _: VocabularyPart | None, softcap: float | None
+    logits_CV: torch.Tensor, targets_C: torch.Tensor, softcap: float | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Compute `_chunk_gradient` for the whole vocabulary with compiled code; overwrites `logits_CV`.
 
@@ -255,7 +263,7 @@ def _compiled_chunk_gradient(
     """
     if logits_CV.device.type != "cpu":
         whole: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _compiled(_chunk_gradient)(
-            logits_CV, targets_C, None, softcap
+            logits_CV, targets_C, None, softcap, logits_CV.dtype
         )
         return whole
     losses, scales = [], []
@@ -270,7 +278,7 @@ def _overwrite(
     logits_CV: torch.Tensor, targets_C: torch.Tensor, softcap: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute `_chunk_gradient` in place of its logits."""
-    loss, grad_CV, scale_C1 = _chunk_gradient(logits_CV, targets_C, None, softcap)
+    loss, grad_CV, scale_C1 = _chunk_gradient(logits_CV, targets_C, None, softcap, logits_CV.dtype)
     logits_CV.copy_(grad_CV)
     return loss, scale_C1
 
