@@ -217,7 +217,7 @@ class Activations:
         heads = produced + _attended(queries, keys, context, shared)
         dropout = stream * (element if cpu else 1) if model.dropout else 0
         # See `models.layers.attention.has_causal_products`.
-        by_products = cpu and not masked_pairs and (element == _FP32 or (precision != "fp16" and not has_bf16_tiles()))
+        by_products = cpu and not masked_pairs and precision != "fp16" and not has_bf16_tiles()
         sums = 0 if by_products else tokens * shape.heads // tensor * _FP32
         attention = (
             2 * (norms + dropout)

@@ -18,6 +18,7 @@ from headway.core.errors import ConfigError
 from headway.core.types import IGNORE_TARGET
 from headway.models.build import build_model
 from headway.models.decoder import Decoder
+from headway.models.layers import attention
 from headway.models.layers.attention import attention_mask, kernels_share_heads
 from headway.models.layers.layer import FeedForward
 from headway.models.shape import Shape
@@ -195,7 +196,14 @@ def test_activation_checkpointing_gives_the_same_bits() -> None:
     assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*results, strict=True))
 
 
-def test_selective_checkpointing_computes_every_second_product_again_and_no_attention() -> None:
+@pytest.mark.parametrize(
+    ("tiles", "kernel"), [(False, "causal_attention"), (True, "_scaled_dot_product_flash_attention_for_cpu")]
+)
+def test_selective_checkpointing_computes_every_second_product_again_and_no_attention(
+    tiles: bool, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "_BF16_TILES", tiles)
+
     class Called(TorchDispatchMode):
         def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             calls[operator.overloadpacket.__name__] += 1
@@ -209,8 +217,7 @@ def test_selective_checkpointing_computes_every_second_product_again_and_no_atte
         with Called():
             loss.backward()
         found[mode] = calls
-    attention = "causal_attention"
-    assert [calls[attention] for calls in found.values()] == [0, 0, layers]
+    assert [calls[kernel] for calls in found.values()] == [0, 0, layers]
     # The last product of a layer is needed by nothing in its backward pass, so of two that are not kept one is left.
     assert [calls["mm"] - found["none"]["mm"] for calls in found.values()] == [0, layers, 3 * layers]
 

@@ -190,8 +190,8 @@ def test_a_gpu_keeps_less_of_norms_but_sums_of_attention_and_repeats_heads_in_fp
 ) -> None:
     grouped = ModelConfig(**{**SHAPE, "kv_heads": 2})
     stream, queries = ROWS * LENGTH * 64 * 4, ROWS * LENGTH * 64 * 4
-    cpu, gpu = (Activations.of(grouped, ROWS, LENGTH, "fp32", device).dense.saved for device in ("cpu", "cuda"))
     monkeypatch.setattr(activations, "has_bf16_tiles", lambda: False)
+    cpu, gpu = (Activations.of(grouped, ROWS, LENGTH, "fp32", device).dense.saved for device in ("cpu", "cuda"))
     sums = ROWS * LENGTH * 4 * 4
     assert cpu - gpu == 2 * stream - 2 * queries - sums
     cpu, gpu = (Activations.of(grouped, ROWS, LENGTH, "bf16", device).dense.saved for device in ("cpu", "cuda"))

@@ -276,12 +276,11 @@ def _causal_mask(q: torch.Tensor) -> torch.Tensor:
 def has_causal_products(q: torch.Tensor, k: torch.Tensor) -> bool:
     """Return whether `causal_attention` computes causal attention of (B, T, heads, H) to (B, S, kv_heads, H).
 
-    In bf16 it does not on processors with bf16 instructions: PyTorch's kernel uses them, while these products are fp32.
+    On processors that multiply bf16 in tiles it does not, since PyTorch's kernel is faster there, in fp32 too.
     """
-    if q.device.type != "cpu" or is_dtensor(q):
+    if q.device.type != "cpu" or is_dtensor(q) or _BF16_TILES:
         return False
-    fast = q.dtype == torch.float32 or (q.dtype == torch.bfloat16 and not _BF16_TILES)
-    return fast and _PRODUCT_LENGTH <= q.shape[1] == k.shape[1]
+    return q.dtype in (torch.float32, torch.bfloat16) and _PRODUCT_LENGTH <= q.shape[1] == k.shape[1]
 
 
 def _attend_spans(
