@@ -34,10 +34,6 @@ def _run() -> int | str | None:
     """Run the command line and return the exit code."""
     words = sys.argv[1:]
     try:
-        if words[:2] == ["data", "prepare"]:
-            from headway.data.tokenizing.preload import begin_loading_said
-
-            begin_loading_said(words[2:])
         from headway.cli.application import application, wanted
 
         application(wanted(words))()

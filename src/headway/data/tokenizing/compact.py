@@ -21,12 +21,3 @@ def short_form(content: bytes) -> Any:
         if all(merge.count(" ") == 1 for merge in joined):
             model["merges"] = joined
     return spec
-
-
-def compact(content: bytes) -> bytes:
-    """Serialize the `short_form` of a tokenizer.json in few bytes.
-
-    Raises:
-        ValueError, KeyError, TypeError, AttributeError: The content is not a tokenizer.json.
-    """
-    return orjson.dumps(short_form(content))

@@ -21,7 +21,7 @@ from headway.core.errors import ConfigError, DataError
 from headway.data.tokenizing import spec as specs
 from headway.data.tokenizing.edge_case_texts import edge_case_texts, shortened
 from headway.data.tokenizing.library import LibraryPanic, UnencodableTextError, panics_as_errors
-from headway.data.tokenizing.preload import begin_loading, take_loaded, take_reference
+from headway.data.tokenizing.preload import begin_loading, take_loaded
 from headway.data.tokenizing.tokenizer import Tokenizer, not_unicode
 
 REFERENCE = "tokenizers"
@@ -274,7 +274,7 @@ def choose_encoder(
         texts += shortened(sample)
         # Wait for the reference last: it holds the interpreter lock while it loads, unlike the fast encoders.
         with ThreadPoolExecutor(1, "headway-reference") as pool:
-            expected = pool.submit(_encode_by_reference, tokenizer, texts, special_tokens_in_text)
+            expected = pool.submit(_Reference(tokenizer, special_tokens_in_text).encode, texts)
             try:
                 chosen = _choose_exact(
                     tokenizer, wanted, texts, expected, special_tokens_in_text=special_tokens_in_text, threads=threads
@@ -331,26 +331,6 @@ def _check_no_special_tokens(
                 where=tokenizer.where,
                 fix="data.tokenizer.special_tokens_in_text=true, if texts are to hold special tokens",
             )
-
-
-def _encode_by_reference(
-    tokenizer: Tokenizer, texts: Sequence[str], special_tokens_in_text: bool
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Encode texts by the reference, in its own process if that was started, else here.
-
-    No text may be so long that it would be cut.
-    """
-    process = take_reference()
-    if process is not None:
-        if special_tokens_in_text:
-            process.end()
-        else:
-            names = tokenizer.names(special_tokens_in_text)
-            answer = process.ask(tokenizer.content_for(special_tokens_in_text), texts, names.values())
-            if answer is not None:
-                tokenizer.check_no_gaps(answer.numbers, names)
-                return _flat([np.array(ids, tokenizer.dtype) for ids in answer.ids], tokenizer.dtype)
-    return _Reference(tokenizer, special_tokens_in_text).encode(texts)
 
 
 def _choose_exact(

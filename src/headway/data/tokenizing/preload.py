@@ -1,15 +1,12 @@
-"""Preloading of encoders: loading takes longer than the rest of a short command's start.
+"""Preloading of the fast encoder on a thread: loading takes longer than the rest of a short command's start.
 
-The fast encoder loads on a thread, since it releases the interpreter lock; the reference loads in its own process.
 Nothing heavy is imported here.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,6 @@ import orjson
 
 from headway.core.files.foreign import read_bytes
 from headway.data.tokenizing.compact import short_form
-from headway.data.tokenizing.reference_process import ReferenceProcess
 
 #: Longer configs are not read ahead: PyYAML's C parser crashes the process if tens of thousands of lists are nested.
 _GUESS_BYTES = 8192
@@ -26,14 +22,13 @@ _PRELOADED = ("auto", "fastokens")
 
 
 class _Loading(threading.Thread):
-    """Loads the vocabulary that a function returns: the bytes of its `tokenizer.json`, and their `compact` form, if it
-    exists already."""
+    """Loads the vocabulary whose `tokenizer.json` a function returns."""
 
-    def __init__(self, vocabulary: Callable[[], tuple[bytes, bytes | None] | None]) -> None:
+    def __init__(self, content_of: Callable[[], bytes]) -> None:
         # Not a daemon thread, so a command that ends with an error waits for it. Python kills daemon threads at
         # interpreter shutdown in a way that makes the library abort the process.
         super().__init__(name="headway-load-encoder")
-        self._vocabulary = vocabulary
+        self._content_of = content_of
         self._is_parsed = threading.Event()
         self._content: bytes | None = None
         self._spec: Any = None
@@ -42,22 +37,17 @@ class _Loading(threading.Thread):
     def run(self) -> None:
         """Load the vocabulary; any error is ignored, since it occurs again, and is reported, in the regular load."""
         try:
-            found = self._vocabulary()
-            if found is not None:
-                self._load(*found)
+            content = self._content_of()
+            spec = short_form(content)
+            self._spec, self._content = spec, content
+            self._is_parsed.set()
+            import fastokens
+
+            self._library = fastokens.Tokenizer.from_json_str(orjson.dumps(spec).decode())
         except BaseException:  # a panic of the library too
             self._library = None
         finally:
             self._is_parsed.set()
-
-    def _load(self, content: bytes, short: bytes | None) -> None:
-        spec = short_form(content) if short is None else orjson.loads(short)
-        self._spec, self._content = spec, content
-        self._is_parsed.set()
-        short = short or orjson.dumps(spec)
-        import fastokens
-
-        self._library = fastokens.Tokenizer.from_json_str(short.decode())
 
     @property
     def has_failed(self) -> bool:
@@ -77,7 +67,6 @@ class _Loading(threading.Thread):
 
 
 _loading: _Loading | None = None
-_reference: ReferenceProcess | None = None
 
 
 def begin_loading(content_of: Callable[[], bytes], encoder: str) -> None:
@@ -87,28 +76,10 @@ def begin_loading(content_of: Callable[[], bytes], encoder: str) -> None:
         content_of: Returns the bytes of its `tokenizer.json`.
         encoder: `data.tokenizer.encoder`.
     """
-    if encoder in _PRELOADED:
-        _begin(lambda: (content_of(), None))
-
-
-def _begin(vocabulary: Callable[[], tuple[bytes, bytes | None] | None]) -> None:
     global _loading
-    if not _is_under_way():
-        _loading = _Loading(vocabulary)
+    if encoder in _PRELOADED and (_loading is None or _loading.has_failed):
+        _loading = _Loading(content_of)
         _loading.start()
-
-
-def _is_under_way() -> bool:
-    return _loading is not None and not _loading.has_failed
-
-
-def _made_short_beside(process: ReferenceProcess) -> tuple[bytes, bytes | None] | None:
-    """Return the vocabulary that the reference process loads, with its compact form if the content still matches."""
-    found = process.vocabulary()
-    if found is None:
-        return None
-    content = read_bytes(found.file)
-    return content, found.short if found.is_of(content) else None
 
 
 def begin_loading_file(path: Path | str | None, encoder: str) -> None:
@@ -138,9 +109,7 @@ def begin_loading_named(config: Path, overrides: Sequence[str]) -> None:
         config: The YAML file; the files it is based on are not read.
         overrides: `key.path=value` strings.
     """
-    if not _is_under_way():  # otherwise `begin_loading_said` has started it already
-        path, encoder = _named(config, overrides)
-        begin_loading_file(path, encoder)
+    begin_loading_file(*_named(config, overrides))
 
 
 def _named(config: Path, overrides: Sequence[str]) -> tuple[Path | None, str]:
@@ -159,27 +128,6 @@ def _named(config: Path, overrides: Sequence[str]) -> tuple[Path | None, str]:
     return Path(path) if isinstance(path, str) else None, encoder
 
 
-def begin_loading_said(words: Sequence[str]) -> None:
-    """Begin to load the vocabulary for the arguments of `headway data prepare`, before they are parsed.
-
-    Parsing takes a tenth of a short preparation. The first argument is taken for the config, and the others for
-    overrides; options are ignored. The reference is started too, in a process that reads the config itself.
-    """
-    global _reference
-    words = [word for word in words if "--dry-run" not in words and not word.startswith("-")]
-    # A forked process has none of its parent's threads, so there must be none.
-    if not words or _loading is not None or threading.active_count() > 1 or not hasattr(os, "fork"):
-        return
-    with suppress(OSError):  # the system cannot start another process
-        _reference = process = ReferenceProcess(lambda: _file_named_by(words))
-        _begin(lambda: _made_short_beside(process))
-
-
-def _file_named_by(words: Sequence[str]) -> Path | None:
-    path, encoder = _named(Path(words[0]), words[1:])
-    return _file_of(path) if encoder in _PRELOADED else None
-
-
 def take_parsed(content: bytes) -> Any:
     """Take the parsed JSON of a `tokenizer.json`, if it was preloaded; return None otherwise.
 
@@ -193,10 +141,3 @@ def take_loaded(content: bytes) -> Any:
     global _loading
     begun, _loading = _loading, None
     return None if begun is None else begun.loaded(content)
-
-
-def take_reference() -> ReferenceProcess | None:
-    """Take the process that has loaded the reference, if there is one; the caller must end it."""
-    global _reference
-    begun, _reference = _reference, None
-    return begun

@@ -199,25 +199,14 @@ class Tokenizer:
             backend = open_library(self.content_for(special_tokens_in_text), special_tokens_in_text)
         except Exception as error:  # the library raises bare Exception
             raise DataError(f"not a tokenizer: {error}", where=self.where, fix="give a tokenizer.json") from None
-        names = self.names(special_tokens_in_text)
-        self.check_no_gaps(numbers_of(backend, names.values()), names)
+        self._check_no_gaps(backend, special_tokens_in_text)
         return backend
 
-    def names(self, special_tokens_in_text: bool) -> dict[str, str]:
-        """Return the special and added tokens, each with its name in `content_for`."""
+    def _check_no_gaps(self, backend: Any, special_tokens_in_text: bool) -> None:
+        """Check that the library gives special and added tokens the ids in the file."""
         hidden = {} if special_tokens_in_text else self.special_in_text.hidden
-        return {token: hidden.get(token, token) for token in (*self.special_tokens, *self.added_tokens)}
-
-    def check_no_gaps(self, numbers: Mapping[str, int | None], names: Mapping[str, str]) -> None:
-        """Check that the library gives special and added tokens the ids in the file.
-
-        Args:
-            numbers: The library's ids, by name.
-            names: The names of the tokens, from `names`.
-
-        Raises:
-            DataError: An id differs.
-        """
+        names = {token: hidden.get(token, token) for token in (*self.special_tokens, *self.added_tokens)}
+        numbers = numbers_of(backend, names.values())
         for token, number in (self.special_tokens | self._added_ids).items():
             found = numbers[names[token]]
             if found != number:
