@@ -95,7 +95,9 @@ def simulated_store(real: TokenStore, folder: Path, tokens: int, shards: int) ->
     part, each = manifest["splits"]["train"][name], tokens // shards
     model = part["shards"][0]
     part["shards"] = [{**model, "file": f"{number:05d}.bin", "tokens": each} for number in range(shards)]
-    part["tokens"] = each * shards
+    part["tokens"], part["documents"] = each * shards, model["documents"] * shards
+    for source in manifest["sources"]:
+        source.update(tokens=part["tokens"], documents=part["documents"])
     target = folder / "train" / name
     target.mkdir(parents=True)
     width = np.dtype(manifest["dtype"]).itemsize
