@@ -1,6 +1,6 @@
 """The entry point of the `headway` command.
 
-It imports little: slow imports should start in the background before the command line is parsed, which is slow itself.
+It imports little, since every command waits for that; a verb imports what it needs.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class LedgerKeeper(Callback):
         """
         origins = {info.step: origin_of(info.context) for info in self._store.list()}
         commits, kept = self._ledger.commits(), step
-        while (origin := origins.pop(step, UNKNOWN)).start is not None and 0 <= origin.start < step:
+        while (origin := origins.get(step, UNKNOWN)).start is not None and 0 <= origin.start < step:
             trained_by = {commit.attempt for commit in commits if origin.start < commit.last_step <= step}
             if origin.attempt is not None and trained_by - {origin.attempt}:
                 kept = origin.start

@@ -388,7 +388,7 @@ class AttemptMonitor:
 
     @property
     def _stacks_missing(self) -> bool:
-        """Whether a living worker of this machine has not written its stack yet; it may wait for a processor."""
+        """Return whether a living worker of this machine has yet to write its stack; it may wait for a processor."""
         assert self.record is not None, "begun"
         files, _ = self._workers.stack_files(self.record.directory, self._workers.readings)
         return any(file_size(path) == 0 for path in files.values())
@@ -415,7 +415,7 @@ class AttemptMonitor:
 
     @property
     def _evidence(self) -> Evidence:
-        """What is known of the attempt now."""
+        """Return what is known of the attempt now."""
         return Evidence(self.config, self.record, self._workers.readings, self._signals, self._team.host_of)
 
     def _lost(self, member: Member, why: str, ranks: range) -> AttemptOutcome:

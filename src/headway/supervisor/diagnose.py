@@ -28,7 +28,7 @@ _FATAL_ERROR = "Fatal Python error"
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the supervisor knows of an attempt, by which it explains the end of it."""
+    """The supervisor's knowledge of an attempt, by which it explains how that ended."""
 
     config: Config
     attempt: Attempt | None
@@ -42,7 +42,7 @@ class Evidence:
 
     @property
     def interrupted(self) -> bool:
-        """Whether Ctrl-C came twice, so that nothing is worth waiting for."""
+        """Return whether Ctrl-C came twice, so that nothing is worth waiting for."""
         return self.signals.count(signal.SIGINT) > 1
 
     def explain_end(self, end: MachineEnd, found: Finding | None) -> AttemptOutcome:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Default of `data.max_document_bytes`.
 MAX_DOCUMENT_BYTES = 64 * 2**20
-#: Globs of the files that hold a vocabulary; of several in a folder, that of the first glob counts.
+#: Globs of the files that hold a vocabulary, in order of precedence.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "*.tiktoken", "tekken.json", "*.model")
 
 

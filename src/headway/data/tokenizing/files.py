@@ -12,7 +12,6 @@ from headway.core.files.foreign import read_bytes
 from headway.core.hub import is_on_hub, snapshot
 from headway.data.tokenizing.settings_files import BEGINS, TokenizerSettings, read_settings
 
-# The tokenizer files of a folder, in order of precedence.
 #: Globs of the settings that may lie next to a vocabulary.
 _BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "*.jinja")
 _FIX = "give a tokenizer.json, .model or .tiktoken file, or a folder with one; headway tokenizer train makes one"
