@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from headway.config import Config, identity
 from headway.config.sections.losses import needs_logits
+from headway.core.code_identity import combined, object_identity
 from headway.core.console import is_first_worker, notice, warning
 from headway.core.coordination.launched import world_size_from_environment
 from headway.core.errors import ConfigError
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from headway.training.job import Callback
     from headway.training.task import Task
 
+#: Longer lists of a dataset hold samples, not functions or datasets.
+_FEW = 100
 #: (model, micro-batch) -> scalar tensor: the mean loss over the samples of the micro-batch.
 MeanLoss = Callable[["nn.Module", Any], "torch.Tensor"]
 
@@ -148,12 +152,8 @@ def train(
             where="callbacks, parallel.workers",
             fix="callbacks: [package.module:Class] in the config, or start your script with torchrun",
         )
-    if supervised and (config.loss or "").startswith("__main__:"):
-        raise ConfigError(
-            "worker processes cannot import a loss from the script that starts them",
-            where="loss, parallel.workers",
-            fix="move it into a module of its own, or start your script with torchrun",
-        )
+    if supervised:
+        _check_importable(config)
     if supervised:
         # Trackers get the report too, so it is written before the last of what they get is sent.
         report = partial(_finished, config) if config.track else None
@@ -167,6 +167,28 @@ def train(
         with in_use(config.data.store):
             _train(config, options, callbacks, own_process)
         return _finished(config)
+
+
+def _check_importable(config: Config) -> None:
+    """Check that worker processes can import the code that the config names.
+
+    Raises:
+        ConfigError: it is of this process's script, notebook or standard input.
+    """
+    named = {
+        "loss": config.loss,
+        "optimizer.name": config.optimizer.name,
+        "parallel.strategy": config.parallel.strategy,
+    }
+    named |= {f"callbacks.{number}": name for number, name in enumerate(config.callbacks)}
+    here = [key for key, name in named.items() if (name or "").startswith("__main__:")]
+    if here:
+        raise ConfigError(
+            f"worker processes cannot import {', '.join(map(str, (named[key] for key in here)))} from the script or"
+            " notebook that starts them",
+            where=", ".join([*here, "parallel.workers"]),
+            fix="move it into a module of its own, or start your script with torchrun",
+        )
 
 
 def _supervise(
@@ -340,8 +362,21 @@ class Trainer:
             objective=Objective(summed, count_samples),
             evaluation=evaluation,
             fingerprints={"data": _rows_fingerprint(len(self.dataset))},
+            code=self._code(),
             recut=cut,
         )
+
+    def _code(self) -> dict[str, str]:
+        """Return the identities of the code that decides what is computed."""
+        # What a loss reads of the model is in the checkpoint.
+        parts = (self.model, *self.model.modules(), *self.model.parameters(), *self.model.buffers())
+        known = {id(part): "of the model" for part in parts} | {id(self.dataset): "the dataset"}
+        found = {
+            "loss": object_identity([self.loss], known),
+            "model": combined(object_identity([kind]) for kind in {type(part) for part in self.model.modules()}),
+            "dataset": object_identity(_dataset_code(self.dataset)),
+        }
+        return found if self.collate is None else {**found, "collate": object_identity([self.collate], known)}
 
 
 def _set_activation_checkpointing(model: nn.Module, mode: Literal["none", "selective", "full"]) -> None:
@@ -366,6 +401,18 @@ def _set_activation_checkpointing(model: nn.Module, mode: Literal["none", "selec
 def _rows_fingerprint(rows: int) -> str:
     """Return the fingerprint of what the order of a dataset's rows follows from."""
     return fingerprint({"rows": rows})
+
+
+def _dataset_code(dataset: Any) -> list[Any]:
+    """Return what decides the samples of a dataset: its class, functions that it was given, and datasets within it."""
+    found: list[Any] = [type(dataset)]
+    for value in getattr(dataset, "__dict__", {}).values():
+        for item in value if isinstance(value, list | tuple) and len(value) <= _FEW else [value]:
+            if inspect.isroutine(item) or isinstance(item, partial):
+                found.append(item)
+            elif hasattr(type(item), "__getitem__") and hasattr(item, "__dict__"):
+                found.extend(_dataset_code(item))
+    return found
 
 
 def _check_samples_are_pure(dataset: Any) -> None:

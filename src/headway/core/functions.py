@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from types import ModuleType
 from typing import Any
 
 from headway.core.errors import ConfigError
-from headway.core.files.hashes import sha256_file
 
 
 def load_attribute(name: str, where: str, kind: str) -> tuple[Any, Any]:
@@ -50,9 +48,7 @@ def load_attribute(name: str, where: str, kind: str) -> tuple[Any, Any]:
     try:
         return module, reduce(getattr, attribute.split("."), module)
     except AttributeError:
-        raise ConfigError(
-            f"the module {module_name} has no {kind} {attribute}", where=where, fix=f"check the {kind}'s name"
-        ) from None
+        raise _missing(module_name, attribute, where, kind) from None
 
 
 def load_function(name: str, where: str, kind: str = "function") -> tuple[Any, Callable[..., Any]]:
@@ -63,19 +59,29 @@ def load_function(name: str, where: str, kind: str = "function") -> tuple[Any, C
     """
     module, function = load_attribute(name, where, kind)
     if not callable(function):
-        raise ConfigError(
-            f"the module {name.partition(':')[0]} has no {kind} {name.partition(':')[2]}",
-            where=where,
-            fix=f"check the {kind}'s name",
-        )
+        module_name, _, attribute = name.partition(":")
+        raise _missing(module_name, attribute, where, kind)
     return module, function
+
+
+def _missing(module: str, attribute: str, where: str, kind: str) -> ConfigError:
+    """Return the error for an attribute that a module does not have."""
+    if module == "__main__":
+        return ConfigError(
+            f"the {kind} __main__:{attribute} exists only in the script or notebook that defines it, and this is"
+            " another process",
+            where=where,
+            fix=f"run that script or notebook again; or move the {kind} into a module of its own, and name it"
+            f" package.module:{attribute}",
+        )
+    return ConfigError(f"the module {module} has no {kind} {attribute}", where=where, fix=f"check the {kind}'s name")
 
 
 def name_of_function(function: Callable[..., Any], where: str) -> str:
     """Return the `package.module:function` under which `load_function` finds a function.
 
     Raises:
-        ConfigError: it is no function of a module, as a lambda.
+        ConfigError: it is no function of a module, as a lambda; or another one has taken its name.
     """
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if not (isinstance(module, str) and isinstance(name, str)) or "<" in name:
@@ -84,12 +90,14 @@ def name_of_function(function: Callable[..., Any], where: str) -> str:
             where=where,
             fix="define it with `def` at the top of a module",
         )
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is not function:
+        raise ConfigError(
+            f"the name {module}:{name} leads to {'nothing' if found is None else 'something else'}, so a resumed run"
+            " could not find this function",
+            where=where,
+            fix="give the function a name of its own, at the top of a module",
+        )
     return f"{module}:{name}"
-
-
-def source_hash(module: Any) -> str:
-    """Return the SHA-256 of a module's source. Changes of modules that it imports do not show."""
-    source = getattr(module, "__file__", None)
-    if source is None:
-        return f"built into Python {sys.version_info.major}.{sys.version_info.minor}"
-    return sha256_file(Path(inspect.getsourcefile(module) or source))

@@ -12,11 +12,19 @@ from headway.checkpoint.run_identity import run_identity
 from headway.checkpoint.save.fence import OWNER_FILE
 from headway.checkpoint.store import CheckpointInfo
 from headway.config import CheckpointConfig, Config
-from headway.core.console import warning
+from headway.config.derived.identity import is_incidental
+from headway.core.code_identity import compare, is_source, module_source_hash
+from headway.core.console import notice, warning
 from headway.core.errors import ConfigError, DataError
+from headway.core.functions import load_function
 from headway.runs.ownership import OwnerLock
 from headway.runs.run_directory import RunDirectory
 from headway.session.attempt import RunOptions, check_changes
+
+#: The part of a checkpoint's context that holds the identities of the user's code.
+CODE = "code"
+#: Code that reads samples of a dataset: it is often repaired while a run waits, and gives the same ones then.
+_REPAIRABLE = ("dataset", "collate")
 
 
 def check_run(config: Config, options: RunOptions) -> None:
@@ -91,13 +99,14 @@ def check_data(config: Config, fingerprints: Mapping[str, str], start: Checkpoin
     """
     known = {segment.data for segment in config.segments}
     for kind, value in fingerprints.items():
+        if kind == "loss":
+            continue  # code: `check_code` compares it
         before = start.context.get(kind)
         if before in (None, value) or (kind == "data" and before in known):
             continue
         needed = {
             "pretrained": ("pretrained model", config.model.from_pretrained),
             "teacher": ("teacher", config.distill and config.distill.teacher),
-            "loss": ("source of the loss", config.loss),
         }
         if kind in needed:
             name, place = needed[kind]
@@ -112,3 +121,65 @@ def check_data(config: Config, fingerprints: Mapping[str, str], start: Checkpoin
             where=str(start.path),
             fix="restore the token store it was made with, or choose another name=... for a new run",
         )
+
+
+def check_code(config: Config, code: Mapping[str, str], start: CheckpointInfo, *, accept: bool) -> None:
+    """Check the identities of the user's code against those of a checkpoint, and report what cannot be compared.
+
+    Code of keys that do not change what a run computes (callbacks, a strategy) may change, and so may code that reads
+    samples; that is reported.
+
+    Args:
+        code: By key, what the run would be trained with (`Task.code`, and the loss).
+        accept: Continue with code that has changed.
+
+    Raises:
+        DataError: it has changed, and that is not accepted.
+    """
+    own = start.context.get(CODE)
+    known = {**{key: start.context[key] for key in code if key == "loss" and key in start.context}, **(own or {})}
+    name = start.path.name
+    unknown = [key for key in code if key not in known]
+    if own is None and unknown:
+        notice(f"{name} does not know the code of {', '.join(unknown)}: it counts from this attempt on")
+    for key, now in code.items():
+        before = known.get(key, now)
+        found = compare(before, now)
+        if found == "same":
+            continue
+        if found == "another Python":
+            notice(
+                f"the code of {key} was compiled by another version of Python for {name}, so nothing shows whether it"
+                " has changed; the run continues"
+            )
+        elif own is None and _says_as_much(config, key, before, now):
+            notice(
+                f"the code of {key} is identified anew: {name} knows the file that started the run or that names the"
+                " code; from now on the code itself counts"
+            )
+        elif accept or key in _REPAIRABLE or is_incidental(key.partition(" ")[0]):
+            warning(f"the run continues with changed code of {key}")
+        else:
+            what = "source" if is_source(now) else "code, or a value that it reads,"
+            raise DataError(
+                f"the {what} of the {key} has changed: its hash is {_short(now)}, but checkpoint {name} was made from"
+                f" {_short(before)}",
+                where=str(config.loss or key) if key == "loss" else key,
+                fix="restore what it was made from, or choose another name=... for a new run; from Python,"
+                " accept_changes=True continues with the code as it is",
+            )
+
+
+def _says_as_much(config: Config, key: str, before: str, now: str) -> bool:
+    """Return whether an identity as Headway once computed it, by the file of the module that the config names, leaves
+    open whether the code has changed, or says that it has not."""
+    if compare(before, now) == "another kind":
+        return True  # of a notebook or `python -c`: it is that of the launcher
+    if key != "loss" or config.loss is None:
+        return False
+    return before == module_source_hash(load_function(config.loss, key)[0])
+
+
+def _short(identity: str) -> str:
+    version, _, digest = identity.rpartition(":")
+    return f"{version}:{digest[:12]}" if version else digest[:12]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from math import gcd
@@ -40,6 +40,7 @@ from headway.config import (
 from headway.config.derived.segments import SEGMENTS, Segment
 from headway.config.sections.early_stopping import EVALUATIONS
 from headway.core.alerts import alerting
+from headway.core.code_identity import object_identity
 from headway.core.console import log_to, notice, warning
 from headway.core.errors import ConfigError
 from headway.core.files.hashes import fingerprint
@@ -66,7 +67,7 @@ from headway.session.attempt import (
     without_done_restart,
     write_config,
 )
-from headway.session.checks import check_data
+from headway.session.checks import CODE, check_code, check_data
 from headway.session.compiled import decide_compile
 from headway.session.grid import choose_micro_batch, common_threads
 from headway.session.join import join_workers
@@ -108,6 +109,7 @@ def run_in_this_process(
         own_process: This process ends with the attempt.
     """
     config, options, grid = plan.config, plan.options, plan.grid
+    of_callbacks = {f"callbacks {type(one).__name__}": object_identity([type(one)]) for one in callbacks}
     callbacks = [*load_callbacks(config.callbacks), *callbacks]
     with join_workers(config, plan.mesh) as world:
         task = make_task(config, grid, world.mesh, world.rank)
@@ -123,7 +125,19 @@ def run_in_this_process(
         ):
             if alerts is not None:
                 alerts.open_file()
-            _train(config, task, make_task, world, grid, attempt=attempt, callbacks=callbacks, own_process=own_process)
+            _train(
+                config,
+                task,
+                make_task,
+                world,
+                grid,
+                attempt=attempt,
+                callbacks=callbacks,
+                code={**task.code, **of_callbacks},
+                # A later attempt of the supervisor accepts the config that the first one has checked, not other code.
+                accept_code=options.accept_changes and not own_process,
+                own_process=own_process,
+            )
 
 
 def _is_finished(config: Config, task: Task, world: World, options: RunOptions) -> bool:
@@ -172,6 +186,8 @@ def _train(
     *,
     attempt: Attempt,
     callbacks: Sequence[Callback],
+    code: Mapping[str, str],
+    accept_code: bool,
     own_process: bool,
 ) -> None:
     run = RunDirectory(config.run_directory)
@@ -191,6 +207,8 @@ def _train(
     resume_collection()
     if start is not None:
         check_data(config, task.fingerprints, start)
+        loss = {key: value for key, value in task.fingerprints.items() if key == "loss"}
+        check_code(config, {**loss, **code}, start, accept=accept_code)
         began = time.monotonic()
         blocks = state.prepare_to_load()
         check_same_on_all_hosts(start, blocks, world.rank, world.gather_json)
@@ -216,6 +234,7 @@ def _train(
     context = {
         IDENTITY: fingerprint(identity(config)),
         **task.fingerprints,
+        CODE: dict(code),
         "world_size": world.size,
         "mesh": world.mesh.arrangement,
         "strategy": config.parallel.strategy,

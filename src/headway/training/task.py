@@ -11,8 +11,9 @@ from torch import nn
 
 from headway.config import effective_strategy, find_strategy
 from headway.config.derived.mesh import row_parts
+from headway.core.code_identity import code_identity, combined
 from headway.core.console import notice
-from headway.core.functions import load_function, source_hash
+from headway.core.functions import load_attribute, load_function
 from headway.core.model_protocol import Pipelineable
 from headway.core.types import IGNORE_TARGET, Feed, MicroBatch
 from headway.parallel.stages import plan_stages, stages_of_worker
@@ -84,6 +85,8 @@ class Task:
     """What an evaluation computes, if that is not the objective."""
     fingerprints: dict[str, str] = field(default_factory=dict)
     """Fingerprints of the data manifest and the tokenizer that a checkpoint of this task belongs to."""
+    code: Mapping[str, str] = field(default_factory=dict)
+    """Identities of further code of the user, by its key in the config or its name in Python (`own_code`)."""
     flops_per_item: float | None = None
     """FLOPs to train on one item of the first step."""
     flops_at: Callable[[int], float] | None = None
@@ -217,6 +220,7 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
         task.objective = Objective(lambda model, batch: loss(language_model_logits(model, batch), batch), count_targets)
     task.settle_data = checker.wait_verified if checker is not None else None
     task.fingerprints = language_model_fingerprints(config, store)
+    task.code = own_code(config)
     return task
 
 
@@ -226,8 +230,32 @@ def language_model_fingerprints(config: Config, store: TokenStore) -> dict[str, 
     from headway.models.hub.folder import pretrained_fingerprints
 
     data = config.segments[-1].data if config.segments else store.fingerprint
-    loss = {} if config.loss is None else {"loss": source_hash(load_function(config.loss, "loss")[0])}
+    loss: dict[str, str] = {}
+    if config.loss is not None:
+        module, function = load_function(config.loss, "loss")
+        loss["loss"] = code_identity(function, module, "loss")
     return {"data": data, "tokenizer": store.tokenizer_fingerprint, **pretrained_fingerprints(config), **loss}
+
+
+def own_code(config: Config) -> dict[str, str]:
+    """Return the identities of the code that a config names besides its loss: an optimizer, a strategy, callbacks.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    named = {f"callbacks {name}": name for name in config.callbacks}
+    specs = {"optimizer.name": config.optimizer.name, "parallel.strategy": config.parallel.strategy}
+    named |= {key: name for key, name in specs.items() if ":" in name}
+    found = {}
+    for key, name in named.items():
+        module, value = load_attribute(name, key, "attribute")
+        pieces = [code_identity(value, module, key)]
+        for builder in (getattr(value, trait, None) for trait in ("build", "build_elastic")):
+            if isinstance(builder, str):  # of a spec: it may be in another module
+                made_in, build = load_function(builder, key)
+                pieces.append(code_identity(build, made_in, key))
+        found[key] = combined(pieces)
+    return found
 
 
 def decoder_task(

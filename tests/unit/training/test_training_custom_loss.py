@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
-from collections.abc import Callable
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,8 +22,9 @@ from headway.api import Trainer, train
 from headway.config import Config, ModelConfig, dump_config, load_config, load_resolved
 from headway.config.derived.identity import changes
 from headway.config.sections.losses import DistillConfig
+from headway.core.code_identity import code_identity
 from headway.core.errors import ConfigError, DataError
-from headway.core.functions import name_of_function
+from headway.core.functions import load_function, name_of_function
 from headway.core.types import IGNORE_TARGET
 from headway.models.build import build_model, complete
 from headway.models.hub import implementation
@@ -26,11 +33,13 @@ from headway.plan.layout import Layout
 from headway.plan.losses import logits_loss_bytes
 from headway.plan.memory import plan_memory
 from headway.runs.run_directory import RunDirectory
+from headway.session.checks import check_code
 from headway.session.completed import completed
 from headway.training.custom_loss import Distillation, checked, cross_entropy, divergence_from, load_teacher
 from headway.training.job import Callback, Job
 from headway.training.task import language_model_logits
 from support import state_hash
+from waits import LONG
 
 PLAIN = """
 from torch.nn import functional as F
@@ -202,6 +211,132 @@ def test_a_loss_of_ones_own_is_summed_over_the_global_batch_and_resumed(
     module.write_text(PLAIN)
     train(killed)
     assert state_hash(killed.run_directory) == state_hash(whole.directory)
+
+
+def notebook(text: str, monkeypatch: pytest.MonkeyPatch, launcher: Path) -> Any:
+    """Run a cell as a kernel does: `__main__` is the module of the launcher, whatever cell it runs."""
+    main: Any = types.ModuleType("__main__")
+    main.__file__ = str(launcher)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    exec(compile(text, "<ipython-input-1>", "exec"), vars(main))
+    return main
+
+
+def test_a_loss_of_a_notebook_cell_is_its_code(
+    tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file of `__main__` is that of the kernel's launcher, which no edit of a cell changes."""
+    launcher = tmp_path / "ipykernel_launcher.py"
+    launcher.write_text("start()\n")
+    cell = "SCALE = 1.0\n" + PLAIN.replace("return F", "return SCALE * F")
+    config = load_config(tiny(train={"steps": 4}, model={"dropout": 0.0}))
+    whole = train(config.model_copy(update={"name": "whole"}), loss=notebook(cell, monkeypatch, launcher).plain)
+    with pytest.raises(RuntimeError, match="lost"):
+        train(config, loss=notebook(cell, monkeypatch, launcher).plain, callbacks=[_Dies()])
+    for edit in (("SCALE = 1.0", "SCALE = 2.0"), ("SCALE *", "0.5 * SCALE *")):
+        edited = notebook(cell.replace(*edit), monkeypatch, launcher).plain
+        with pytest.raises(DataError, match="code, or a value that it reads, of the loss has changed"):
+            train(config, loss=edited)
+    again = notebook(f"# run again\n\n{cell}", monkeypatch, launcher).plain
+    train(config, loss=again)
+    assert state_hash(config.run_directory) == state_hash(whole.directory)
+
+
+def test_what_worker_processes_cannot_import_is_refused(
+    tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(tiny(parallel={"workers": 2}))
+    with pytest.raises(ConfigError, match="worker processes cannot import __main__:plain"):
+        train(config, loss=notebook(PLAIN, monkeypatch, tmp_path / "launcher.py").plain)
+
+
+def test_standard_input_may_define_a_loss(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """Its `__main__` has the file "<stdin>", which does not exist."""
+    path = tiny(train={"steps": 4})
+    script = f"{PLAIN}\nimport headway\nheadway.train(headway.load_config({str(path)!r}), loss=plain)\n"
+
+    def run(text: str, **variables: str) -> tuple[int, str]:
+        environment = {**os.environ, **variables}
+        done = subprocess.run(
+            [sys.executable, "-"],
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=LONG,
+            check=False,
+            env=environment,
+        )
+        return done.returncode, done.stderr
+
+    code, said = run(script, HEADWAY_FAULTS="stop@step=2")
+    assert code and "is saved" in said, said
+    code, said = run(script.replace("F.cross_entropy", "2 * F.cross_entropy"))
+    assert code and "of the loss has changed" in said, said
+    code, said = run(script)
+    assert code == 0 and "resuming from" in said, said
+
+
+def test_a_module_of_ones_own_continues_with_other_code_only_if_accepted(
+    tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (
+        "import torch\nclass Mine(torch.nn.Linear):\n    def forward(self, x):\n        return super().forward(x)\n"
+        "def loss(model, batch):\n    return model(batch).square().mean()\n"
+    )
+    config, rows = load_config(tiny(train={"steps": 4}, checkpoint={"every": "1 step"})), torch.ones(64, 1)
+
+    def fit(text: str, callbacks: Sequence[Callback] = (), **options: bool) -> None:
+        main = notebook(text, monkeypatch, tmp_path / "script.py")
+        Trainer(main.Mine(1, 1), rows, main.loss, config, callbacks=callbacks).fit(**options)
+
+    with pytest.raises(RuntimeError, match="lost"):
+        fit(text, [_Dies()])
+    with pytest.raises(DataError, match="of the loss has changed") as caught:
+        fit(text.replace("square", "abs"))
+    assert "accept_changes=True" in (caught.value.fix or "")
+    with pytest.raises(DataError, match="of the model has changed"):
+        fit(text.replace("forward(x)\n", "forward(2 * x)\n"))
+    fit(text.replace("square", "abs"), accept_changes=True)
+
+
+def checkpoint_of(**context: Any) -> Any:
+    return SimpleNamespace(path=Path("step-00000004"), context=context)
+
+
+def test_a_run_of_an_earlier_version_continues_with_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launcher = tmp_path / "ipykernel_launcher.py"
+    launcher.write_text("start()\n")
+    main = notebook(PLAIN, monkeypatch, launcher)
+    cell, config = code_identity(main.plain, main, "loss"), Config(loss="__main__:plain")
+    of_launcher = hashlib.sha256(launcher.read_bytes()).hexdigest()
+    # As they were written: the file of `__main__` for a cell, the version of Python for `python -c`.
+    for before in (of_launcher, "built into Python 3.11"):
+        check_code(config, {"loss": cell}, checkpoint_of(loss=before), accept=False)
+        assert "the code of loss is identified anew" in capsys.readouterr().err
+    check_code(config, {"loss": cell, "model": cell}, checkpoint_of(loss=cell), accept=False)
+    assert "step-00000004 does not know the code of model" in capsys.readouterr().err
+    newer = cell.replace("python-3.", "python-3.9")
+    check_code(config, {"loss": cell}, checkpoint_of(loss=newer, code={}), accept=False)
+    assert "compiled by another version of Python" in capsys.readouterr().err
+    check_code(config, {"callbacks Mine": cell}, checkpoint_of(code={"callbacks Mine": newer[::-1]}), accept=False)
+    assert "continues with changed code of callbacks Mine" in capsys.readouterr().err
+    with pytest.raises(DataError, match="of the loss has changed"):  # a run of this version knows what it began with
+        check_code(config, {"loss": cell}, checkpoint_of(loss=of_launcher, code={}), accept=False)
+    # A module that names the function of another one.
+    for name, text in (("defines_it.py", PLAIN), ("names_it.py", "from defines_it import plain\n")):
+        (tmp_path / name).write_text(text)
+        monkeypatch.delitem(sys.modules, name.removesuffix(".py"), raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    named = Config(loss="names_it:plain")
+    module, function = load_function("names_it:plain", "loss")
+    now = code_identity(function, module, "loss")
+    old = hashlib.sha256((tmp_path / "names_it.py").read_bytes()).hexdigest()
+    check_code(named, {"loss": now}, checkpoint_of(loss=old), accept=False)
+    assert "identified anew" in capsys.readouterr().err
+    with pytest.raises(DataError, match="source of the loss has changed"):
+        check_code(named, {"loss": now}, checkpoint_of(loss="0" * 64), accept=False)
 
 
 def test_a_distilled_run_is_resumed_with_its_teacher_only(

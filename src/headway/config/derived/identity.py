@@ -104,7 +104,7 @@ def identity(config: Config) -> dict[str, Any]:
     rounding = {key: flat[key] for key, exact in _ROUNDING.items() if flat[key] != exact}
     if "parallel.compression" in rounding:
         rounding["parallel.powersgd_rank"] = flat["parallel.powersgd_rank"]
-    kept = {key: value for key, value in flat.items() if not _is_incidental(key)}
+    kept = {key: value for key, value in flat.items() if not is_incidental(key)}
     return {key: value for key, value in kept.items() if value not in _LATER.get(key, ())} | rounding
 
 
@@ -146,7 +146,8 @@ def _flatten(value: Any, path: str) -> list[tuple[str, Any]]:
     return [(path, value)]
 
 
-def _is_incidental(key: str) -> bool:
+def is_incidental(key: str) -> bool:
+    """Return whether a key of the config is no part of what a run computes."""
     return any(key == name or key.startswith(name + ".") for name in _INCIDENTAL)
 
 

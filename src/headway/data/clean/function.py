@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from headway.config.sections.clean import PythonStep, ScoreStep
+from headway.core.code_identity import code_identity
 from headway.core.errors import DataError
-from headway.core.functions import load_function, source_hash
+from headway.core.functions import load_function
 from headway.data.clean.base import Step, named, shown_number
 from headway.data.clean.counts import Drop
 
@@ -23,8 +24,8 @@ class _UserFunction(Step):
 
     def __init__(self, config: PythonStep | ScoreStep) -> None:
         super().__init__()
-        self._name = config.function
-        self._module, self._function = load_function(config.function, f"data.clean: {config.step}.function")
+        self._name, self._where = config.function, f"data.clean: {config.step}.function"
+        self._module, self._function = load_function(config.function, self._where)
 
     def call(self, text: str) -> Any:
         """Call the function with a text."""
@@ -38,8 +39,8 @@ class _UserFunction(Step):
         return DataError(f"the cleaning function {self._name} {what}", where=named(text), fix="repair the function")
 
     def describe(self) -> dict[str, Any]:
-        """Return the hash of the module's source. Changes of imported modules are not detected."""
-        return {"source": source_hash(self._module)}
+        """Return the identity of the function. Changes of modules that its own one imports are not detected."""
+        return {"source": code_identity(self._function, self._module, self._where)}
 
 
 class PythonFunction(_UserFunction):

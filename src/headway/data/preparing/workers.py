@@ -13,8 +13,11 @@ from contextlib import contextmanager
 from multiprocessing import connection, get_context, parent_process
 from typing import TYPE_CHECKING
 
+from headway.config.sections.clean import CleanStep
+from headway.core.code_identity import code_identity, is_source
 from headway.core.console import notice, redact_streams
 from headway.core.errors import DataError
+from headway.core.functions import load_function
 from headway.data.preparing.encode import PieceWorker
 from headway.data.preparing.pieces import PieceResult, Recipe, Work
 
@@ -112,8 +115,19 @@ def _processes(recipe: Recipe, workers: int) -> Executor | None:
 
 def _prefers_processes(recipe: Recipe, workers: int) -> bool:
     """Return whether to use processes: Python code runs on one thread at a time, but library calls run in parallel."""
+    if any(_is_of_this_process(step) for steps in recipe.clean for step in steps):
+        return False
     steps_in_python = any(recipe.clean) or recipe.chat is not None or recipe.fingerprints is not None
     return steps_in_python or recipe.encoder == "tokenizers" or workers > _MAX_THREADS
+
+
+def _is_of_this_process(step: CleanStep) -> bool:
+    """Return whether a step calls a function that no other process finds: one of a notebook, not of a script."""
+    name = getattr(step, "function", "")
+    if not name.startswith("__main__:"):
+        return False
+    module, function = load_function(name, "data.clean")
+    return not is_source(code_identity(function, module, "data.clean"))
 
 
 def prepared(
