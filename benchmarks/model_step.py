@@ -1,7 +1,7 @@
 """Forward and backward tokens per second of Headway's decoder beside the same model of transformers.
 
 Both have the same weights, batches and arithmetic, and take turns in one process, so that whatever else the machine
-does meets both. Needs `pip install 'headway[hf]'`.
+does meets both. Needs `pip install '.[hf]'`.
 
     python benchmarks/model_step.py
     python benchmarks/model_step.py --preset 30m --precision bf16 --compile --output model_step.json

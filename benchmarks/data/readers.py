@@ -3,7 +3,7 @@
 All contenders take turns in one process, and each is judged by the processor time (of all threads, the system's share
 included) of its best round: what a core gives when files are in memory. All must give the same texts. JSON Lines is
 measured with documents as they are and cut to 500 characters; then the same texts as Parquet and as an Arrow stream.
-Needs `pip install 'headway[parquet,datasets]'`.
+Needs `pip install '.[parquet,datasets]'`.
 
     python benchmarks/data/readers.py corpus.jsonl
     python benchmarks/data/readers.py corpus.jsonl --rounds 7 --output readers.json

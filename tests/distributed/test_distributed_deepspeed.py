@@ -13,7 +13,7 @@ from headway.checkpoint.store import CheckpointStore
 from support import run_workers, skip_without
 from support_trials import STEPS, Trials, close
 
-skip_without("deepspeed", "DeepSpeed is not installed: pip install 'headway[deepspeed]'")
+skip_without("deepspeed", "DeepSpeed is not installed: pip install '.[deepspeed]'")
 
 STRATEGIES = ("deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3")
 

@@ -133,7 +133,7 @@ DEEPSPEED = ("deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3")
 def test_an_adapter_trains_under_deepspeed_as_under_ddp(
     trials: Callable[..., Trials], corpus: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install 'headway[deepspeed]'")
+    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install '.[deepspeed]'")
     peft = pytest.importorskip("peft")
     train = {"steps": 3, "global_batch": 4, "micro_batch": 1, "lanes": 4}
     runs, chosen = families(trials, corpus, tmp_path, ("llama-3",), train=train)
@@ -172,7 +172,7 @@ def test_an_adapter_trains_under_deepspeed_as_under_ddp(
 def test_every_kind_of_pretrained_model_trains_under_deepspeed_as_under_ddp(
     trials: Callable[..., Trials], corpus: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install 'headway[deepspeed]'")
+    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install '.[deepspeed]'")
     train = {"steps": 4, "global_batch": 4, "micro_batch": 1, "lanes": 4}
     runs, chosen = families(trials, corpus, tmp_path, ("qwen3", "llama-3"), train=train)
     also = "also_trained: [embed_tokens], also_trained_rate: 0.1"

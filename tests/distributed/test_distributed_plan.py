@@ -43,7 +43,7 @@ def test_every_strategy_takes_what_is_planned(tmp_path: Path) -> None:
 @pytest.mark.slow
 @needs_benchmarks
 def test_strategies_of_deepspeed_take_what_is_planned(tmp_path: Path) -> None:
-    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install 'headway[deepspeed]'")
+    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install '.[deepspeed]'")
     strategies = ("deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3", "deepspeed_zero1-offload")
     found = measured(tmp_path, "--bucket", "200000", "--strategies", *strategies)
     assert set(strategies) == found.keys()
@@ -54,7 +54,7 @@ def test_strategies_of_deepspeed_take_what_is_planned(tmp_path: Path) -> None:
 @pytest.mark.slow
 @needs_benchmarks
 def test_frozen_weights_under_deepspeed_take_what_is_planned(tmp_path: Path) -> None:
-    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install 'headway[deepspeed]'")
+    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install '.[deepspeed]'")
     pytest.importorskip("peft")
     strategies = ("deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3")
     found = measured(tmp_path, "--bucket", "200000", "--models", "adapter", "--strategies", *strategies)

@@ -19,7 +19,7 @@ from waits import LONG
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm-eval is not installed: pip install 'headway[lm-eval]'"),
+    pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm-eval is not installed: pip install '.[lm-eval]'"),
 ]
 
 #: Every process refuses to look a name up or to connect, and says so in a file.

@@ -15,7 +15,7 @@ from hub_server import READER, STRANGER, HubServer
 from support import skip_without, store_contents
 from support_hub import HubUser, document, parquet, tokens
 
-skip_without("datasets", "there is no client for the Hub: pip install 'headway[datasets]'")
+skip_without("datasets", "there is no client for the Hub: pip install '.[datasets]'")
 
 FILES = {f"data/train-{n:05}-of-00004.parquet": parquet(100 * n, 100 * n + 100) for n in range(4)}
 TEXTS = [document(number) for number in range(400)]

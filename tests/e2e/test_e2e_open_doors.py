@@ -118,7 +118,7 @@ def test_every_verb_on_one_machine(
 def test_deepspeed_listens_on_the_loopback_interface_alone(
     sockets: Sockets, tiny: Callable[..., Path], workers: str
 ) -> None:
-    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install 'headway[deepspeed]'")
+    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install '.[deepspeed]'")
     found = sockets.of(*HEADWAY, "train", tiny(), "parallel.strategy=deepspeed_zero1", "-w", workers)
     assert found and not open_ones(found), found
 

@@ -31,7 +31,7 @@ KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr
 @pytest.fixture(scope="module")
 def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A connection string, of an account with a container."""
-    pytest.importorskip("adlfs", reason="there is no client: pip install 'headway[azure]'")
+    pytest.importorskip("adlfs", reason="there is no client: pip install '.[azure]'")
     server_program = program("azurite-blob")
     if server_program is None:
         pytest.skip("there is no Azurite: npm install --prefix build/parts azurite")

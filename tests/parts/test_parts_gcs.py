@@ -46,7 +46,7 @@ def module_server() -> Iterator[GcsServer]:
 
 @pytest.fixture
 def server(module_server: GcsServer, monkeypatch: pytest.MonkeyPatch) -> GcsServer:
-    gcsfs = pytest.importorskip("gcsfs", reason="there is no client: pip install 'headway[gcs]'")
+    gcsfs = pytest.importorskip("gcsfs", reason="there is no client: pip install '.[gcs]'")
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", module_server.endpoint)
     gcsfs.GCSFileSystem.clear_instance_cache()
     return module_server

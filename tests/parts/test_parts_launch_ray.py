@@ -44,7 +44,7 @@ _ENVIRONMENT = {
 def test_a_node_process_that_is_killed_is_started_again_and_the_state_is_equal(
     tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
-    pytest.importorskip("ray", reason="there is no Ray: pip install 'headway[ray]'")
+    pytest.importorskip("ray", reason="there is no Ray: pip install '.[ray]'")
     config, out, attempts = tiny(train={"steps": 120}), tmp_path / "result.json", tmp_path / "runs/placed/attempts"
     own = ["name=placed", f"launch.ray.storage={tmp_path / 'ray'}"]
     command = [sys.executable, "-c", _FIT, str(config), str(out), *own]
@@ -70,7 +70,7 @@ def test_a_node_process_that_is_killed_is_started_again_and_the_state_is_equal(
 def test_a_machine_that_is_killed_while_it_prepares_data_changes_no_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster_utils = pytest.importorskip("ray.cluster_utils", reason="there is no Ray: pip install 'headway[ray]'")
+    cluster_utils = pytest.importorskip("ray.cluster_utils", reason="there is no Ray: pip install '.[ray]'")
     corpus = Corpus(tmp_path)
     corpus.prepare_alone()
     for name, value in {**_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path), "NOTES": f"{tmp_path}/notes",

@@ -72,7 +72,7 @@ def scratch() -> Iterator[Path]:
 def test_two_nodes_continue_to_equal_bits_when_processes_or_a_node_are_killed(
     tiny: Callable[..., Path], tmp_path: Path, scratch: Path
 ) -> None:
-    pytest.importorskip("ray", reason="there is no Ray: pip install 'headway[ray]'")
+    pytest.importorskip("ray", reason="there is no Ray: pip install '.[ray]'")
     config = tiny(train={"steps": STEPS}, supervise={"max_failures": 9})
     out, run = tmp_path / "result.json", tmp_path / "runs/two"
     variables = {

@@ -236,7 +236,7 @@ def test_the_example_of_prometheus_is_one(tmp_path: Path) -> None:
 def test_the_compose_file_is_one(tmp_path: Path) -> None:
     checker = program("check-jsonschema")
     if checker is None:
-        pytest.skip("there is no check-jsonschema: pip install 'headway[parts]'")
+        pytest.skip("there is no check-jsonschema: pip install '.[parts]'")
 
     def valid(text: str) -> bool:
         (tmp_path / "compose.yaml").write_text(text)

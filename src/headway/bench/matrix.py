@@ -15,6 +15,7 @@ from headway.config import Config, find_strategy, override
 from headway.core.errors import ConfigError
 from headway.core.files.hashes import fingerprint
 from headway.core.process.faults import parse_orders
+from headway.core.requirements import install_command
 
 #: Keys of the run that are not part of what is measured.
 _OF_NO_MATTER = ("name", "runs")
@@ -168,7 +169,7 @@ def cell_config(suite: Suite, cell: Cell) -> Config:
     # After the checks that do not depend on the strategy, so that all cells then have one reason.
     package = find_strategy(cell.strategy).needs
     if package is not None and find_spec(package.module) is None:
-        raise ConfigError(f"{package.title} is not installed", fix=f"pip install '{package.extra}'")
+        raise ConfigError(f"{package.title} is not installed", fix=install_command(package.extra))
     if config.train.compile == "auto":
         raise ConfigError(
             "a benchmark measures one of both ways", where="train.compile", fix="train.compile=true, or false"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headway.config.schema import Config
 
 FP32_BYTES = 4
-TORCHAO = Package("torchao", "torchao", "headway[torchao]")
+TORCHAO = Package("torchao", "torchao", "torchao")
 #: Lion computes directions for this many elements at a time (`training/optimizer/lion.py`).
 _LION_ELEMENTS = 2**25
 

@@ -24,7 +24,7 @@ class Package:
     title: str
     """Name in messages."""
     extra: str
-    """What to give to `pip install`."""
+    """The extra of Headway that has it; else what pip is to install."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -162,7 +162,7 @@ def _deepspeed(stage: int, counterpart: StrategySpec) -> StrategySpec:
     return StrategySpec(
         name=f"deepspeed_zero{stage}",
         build="headway.parallel.deepspeed:DeepSpeed",
-        needs=Package("deepspeed", "DeepSpeed", "headway[deepspeed]"),
+        needs=Package("deepspeed", "DeepSpeed", "deepspeed"),
         works_alone=True,
         shards_moments=counterpart.shards_moments,
         shards_gradients=counterpart.shards_gradients,

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 from headway.core.credentials.secrets import redact
 from headway.core.format import printable
+from headway.core.requirements import install_command
 
 #: The exit code of Ctrl-C, as shells have it.
 INTERRUPTED = 130
@@ -204,10 +205,10 @@ def explaining_refusals(kind: type[HeadwayError], where: str | None = None) -> I
 
 
 def missing_extra(package: str, extra: str, purpose: str) -> ConfigError:
-    """Return the error for an optional dependency that is not installed."""
+    """Return the error for an optional dependency that is not installed; its fix installs the extra's packages."""
     return ConfigError(
         f"{purpose} needs the package '{package}', which is not installed.",
-        fix=f"pip install 'headway[{extra}]'",
+        fix=install_command(extra, package),
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 from headway.core.errors import ConfigError, HeadwayError, causes
+from headway.core.requirements import install_command
 
 HUB = "hf://"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -45,7 +46,7 @@ def snapshot(source: str, patterns: Sequence[str]) -> Path:
         raise ConfigError(
             "models of the Hugging Face Hub need the package huggingface_hub",
             where=source,
-            fix="pip install headway[hf]",
+            fix=install_command("hf", "huggingface_hub"),
         ) from None
     name, revision = split_hub_name(source)
     try:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
 
+from headway.core.requirements import extra_requirements, requirements
 from headway.doctor.findings import Finding
 from headway.parallel.interconnect import Interconnect
 from headway.telemetry.gpus import Driver
@@ -53,12 +55,8 @@ def read_software(*, ask_torch: bool) -> Software:
     Args:
         ask_torch: Import PyTorch, which takes seconds, for facts about GPUs that only it knows.
     """
-    try:
-        requirements = metadata.requires("headway") or []
-    except metadata.PackageNotFoundError:
-        requirements = []
     torch = _imported_torch() if ask_torch else _torch_on_disk()
-    return Software(sys.version_info[:3], torch, _version_of, requirements)
+    return Software(sys.version_info[:3], torch, _version_of, requirements())
 
 
 def examine_versions(software: Software) -> Iterator[Finding]:
@@ -170,7 +168,7 @@ def _extras(software: Software) -> Iterator[Finding]:
             f"extra '{extra}' is not installed ({', '.join(absent)})",
             "importlib.metadata",
             "install it when you need it",
-            f"pip install 'headway[{extra}]'",
+            f"python -m pip install {shlex.join(extra_requirements(extra, software.requirements))}",
         )
     if not software.requirements:
         yield Finding("note", "headway runs from its source and is not installed, so its extras are unknown")

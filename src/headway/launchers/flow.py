@@ -30,6 +30,8 @@ CONFIG = $config
 RUN = Path($run)
 WORKDIR = $workdir
 ENVIRONMENT = $environment
+#: The Headway that wrote this flow, for an environment without one; nothing where the flow runs in pods.
+LAUNCHED_BY = $launched_by
 #: A training is no worker of another launcher.
 REMOVED = $removed
 #: Exit codes that another attempt would meet again, and the one that keeps Metaflow from trying.
@@ -43,9 +45,13 @@ OWNER_SECONDS = 120
 def headway(*words, output=None):
     """Run a command of Headway with the run's config, and return what it printed if `output` asks for it."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    program = shutil.which("headway", path=path)
-    if program is None:
-        raise RuntimeError("there is no program 'headway': pip install headway beside Metaflow")
+    found = shutil.which("headway", path=path)
+    program = LAUNCHED_BY if found is None and LAUNCHED_BY and os.path.exists(LAUNCHED_BY[0]) else [found]
+    if program[0] is None:
+        raise RuntimeError(
+            f"there is no program 'headway' beside {sys.executable} or on the PATH: install Headway $version there,"
+            " from its folder or its wheel"
+        )
     if WORKDIR is not None:
         os.makedirs(WORKDIR, exist_ok=True)
     variables = {name: value for name, value in os.environ.items() if name not in REMOVED}
@@ -54,7 +60,7 @@ def headway(*words, output=None):
         config.write_text(CONFIG, encoding="utf-8")
         given = [str(config) if word is CONFIG else str(word) for word in words]
         done = subprocess.run(
-            [sys.executable, "-c", DIES_WITH_PARENT, str(os.getpid()), program, *given],
+            [sys.executable, "-c", DIES_WITH_PARENT, str(os.getpid()), *program, *given],
             cwd=WORKDIR, env={**variables, **ENVIRONMENT}, stdout=output, text=True, check=False,
         )
     if done.returncode in FINAL:

@@ -70,8 +70,12 @@ class Launcher(Protocol):
         """Yield what the config alone shows to be wrong."""
         ...
 
-    def files(self, job: Job) -> dict[str, str]:
-        """Return the files that describe the job, by name."""
+    def files(self, job: Job) -> Mapping[str, str | bytes]:
+        """Return the files of the launch by name: texts that describe the job, and what travels with it.
+
+        Raises:
+            ConfigError: one cannot be made here.
+        """
         ...
 
     def check(self, job: Job) -> None:

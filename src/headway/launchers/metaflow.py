@@ -15,6 +15,7 @@ import shlex
 import signal
 import string
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -28,6 +29,7 @@ from headway.core.coordination.outcomes import FINAL_CODES
 from headway.core.errors import ConfigError
 from headway.core.process.table import arguments_of, process_state
 from headway.core.process.waiting import wait_until
+from headway.core.version import __version__
 from headway.launchers.flow import FLOW, NO_RETRY
 from headway.launchers.job import Job
 from headway.launchers.launcher import Handle, JobState, State
@@ -114,7 +116,7 @@ class MetaflowLauncher:
             raise ConfigError(
                 f"{settings.python} has no Metaflow",
                 where="launch.metaflow.python",
-                fix="pip install 'metaflow>=2.19' beside Headway, or name the interpreter that has it",
+                fix="python -m pip install 'metaflow>=2.19' there, or name the interpreter that has it",
             )
         if settings.where == "argo":
             check_context(kubernetes.context)
@@ -242,6 +244,8 @@ def _flow(job: Job) -> str:
         run=repr(run),
         workdir=repr(launch.workdir if argo else None),
         environment=repr(dict(launch.environment)),
+        launched_by=repr([] if argo else [sys.executable, "-m", "headway"]),
+        version=__version__,
         removed=repr(tuple(dict.fromkeys((*OF_A_WORKER, *NODE_NUMBERS)))),
         owner=repr(OWNER_FILE),
         final=repr(FINAL_CODES),

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import headway
 from headway.config.sections.launch import LaunchConfig
 from headway.core.errors import ConfigError
 from headway.core.process.waiting import wait_until
@@ -102,6 +103,7 @@ def runtime_environment(launch: LaunchConfig) -> dict[str, Any]:
     environment: dict[str, Any] = {
         "env_vars": dict(launch.environment),
         **({"pip": list(launch.ray.packages)} if launch.ray.packages else {}),
+        **({"py_modules": [str(Path(headway.__file__).parent)]} if launch.ray.ship else {}),
     }
     merged: dict[str, Any] = merge(environment, dict(launch.ray.patch))
     return merged

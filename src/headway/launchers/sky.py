@@ -19,9 +19,11 @@ from headway.launchers.job import Job, name_problems, survival_problems
 from headway.launchers.launcher import Handle, JobState, State
 from headway.launchers.patches import merge
 from headway.launchers.programs import ask_json, ask_program, show_program
+from headway.launchers.wheel import PLACE, shipped, with_install
 
 CONFIG, TASK = "config.yaml", "task.yaml"
-_REMOTE_CONFIG = "~/headway/config.yaml"
+_FOLDER = "headway"
+_REMOTE_CONFIG = f"~/{_FOLDER}/config.yaml"
 _STATES: dict[str, State] = {
     "PENDING": "waiting", "SUBMITTED": "waiting", "DEPRECATED_SUBMITTED": "waiting", "STARTING": "waiting",
     "RUNNING": "running", "RECOVERING": "waiting", "CANCELLING": "stopping",
@@ -44,6 +46,13 @@ class SkyLauncher:
         yield from name_problems(job.name)
         # Machines of clouds share no disk, and a spot machine takes its own with it.
         yield from survival_problems(job, shared=False, fix="SkyPilot's machines share none")
+        named = job.config.launch.package
+        if named is not None and named.endswith(".whl") and scheme_of(named) is None and not Path(named).is_file():
+            yield ConfigError(
+                f"there is no wheel {named} here",
+                where="launch.package",
+                fix="name a file that exists; without the key a wheel is made of the Headway that launches",
+            )
         if job.machines > 1 and job.config.data.remote is None:
             local = [source.path for source in job.config.data.sources if scheme_of(source.path) is None]
             if local:
@@ -53,11 +62,17 @@ class SkyLauncher:
                     fix="copy the token store to object storage and name it: data.remote=s3://bucket/store",
                 )
 
-    def files(self, job: Job) -> dict[str, str]:
-        """Return the task and the config."""
+    def files(self, job: Job) -> dict[str, str | bytes]:
+        """Return the task, the config, and the wheel that the machines install.
+
+        Raises:
+            ConfigError: as `build_wheel`.
+        """
         import yaml
 
-        return {TASK: str(yaml.safe_dump(_task(job), sort_keys=False, width=120)), CONFIG: job.config_text()}
+        wheel = shipped(job.config) if _installs(job) else None
+        task = str(yaml.safe_dump(_task(job, wheel and wheel[0]), sort_keys=False, width=120))
+        return {TASK: task, CONFIG: job.config_text(), **({} if wheel is None else dict([wheel]))}
 
     def check(self, job: Job) -> None:
         """Ask SkyPilot whether it has access to a cloud.
@@ -113,7 +128,11 @@ class SkyLauncher:
         ask_program(["sky", "jobs", "cancel", "--yes", handle.id], seconds=handle.grace_seconds + 600)
 
 
-def _task(job: Job) -> dict[str, Any]:
+def _installs(job: Job) -> bool:
+    return any(PLACE in line for line in job.config.launch.sky.setup)
+
+
+def _task(job: Job, wheel: str | None) -> dict[str, Any]:
     launch, sky = job.config.launch, job.config.launch.sky
     resources = {
         "infra": sky.infra,
@@ -128,15 +147,16 @@ def _task(job: Job) -> dict[str, Any]:
     machines = _MACHINES.format(machines=job.machine_range, port=launch.port) if job.machines > 1 else ""
     # Without quotes around the config: the shell knows where its home is.
     command = " ".join(_REMOTE_CONFIG if word == CONFIG else shlex.quote(word) for word in job.command(CONFIG))
+    mounted = {CONFIG: _REMOTE_CONFIG, **({} if wheel is None else {wheel: f"~/{_FOLDER}/{wheel}"})}
     task: dict[str, Any] = {
         "name": job.name,
         "num_nodes": job.machines,
         "resources": {name: value for name, value in resources.items() if value is not None},
         "envs": dict(launch.environment),
         "secrets": {SECRET: None} if job.machines > 1 else {},
-        "file_mounts": {_REMOTE_CONFIG: str((job.folder / CONFIG).absolute())},
+        "file_mounts": {there: str((job.folder / name).absolute()) for name, there in mounted.items()},
         "workdir": sky.workdir,
-        "setup": "\n".join(sky.setup),
+        "setup": "\n".join(with_install(sky.setup, job.config, f"$HOME/{_FOLDER}")),
         # `exec`: the node process itself gets the signals.
         "run": f"{machines}exec {command}\n",
     }

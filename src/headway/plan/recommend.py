@@ -24,6 +24,7 @@ from headway.config.strategies import (
 )
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.format import format_bytes, format_count
+from headway.core.requirements import install_command
 from headway.core.user_command import config_words
 from headway.models.facts import count_parameters
 from headway.plan.activations import FP8_TILE
@@ -127,7 +128,7 @@ def why_no_deepspeed(config: Config, model: ModelConfig, machines: Machines) -> 
     if _sharers(config, machines.count) == 1:
         return "a single data-parallel worker has nothing to divide"
     if deepspeed_listed(config) is None:
-        return "install it (pip install 'headway[deepspeed]') or set parallel.strategy to one of them"
+        return f"install it ({install_command('deepspeed')}) or set parallel.strategy to one of them"
     refusal = option(config, model, machines, DEEPSPEED[0], CHECKPOINTING[0]).refusal
     assert refusal is not None, "the plan would have it"
     return refusal.what

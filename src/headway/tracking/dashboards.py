@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import ConfigError
 from headway.core.files.atomic import atomic_write
+from headway.core.requirements import install_command
 from headway.telemetry.catalogue import CATALOGUE, SYSTEM, Unit, metric
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ def check_library() -> None:
         raise ConfigError(
             "dashboards cannot be made: grafana-foundation-sdk is not installed",
             where="headway dashboards",
-            fix="pip install 'headway[dashboards]'",
+            fix=install_command("dashboards", "grafana-foundation-sdk"),
         ) from None
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import ConfigError
 from headway.core.files.atomic import atomic_write
+from headway.core.requirements import install_command
 from headway.core.version import __version__
 from headway.telemetry.catalogue import CATALOGUE, SYSTEM, Metric, metric
 from headway.tracking.live_run import Snapshot
@@ -41,7 +42,7 @@ def check_library() -> None:
         raise ConfigError(
             "metrics cannot be exported: prometheus-client is not installed",
             where="--serve, --textfile",
-            fix="pip install 'headway[prometheus]'",
+            fix=install_command("prometheus", "prometheus-client"),
         ) from None
 
 

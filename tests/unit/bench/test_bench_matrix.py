@@ -10,6 +10,7 @@ from headway.bench import matrix
 from headway.bench.matrix import cell_config, cells_of, plan_matrix, unused_patterns
 from headway.bench.suite import built_in_suites, load_suite
 from headway.core.errors import ConfigError
+from headway.core.requirements import install_command
 
 ENVIRONMENT = {"machine": "one"}
 
@@ -129,7 +130,7 @@ def test_cells_that_cannot_run_have_a_reason_and_the_others_go_on(
     assert planned["ddp", 2].config is not None and planned["single", 1].config is not None
     assert planned["ddp", 1].excluded == "known already" and planned["ddp", 1].config is None
     assert "cannot use 2 data-parallel workers" in str(planned["single", 2].refused)
-    assert planned["deepspeed_zero2", 1].refused == "DeepSpeed is not installed (pip install 'headway[deepspeed]')"
+    assert planned["deepspeed_zero2", 1].refused == f"DeepSpeed is not installed ({install_command('deepspeed')})"
 
 
 def test_machines_without_accelerator_have_shapes_of_their_own(tmp_path: Path) -> None:

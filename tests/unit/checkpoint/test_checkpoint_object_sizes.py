@@ -62,7 +62,7 @@ class _Endless(BaseHTTPRequestHandler):
 @pytest.fixture(params=[None, _MOST_BLOCKS * len(_BLOCK)], ids=["without a length", "with a length"])
 def endless(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[int]]]:
     """The URL of a store of which every object is endless, and what it has sent."""
-    s3fs = pytest.importorskip("s3fs", reason="there is no S3 client: pip install 'headway[s3]'")
+    s3fs = pytest.importorskip("s3fs", reason="there is no S3 client: pip install '.[s3]'")
     sent: list[int] = []
     ended = threading.Event()
     server = LocalServer(_Endless, length=request.param, sent=sent, ended=ended)

@@ -171,7 +171,7 @@ def test_a_lone_worker_has_the_strategy_for_one_unless_the_strategy_works_alone(
 def test_a_package_that_a_spec_needs_is_missed_before_a_run(own: ModuleType, section: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="needs Missing, which is not installed") as error:
         check_available(config(**section), torch.device("cpu"))
-    assert "pip install 'missing-package', or " in (error.value.fix or "")
+    assert "python -m pip install missing-package, or " in (error.value.fix or "")
 
 
 def test_a_name_that_the_schema_has_not_seen_is_refused_too() -> None:

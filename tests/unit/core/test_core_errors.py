@@ -44,7 +44,7 @@ def test_a_missing_extra_tells_the_command() -> None:
     error = missing_extra("pyarrow", "parquet", "reading a.parquet")
     assert isinstance(error, ConfigError)
     assert "pyarrow" in error.what
-    assert error.fix == "pip install 'headway[parquet]'"
+    assert error.fix == "python -m pip install 'pyarrow>=15'"
 
 
 def test_names_of_others_forge_no_lines_and_steer_no_terminal() -> None:

@@ -13,7 +13,7 @@ from headway.core.errors import HeadwayError
 from headway.core.storage import Problem, Storage, client
 from local_server import LocalServer
 
-pytest.importorskip("fsspec", reason="there is no fsspec: pip install 'headway[remote]'")
+pytest.importorskip("fsspec", reason="there is no fsspec: pip install '.[remote]'")
 
 
 class ProblemError(HeadwayError):

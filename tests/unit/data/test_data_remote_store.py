@@ -31,7 +31,7 @@ from headway.data.remote_cache import Copies
 from headway.data.remote_store import RemoteTokenStore, open_store, tokenizer_folder
 from headway.data.store import TokenStore
 
-fsspec = pytest.importorskip("fsspec", reason="there is no fsspec: pip install 'headway[remote]'")
+fsspec = pytest.importorskip("fsspec", reason="there is no fsspec: pip install '.[remote]'")
 
 LENGTH = 16
 

@@ -124,7 +124,7 @@ def test_codes_are_sharded_without_a_change_of_bits(precision: str, folder: Path
 
 @pytest.mark.slow
 def test_an_adapter_above_codes_trains_under_deepspeed_as_under_ddp(folder: Path) -> None:
-    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install 'headway[deepspeed]'")
+    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install '.[deepspeed]'")
     losses = {}
     for strategy in ("ddp", "deepspeed_zero2", "deepspeed_zero3"):
         file = write_config(

@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from headway.config import Config, MeshShape
 from headway.core.errors import ConfigError
+from headway.core.requirements import install_command
 from headway.parallel.ddp import DataParallel, ElasticDataParallel
 from headway.parallel.strategy import Single, make_strategy
 from headway.parallel.world import World, pick_device
@@ -49,7 +50,7 @@ def test_deepspeed_that_is_not_installed_is_told_with_the_command(monkeypatch: p
     monkeypatch.setenv("LOCAL_RANK", "0")
     with pytest.raises(ConfigError, match="deepspeed") as error:
         make_strategy(config(parallel={"strategy": "deepspeed_zero2"}), nn.Linear(2, 2), ONE)
-    assert error.value.fix == "pip install 'headway[deepspeed]'"
+    assert error.value.fix == install_command("deepspeed")
 
 
 def test_deepspeed_refuses_a_parameter_that_it_cannot_hold() -> None:

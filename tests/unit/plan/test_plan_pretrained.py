@@ -216,6 +216,6 @@ def test_adapters_under_deepspeed_count_frozen_weights_whole_or_divided(tmp_path
             assert moments["taken over"].weights > whole
         else:
             assert moments["taken over"].weights == pytest.approx(whole, abs=padding)
-    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install 'headway[deepspeed]'")
+    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install '.[deepspeed]'")
     listed = {option.strategy for option in make_plan(config, parse_machines("2xL4")).table if option.fits}
     assert {"ddp", "zero1", "zero2", "zero3", *(f"deepspeed_zero{stage}" for stage in (1, 2, 3))} <= listed

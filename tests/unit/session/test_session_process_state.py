@@ -59,7 +59,7 @@ def before() -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize("strategy", ["ddp", "deepspeed_zero1"])
 def test_a_run_changes_nothing(tiny: Callable[..., Path], before: dict[str, Any], strategy: str) -> None:
     if strategy.startswith("deepspeed"):
-        pytest.importorskip("deepspeed", reason="there is no DeepSpeed: pip install 'headway[deepspeed]'")
+        pytest.importorskip("deepspeed", reason="there is no DeepSpeed: pip install '.[deepspeed]'")
     for name in ("one", "two"):  # the second one finds nothing of the first
         run = headway.train(load_config(tiny(train={"steps": 2}, parallel={"strategy": strategy}, name=name)))
         assert run.step == 2

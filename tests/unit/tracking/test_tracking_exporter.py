@@ -17,6 +17,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from headway.core.errors import ConfigError
+from headway.core.requirements import install_command
 from headway.telemetry.catalogue import CATALOGUE
 from headway.tracking import exporter
 from headway.tracking.exporter import exposition, registry_of, write_textfile
@@ -88,7 +89,7 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
     with pytest.raises(ConfigError, match="prometheus-client is not installed") as caught:
         export(tmp_path, serve=":9400", textfile=None, every_seconds=1.0)
-    assert caught.value.fix == "pip install 'headway[prometheus]'"
+    assert caught.value.fix == install_command("prometheus")
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from headway.config import Config, dump_config, identity
 from headway.config.sections.track import TrackConfig, mlflow_uri_problem
 from headway.core.coordination.outcomes import BUDGET_REACHED
 from headway.core.errors import ConfigError, HeadwayError
+from headway.core.requirements import install_command
 from headway.telemetry.record import Run
 from headway.tracking import sinks, wandb_sink
 from headway.tracking.by_hand import track_by_hand
@@ -125,11 +126,11 @@ def test_what_is_missing_is_found_before_the_first_step(monkeypatch: pytest.Monk
     monkeypatch.setattr(sinks.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="needs the package 'tensorboard'") as raised:
         check("tensorboard")
-    assert raised.value.fix == "pip install 'headway[tensorboard]'"
+    assert raised.value.fix == install_command("tensorboard")
     for name in ("trackio", "opentelemetry"):
         with pytest.raises(ConfigError, match="which is not installed") as raised:
             check(name)
-        assert raised.value.fix == f"pip install 'headway[{name}]'"
+        assert raised.value.fix == install_command(name)
     assert "mlflow" not in sys.modules or sys.modules["mlflow"] is not None
 
 

@@ -21,6 +21,7 @@ from headway.config.checks.contradictions import find_problems
 from headway.config.sections.benchmarks import BenchmarksConfig
 from headway.config.units import Interval
 from headway.core.errors import CheckpointError, ConfigError, HeadwayError
+from headway.core.requirements import install_command
 from headway.telemetry.catalogue import metric
 from headway.telemetry.record import open_run
 from headway.telemetry.report import render_report
@@ -142,7 +143,7 @@ def test_without_lm_eval_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(benchmarks, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="lm-eval") as caught:
         run_benchmarks(tmp_path, None, BenchmarksConfig(tasks=["known"]), "cpu")
-    assert caught.value.fix == "pip install 'headway[lm-eval]'"
+    assert caught.value.fix == install_command("lm-eval")
 
 
 @pytest.mark.parametrize("visible", ["", "3"])

@@ -15,6 +15,7 @@ from torch import nn
 
 from headway.config import ModelConfig, load_config
 from headway.core.errors import ConfigError
+from headway.core.requirements import install_command
 from headway.models.build import build_model
 from headway.models.hub.compressed import Compression, is_quantized, linear_layers, prune
 from headway.models.huggingface.checkpoint import export_model
@@ -197,7 +198,7 @@ def test_without_torchao_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("headway.models.hub.compressed.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="torchao") as caught:
         Compression("int8").check(torch.device("cpu"))
-    assert "pip install 'headway[torchao]'" in str(caught.value)
+    assert install_command("torchao") in str(caught.value)
     Compression(prune="2:4").check(torch.device("cpu"))
 
 

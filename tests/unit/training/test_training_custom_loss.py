@@ -37,7 +37,7 @@ from headway.session.checks import check_code
 from headway.session.completed import completed
 from headway.training.custom_loss import Distillation, checked, cross_entropy, divergence_from, load_teacher
 from headway.training.job import Callback, Job
-from headway.training.task import language_model_logits
+from headway.training.task import language_model_logits, own_code
 from support import state_hash
 from waits import LONG
 
@@ -297,6 +297,45 @@ def test_a_module_of_ones_own_continues_with_other_code_only_if_accepted(
     with pytest.raises(DataError, match="of the model has changed"):
         fit(text.replace("forward(x)\n", "forward(2 * x)\n"))
     fit(text.replace("square", "abs"), accept_changes=True)
+
+
+def test_own_specs_and_callbacks_count_with_the_modules_that_build_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A spec may name a builder in another module."""
+    spec, builder, callbacks = (tmp_path / f"own_{name}.py" for name in ("spec", "builder", "callbacks"))
+    spec.write_text(
+        "from headway.config import OptimizerSpec\n"
+        "MINE = OptimizerSpec(name='mine', build='own_builder:build', moment_bytes=len, update_bytes=len)\n"
+    )
+    builder.write_text("def build(inputs):\n    return None\n")
+    callbacks.write_text("from headway import Callback\nclass Own(Callback):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = Config(callbacks=["own_callbacks:Own"])
+    optimizer = config.optimizer.model_copy(update={"name": "own_spec:MINE"})
+    config = config.model_copy(update={"optimizer": optimizer})
+
+    def code() -> dict[str, str]:
+        for name in ("own_spec", "own_builder", "own_callbacks"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        return own_code(config)
+
+    first = code()
+    assert set(first) == {"optimizer.name", "callbacks own_callbacks:Own"} and code() == first
+    assert own_code(Config()) == {}
+    for file, key in (
+        (spec, "optimizer.name"),
+        (builder, "optimizer.name"),
+        (callbacks, "callbacks own_callbacks:Own"),
+    ):
+        kept = file.read_text()
+        file.write_text(f"{kept}\nMORE = 1\n")
+        assert {name for name, value in code().items() if value != first[name]} == {key}
+        file.write_text(kept)
+    known = checkpoint_of(code=first)
+    builder.write_text("def build(inputs):\n    return 1\n")
+    with pytest.raises(DataError, match=r"source of the optimizer.name has changed"):
+        check_code(config, code(), known, accept=False)
 
 
 def checkpoint_of(**context: Any) -> Any:

@@ -17,6 +17,7 @@ from headway.config import Config
 from headway.config.schema import OptimizerConfig
 from headway.core.eight_bit import block_size
 from headway.core.errors import ConfigError
+from headway.core.requirements import install_command
 from headway.training.optimizer import build_optimizer, materialize, muon, set_learning_rate, update
 from headway.training.optimizer.adafactor import ShardedAdafactor
 from headway.training.optimizer.eager import eager
@@ -33,7 +34,7 @@ NAMES = ("adamw", "muon", "lion", "adafactor", "adamw8bit")
 
 def optimizer_config(name: str, **values: object) -> OptimizerConfig:
     if name == "adamw8bit":
-        pytest.importorskip("torchao", reason="pip install 'headway[torchao]'")
+        pytest.importorskip("torchao", reason="pip install '.[torchao]'")
     return OptimizerConfig.model_validate({"name": name, "learning_rate": 0.01, **values})
 
 
@@ -183,7 +184,7 @@ def test_without_torchao_the_error_says_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "torchao.optim", None)
     with pytest.raises(ConfigError, match="needs torchao") as error:
         build_optimizer(OptimizerConfig(name="adamw8bit"), make_model(), CPU)
-    assert "pip install 'headway[torchao]'" in error.value.fix
+    assert install_command("torchao") in error.value.fix
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "adafactor"])
@@ -324,7 +325,7 @@ def test_a_missing_library_is_said_before_there_is_a_run(
     config = Config.model_validate({**values, "train": train}).resolved()
     with pytest.raises(ConfigError, match=f"{what}' needs torchao") as error:
         check_available(config, CPU)
-    assert "pip install 'headway[torchao]'" in error.value.fix
+    assert install_command("torchao") in error.value.fix
     check_available(Config.model_validate({"train": {"steps": 1}}).resolved(), CPU)
 
 

@@ -35,8 +35,8 @@ def extend(
     """Add tokens to a pretrained model and its tokenizer, and write both as a new folder.
 
     A new token's rows in the embeddings and in the output projection are the means of the rows of its pieces, so it
-    means what its text meant before. Train from the folder: model.from_pretrained. Needs
-    headway[hf].
+    means what its text meant before. Train from the folder: model.from_pretrained. Needs the
+    extra hf.
 
     [bold]Examples[/bold]
 

@@ -9,7 +9,7 @@ import typer
 
 from headway.cli.common import JsonOption, StepOption, print_json, print_table, seconds_of
 
-HELP = r"""Run tasks of lm-eval on a trained model (pip install 'headway\[lm-eval]').
+HELP = """Run tasks of lm-eval on a trained model (extra lm-eval).
 
 [bold]Examples[/bold]
 

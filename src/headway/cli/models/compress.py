@@ -11,7 +11,7 @@ from headway.cli.common import JsonOption, StepOption, print_json, print_table, 
 from headway.core.console import notice
 from headway.core.format import format_bytes
 
-HELP = r"""Quantize or prune a trained model, and show its validation loss before and after.
+HELP = """Quantize or prune a trained model, and show its validation loss before and after.
 
 [bold]Examples[/bold]
 
@@ -19,7 +19,7 @@ headway compress runs/quickstart small-model --quantize int8
 headway compress runs/quickstart small-model --prune 2:4 --json
 headway compress my-model small-model --quantize fp8 --store data/quickstart --rows 200
 
-Weights of linear layers are kept in 8 or 4 bits through torchao (pip install 'headway\[hf,torchao]'); int4 needs a CUDA
+Weights of linear layers are kept in 8 or 4 bits through torchao (extras hf and torchao); int4 needs a CUDA
 GPU. transformers loads the folder: AutoModelForCausalLM.from_pretrained("small-model").
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,7 +75,7 @@ def start(job: Job, on: str, table: Callable[[Job], tuple[list[list[str]], str]]
     _submit(launcher, job, files)
 
 
-def _show_or_write(files: dict[str, str], out: Path | None) -> None:
+def _show_or_write(files: Mapping[str, str | bytes], out: Path | None) -> None:
     from headway.core.console import exact_results, notice, print_text
 
     if out is not None:
@@ -83,17 +83,19 @@ def _show_or_write(files: dict[str, str], out: Path | None) -> None:
         notice(f"wrote {', '.join(str(out / name) for name in files)}")
         return
     with exact_results():
-        for name, text in files.items():
+        for name, content in files.items():
+            text = content if isinstance(content, str) else f"({len(content):,} bytes)"
             print_text(f"# {name}\n{text}\n")
 
 
-def _write(files: dict[str, str], folder: Path) -> None:
+def _write(files: Mapping[str, str | bytes], folder: Path) -> None:
     from headway.cli.common import writing
     from headway.core.files.atomic import atomic_write
 
-    for name, text in files.items():
-        with writing(folder / name), atomic_write(folder / name, "w") as file:
-            file.write(text)
+    for name, content in files.items():
+        mode = "w" if isinstance(content, str) else "wb"
+        with writing(folder / name), atomic_write(folder / name, mode) as file:
+            file.write(content)
 
 
 def gpus_text(job: Job) -> str:
@@ -138,7 +140,7 @@ def _check_not_launched(job: Job) -> None:
         )
 
 
-def _submit(launcher: Launcher, job: Job, files: dict[str, str]) -> None:
+def _submit(launcher: Launcher, job: Job, files: Mapping[str, str | bytes]) -> None:
     from headway.core.console import notice
     from headway.core.user_command import suggest
     from headway.launchers.record import audit, write_handle

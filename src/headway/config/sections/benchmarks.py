@@ -23,7 +23,7 @@ AFTER = "after"
 
 
 class BenchmarksConfig(Section):
-    """Tasks of lm-eval on the run's model (`pip install 'headway[lm-eval]'`), each time in a separate process."""
+    """Tasks of lm-eval on the run's model (extra `lm-eval`), each time in a separate process."""
 
     tasks: Annotated[list[str], Field(min_length=1)]
     """Names of lm-eval's tasks, or YAML files that define tasks of your own."""

@@ -16,7 +16,7 @@ class UnicodeStep(Section):
     form: Literal["NFC", "NFKC", "none"] = "NFC"
     """Normalisation form (Unicode Standard Annex 15). NFKC also folds ligatures, full-width letters, superscripts."""
     mojibake: bool = False
-    """Repair text that was decoded with the wrong encoding (`cafÃ©`), with `ftfy`: `pip install 'headway[clean]'`."""
+    """Repair text that was decoded with the wrong encoding (`cafÃ©`), with `ftfy` (extra `clean`)."""
     control_characters: Literal["keep", "remove"] = "keep"
     """`remove`: remove all control characters (category Cc) except tab, line feed and carriage return."""
 
@@ -154,8 +154,8 @@ class FinewebStep(Section):
 
 
 class LanguageStep(Section):
-    """Keep documents in some languages, as detected by fastText's `lid.176.ftz` (Joulin et al. 2017):
-    `headway[language]`."""
+    """Keep documents in some languages, as detected by fastText's `lid.176.ftz` (Joulin et al. 2017); needs
+    the extra `language`."""
 
     step: Literal["language"] = "language"
     languages: Annotated[list[str], Field(min_length=1)] = ["en"]

@@ -194,6 +194,9 @@ class RayConfig(Section):
     """Folder or URL that all machines share, for what Ray Train keeps (`RunConfig.storage_path`)."""
     packages: list[str] = []
     """Packages that Ray installs on its machines (`pip` of the runtime environment)."""
+    ship: bool = False
+    """Send the Headway that launches to the machines, which import it instead of theirs. What it requires must be
+    there."""
     patch: Patch = {}
     """Changes of the runtime environment, merged last."""
 
@@ -209,8 +212,12 @@ class SkyConfig(Section):
     """Instance type, instead of accelerators."""
     spot: bool = True
     """Take spot machines."""
-    setup: list[str] = ["pip install headway"]
-    """Lines of shell that prepare a machine."""
+    setup: list[str] = [
+        "python -m pip install {headway}",
+        "python -m pip install --force-reinstall --no-deps {headway}",
+    ]
+    """Lines of shell that prepare a machine. `{headway}` stands for what pip is to install as Headway
+    (`launch.package`, `launch.extras`). The second line replaces a Headway of the same version that is there."""
     workdir: str | None = None
     """Folder that is copied to the machines, with your own code."""
     max_restarts: Annotated[int, Field(ge=0)] = 3
@@ -241,6 +248,11 @@ class LaunchConfig(Section):
 
     image: str | None = None
     """Container image with Headway and your code; required for Kubernetes."""
+    package: str | None = None
+    """What machines that prepare themselves (SkyPilot) install as Headway: a wheel of this machine, or what pip takes,
+    as `git+https://...`. When not given, a wheel is made of the Headway that launches, and travels with the launch."""
+    extras: list[str] = []
+    """Extras of that wheel that they install too, as `[hf, peft]`; those for the URLs of the config are added."""
     gpus_per_machine: Annotated[int, Field(ge=0)] | None = None
     """GPUs of each machine; `parallel.workers` when not given, 0 with `train.device: cpu`."""
     accelerator: str | None = None

@@ -9,6 +9,7 @@ from headway.core.storage.filesystem import (
     WEB,
     check_credentials,
     credentials_fix,
+    extra_for,
     filesystem,
     in_words,
     kind_of,
@@ -32,5 +33,6 @@ __all__ = [
     "kind_of",
     "load_filesystem",
     "missing_fix",
+    "extra_for",
     "scheme_of",
 ]

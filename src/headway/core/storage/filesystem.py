@@ -84,6 +84,12 @@ def filesystem(url: str, options: Mapping[str, Any], purpose: str) -> tuple[Any,
         ) from None
 
 
+def extra_for(url: str) -> str | None:
+    """Return the extra that has the package for a URL's scheme; None for a local path."""
+    scheme = scheme_of(url)
+    return None if scheme in (None, "file", "local") else _PACKAGES.get(str(scheme), ("", "remote"))[1]
+
+
 def check_credentials(url: str, options: Mapping[str, Any]) -> None:
     """Check that neither a URL nor its options contain a credential: both are recorded and shown.
 

@@ -9,6 +9,7 @@ import torch
 
 from headway.core.errors import ConfigError
 from headway.core.random import derive_seed
+from headway.core.requirements import install_command
 
 if TYPE_CHECKING:
     from headway.config.sections.pretrained import AdapterConfig
@@ -61,7 +62,6 @@ def _peft() -> Any:
     try:
         import peft
     except ImportError:
-        raise ConfigError(
-            "adapters need the package peft", where="model.adapter", fix="pip install headway[peft]"
-        ) from None
+        fix = install_command("peft")
+        raise ConfigError("adapters need the package peft", where="model.adapter", fix=fix) from None
     return peft

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from headway.core.errors import CheckpointError, ConfigError, HeadwayError
+from headway.core.requirements import install_command
 from headway.core.types import IGNORE_TARGET
 from headway.models.hub.folder import base_folder, is_adapter, open_folder
 from headway.models.hub.router_loss import balance_loss
@@ -406,7 +407,7 @@ def load_transformers() -> Any:
         raise ConfigError(
             "this model is computed by transformers, which is not installed",
             where="model.from_pretrained",
-            fix="pip install headway[hf]",
+            fix=install_command("hf", "transformers"),
         ) from None
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from headway.config.optimizers import TORCHAO
 from headway.config.specs import Package
 from headway.core.errors import ConfigError
+from headway.core.requirements import install_command
 
 
 @contextmanager
@@ -38,5 +39,5 @@ def missing_package(package: Package, what: str, where: str, instead: str) -> Co
     return ConfigError(
         f"{what} needs {package.title}, which is not installed",
         where=where,
-        fix=f"pip install '{package.extra}', or {where}={instead}",
+        fix=f"{install_command(package.extra)}, or {where}={instead}",
     )

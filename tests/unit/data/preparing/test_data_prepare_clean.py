@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+import types
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -201,3 +202,28 @@ def test_a_file_that_changes_during_the_search_for_duplicates_is_noticed(
     monkeypatch.undo()
     prepare(data, workers=1)
     assert sorted(texts_of(tmp_path / "store")) == sorted(documents(30, seed=2))
+
+
+def test_a_function_of_a_notebook_cleans_with_several_workers_and_an_edit_cleans_again(
+    tmp_path: Path, config: Configs, documents: Any, jsonl: Jsonl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other process finds it, and the file of `__main__` is that of the kernel."""
+    launcher = tmp_path / "ipykernel_launcher.py"
+    launcher.write_text("start()\n")
+    jsonl(tmp_path / "a.jsonl", documents(40))
+    data = config("a.jsonl", clean=[{"step": "python", "function": "__main__:keep"}])
+
+    def cell(code: str) -> None:
+        main = types.ModuleType("__main__")
+        main.__file__ = str(launcher)
+        monkeypatch.setitem(sys.modules, "__main__", main)
+        exec(compile(code, "<ipython-input-1>", "exec"), vars(main))
+
+    found = []
+    for words in (1, 20, 20):
+        cell(f"WORDS = {words}\n\ndef keep(text):\n    return len(text.split()) >= WORDS\n")
+        prepare(data, workers=2)
+        found.append((data.store / "manifest.json").read_bytes())
+    lengths = [len(text.split()) for text in documents(40)]
+    kept = [len(texts_of(data.store)), sum(length >= 20 for length in lengths)]
+    assert found[0] != found[1] == found[2] and kept[0] == kept[1] < len(lengths)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from headway.core.errors import ConfigError, DataError
+from headway.core.requirements import install_command
 from headway.core.storage import client
 from headway.core.storage.listing import version_of
 from headway.data.preparing.inputs import InputHashes
@@ -307,7 +308,7 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, package: st
 
     monkeypatch.delitem(_registry, url.partition(":")[0], raising=False)  # those that are loaded
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ConfigError, match=re.escape(f"pip install 'headway[{extra}]'")):
+    with pytest.raises(ConfigError, match=re.escape(install_command(extra))):
         find(url)
 
 

@@ -368,5 +368,5 @@ def test_without_a_network_the_error_says_so(cache: Path, streaming: bool) -> No
 
 def test_a_missing_datasets_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ConfigError, match=r"pip install 'headway\[datasets\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'datasets>=\S+ 'pyarrow>="):
         find("hf://org/name")
