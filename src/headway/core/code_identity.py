@@ -13,9 +13,9 @@ import dis
 import functools
 import inspect
 import re
-import site
 import sys
 import sysconfig
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -40,6 +40,8 @@ _COMPILED, _NATIVE_CODE = "python-", "built into Python "
 #: How identities begin that belong to a version of Python.
 _OF_A_VERSION = re.compile(rf"({_COMPILED}|{_NATIVE_CODE})([0-9.]+)")
 _MAIN = ("__main__", "__mp_main__")
+#: Folders of installed packages.
+_PACKAGES = {"site-packages", "dist-packages"}
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range)
 _NATIVE = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, MethodWrapperType)
 #: Attributes of a class that Python sets: the place of the class, or what follows from the others.
@@ -162,9 +164,8 @@ def _is_of_file(value: Any, source: Path) -> bool:
 @functools.cache
 def _library_folders() -> tuple[Path, ...]:
     paths = sysconfig.get_paths()
-    names = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     own = Path(__file__).resolve().parents[1]
-    return (own, *(Path(name).resolve() for name in (*names, site.getusersitepackages())))
+    return (own, *(Path(paths[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")))
 
 
 def _is_library(module: ModuleType | None) -> bool:
@@ -177,11 +178,17 @@ def _is_library(module: ModuleType | None) -> bool:
     if file is None:
         return getattr(module, "__spec__", None) is not None  # a namespace of packages, or a frozen module
     path = Path(file).resolve()
+    if not _PACKAGES.isdisjoint(path.parts):
+        return True
     return any(path.is_relative_to(folder) for folder in _library_folders())
 
 
 class _Walk:
     """Hashes a value and all that it consists of, as a sequence of words each with its length.
+
+    Each function and class has a hash of its own, in which those that it reads stand by their outlines; the identity is
+    made of the set of all. So it is the same whether two names lead to one function or to two that are equal, as after
+    one of two cells has run again, and calls may go in circles.
 
     Args:
         where: Place in the config, for error messages.
@@ -193,14 +200,23 @@ class _Walk:
         self._where, self._strict, self._known = where, strict, known
         self._hash, self._compiled = sha256(), False
         self._seen: dict[int, int] = {}
+        """Numbers of the objects that this hash has, by their `id`."""
         self._kept: list[Any] = []
         """What was visited, so that no later object gets the `id` of one that is gone."""
+        self._waiting: deque[tuple[Any, list[str]]] = deque()
+        self._awaited: set[int] = set()
         self._reading: list[str] = []
         """Names that lead to the value that is visited."""
 
     def identity(self) -> str:
         """Return the identity of all that was visited."""
-        found = self._hash.hexdigest()
+        root, parts = self._hash.hexdigest(), set[str]()
+        while self._waiting:
+            value, self._reading = self._waiting.popleft()
+            self._hash, self._seen = sha256(), {}
+            self._visit_first(value)
+            parts.add(self._hash.hexdigest())
+        found = fingerprint([root, *sorted(parts)])
         return f"{_COMPILED}{_PYTHON}:{found}" if self._compiled else found
 
     def visit(self, value: Any) -> None:
@@ -211,6 +227,14 @@ class _Walk:
             self._add(type(value).__name__, repr(value))
         elif isinstance(value, ModuleType):
             self._module(value)
+        elif type(value) in (tuple, frozenset):  # whether two of them are one object depends on the compiler
+            self._visit_first(value)
+        elif isinstance(value, FunctionType | type):
+            self._add("code", _outline(value))
+            if id(value) not in self._awaited:
+                self._awaited.add(id(value))
+                self._kept.append(value)
+                self._waiting.append((value, list(self._reading)))
         elif id(value) in self._seen:
             self._add("again", str(self._seen[id(value)]))
         else:
@@ -270,39 +294,41 @@ class _Walk:
         self._add("module", module.__name__, "" if source is None else sha256_file(source))
 
     def _function(self, function: FunctionType) -> None:
-        if _is_library(sys.modules.get(function.__module__)):
-            self._add("function", function.__module__, function.__qualname__)
-            if function.__closure__:  # made by the library of something else, as by a decorator
-                self._closure(function)
+        name = _library_name(function)
+        if name is not None:
+            self._add("library", name)
+            # A decorator of the library holds the function of the user.
+            self._closure(function, (*_PLAIN, FunctionType, type, MethodType, functools.partial, tuple))
             return
         self._add("function")
         self.visit(function.__code__)
         self._items("defaults", function.__defaults__ or ())
         self._items("keywords", (part for pair in sorted((function.__kwdefaults__ or {}).items()) for part in pair))
         self._closure(function)
-        for name in sorted(_globals_read(function.__code__)):
-            if name in function.__globals__:
-                self._named("global", name, function.__globals__[name])
+        for read in sorted(_globals_read(function.__code__)):
+            if read in function.__globals__:
+                self._named("global", read, function.__globals__[read])
             else:
-                self._add("builtin", name)
+                self._add("builtin", read)
 
-    def _closure(self, function: FunctionType) -> None:
+    def _closure(self, function: FunctionType, kinds: tuple[type, ...] = (object,)) -> None:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             try:
                 content = cell.cell_contents
             except ValueError:
                 self._add("empty", name)
             else:
-                self._named("free", name, content)
+                self._named("free", name, content if isinstance(content, kinds) else type(content))
 
     def _class(self, found: type) -> None:
-        if _is_library(sys.modules.get(found.__module__)):
-            self._add("class", found.__module__, found.__qualname__)
+        name = _library_name(found)
+        if name is not None:
+            self._add("library", name)
             return
         self._items("class", found.__bases__)
-        for name, value in sorted(vars(found).items()):
-            if name not in _OF_EVERY_CLASS and not inspect.isgetsetdescriptor(value):
-                self._named("attribute", name, value)
+        for key, value in sorted(vars(found).items()):
+            if key not in _OF_EVERY_CLASS and not inspect.isgetsetdescriptor(value):
+                self._named("attribute", key, value)
 
     def _code(self, code: CodeType) -> None:
         self._compiled = True
@@ -342,6 +368,30 @@ class _Walk:
             fix="define the function and what it reads in a module of its own, and give that one (package.module:name);"
             f" or make '{name}' within the function",
         )
+
+
+def _outline(value: FunctionType | type) -> str:
+    """Return the hash of the code of a function, or of a class's own functions with their names, and of no other; the
+    name of one that belongs to a library."""
+    name = _library_name(value)
+    if name is not None:
+        return name
+    own = _Walk("", strict=False)
+    functions = [value] if isinstance(value, FunctionType) else []
+    if isinstance(value, type):
+        functions = [item for _, item in sorted(vars(value).items()) if isinstance(item, FunctionType)]
+    for function in functions:
+        own.visit(function.__name__ if isinstance(value, type) else "")
+        own.visit(function.__code__)
+    return own.identity()
+
+
+def _library_name(value: FunctionType | type) -> str | None:
+    """Return the name of code that belongs to a library, which stands for it whatever its version; None for others."""
+    if isinstance(value, type):
+        return _name_of(value) if _is_library(sys.modules.get(value.__module__)) else None
+    module = str(value.__globals__.get("__name__"))  # of the code itself: a decorator gives its own another one
+    return f"{module}.{value.__code__.co_qualname}" if _is_library(sys.modules.get(module)) else None
 
 
 def _name_of(found: type) -> str:

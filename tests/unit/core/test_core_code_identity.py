@@ -110,6 +110,8 @@ def test_a_cell_that_runs_again_keeps_its_identity(cell: Callable[..., str], mon
     moved = "# a comment\n\n" + CELL.replace("ALPHA = 0.1", "UNUSED = 7\nALPHA = 0.1")
     assert cell(moved, "<ipython-input-9>") == first
     main: Any = sys.modules["__main__"]
+    exec(compile("def helper(x):\n    return x * ALPHA\n", "<ipython-input-2>", "exec"), vars(main))
+    assert code_identity(main.loss, main, "loss") == first, "from a cell of its own"
     for _ in range(100):  # Python specialises the bytecode of what is called often
         main.loss(torch.ones(2), {})
     assert code_identity(main.loss, main, "loss") == first
@@ -121,6 +123,37 @@ def test_a_value_without_an_identity_is_refused_with_its_name(cell: Callable[...
     assert "in a module of its own" in (caught.value.fix or "")
     counter = "COUNT = 0\ndef loss(a, b):\n    global COUNT\n    COUNT += 1\n    return a\n"
     assert cell(counter) == cell(counter.replace("= 0", "= 5")), "what a function sets itself is no constant"
+
+
+def test_two_helpers_that_change_their_names_are_noticed(cell: Callable[..., str]) -> None:
+    text = "def one(x):\n    return x\ndef two(x):\n    return -x\ndef loss(a, b):\n    return one(a) + 2 * two(a)\n"
+    swapped = text.replace("def one", "def other").replace("def two", "def one").replace("def other", "def two")
+    assert cell(text) != cell(swapped)
+    again = (
+        "def fold(x):\n    return unfold(x)\ndef unfold(x):\n    return fold(x)\ndef loss(a, b):\n    return fold(a)\n"
+    )
+    assert cell(again) == cell(again) != cell(again.replace("return unfold(x)", "return unfold(-x)"))
+
+
+def test_a_deep_chain_of_calls_and_what_a_library_has_wrapped_count(cell: Callable[..., str]) -> None:
+    chain = "".join(f"def call{n}(x):\n    return call{n + 1}(x)\n" for n in range(2000))
+    text = (
+        f"import contextlib, functools, torch\n{chain}def call2000(x):\n    return x\n"
+        "@contextlib.contextmanager\ndef managed():\n    yield 1\n"
+        "@functools.lru_cache\ndef cached(x):\n    return 2\n"
+        "@torch.no_grad()\ndef quiet(x):\n    return 3\n"
+        "def loss(logits, batch):\n    with managed() as one:\n        return call0(one) + cached(1) + quiet(1)\n"
+    )
+    first = cell(text)
+    assert cell(text) == first
+    for before, after in (
+        ("return x\n", "return -x\n"),
+        ("yield 1", "yield 5"),
+        ("turn 2", "turn 5"),
+        ("turn 3", "turn 5"),
+    ):
+        assert text.count(before) == 1
+        assert cell(text.replace(before, after)) != first, before
 
 
 def test_a_function_of_a_module_is_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

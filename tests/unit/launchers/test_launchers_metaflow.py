@@ -157,6 +157,18 @@ def test_a_second_try_waits_for_the_training_that_the_first_has_left(
     assert [words[1] for words in headway.calls] == ["train", "report"]
 
 
+def test_without_a_headway_beside_metaflow_the_one_that_launched_runs(
+    flow: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, argo = flow(), flow(*ARGO)
+    assert not argo.LAUNCHED_BY and here.LAUNCHED_BY[0] == sys.executable
+    monkeypatch.setattr(sys, "executable", os.path.realpath("/proc/self/exe"))  # no `headway` beside it
+    monkeypatch.setenv("PATH", "")
+    assert "python -m headway" in here.headway("--help", output=subprocess.PIPE)
+    with pytest.raises(RuntimeError, match=r"install Headway [0-9.]+ there, from its folder or its wheel"):
+        argo.headway("--help", output=subprocess.PIPE)
+
+
 def test_a_training_is_told_when_its_step_dies(flow: Callable[..., Any], tmp_path: Path) -> None:
     script = tmp_path / "step.py"
     script.write_text(
