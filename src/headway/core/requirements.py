@@ -39,6 +39,17 @@ def requirements() -> Sequence[str]:
     return [*project.get("dependencies", []), *(_marked(one, extra) for extra, found in extras for one in found)]
 
 
+def by_extra(known: Sequence[str]) -> dict[str, list[str]]:
+    """Return the requirements of each extra, without that marker; those on Headway's own extras are among them."""
+    found: dict[str, list[str]] = {}
+    for requirement in known:
+        text, _, marker = requirement.partition(";")
+        if (extra := _EXTRA.search(marker)) is not None:
+            rest = _EXTRA.sub("", marker).strip()
+            found.setdefault(extra[1], []).append(f"{text.strip()}; {rest}" if rest else text.strip())
+    return found
+
+
 def extra_requirements(extra: str, known: Sequence[str] | None = None) -> list[str]:
     """Return the requirements of an extra, its own first, with those of the extras within it.
 
@@ -49,20 +60,14 @@ def extra_requirements(extra: str, known: Sequence[str] | None = None) -> list[s
     Returns:
         Requirements on other packages alone; none for an extra that is not known.
     """
-    known = requirements() if known is None else known
-    by_extra: dict[str, list[str]] = {}
-    for requirement in known:
-        text, _, marker = requirement.partition(";")
-        if (found := _EXTRA.search(marker)) is not None:
-            rest = _EXTRA.sub("", marker).strip()
-            by_extra.setdefault(found[1], []).append(f"{text.strip()}; {rest}" if rest else text.strip())
+    extras = by_extra(requirements() if known is None else known)
     waiting, seen, result = [one.strip() for one in extra.split(",")], set[str](), list[str]()
     while waiting:
         name = waiting.pop(0)
         if name in seen:
             continue
         seen.add(name)
-        for requirement in by_extra.get(name, []):
+        for requirement in extras.get(name, []):
             nested = _OWN.fullmatch(requirement)
             if nested is None:
                 result.append(requirement)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
 
-from headway.core.requirements import extra_requirements, requirements
+from headway.core.requirements import NAME, by_extra, extra_requirements, requirements
 from headway.doctor.findings import Finding
 from headway.parallel.interconnect import Interconnect
 from headway.telemetry.gpus import Driver
@@ -175,12 +175,11 @@ def _extras(software: Software) -> Iterator[Finding]:
 
 
 def _packages_by_extra(requirements: Sequence[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for requirement in requirements:
-        package = re.match(r"[A-Za-z0-9._-]+", requirement)
-        extra = re.search(r"extra\s*==\s*['\"]([^'\"]+)['\"]", requirement)
-        if package and extra and extra[1] not in _COLLECTIONS and package[0] != "headway":
-            found.setdefault(extra[1], []).append(package[0])
+    found = {}
+    for extra, texts in by_extra(requirements).items():
+        names = [name[0] for text in texts if (name := re.match(r"[A-Za-z0-9._-]+", text)) and name[0] != NAME]
+        if names and extra not in _COLLECTIONS:
+            found[extra] = names
     return found
 
 
