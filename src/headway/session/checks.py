@@ -14,7 +14,7 @@ from headway.checkpoint.store import CheckpointInfo
 from headway.config import CheckpointConfig, Config
 from headway.config.derived.identity import is_incidental
 from headway.core.code_identity import compare, is_source, module_source_hash
-from headway.core.console import notice, warning
+from headway.core.console import is_first_worker, notice, warning
 from headway.core.errors import ConfigError, DataError
 from headway.core.functions import load_function
 from headway.runs.ownership import OwnerLock
@@ -158,7 +158,8 @@ def check_code(config: Config, code: Mapping[str, str], start: CheckpointInfo, *
                 " code; from now on the code itself counts"
             )
         elif accept or key in _REPAIRABLE or is_incidental(key.partition(" ")[0]):
-            warning(f"the run continues with changed code of {key}")
+            if is_first_worker():
+                warning(f"the run continues with changed code of {key}")
         else:
             what = "source" if is_source(now) else "code, or a value that it reads,"
             raise DataError(
