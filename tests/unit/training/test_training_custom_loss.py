@@ -303,30 +303,30 @@ def test_own_specs_and_callbacks_count_with_the_modules_that_build_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A spec may name a builder in another module."""
-    spec, builder, callbacks = (tmp_path / f"own_{name}.py" for name in ("spec", "builder", "callbacks"))
+    spec, builder, callbacks = (tmp_path / f"counted_{name}.py" for name in ("spec", "builder", "callbacks"))
     spec.write_text(
         "from headway.config import OptimizerSpec\n"
-        "MINE = OptimizerSpec(name='mine', build='own_builder:build', moment_bytes=len, update_bytes=len)\n"
+        "MINE = OptimizerSpec(name='mine', build='counted_builder:build', moment_bytes=len, update_bytes=len)\n"
     )
     builder.write_text("def build(inputs):\n    return None\n")
     callbacks.write_text("from headway import Callback\nclass Own(Callback):\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
-    config = Config(callbacks=["own_callbacks:Own"])
-    optimizer = config.optimizer.model_copy(update={"name": "own_spec:MINE"})
+    config = Config(callbacks=["counted_callbacks:Own"])
+    optimizer = config.optimizer.model_copy(update={"name": "counted_spec:MINE"})
     config = config.model_copy(update={"optimizer": optimizer})
 
     def code() -> dict[str, str]:
-        for name in ("own_spec", "own_builder", "own_callbacks"):
+        for name in ("counted_spec", "counted_builder", "counted_callbacks"):
             monkeypatch.delitem(sys.modules, name, raising=False)
         return own_code(config)
 
     first = code()
-    assert set(first) == {"optimizer.name", "callbacks own_callbacks:Own"} and code() == first
+    assert set(first) == {"optimizer.name", "callbacks counted_callbacks:Own"} and code() == first
     assert own_code(Config()) == {}
     for file, key in (
         (spec, "optimizer.name"),
         (builder, "optimizer.name"),
-        (callbacks, "callbacks own_callbacks:Own"),
+        (callbacks, "callbacks counted_callbacks:Own"),
     ):
         kept = file.read_text()
         file.write_text(f"{kept}\nMORE = 1\n")
