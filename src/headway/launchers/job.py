@@ -19,9 +19,12 @@ from headway.core.format import counted, format_seconds
 from headway.core.storage import scheme_of
 from headway.runs.run_directory import LAUNCH_FOLDER
 
-#: Names in clusters (RFC 1123); the rest of the 63 characters is for what engines append.
-_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-DNS_LABEL_LENGTH = 48
+#: Names in clusters (RFC 1123).
+DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+DNS_LABEL_LENGTH = 63
+#: How long a run's name may be where it is unknown what an engine appends.
+_NAME_LENGTH = 48
+_SMOKE_SUFFIX = "-smoke"
 _LEAST_GRACE_SECONDS = 120
 #: A stop waits for the step under way, perhaps for an earlier save, and then for its own.
 _SAVES_IN_A_STOP = 3.0
@@ -54,6 +57,8 @@ class Job:
     """A suite of `headway bench` in YAML, which is measured instead of training; `config` says where and how."""
     parts: int = 1
     """Jobs that share the cells of the suite, where the engine has arrays of jobs."""
+    smoke: bool = False
+    """It only tries what a run needs, and nothing that it saves is used."""
 
     @property
     def folder(self) -> Path:
@@ -131,10 +136,10 @@ class Job:
 
 def smoke_job(config: Config, out: Path | None = None) -> Job:
     """Return the job of one GPU that tries what a run needs."""
-    changed = override(config, [*SMOKE, f"name={config.name}-smoke"])
+    changed = override(config, [*SMOKE, f"name={config.name}{_SMOKE_SUFFIX}"])
     gpus = 0 if config.train.device == "cpu" or config.launch.gpus_per_machine == 0 else 1
     launch = config.launch.model_copy(update={"gpus_per_machine": gpus})
-    return Job(changed.model_copy(update={"launch": launch}), out=out)
+    return Job(changed.model_copy(update={"launch": launch}), out=out, smoke=True)
 
 
 def parse_machines(text: str) -> tuple[int | None, int]:
@@ -150,14 +155,31 @@ def parse_machines(text: str) -> tuple[int | None, int]:
     return fewest, most
 
 
-def name_problems(name: str) -> Iterator[ConfigError]:
-    """Yield why a name cannot name objects of a cluster."""
-    if len(name) > DNS_LABEL_LENGTH or not _DNS_LABEL.fullmatch(name):
-        plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:DNS_LABEL_LENGTH].strip("-")
+def plain_name(job: Job, most: int, *, letter_first: bool = False) -> str:
+    """Return a name for a run that is a DNS label, as much as possible like its own.
+
+    Args:
+        job: The run; of one that only tries, the name before its suffix is meant.
+        most: Number of characters that the name of the job may have.
+        letter_first: It must begin with a letter.
+    """
+    name = job.name
+    if job.smoke:
+        name = name.removesuffix(_SMOKE_SUFFIX)
+        most -= len(_SMOKE_SUFFIX)
+    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    if letter_first and not plain[:1].isalpha():
+        plain = f"run-{plain}"
+    return plain[:most].strip("-") or "run"
+
+
+def name_problems(job: Job) -> Iterator[ConfigError]:
+    """Yield why a run's name cannot name objects of a cluster."""
+    if len(job.name) > _NAME_LENGTH or not DNS_LABEL.fullmatch(job.name):
         yield ConfigError(
-            f"the name '{name}' is no DNS label: at most {DNS_LABEL_LENGTH} lower-case letters, digits and dashes",
+            f"the name '{job.name}' is no DNS label: at most {_NAME_LENGTH} lower-case letters, digits and dashes",
             where="name",
-            fix=f"name={plain or 'run'}",
+            fix=f"name={plain_name(job, _NAME_LENGTH)}",
         )
 
 
@@ -169,8 +191,8 @@ def survival_problems(job: Job, shared: bool, fix: str) -> Iterator[ConfigError]
         shared: The run directory lies where other machines find it.
         fix: How to have it so with this engine.
     """
-    if job.suite is not None:
-        return  # it saves nothing, and its results are also in the log
+    if job.suite is not None or job.smoke:
+        return  # nothing that it saves is used, and the results of a suite are also in the log
     remote = job.config.checkpoint.remote
     is_remote = remote is not None and scheme_of(remote.url) not in (None, "file", "local")
     if not shared and not is_remote:

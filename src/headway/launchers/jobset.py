@@ -65,6 +65,7 @@ LAUNCHER = KubernetesLauncher(
         resource="jobsets.jobset.x-k8s.io",
         documents=_documents,
         read_state=jobset_state,
+        suffix=f"-{_JOB}-0-{{last}}-xxxxx",
         install="kubectl apply --server-side -f https://github.com/kubernetes-sigs/jobset/releases/latest/download/manifests.yaml",
     )
 )

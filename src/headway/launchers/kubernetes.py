@@ -17,6 +17,7 @@ from headway.core.console import notice
 from headway.core.coordination.launch_variables import SECRET
 from headway.core.coordination.outcomes import FINAL_CODES
 from headway.core.errors import ConfigError, Preempted
+from headway.launchers.api_server import name_problems
 from headway.launchers.job import Job
 from headway.launchers.launcher import ALIVE, Handle, JobState, State
 from headway.launchers.patches import patched
@@ -68,6 +69,14 @@ class Envelope:
     """The container of its pods that trains."""
     install: str | None = None
     """How to install its controller; None if Kubernetes has it."""
+    suffix: str = "-{last}"
+    """What the engine appends in the longest name that it makes of the run's; `{last}` is the last machine."""
+    makes_services: bool = True
+    """It makes Services named after the run, whatever the number of machines."""
+    shares_secret: bool = True
+    """Machines find each other by their names, and share a secret; Ray has its own ways."""
+    pod_security: str = "restricted"
+    """The level of Pod Security that its pods keep to, with what the controller adds to them."""
 
     def state_of(self, document: dict[str, Any]) -> tuple[State, str]:
         """Return a job's state, and the engine's words, from the object that the API server has."""
@@ -85,13 +94,15 @@ class KubernetesLauncher:
     def problems(self, job: Job) -> Iterator[ConfigError]:
         """Yield what the config alone shows to be wrong."""
         yield from job.problems()
+        suffix = self.envelope.suffix.format(last=job.machines - 1)
+        yield from name_problems(job, suffix, is_service=self.envelope.makes_services or job.machines > 1)
         yield from pod_problems(job)
 
     def files(self, job: Job) -> dict[str, str]:
         """Return the manifests: what stands beside the job, the job that prepares the data, and the run."""
         kubernetes = job.config.launch.kubernetes
         groups = {
-            SUPPORT: list(support_objects(job)),
+            SUPPORT: list(support_objects(job, self.envelope.pod_security)),
             PREPARE: list(_prepare(job)),
             TRAIN: self.envelope.documents(job),
         }
@@ -99,11 +110,14 @@ class KubernetesLauncher:
         if kubernetes.time_slicing is not None:
             found[TIME_SLICING] = [time_slicing_object(kubernetes.time_slicing, kubernetes.gpu_resource)]
         files = {name: _yaml(documents) for name, documents in found.items() if documents}
-        if job.machines > 1:
+        if self._shares_secret(job):
             files[SECRET_PAGE] = _SECRET_PAGE.format(
                 name=secret_name(job), namespace=kubernetes.namespace, key=SECRET, run=job.name
             )
         return files
+
+    def _shares_secret(self, job: Job) -> bool:
+        return self.envelope.shares_secret and job.machines > 1
 
     def _patched(self, job: Job, groups: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
         """Merge the patches, which may change manifests of any file; those that are added belong to the first one."""
@@ -173,7 +187,7 @@ class KubernetesLauncher:
         kubernetes = job.config.launch.kubernetes
         kubectl = kubectl_of(kubernetes.context)
         ask_program([*kubectl, "apply", "--filename", str(folder / SUPPORT)])
-        if job.machines > 1:
+        if self._shares_secret(job):
             _create_secret(job, kubectl)
         if (folder / PREPARE).exists():
             ask_program([*kubectl, "apply", "--filename", str(folder / PREPARE)])
@@ -184,11 +198,12 @@ class KubernetesLauncher:
         ask_program([*kubectl, "apply", "--filename", str(folder / TRAIN)])
         names = [_parse_name(document) for document in _documents(folder / TRAIN)]
         beside = [_parse_name(document) for document in _documents(folder / SUPPORT) if document["kind"] not in _KEPT]
+        shared = [f"secret/{secret_name(job)}"] if self._shares_secret(job) else []
         # The job goes first: what it needs must outlive its pods.
         details = {
             "context": kubernetes.context,
             "namespace": kubernetes.namespace,
-            "objects": [*reversed(names), *reversed(beside), *([f"secret/{secret_name(job)}"] * (job.machines > 1))],
+            "objects": [*reversed(names), *reversed(beside), *shared],
         }
         return Handle(self.envelope.target, job.name, job.machine_range, job.grace_seconds, details, time.time())
 
@@ -238,7 +253,7 @@ def job_spec(job: Job, lead: str, container: str = CONTAINER) -> dict[str, Any]:
         "completionMode": "Indexed",
         "completions": job.machines,
         "parallelism": job.machines,
-        "backoffLimit": kubernetes.max_failures,
+        "backoffLimit": kubernetes.max_failures * job.machines,
         # A pod whose node is gone is replaced only when it has surely ended: two would fight over one place.
         "podReplacementPolicy": "Failed",
         "podFailurePolicy": {
@@ -283,7 +298,8 @@ def _job_state(document: dict[str, Any]) -> tuple[State, str]:
 
 def _prepare(job: Job) -> Iterator[dict[str, Any]]:
     """Yield the job that prepares the token store; it finds what is there already, and then ends at once."""
-    if job.config.data.remote is not None or job.machines == 1:
+    data = job.config.data
+    if data.remote is not None or job.config.launch.kubernetes.prepared or job.machines == 1:
         return  # on one machine the run prepares it itself
     command = ["headway", "data", "prepare", f"{CONFIG_FOLDER}/config.yaml"]
     spec = {
@@ -405,5 +421,6 @@ LAUNCHER = KubernetesLauncher(
         resource="jobs.batch",
         documents=_plain_job,
         read_state=_job_state,
+        makes_services=False,
     )
 )

@@ -30,6 +30,7 @@ from headway.core.errors import ConfigError
 from headway.core.process.table import arguments_of, process_state
 from headway.core.process.waiting import wait_until
 from headway.core.version import __version__
+from headway.launchers.api_server import name_problems, read_amount
 from headway.launchers.flow import FLOW, NO_RETRY
 from headway.launchers.job import Job
 from headway.launchers.launcher import Handle, JobState, State
@@ -55,12 +56,11 @@ _START_SECONDS = 60.0
 #: Settings of pods that Metaflow has no word for.
 _NOT_IN_A_STEP = (
     "create_namespace", "service_account_annotations", "priority_class", "spread", "pack", "queue", "quota",
-    "host_network", "rdma", "metrics_port", "time_slicing",
+    "host_network", "rdma", "metrics_port", "time_slicing", "scratch", "prepared",
 )  # fmt: skip
 _STEPS = ("start", "prepare", "train", "evaluate", "export", "end")
 #: Names of classes that the flow imports.
 _TAKEN = ("FlowSpec", "Path")
-_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _ARGO_STATES: dict[str, State] = {
     "Pending": "waiting", "Running": "running", "Succeeded": "finished", "Failed": "failed", "Error": "failed",
 }  # fmt: skip
@@ -276,19 +276,20 @@ def _kubernetes(job: Job, step: str) -> str:
     if step not in ("start", "end"):
         arguments |= {
             "cpu": kubernetes.cpus,
-            "memory": None if kubernetes.memory is None else round(_bytes(kubernetes.memory) / _UNITS["M"]),
+            "memory": None if kubernetes.memory is None else round((read_amount(kubernetes.memory) or 0.0) / 10**6),
         }
     if trains or gpus:
         arguments["node_selector"] = dict(kubernetes.node_selector)
         arguments["tolerations"] = tolerations(kubernetes)
         if trains and kubernetes.shared_memory is not None:
-            arguments["shared_memory"] = round(_bytes(kubernetes.shared_memory) / _UNITS["Mi"])
+            arguments["shared_memory"] = round((read_amount(kubernetes.shared_memory) or 0.0) / 2**20)
     arguments = merge({key: value for key, value in arguments.items() if value}, launch.metaflow.patch.get(step, {}))
     return f"@kubernetes({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
 
 
 def _argo_problems(job: Job) -> Iterator[ConfigError]:
     kubernetes, plain = job.config.launch.kubernetes, KubernetesConfig()
+    yield from name_problems(job, "", is_service=False)
     yield from pod_problems(job)
     yield from store_problems(job)
     if volume_of(job, job.config.run_directory) is None:
@@ -304,19 +305,6 @@ def _argo_problems(job: Job) -> Iterator[ConfigError]:
                 where=f"launch.kubernetes.{key}",
                 fix="leave it out, or launch with --on kubernetes or --on jobset",
             )
-    for key in ("memory", "shared_memory"):
-        text = getattr(kubernetes, key)
-        if text is not None and _quantity(text) is None:
-            yield ConfigError(f"'{text}' is no amount of memory", where=f"launch.kubernetes.{key}", fix="900Gi")
-
-
-def _quantity(text: str) -> float | None:
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kMGT]|[KMGT]i)?", text)
-    return None if found is None else float(found[1]) * _UNITS[found[2] or ""]
-
-
-def _bytes(text: str) -> float:
-    return _quantity(text) or 0.0
 
 
 # Where it runs --------------------------------------------------------------------------------------------------------

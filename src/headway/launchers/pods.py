@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
+from headway.config import Config, dump_config
 from headway.config.sections.launch import KubernetesConfig, VolumeConfig
 from headway.core.coordination.launch_variables import LEAD, MACHINES, SECRET
 from headway.core.errors import ConfigError
-from headway.launchers.job import Job, name_problems, survival_problems
+from headway.core.storage import scheme_of
+from headway.launchers.api_server import read_amount, value_problems
+from headway.launchers.job import Job, survival_problems
 
 CONFIG_FOLDER = "/etc/headway"
 CONTAINER = "headway"
+#: Size of /dev/shm where neither it nor the memory of the machine is given.
+_SHARED_MEMORY = "64Gi"
+#: Scheme, host and port of an address.
+_ADDRESS = re.compile(r"\b([a-z][a-z0-9+]*)://(?:[^\s/@'\"]*@)?([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(?::([0-9]{1,5}))?")
+_PORTS = {"http": 80}
+_ON_DISK = ("file", "local")
+_HERE = ("localhost", "127.0.0.1", "[::1]")
+#: Where clouds tell their machines what they are and when they will be taken away, and give them credentials.
+_METADATA_ADDRESSES = "169.254.0.0/16"
+_METADATA_PORTS = (80, 988)
+#: How much of its node's disk is kept for a pod.
+_RESERVED_SCRATCH = "1Gi"
 
 
 def labels(job: Job, component: str = "train") -> dict[str, str]:
@@ -37,7 +53,7 @@ def secret_name(job: Job) -> str:
 
 def pod_problems(job: Job) -> Iterator[ConfigError]:
     """Yield what makes a run impossible on Kubernetes, as far as its config shows it."""
-    yield from name_problems(job.name)
+    yield from value_problems(job)
     if job.config.launch.image is None:
         yield ConfigError(
             "Kubernetes needs an image with Headway and your code",
@@ -51,6 +67,7 @@ def pod_problems(job: Job) -> Iterator[ConfigError]:
     )  # fmt: skip
     if job.machines > 1:
         yield from store_problems(job)
+    yield from _source_problems(job)
     yield from _quota_problems(job)
 
 
@@ -63,6 +80,24 @@ def store_problems(job: Job) -> Iterator[ConfigError]:
             where="data.store, launch.kubernetes.volumes",
             fix="put it on a volume, for example data.store=/data/store with [{claim: data, mount: /data}]",
         )
+
+
+def _source_problems(job: Job) -> Iterator[ConfigError]:
+    """Yield the sources that no pod can read; a path below the working directory of the container is in the image."""
+    data, launch = job.config.data, job.config.launch
+    if data.remote is not None or launch.kubernetes.prepared or job.suite is not None:
+        return
+    for source in data.sources:
+        if scheme_of(source.path) is not None or ":" in source.path.partition("/")[0]:
+            continue
+        in_image = PurePosixPath(source.path).is_relative_to(launch.workdir)
+        if not in_image and volume_of(job, source.path, writes=False) is None:
+            yield ConfigError(
+                f"no pod can see {source.path}: it is on no volume",
+                where="data.sources",
+                fix="mount it with launch.kubernetes.volumes, or give a URL; if the image has it, its full path below"
+                f" {launch.workdir}; if the store is prepared, launch.kubernetes.prepared=true",
+            )
 
 
 def _quota_problems(job: Job) -> Iterator[ConfigError]:
@@ -87,13 +122,18 @@ def volume_of(job: Job, path: Any, *, writes: bool = True) -> VolumeConfig | Non
 
 
 def pod_template(
-    job: Job, lead: str, command: list[str] | None = None, component: str = "train", *, container: str = CONTAINER
+    job: Job,
+    lead: str | None,
+    command: list[str] | None = None,
+    component: str = "train",
+    *,
+    container: str = CONTAINER,
 ) -> dict[str, Any]:
     """Return the template of a machine's pod.
 
     Args:
         job: The run.
-        lead: Host name of the machine that leads; not used by a run on one machine.
+        lead: Host name of the machine that leads, for a run on several that finds it by its name.
         command: What the container runs; that of the job when not given.
         component: What the pod is part of.
         container: Name of the container.
@@ -108,15 +148,7 @@ def pod_template(
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": job.grace_seconds,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": kubernetes.user,
-            "runAsGroup": kubernetes.user,
-            "fsGroup": kubernetes.user,
-            # Otherwise every start would walk through all checkpoints to set their group.
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": pod_security(kubernetes),
         "containers": [
             {
                 "name": container,
@@ -127,7 +159,7 @@ def pod_template(
                 "envFrom": [{"secretRef": {"name": name}} for name in kubernetes.secret_names],
                 "ports": _ports(job) if trains else [],
                 "resources": _resources(job, trains),
-                "securityContext": _container_security(kubernetes if trains else KubernetesConfig()),
+                "securityContext": container_security(rdma=trains and kubernetes.rdma is not None),
                 "volumeMounts": [mount for mount, _ in volumes],
             }
         ],
@@ -177,32 +209,47 @@ def _resources(job: Job, trains: bool) -> dict[str, Any]:
         found["cpu"] = f"{kubernetes.cpus:g}"
     if kubernetes.memory is not None:
         found["memory"] = kubernetes.memory
-    limits = dict(found)
+    # What pods write on their node is bounded, and little of it is reserved: most runs write to volumes.
+    requests = {**found, "ephemeral-storage": min(kubernetes.scratch, _RESERVED_SCRATCH, key=_size)}
+    limits = {**found, "ephemeral-storage": kubernetes.scratch}
     if trains and job.gpus:
         limits[kubernetes.gpu_resource] = str(job.gpus)
     if trains and kubernetes.rdma is not None:
         limits[kubernetes.rdma.resource] = str(kubernetes.rdma.count)
     # The same amounts as requests and limits: the pod is evicted last (QoS class Guaranteed).
-    return {"requests": dict(limits), "limits": limits} if limits else {}
+    return {"requests": limits | requests, "limits": limits}
 
 
-def _container_security(kubernetes: KubernetesConfig) -> dict[str, Any]:
+def pod_security(kubernetes: KubernetesConfig) -> dict[str, Any]:
+    """Return the security context of a pod, as the level `restricted` wants it."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": kubernetes.user,
+        "runAsGroup": kubernetes.user,
+        "fsGroup": kubernetes.user,
+        # Otherwise every start would walk through all checkpoints to set their group.
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def container_security(*, rdma: bool = False) -> dict[str, Any]:
+    """Return the security context of a container: it writes to volumes only, and gains no rights."""
     capabilities: dict[str, Any] = {"drop": ["ALL"]}
-    if kubernetes.rdma is not None:
+    if rdma:
         capabilities["add"] = ["IPC_LOCK"]  # registered memory is locked memory
-    return {"allowPrivilegeEscalation": False, "capabilities": capabilities}
+    return {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": capabilities}
 
 
 def _volumes(job: Job, trains: bool) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Yield mounts with their volumes; only the machines that train mount data for reading only."""
     kubernetes = job.config.launch.kubernetes
-    shm: dict[str, Any] = {"medium": "Memory"}
-    if kubernetes.shared_memory is not None:
-        shm["sizeLimit"] = kubernetes.shared_memory
+    shm = {"medium": "Memory", "sizeLimit": kubernetes.shared_memory or kubernetes.memory or _SHARED_MEMORY}
+    scratch = {"sizeLimit": kubernetes.scratch}
     config = {"name": "config", "configMap": {"name": job.name}}
     yield {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True}, config
     yield {"name": "shm", "mountPath": "/dev/shm"}, {"name": "shm", "emptyDir": shm}
-    yield {"name": "tmp", "mountPath": "/tmp"}, {"name": "tmp", "emptyDir": {}}
+    yield {"name": "tmp", "mountPath": "/tmp"}, {"name": "tmp", "emptyDir": scratch}
     for number, volume in enumerate(kubernetes.volumes):
         only_reads = {"readOnly": True} if volume.read_only and trains else {}
         mount = {"name": f"volume-{number}", "mountPath": volume.mount, **only_reads}
@@ -211,7 +258,7 @@ def _volumes(job: Job, trains: bool) -> Iterator[tuple[dict[str, Any], dict[str,
     # What lies on no volume needs a folder that the container's user may write to.
     for name, path in (("runs", job.config.runs), ("store", job.config.data.store)):
         if volume_of(job, path, writes=name == "runs") is None:
-            yield {"name": name, "mountPath": job.in_container(path)}, {"name": name, "emptyDir": {}}
+            yield {"name": name, "mountPath": job.in_container(path)}, {"name": name, "emptyDir": scratch}
 
 
 def tolerations(kubernetes: KubernetesConfig) -> list[dict[str, Any]]:
@@ -252,13 +299,18 @@ def _placement(job: Job, trains: bool) -> dict[str, Any]:
 # Objects beside the job -----------------------------------------------------------------------------------------------
 
 
-def support_objects(job: Job) -> Iterator[dict[str, Any]]:
-    """Yield the objects that every kind of job needs, in the order in which they are applied."""
+def support_objects(job: Job, level: str = "restricted") -> Iterator[dict[str, Any]]:
+    """Yield the objects that every kind of job needs, in the order in which they are applied.
+
+    Args:
+        job: The run.
+        level: The level of Pod Security that a namespace gets which is written.
+    """
     launch, kubernetes = job.config.launch, job.config.launch.kubernetes
     if kubernetes.create_namespace:
         needs_more = kubernetes.host_network is not None or kubernetes.rdma is not None
-        level = {"pod-security.kubernetes.io/enforce": "privileged" if needs_more else "restricted"}
-        yield {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": kubernetes.namespace, "labels": level}}
+        enforced = {"pod-security.kubernetes.io/enforce": "privileged" if needs_more else level}
+        yield {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": kubernetes.namespace, "labels": enforced}}
     if kubernetes.service_account is None:
         account = metadata(job, **_only(annotations=dict(kubernetes.service_account_annotations)))
         # No role is bound to it: a run asks nothing of the API server.
@@ -344,8 +396,12 @@ def _network_policy(job: Job) -> dict[str, Any]:
     if kubernetes.metrics_port is not None:
         ingress.append({"ports": [{"port": kubernetes.metrics_port, "protocol": "TCP"}]})
     names = [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
-    outside = [{"port": port, "protocol": "TCP"} for port in kubernetes.egress_ports]
+    ports = dict.fromkeys([*kubernetes.egress_ports, *_ports_in(job.config)])
+    outside = [{"port": port, "protocol": "TCP"} for port in ports]
     egress: list[dict[str, Any]] = [{"to": [own]}, {"ports": names}, *([{"ports": outside}] if outside else [])]
+    if _watches_a_cloud(job.config):
+        services = [{"port": port, "protocol": "TCP"} for port in _METADATA_PORTS]
+        egress.append({"to": [{"ipBlock": {"cidr": _METADATA_ADDRESSES}}], "ports": services})
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -357,6 +413,26 @@ def _network_policy(job: Job) -> dict[str, Any]:
             "egress": egress,
         },
     }
+
+
+def _ports_in(config: Config) -> list[int]:
+    """Return the ports of all addresses in a config: of object stores, sources, trackers, alerts and its variables."""
+    text = dump_config(config)
+    found = dict.fromkeys(
+        int(port) if port else _PORTS.get(scheme, 443)
+        for scheme, host, port in _ADDRESS.findall(text)
+        if scheme not in _ON_DISK and host not in _HERE
+    )
+    return sorted(port for port in found if 0 < port < 2**16)
+
+
+def _watches_a_cloud(config: Config) -> bool:
+    watched = config.preemption.watch
+    return watched == "auto" or any(source in ("aws", "gcp", "azure") for source in watched)
+
+
+def _size(amount: str) -> float:
+    return read_amount(amount) or 0.0
 
 
 def _only(**values: Any) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def _documents(job: Job) -> list[dict[str, Any]]:
     spec = {
         "runPolicy": {
             "cleanPodPolicy": "None",
-            "backoffLimit": kubernetes.max_failures,
+            "backoffLimit": kubernetes.max_failures * job.machines,
             "ttlSecondsAfterFinished": kubernetes.keep_seconds,
         },
         "pytorchReplicaSpecs": replicas,
@@ -76,6 +76,9 @@ LAUNCHER = KubernetesLauncher(
         resource="pytorchjobs.kubeflow.org",
         documents=_documents,
         read_state=_state,
+        suffix="-worker-{last}",
+        # Workers wait for the master in a container that the operator adds, which does not give up its capabilities.
+        pod_security="baseline",
         container=_CONTAINER,
         install="kubectl apply --server-side -k"
         " 'github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.9.3'",

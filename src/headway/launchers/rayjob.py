@@ -6,12 +6,11 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from headway.core.coordination.launch_variables import LEAD, MACHINES
 from headway.core.errors import ConfigError
 from headway.launchers.job import Job
 from headway.launchers.kubernetes import Envelope, KubernetesLauncher, with_queue
 from headway.launchers.launcher import State
-from headway.launchers.pods import CONFIG_FOLDER, labels, metadata, pod_template
+from headway.launchers.pods import CONFIG_FOLDER, container_security, labels, metadata, pod_template
 from headway.launchers.ray_job import ray_command
 
 _TLS_FOLDER = "/etc/ray-tls"
@@ -20,19 +19,36 @@ _GROUP = "machines"
 
 def _pod(job: Job, component: str) -> dict[str, Any]:
     """Return the pod of a Ray node: KubeRay starts Ray in it, and Ray the node process."""
-    template = pod_template(job, "", ["unused"], component)
+    # The lead's address is found by Ray; only machines that hold the token of the cluster may join it.
+    template = pod_template(job, None, ["unused"], component)
     pod, container = template["spec"], template["spec"]["containers"][0]
     del container["command"]
     secret = job.config.launch.rayjob.tls_secret_name
-    # The lead's address is found by Ray; only machines that hold the token of the cluster may join it.
-    hidden = (MACHINES, LEAD)
-    container["env"] = [one for one in container["env"] if one["name"] not in hidden]
     if secret is not None:
         files = {"RAY_TLS_SERVER_CERT": "tls.crt", "RAY_TLS_SERVER_KEY": "tls.key", "RAY_TLS_CA_CERT": "ca.crt"}
         container["env"] += [{"name": "RAY_USE_TLS", "value": "1"}]
         container["env"] += [{"name": name, "value": f"{_TLS_FOLDER}/{file}"} for name, file in files.items()]
         container["volumeMounts"].append({"name": "ray-tls", "mountPath": _TLS_FOLDER, "readOnly": True})
         pod["volumes"].append({"name": "ray-tls", "secret": {"secretName": secret}})
+    return template
+
+
+def _submitter(job: Job) -> dict[str, Any]:
+    """Return the pod that submits the job, whose command KubeRay fills in; it needs no data and no secret."""
+    template = pod_template(job, None, ["unused"], "submit")
+    pod = template["spec"]
+    image = pod["containers"][0]["image"]
+    pod["containers"] = [
+        {
+            "name": "ray-job-submitter",
+            "image": image,
+            "env": [{"name": "HOME", "value": "/tmp"}],
+            "resources": {"requests": {"cpu": "500m", "memory": "200Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}},
+            "securityContext": container_security(),
+            "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+        }
+    ]
+    pod["volumes"] = [volume for volume in pod["volumes"] if volume["name"] == "tmp"]
     return template
 
 
@@ -68,7 +84,7 @@ def _documents(job: Job) -> list[dict[str, Any]]:
         del head["spec"]["serviceAccountName"], head["spec"]["automountServiceAccountToken"]
     head["spec"]["containers"][0]["ports"] = [*ports, {"name": "client", "containerPort": 10001}]
     words = ray_command(job, f"{CONFIG_FOLDER}/config.yaml")
-    cluster = {
+    cluster: dict[str, Any] = {
         "rayVersion": settings.ray_version,
         "enableInTreeAutoscaling": settings.min_machines is not None,
         # KubeRay makes a token, and every node and client must show it.
@@ -89,6 +105,9 @@ def _documents(job: Job) -> list[dict[str, Any]]:
             }
         ],
     }
+    if settings.min_machines is not None:
+        # KubeRay adds its container to the head's pod.
+        cluster["autoscalerOptions"] = {"securityContext": container_security()}
     spec = {
         "entrypoint": shlex.join(words),
         "shutdownAfterJobFinishes": True,
@@ -96,6 +115,7 @@ def _documents(job: Job) -> list[dict[str, Any]]:
         # Ray Train restarts machines itself; a new cluster comes when this one is lost.
         "backoffLimit": kubernetes.max_failures,
         "submissionMode": "K8sJobMode",
+        "submitterPodTemplate": _submitter(job),
         "rayClusterSpec": cluster,
     }
     if job.suite is not None and job.gpus:
@@ -137,6 +157,9 @@ LAUNCHER = _RayJobLauncher(
         resource="rayjobs.ray.io",
         documents=_documents,
         read_state=_state,
+        # A cluster of its own each time, with Services of that name.
+        suffix="-xxxxx-serve-svc",
+        shares_secret=False,
         install="helm install kuberay-operator kuberay-operator --repo https://ray-project.github.io/kuberay-helm/",
     )
 )

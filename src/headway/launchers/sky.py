@@ -43,7 +43,7 @@ class SkyLauncher:
     def problems(self, job: Job) -> Iterator[ConfigError]:
         """Yield what the config alone shows to be wrong."""
         yield from job.problems()
-        yield from name_problems(job.name)
+        yield from name_problems(job)
         # Machines of clouds share no disk, and a spot machine takes its own with it.
         yield from survival_problems(job, shared=False, fix="SkyPilot's machines share none")
         named = job.config.launch.package

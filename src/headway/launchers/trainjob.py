@@ -47,6 +47,7 @@ LAUNCHER = KubernetesLauncher(
         resource="trainjobs.trainer.kubeflow.org",
         documents=_documents,
         read_state=jobset_state,
+        suffix=f"-{_NODE}-0-{{last}}-xxxxx",
         container=_NODE,
         install="kubectl apply --server-side -k 'https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref=v2.1.0'",
     )

@@ -210,11 +210,11 @@ def test_on_argo_each_step_is_a_pod_with_the_volumes_and_the_step_that_trains_ha
         (["name='1'"], 1, "makes no name of a flow"),
         (["launch.metaflow.patch={trian: {}}"], 1, "no step trian"),
         ([*ARGO, "launch.image=null"], 1, "needs an image"),
-        ([*ARGO, "name=Tiny_Run"], 1, "no DNS label"),
+        ([*ARGO, "name=Tiny_Run"], 1, "cannot name the objects"),
         ([*ARGO, "runs=/elsewhere", "checkpoint.remote.url=s3://bucket/runs"], 1, "each step is a pod of its own"),
         ([*ARGO, "data.store=/elsewhere"], 1, "on no volume that all machines mount"),
         ([*ARGO, "launch.kubernetes.priority_class=high"], 1, "cannot have launch.kubernetes.priority_class"),
-        ([*ARGO, "launch.kubernetes.memory=lots"], 1, "'lots' is no amount of memory"),
+        ([*ARGO, "launch.kubernetes.memory=lots"], 1, "'lots' is no amount"),
     ],
 )
 def test_what_a_flow_cannot_do_is_refused(overrides: list[str], machines: int, words: str) -> None:

@@ -114,12 +114,18 @@ class KubernetesConfig(Section):
     """Names of secrets whose keys become environment variables, e.g. credentials of object storage."""
     volumes: list[VolumeConfig] = []
     """Volumes with data and for run directories."""
+    prepared: bool = False
+    """The token store on its volume is prepared already: no job is written that prepares it, and pods need not see the
+    sources."""
     shared_memory: str | None = None
-    """Size of /dev/shm, e.g. `64Gi`, which counts as memory of the machine; no separate limit when not given."""
+    """Size of /dev/shm, e.g. `64Gi`, which counts as memory of the machine; `memory` when not given, or 64Gi."""
     cpus: Annotated[float, Field(gt=0.0)] | None = None
     """Processors of each machine."""
     memory: str | None = None
     """Memory of each machine, e.g. `900Gi`."""
+    scratch: str = "50Gi"
+    """Most that a pod may keep in its own folders, which go with it: `/tmp`, and runs and store where they are on no
+    volume."""
     gpu_resource: str = "nvidia.com/gpu"
     """Resource of the device plug-in that counts GPUs."""
     time_slicing: Annotated[int, Field(ge=2)] | None = None
@@ -144,9 +150,10 @@ class KubernetesConfig(Section):
     autoscaled: bool = False
     """Nodes are added on demand, so that GPUs which are not there yet are no error."""
     network_policy: bool = True
-    """Write a NetworkPolicy: pods of a run talk to each other, to name servers and to `egress_ports`."""
+    """Write a NetworkPolicy: pods of a run talk to each other, to name servers, to `egress_ports`, to the ports of all
+    addresses in the config, and to the metadata service of a cloud whose notices are watched."""
     egress_ports: list[Annotated[int, Field(ge=1, le=65535)]] = [443]
-    """Ports outside that pods may reach, for object storage and the Hub."""
+    """Ports outside that pods may reach, for object storage, the Hub, and addresses that the config does not name."""
     host_network: HostNetworkConfig | None = None
     """Use the node's network."""
     rdma: RdmaConfig | None = None
@@ -154,7 +161,8 @@ class KubernetesConfig(Section):
     metrics_port: Annotated[int, Field(ge=1024, le=65535)] | None = None
     """Port of an exporter in the image; a PodMonitor for Prometheus is written for it."""
     max_failures: Annotated[int, Field(ge=0)] = 6
-    """Maximum number of failed pods, evictions and exit code 75 aside (`backoffLimit`)."""
+    """Maximum number of failures, evictions and exit code 75 aside. Each may cost the pods of all machines, so
+    `backoffLimit`, which counts pods, is this times the machines."""
     keep_seconds: Annotated[int, Field(ge=0)] = 7 * 86400
     """How long a finished job is kept (`ttlSecondsAfterFinished`)."""
     patch: Patches = []
