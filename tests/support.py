@@ -304,6 +304,11 @@ def state_hash(run: Path, step: int | None = None) -> str:
     return str(manifest(run, step)["state_sha256"])
 
 
+def saved_step(run: Path) -> int:
+    """The step of the newest checkpoint that is there, 0 if there is none: retention removes those before it."""
+    return max((int(path.parent.name[5:]) for path in run.glob("checkpoints/step-*/manifest.json")), default=0)
+
+
 def store_contents(folder: Path) -> dict[str, bytes]:
     """The files of a token store, without what only preparation needs."""
     names = {str(file.relative_to(folder)): file for file in folder.rglob("*") if file.is_file()}

@@ -17,7 +17,7 @@ from headway.launchers.launcher import find_launcher
 from headway.launchers.metaflow import stop_at_final_codes
 from object_storage import S3Server, SeaweedFs
 from parts_table import METAFLOW, environment
-from support import headway, state_hash
+from support import headway, saved_step, state_hash
 from support_launchers import job, read_by_their_models
 from waits import LONG
 
@@ -71,11 +71,12 @@ def test_a_killed_step_is_tried_again_and_a_failed_flow_is_resumed_to_the_same_s
     config, run = tiny(train={"steps": 60}), tmp_path / "runs" / "flown"
     in_the_way = run / "export"
     own = ["name=flown", f"launch.metaflow={{python: {metaflow}, minutes_between_retries: 0, retries: 1}}"]
-    launched = headway("launch", config, "--on", "metaflow", "-y", *own)
+    # Slow, so that the first try does not end before it is killed.
+    launched = headway("launch", config, "--on", "metaflow", "-y", *own, faults="slow@step=1")
     assert launched.returncode == 0, launched.stderr
     log = run / "launch" / "flow.log"
     try:
-        assert wait_until((run / "checkpoints" / "step-00000004").exists, LONG, 0.1), log.read_text()
+        assert wait_until(lambda: saved_step(run) > 0, LONG, 0.1), log.read_text()
         (step,) = _step_processes("train")
         os.kill(step, signal.SIGKILL)
         in_the_way.write_text("not a folder\n")

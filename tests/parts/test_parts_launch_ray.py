@@ -14,7 +14,7 @@ import pytest
 
 from headway.core.process.waiting import wait_until
 from parts_table import RAY
-from support import headway, state_hash, store_contents
+from support import headway, saved_step, state_hash, store_contents
 from support_prepare import Corpus
 from waits import LONG
 
@@ -48,11 +48,12 @@ def test_a_node_process_that_is_killed_is_started_again_and_the_state_is_equal(
     config, out, attempts = tiny(train={"steps": 120}), tmp_path / "result.json", tmp_path / "runs/placed/attempts"
     own = ["name=placed", f"launch.ray.storage={tmp_path / 'ray'}"]
     command = [sys.executable, "-c", _FIT, str(config), str(out), *own]
+    slow = {"HEADWAY_FAULTS": "slow@step=1"}  # so that the first attempt does not end before it is killed
     with (tmp_path / "ray.log").open("wb") as log:
-        fitting = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **_ENVIRONMENT})
+        fitting = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **_ENVIRONMENT, **slow})
     try:
-        saved = tmp_path / "runs/placed/checkpoints/step-00000004"
-        assert wait_until(saved.exists, LONG, 0.2) or saved.parent.exists(), (tmp_path / "ray.log").read_text()[-3000:]
+        run = tmp_path / "runs/placed"
+        assert wait_until(lambda: saved_step(run) > 0, LONG, 0.2), (tmp_path / "ray.log").read_text()[-3000:]
         os.kill(json.loads((attempts / "001" / "attempt.json").read_text())["pid"], signal.SIGKILL)
         assert fitting.wait(LONG) == 0, (tmp_path / "ray.log").read_text()[-5000:]
     finally:
@@ -65,6 +66,21 @@ def test_a_node_process_that_is_killed_is_started_again_and_the_state_is_equal(
     whole = headway("train", config, "name=whole")
     assert whole.returncode == 0, whole.stderr
     assert state_hash(tmp_path / "runs/placed") == state_hash(tmp_path / "runs/whole")
+
+
+def test_a_cluster_without_room_is_named_instead_of_waited_for_without_a_word(
+    tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("ray", reason="there is no Ray: pip install 'headway[ray]'")
+    config = tiny(train={"device": "auto"}, launch={"ray": {"wait_seconds": 1}})
+    command = [sys.executable, "-c", _FIT, str(config), str(tmp_path / "result.json")]
+    done = subprocess.run(
+        command, env={**os.environ, **_ENVIRONMENT}, capture_output=True, text=True, timeout=LONG, check=False
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode != 0 and "train.device=cpu" in said, said
+    assert "needs 1 machine with 1 GPU each, and the Ray cluster has 0 GPU on 1 node: waiting 1 s" in said, said
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_machine_that_is_killed_while_it_prepares_data_changes_no_byte(

@@ -24,7 +24,7 @@ from headway.core.coordination.heartbeat import read_heartbeat
 from headway.core.files.foreign import read_json_lines
 from headway.core.process.waiting import wait_until
 from parts_table import RAY
-from support import headway, state_hash
+from support import headway, saved_step, state_hash
 from support_machines import Machine, machines
 from waits import LONG
 
@@ -87,10 +87,6 @@ def test_two_nodes_continue_to_equal_bits_when_processes_or_a_node_are_killed(
         records = [record for record in read_json_lines(run / "metrics.jsonl") if "train/loss" in record]
         return max((int(record["attempt"]) for record in records), default=0)
 
-    def saved() -> int:
-        """The step of the newest checkpoint."""
-        return max((int(path.parent.name[5:]) for path in run.glob("checkpoints/step-*/manifest.json")), default=0)
-
     with machines(3, tmp_path) as (head, *nodes):
         prefix = head.stands.lead.partition(":")[0].rpartition(".")[0]
         # Otherwise some of Ray's actors look for a cluster among all processes of this machine.
@@ -112,11 +108,11 @@ def test_two_nodes_continue_to_equal_bits_when_processes_or_a_node_are_killed(
             assert head.stands.code is None, said()
 
         def killed(what: str, kill: Callable[[], object]) -> None:
-            attempt, step, began = newest_attempt(), saved(), time.monotonic()
+            attempt, step, began = newest_attempt(), saved_step(run), time.monotonic()
             kill()
             wait_for(lambda: newest_attempt() > attempt)
             print(f"{what} killed: next step after {time.monotonic() - began:.1f} s")
-            wait_for(lambda: saved() > step)  # so that the next attempt continues from there
+            wait_for(lambda: saved_step(run) > step)  # so that the next attempt continues from there
 
         def kill_worker() -> None:
             reading = read_heartbeat(run / f"attempts/{newest_attempt():03d}/heartbeat-1")
@@ -133,7 +129,7 @@ def test_two_nodes_continue_to_equal_bits_when_processes_or_a_node_are_killed(
         fit = [sys.executable, "-c", _FIT, f"{prefix}.1", str(config), str(out), *own]
         assert wait_until(lambda: "Ray runtime started" in said(), LONG, 0.2), said()
         head.stands.start(fit, tmp_path / "the-driver.log", variables)
-        wait_for(lambda: saved() > 0)
+        wait_for(lambda: saved_step(run) > 0)
         started = node_process(nodes[1])
         killed("worker of the node process", kill_worker)
         assert node_process(nodes[1]) == started, "the lead starts workers again, not Ray"

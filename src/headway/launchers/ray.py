@@ -27,12 +27,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.config import Config, dump_config, load_config
+from headway.core.console import notice
 from headway.core.coordination.launch_variables import LEAD, MACHINES, NODE, NODE_NUMBERS, OF_A_WORKER, SECRET
 from headway.core.coordination.outcomes import FINAL_CODES
 from headway.core.coordination.preemption_board import Notice, post
-from headway.core.errors import CheckpointError, HeadwayError, error_with, missing_extra
+from headway.core.errors import CheckpointError, ConfigError, HeadwayError, error_with, missing_extra
 from headway.core.files.atomic import write_json
 from headway.core.files.foreign import as_number
+from headway.core.format import counted
 from headway.core.process.command import module_command
 from headway.core.process.waiting import wait_until
 from headway.launchers.job import Job, parse_machines
@@ -50,6 +52,9 @@ _LOOK_SECONDS = 1.0
 _OLD_OWNER_SECONDS = 120.0
 #: How long node processes of other machines may take to end after the first one.
 _END_SECONDS = 60.0
+_LOOK_FOR_ROOM_SECONDS = 2.0
+#: A worker of Ray whose answers do not come is lost after so long; Ray's own default is ten minutes.
+_HEALTH = {"RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "120"}
 
 
 def fit(
@@ -73,12 +78,15 @@ def fit(
         The result, whose metrics are the newest of the run, and whose checkpoint is the newest one of its directory.
 
     Raises:
+        ConfigError: the cluster has no room for the run, and gets none within `launch.ray.wait_seconds`.
         HeadwayError: the run has ended with an error, which has its type and exit code.
     """
     ray_train, trainer_class = _ray()
     fewest, most = parse_machines(str(machines))
     gpus = Job(config).gpus
-    wanted = dict(resources) if resources is not None else ({"GPU": gpus} if gpus else {"CPU": 1})
+    needs = dict(resources) if resources is not None else ({"GPU": gpus} if gpus else {"CPU": 1})
+    placement = placement or ("STRICT_SPREAD" if most > 1 else "PACK")
+    _wait_for_room(config, needs, fewest or most, spread=placement == "STRICT_SPREAD")
     settings = {
         "config": dump_config(config),
         "run": str(config.run_directory.absolute()),
@@ -97,9 +105,9 @@ def fit(
         train_loop_config=settings,
         scaling_config=ray_train.ScalingConfig(
             num_workers=most if fewest is None else (fewest, most),
-            use_gpu=bool(wanted.get("GPU")),
-            resources_per_worker=wanted,
-            placement_strategy=placement or ("STRICT_SPREAD" if most > 1 else "PACK"),
+            use_gpu=bool(needs.get("GPU")),
+            resources_per_worker=needs,
+            placement_strategy=placement,
         ),
         run_config=own,
     )
@@ -125,13 +133,68 @@ def fit(
 
 
 def _ray() -> tuple[Any, Any]:
-    os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
+    for name, value in {"RAY_TRAIN_V2_ENABLED": "1", **_HEALTH}.items():
+        os.environ.setdefault(name, value)
     try:
         import ray.train
         from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
     except ImportError:
         raise missing_extra("ray", "ray", "training on a Ray cluster") from None
     return ray.train, DataParallelTrainer
+
+
+def _wait_for_room(config: Config, needs: Mapping[str, float], machines: int, *, spread: bool) -> None:
+    """Connect to the cluster, or start one here, and wait until it has as many places as the run needs.
+
+    Ray itself would wait for ever without a word. Whether others use the places now is left to Ray.
+    """
+    import ray
+
+    if not ray.is_initialized():
+        # No dashboard for a cluster that ends with this process: it would be one more open port.
+        ray.init(include_dashboard=False)
+    seconds = config.launch.ray.wait_seconds
+
+    def shortage() -> str | None:
+        return _shortage(ray.nodes(), needs, machines, spread=spread)
+
+    missing = shortage()
+    if missing is None:
+        return
+    notice(f"{missing}: waiting {seconds:g} s for machines that join")
+    if wait_until(lambda: shortage() is None, seconds, _LOOK_FOR_ROOM_SECONDS):
+        return
+    where = "machines"
+    fix = "start more machines, or train on fewer"
+    if needs.get("GPU"):
+        where = "train.device, launch.gpus_per_machine"
+        fix = "train.device=cpu needs no GPU; launch.gpus_per_machine and parallel.workers say how many a machine has"
+    raise ConfigError(missing, where=where, fix=fix)
+
+
+def _shortage(
+    nodes: Sequence[Mapping[str, Any]], needs: Mapping[str, float], machines: int, *, spread: bool
+) -> str | None:
+    """Return what a cluster lacks for a run, in words; None if all its places exist.
+
+    Args:
+        nodes: The nodes, as `ray.nodes()` lists them.
+        needs: What a machine of the run needs.
+        machines: Fewest machines of the run.
+        spread: Each machine of the run takes a node of its own.
+    """
+    alive = [node.get("Resources", {}) for node in nodes if node.get("Alive")]
+    asked = {name: amount for name, amount in needs.items() if amount}
+    places = 0
+    for node in alive:
+        fitting = [int(node.get(name, 0) // amount) for name, amount in asked.items()]
+        places += min([1 if spread else machines, *fitting])
+    if places >= machines:
+        return None
+    each = ", ".join(f"{amount:g} {name}" for name, amount in asked.items())
+    has = ", ".join(f"{sum(node.get(name, 0) for node in alive):g} {name}" for name in asked)
+    wanted = f"{counted(machines, 'machine')} with {each} each"
+    return f"the run needs {wanted}, and the Ray cluster has {has} on {counted(len(alive), 'node')}"
 
 
 # On each machine ------------------------------------------------------------------------------------------------------
@@ -312,7 +375,7 @@ def _free_port() -> int:
 
 def main(words: Sequence[str]) -> int:
     """Train a config on the Ray cluster of this job (`ray job submit -- python -m headway.launchers.ray CONFIG`)."""
-    from headway.core.console import notice, open_streams, say
+    from headway.core.console import open_streams, say
 
     parser = argparse.ArgumentParser("python -m headway.launchers.ray", description=main.__doc__)
     parser.add_argument("config", help="YAML file of the run")

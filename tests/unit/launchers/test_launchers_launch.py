@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -245,6 +246,9 @@ def test_ray_reserves_the_gpus_that_every_launcher_counts(
 
     ray_train = SimpleNamespace(FailureConfig=dict, RunConfig=dict, CheckpointConfig=dict, ScalingConfig=scale)
     monkeypatch.setattr(ray, "_ray", lambda: (ray_train, None))
+    nodes = [{"Alive": True, "Resources": {"CPU": 1.0, "GPU": 8.0}}]
+    cluster = SimpleNamespace(is_initialized=lambda: True, nodes=lambda: nodes)
+    monkeypatch.setitem(sys.modules, "ray", cluster)  # type: ignore[arg-type]
     config = load_config("quickstart", overrides)
     with pytest.raises(Asked):
         ray.fit(config)

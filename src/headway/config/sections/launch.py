@@ -198,6 +198,8 @@ class RayConfig(Section):
     """Address of its dashboard, for `ray job submit`; RAY_ADDRESS when not given."""
     max_failures: Annotated[int, Field(ge=-1)] = 3
     """Maximum number of lost machines or node processes after which Ray starts all again; -1 is no limit."""
+    wait_seconds: Annotated[float, Field(ge=0.0)] = 300.0
+    """How long a run waits for machines that the cluster does not have."""
     storage: str | None = None
     """Folder or URL that all machines share, for what Ray Train keeps (`RunConfig.storage_path`)."""
     packages: list[str] = []
