@@ -16,18 +16,22 @@ CHATML = (
 )
 MARKED = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
-    "{% if message.role == 'assistant' %}{% generation %}{{ message.content }}<|im_end|>\n{% endgeneration %}"
+    "{% if message.role == 'assistant' %}{% generation %}{{ message.content }}<|im_end|>{% endgeneration %}{{ '\n' }}"
     "{% else %}{{ message.content }}<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 WORDS = ["how", "do", "the", "rivers", "run", "down", "to", "wide", "seas", "while", "rain", "falls", "on", "hills"]
 
 
+#: Special tokens of ChatML, and of templates that begin a turn with its role.
+SPECIAL = ("<|im_start|>", "<|im_end|>", "<|user|>", "<|assistant|>", "<|end|>")
+
+
 @cache
 def _vocabulary() -> bytes:
     tokenizer = train_on([" ".join(WORDS), "user assistant system\n"] * 3, 300)
     spec = json.loads(tokenizer.content)
-    for name in ("<|im_start|>", "<|im_end|>"):
+    for name in SPECIAL:
         flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
         number = max([*spec["model"]["vocab"].values(), *(token["id"] for token in spec["added_tokens"])]) + 1
         spec["added_tokens"].append({"id": number, "content": name, "special": True, **flags})

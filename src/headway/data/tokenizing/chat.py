@@ -4,13 +4,17 @@ A template that marks what the assistant says (`{% generation %}`) decides what 
 found by rendering the conversation message by message: a turn is what follows the prompt for it. That holds only if
 every rendering is the beginning of the whole one, which is verified for each conversation. Where it is not, as in
 templates that drop the thoughts of earlier turns, a turn is what the template's loop over the messages writes for it.
+
+A model learns to stop only from a trained token at which generation can stop. So each turn ends with a special token:
+its own last one, without the line break after it, or the one that follows. The end-of-text token is trained where
+nothing follows the last turn. A turn without any is refused.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -27,7 +31,8 @@ from headway.data.tokenizing.library import UnencodableTextError, panics_as_erro
 from headway.data.tokenizing.tokenizer import Tokenizer
 
 # Version of the code's results, for the keys of stored results.
-_CODE = 2
+_CODE = 3
+_SPACE = re.compile(r"\s*")
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -73,17 +78,16 @@ class ChatEncoder:
         trained: list[bool] = []
         lengths = []
         for text in texts:
-            some, mask = self._encode(json.loads(text), text)
+            some, mask, is_open = self._encode(json.loads(text), text)
             if some[-1] != self._tokenizer.end_of_text_id:
-                some, mask = [*some, self._tokenizer.end_of_text_id], [*mask, False]
+                some, mask = [*some, self._tokenizer.end_of_text_id], [*mask, is_open]
             ids += some
             trained += mask
             lengths.append(len(some))
         return np.array(ids, self._tokenizer.dtype), np.array(lengths, np.int64), np.array(trained, np.bool_)
 
-    def _encode(self, conversation: dict[str, Any], text: str) -> tuple[list[int], list[bool]]:
-        from headway.data.tokenizing.templates import Rendering, bounded
-
+    def _encode(self, conversation: dict[str, Any], text: str) -> tuple[list[int], list[bool], bool]:
+        """Return the ids of a conversation, whether each is trained, and whether the end-of-text token ends a turn."""
         messages, tools = conversation["messages"], conversation.get("tools")
         if not self._special_in_text:
             # Roles are known words, which may be special tokens, and so are the names of fields.
@@ -91,39 +95,60 @@ class ChatEncoder:
             self._check_no_special_tokens(fields, tools)
         with self._explained():
             template = self._library.get_chat_template(None, tools)
-            options = {"tools": tools, "chat_template": template}
+            render = _Renderer(self._library, {"tools": tools, "chat_template": template}, len(text))
+            self._check_calls_are_written(messages, render)
             if _MARKS.search(template):
-                options |= {"return_dict": True, "return_assistant_tokens_mask": True}
-                with bounded(Rendering(len(text))):
-                    found = self._library.apply_chat_template(messages, **options)
+                found = render(messages, return_dict=True, return_assistant_tokens_mask=True, tokenize=True)
                 ids, mask = found["input_ids"], [bool(bit) for bit in found["assistant_masks"]]
+                is_open = self._is_open(messages, ids, mask)
             else:
-                whole, spans = self._spans(messages, text, options)
+                whole, spans = self._spans(messages, text, render)
+                spans, is_open = self._with_stops(messages, whole, spans)
                 found = self._library(whole, add_special_tokens=False, return_offsets_mapping=True)
                 ids, mask = found["input_ids"], _overlapping(found["offset_mapping"], spans)
         if not any(mask):
             raise self._unusable("no token of it is what the assistant says, so nothing of it would be trained")
         if max(ids) >= self._tokenizer.vocab_size:
             raise self._unusable(f"transformers gives it the id {max(ids)}, which the vocabulary does not have")
-        return ids, mask
+        return ids, mask, is_open
 
-    def _spans(
-        self, messages: list[dict[str, Any]], text: str, options: dict[str, Any]
-    ) -> tuple[str, list[tuple[int, int]]]:
+    def _check_calls_are_written(self, messages: list[dict[str, Any]], render: _Renderer) -> None:
+        """Check that the rendering depends on the tool calls of each turn, which a template may ignore."""
+        calling = [number for number in _turns(messages) if messages[number].get("tool_calls")]
+        whole = render(messages) if calling else ""
+        for number in calling:
+            calls, message = messages[number]["tool_calls"], messages[number]
+            rest = {key: value for key, value in message.items() if key != "tool_calls"}
+            fewer = {"tool_calls": rest}
+            if isinstance(calls, list) and len(calls) > 1:
+                fewer["the last of the tool_calls"] = {**rest, "tool_calls": calls[:-1]}
+            for ignored, other in fewer.items():
+                try:
+                    without = render([*messages[:number], other, *messages[number + 1 :]])
+                except HeadwayError:
+                    raise
+                except Exception:  # a template that cannot do without the call does not ignore it
+                    continue
+                if without == whole:
+                    outcome = "empty" if not str(message["content"]).strip() else "without them"
+                    raise self._unusable(
+                        f"the template ignores {ignored} of message {number + 1}, so its turn comes out {outcome}: give"
+                        " a chat_template.jinja that writes them, or leave such conversations out"
+                    )
+
+    def _spans(self, messages: list[dict[str, Any]], text: str, render: _Renderer) -> tuple[str, list[tuple[int, int]]]:
         """Render a conversation, and find the assistant's turns in it: [start, end) in characters."""
-        from headway.data.tokenizing.templates import Rendering, bounded, marked_spans
+        from headway.data.tokenizing.templates import marked_spans
 
         @lru_cache(4)  # not all, which could fill the memory
         def rendered(count: int, prompt: bool = False, mark: str | None = None) -> str:
-            first, apply = messages[:count], self._library.apply_chat_template
-            with bounded(Rendering(len(text), mark)):
-                return str(apply(first, tokenize=False, add_generation_prompt=prompt, **options))
+            return str(render(messages[:count], mark, add_generation_prompt=prompt))
 
         whole, spans = rendered(len(messages)), []
-        turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        turns = _turns(messages)
         for number in turns:
-            if number == 0:
-                raise self._unusable("it begins with the assistant, so where that turn begins cannot be found")
+            if number == 0:  # no messages, which nothing renders, come before it
+                break
             before, after = rendered(number), rendered(number + 1) if number + 1 < len(messages) else whole
             if not (after.startswith(before) and whole.startswith(after)):
                 break
@@ -136,21 +161,84 @@ class ChatEncoder:
         mark = next(char for char in map(chr, range(0xE000, 0xF900)) if char not in whole and char not in text)
         plain, written = marked_spans(rendered(len(messages), mark=mark), mark)
         in_order = sorted(span for found in written.values() for span in found)
-        overlapping = any(one[1] > other[0] for one, other in pairwise(in_order))
-        spans = []
-        for turn in turns:
-            before, asked, found = rendered(turn), rendered(turn, prompt=True), written.get(turn, [])
-            known = plain == whole and not overlapping and len(found) == 1 and asked.startswith(before)
-            start, end = found[0] if known else (0, 0)
-            prompt = self._begun(asked[len(before) :], whole[start:end]) if known else None
-            if prompt is None:
+        found_all = plain == whole and not any(one[1] > other[0] for one, other in pairwise(in_order))
+        spans, asked = [], None
+        for turn in sorted(turns, key=lambda turn: (turn == 0, turn)):  # the first message has the prompt of others
+            found, begins_at = written.get(turn, []), None
+            if not found_all or len(found) != 1:
+                raise self._unusable(_not_found(turn))
+            start, end = found[0]
+            if turn or asked is None:
+                asked = _prompt(rendered, turn or len(messages), mark)
+            if asked is not None and turn:
+                begins_at = self._begun(asked, whole[start:end])
+            elif asked is not None:
+                begins_at = self._begun_first(asked, whole[start:end], whole, len(turns))
+            if begins_at is None:
+                raise self._unusable(_not_found(turn))
+            spans.append((start + begins_at, end))
+        return whole, sorted(spans)
+
+    def _with_stops(
+        self, messages: list[dict[str, Any]], whole: str, spans: list[tuple[int, int]]
+    ) -> tuple[list[tuple[int, int]], bool]:
+        """Let each turn end with the token at which a model stops.
+
+        Returns:
+            The spans, and whether the last turn still lacks that token, since nothing follows it.
+        """
+        special, ended, is_open = self._special_names, list[tuple[int, int]](), False
+        for turn, (start, end) in zip(_turns(messages), spans, strict=True):
+            said = whole[start:end].rstrip()
+            if messages[turn]["content"].strip() and not self._plain(said).strip():
                 raise self._unusable(
-                    f"the template renders the messages up to number {number + 1} otherwise when more follow, and no"
-                    f" loop of it writes message {turn + 1} alone, after its own prompt for it, so the turns cannot be"
-                    " found: give a chat_template.jinja that marks what the assistant says with {% generation %}"
+                    f"the template writes nothing of what the assistant says in message {turn + 1}, so its turn comes"
+                    " out empty: give a chat_template.jinja that writes content that is a text"
                 )
-            spans.append((start + prompt, end))
-        return whole, spans
+            own = [] if special is None else [found for found in special.finditer(said) if found.end() == len(said)]
+            after = _SPACE.match(whole, end).end()  # type: ignore[union-attr]
+            following = None if special is None or own else special.match(whole, after)
+            continues = turn + 1 < len(messages) and messages[turn + 1]["role"] == "assistant"
+            if own:
+                end = start + len(said)
+            elif following is not None and not continues:
+                end = following.end()
+            elif after < len(whole):
+                raise self._unusable(
+                    f"the template writes no special token after message {turn + 1}, which the assistant says, so a"
+                    " model would not learn to stop there: give a chat_template.jinja that writes eos_token, or"
+                    " another special token, at the end of each of the assistant's turns"
+                )
+            is_open = not own and after == len(whole)
+            ended.append((start, end))
+        return ended, is_open
+
+    def _is_open(self, messages: list[dict[str, Any]], ids: list[int], mask: list[bool]) -> bool:
+        """Return whether what a template marks ends without a token at which a model stops, since nothing follows it.
+
+        Raises:
+            UnencodableTextError: it ends without one, and more follows; or what it marks has none of the messages.
+        """
+        marked = self._library.decode([number for number, trained in zip(ids, mask, strict=True) if trained])
+        if (
+            any(mask)
+            and not self._plain(marked).strip()
+            and any(messages[turn]["content"] for turn in _turns(messages))
+        ):
+            raise self._unusable(
+                "the template writes nothing of what the assistant says where it marks {% generation %}"
+            )
+        last = max((place for place, trained in enumerate(mask) if trained), default=-1)
+        while last >= 0 and not self._library.decode(ids[last]).strip():
+            last -= 1
+        if last < 0 or ids[last] in self._tokenizer.special_tokens.values():
+            return False
+        if self._library.decode(ids[last + 1 :]).strip():
+            raise self._unusable(
+                "the last text that the template marks with {% generation %} ends without a special token, so a model"
+                " would not learn to stop there: mark the token after it, too"
+            )
+        return True
 
     def _begun(self, prompt: str, turn: str) -> int | None:
         """Return how much of a prompt begins a turn, up to the end of a line or a special token; None if nothing does.
@@ -158,12 +246,32 @@ class ChatEncoder:
         A prompt may go further than the turn that was taken, for example into the thoughts of a model.
         """
         common = _common_length(prompt, turn)
-        if common == len(prompt):
-            return common
-        ends = [place + 1 for place, char in enumerate(prompt[:common]) if char == "\n"]
+        return max((length for length in self._lengths(prompt) if length <= common), default=None)
+
+    def _begun_first(self, prompt: str, turn: str, whole: str, turns: int) -> int | None:
+        """Return where what begins all turns ends in the first one, which may have a preamble; None if that is unclear.
+
+        Args:
+            prompt: The prompt for a turn, which may go further.
+            turn: What a loop writes for the first message.
+            whole: The conversation.
+            turns: How many turns it has.
+        """
+        if not prompt:
+            begin = self._library.bos_token
+            return len(begin) if begin and turn.startswith(begin) else 0
+        for length in self._lengths(prompt):
+            begin = prompt[:length]
+            if turn.count(begin) == 1 and whole.count(begin) == turns:
+                return turn.index(begin) + length
+        return None
+
+    def _lengths(self, prompt: str) -> list[int]:
+        """Return where a prompt, and each of its lines and special tokens, ends; the longest first."""
+        ends = {len(prompt), *(place + 1 for place, char in enumerate(prompt) if char == "\n")}
         if self._special_names is not None:
-            ends += [found.end() for found in self._special_names.finditer(prompt) if found.end() <= common]
-        return max(ends, default=None)
+            ends |= {found.end() for found in self._special_names.finditer(prompt)}
+        return sorted(ends, reverse=True)
 
     def _check_no_special_tokens(self, *values: Any) -> None:
         found = self._special_names.search("\n".join(_strings(values))) if self._special_names is not None else None
@@ -172,6 +280,10 @@ class ChatEncoder:
                 f"a message holds the special token {found.group()!r}, which could end its turn"
                 " (data.tokenizer.special_tokens_in_text=true allows that)"
             )
+
+    def _plain(self, text: str) -> str:
+        """Return a text without its special tokens."""
+        return text if self._special_names is None else self._special_names.sub("", text)
 
     @cached_property
     def _special_names(self) -> re.Pattern[str] | None:
@@ -188,6 +300,11 @@ class ChatEncoder:
             raise
         except Exception as error:
             reason = printable(" ".join(str(error).split()))[:200] or type(error).__name__
+            if "'strftime_now' is undefined" in reason:
+                reason = (
+                    "it writes today's date (strftime_now), and a store must not depend on the day: give a"
+                    " chat_template.jinja with a date in place of strftime_now(...), for example '26 Jul 2024'"
+                )
             raise self._unusable(f"the template cannot render it: {reason}") from None
 
     def _unusable(self, reason: str) -> UnencodableTextError:
@@ -212,6 +329,68 @@ def _open(folder: Path, where: str) -> Any:
         fix = "put the model's chat_template.jinja next to its tokenizer.json"
         raise ConfigError("the tokenizer has no chat template, which conversations need", where=where, fix=fix)
     return library
+
+
+class _Renderer:
+    """Renders messages in a bounded way.
+
+    Args:
+        library: The tokenizer as transformers has it.
+        options: Arguments of every rendering.
+        characters: Length of the conversation.
+    """
+
+    def __init__(self, library: Any, options: dict[str, Any], characters: int) -> None:
+        self._library, self._options, self._characters = library, options, characters
+
+    def __call__(self, messages: list[dict[str, Any]], mark: str | None = None, **options: Any) -> Any:
+        """Render messages, as text if the options do not say otherwise.
+
+        Args:
+            messages: The messages.
+            mark: Character that marks where a loop begins and ends a message.
+            options: More arguments of `apply_chat_template`.
+        """
+        from headway.data.tokenizing.templates import Rendering, bounded
+
+        with bounded(Rendering(self._characters, mark)):
+            return self._library.apply_chat_template(messages, **{"tokenize": False, **self._options, **options})
+
+
+def _turns(messages: list[dict[str, Any]]) -> list[int]:
+    return [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+
+
+def _prompt(rendered: Callable[..., str], count: int, mark: str) -> str | None:
+    """Return the generation prompt after some messages; None if it cannot be told from them.
+
+    Args:
+        rendered: Renders so many messages, with or without the prompt, with or without marks of loops.
+        count: The number of messages.
+        mark: The mark.
+    """
+    from headway.data.tokenizing.templates import after_loops
+
+    without, asked = rendered(count), rendered(count, True)
+    if asked.startswith(without):
+        return asked[len(without) :]
+    # Some templates close a conversation where no prompt is asked for (Phi-3): what the loops write is equal.
+    closed, _ = after_loops(rendered(count, mark=mark), mark)
+    messages, prompt = after_loops(rendered(count, True, mark), mark)
+    return prompt if closed == messages else None
+
+
+def _not_found(turn: int) -> str:
+    fix = "give a chat_template.jinja that marks what the assistant says with {% generation %}"
+    if turn == 0:
+        return (
+            "it begins with the assistant, and no loop of the template writes that message alone, after the prompt for"
+            f" it, so where the turn begins cannot be found: {fix}"
+        )
+    return (
+        f"the template renders the messages up to number {turn + 1} otherwise when more follow, and no loop of it"
+        f" writes message {turn + 1} alone, after its own prompt for it, so the turns cannot be found: {fix}"
+    )
 
 
 def _common_length(one: str, other: str) -> int:

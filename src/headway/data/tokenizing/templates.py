@@ -449,7 +449,7 @@ def marked_spans(text: str, mark: str) -> tuple[str, dict[int, list[tuple[int, i
     Returns:
         For the number of each message, the spans [start, end) in the text, those without text left out.
     """
-    parts = re.split(f"{mark}(\\d+):(\\d*);", text)
+    parts = re.split(_mark_pattern(mark), text)
     spans, at = dict[int, list[tuple[int, int]]](), len(parts[0])
     begun: dict[str, tuple[int, int]] = {}
     for loop, number, following in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
@@ -460,3 +460,14 @@ def marked_spans(text: str, mark: str) -> tuple[str, dict[int, list[tuple[int, i
             begun[loop] = int(number), at
         at += len(following)
     return "".join(parts[::3]), spans
+
+
+def after_loops(text: str, mark: str) -> tuple[str, str]:
+    """Cut a rendering with marks after its last loop: the text up to there, and the rest; both without marks."""
+    marks = [*re.finditer(_mark_pattern(mark), text)]
+    end = marks[-1].end() if marks else 0
+    return re.sub(_mark_pattern(mark), "", text[:end]), text[end:]
+
+
+def _mark_pattern(mark: str) -> str:
+    return f"{mark}(\\d+):(\\d*);"

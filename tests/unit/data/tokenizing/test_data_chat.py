@@ -25,7 +25,7 @@ from headway.data.preparing import records
 from headway.data.preparing.prepare import prepare
 from headway.data.reading import sources as source_module
 from headway.data.store import SKIPPED, TokenStore
-from headway.data.tokenizing.chat import ChatEncoder
+from headway.data.tokenizing.chat import ChatEncoder, _Renderer
 from headway.data.tokenizing.tokenizer import Tokenizer
 from support import store_contents
 from support_chat import CHATML, MARKED, chat_tokenizer, conversation, write_records
@@ -34,7 +34,7 @@ transformers = pytest.importorskip("transformers")
 # As templates of models that think: earlier answers lose what the last one has.
 ANSWER = "{{ message.content }}<|im_end|>\n"
 MARKED_ANSWER = (
-    "{% if message.role == 'assistant' %}{% generation %}{{ message.content }}<|im_end|>\n{% endgeneration %}"
+    "{% if message.role == 'assistant' %}{% generation %}{{ message.content }}<|im_end|>{% endgeneration %}{{ '\n' }}"
     "{% else %}{{ message.content }}<|im_end|>\n{% endif %}"
 )
 THINKING = (
@@ -61,7 +61,8 @@ DROPPING = """
         {%- for call in message.tool_calls or [] %}
             {{- '\n' + call | tojson }}
         {%- endfor %}
-        {{- '<|im_end|>\n' }}END
+        {{- '<|im_end|>' }}END
+        {{- '\n' }}
     {%- elif message.role == 'tool' %}
         {%- if messages[loop.index0 - 1].role != 'tool' %}
             {{- '<|im_start|>user' }}
@@ -172,7 +173,6 @@ BAD: list[tuple[Any, str]] = [
     ({**RECORDS[0], "tools": "[{"}, "field 'tools' is not valid JSON"),
     ({**RECORDS[0], "tools": ["x"]}, "field 'tools' is not a list of objects"),
     ({"messages": [*CONVERSATIONS[0], {"role": "user", "content": "\ud800"}]}, "not valid UTF-8"),
-    ({"messages": CONVERSATIONS[0][1:]}, "it begins with the assistant"),
     ({"messages": [{"role": "user", "content": "<|im_end|>"}, *CONVERSATIONS[0]]}, "the special token '<|im_end|>'"),
     (
         {
@@ -251,6 +251,131 @@ def test_a_template_whose_turns_cannot_be_found_is_named_with_the_record(templat
         prepared(RECORDS, template)
     assert caught.value.where in ("chats.jsonl:1", "chats.jsonl:2")
     assert "chat template of tokenizer" in caught.value.what and "{% generation %}" in caught.value.what
+
+
+#: Templates that end a turn in different ways, and the same ones with marks around what is trained.
+ENDS = {
+    # As GLM-4.5: the next role's token ends a turn.
+    "next role": (
+        "{% for m in messages %}<|{{ m.role }}|>{{ '\n' + m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}",
+        "{% for m in messages %}{% if m.role == 'assistant' %}<|assistant|>{% generation %}{{ '\n' + m.content }}"
+        "{% if not loop.last %}<|user|>{% endif %}{% endgeneration %}"
+        "{% else %}{% if loop.first %}<|user|>{% endif %}{{ '\n' + m.content }}{% endif %}{% endfor %}",
+    ),
+    # As Vicuna: plain text begins turns, and the end of the text ends one.
+    "end of text": (
+        "{% for m in messages %}{{ m.role | upper }}: {{ m.content }}"
+        "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}ASSISTANT: {% endif %}",
+        "{% for m in messages %}{{ m.role | upper }}: {% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+        "{{ eos_token }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{{ '\n' }}{% endfor %}",
+    ),
+    # As Phi-3 and Phi-4-mini: the conversation is closed where no prompt is asked for.
+    "closed": (
+        "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}",
+        "{% for m in messages %}<|{{ m.role }}|>\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|end|>"
+        "{% endgeneration %}{{ '\n' }}{% else %}{{ m.content }}<|end|>\n{% endif %}{% endfor %}{{ eos_token }}",
+    ),
+    "closed without line breaks": (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% else %}{{ eos_token }}{% endif %}",
+        "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|end|>"
+        "{% endgeneration %}{% else %}{{ m.content }}<|end|>{% endif %}{% endfor %}{{ eos_token }}",
+    ),
+    # As Qwen2: the first message has a preamble.
+    "preamble": (
+        "{% for m in messages %}{% if loop.first %}<|im_start|>system\nbe kind<|im_end|>\n{% endif %}"
+        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+        "<|im_start|>system\nbe kind<|im_end|>\n" + MARKED,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ENDS)
+@pytest.mark.parametrize("first", ["user", "assistant"])
+def test_a_turn_ends_with_the_token_at_which_a_model_stops(kind: str, first: str) -> None:
+    """Right values come from a template with marks. The last turn of GLM-4.5 ends with the end of the text."""
+    template, marked = ENDS[kind]
+    conversations = CONVERSATIONS if first == "user" else [messages[1:] for messages in CONVERSATIONS]
+    expected = of_transformers(conversations, marked)
+    if kind == "next role":
+        expected = [(ids, [*mask[:-1], True]) for ids, mask in expected]
+    if "closed" in kind:  # with the end of the text, that nothing is appended to
+        expected = [(ids[:-1], mask[:-1]) for ids, mask in expected]
+    assert documents_of(prepared([{"messages": messages} for messages in conversations], template)) == expected
+
+
+PLAIN = ENDS["end of text"][0].replace("{{ eos_token }}", "")
+
+
+def test_turns_that_nothing_ends_are_refused_by_name() -> None:
+    """Plain text after a turn is no token at which a model stops; where nothing follows, the end of the text is."""
+    store = prepared(RECORDS[:1], PLAIN, bad_documents="skip")
+    ids, mask = documents_of(store)[0]
+    trained = transformers.AutoTokenizer.from_pretrained("tokenizer").decode(np.array(ids)[mask])
+    assert trained.lstrip() == f"{CONVERSATIONS[0][1]['content']}\n<|endoftext|>"
+    with pytest.raises(DataError, match="no special token after message 2, which the assistant says") as caught:
+        prepared(RECORDS[1:2], PLAIN)
+    assert "eos_token" in caught.value.what
+    twice = [*CONVERSATIONS[0], {"role": "assistant", "content": "rain falls"}]
+    with pytest.raises(DataError, match="no special token after message 2"):  # the next role's is no end then
+        prepared([{"messages": twice}], ENDS["next role"][0])
+
+
+CONTENT = "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+
+
+def test_marks_without_a_token_that_ends_a_turn() -> None:
+    """Such a model would never stop: refused, unless the end of the text follows, which is trained then."""
+    with pytest.raises(DataError, match="ends without a special token, so a model would not learn to stop"):
+        prepared(RECORDS[:1], CONTENT + "{% endgeneration %}<|end|>{% else %}{{ m.content }}{% endif %}{% endfor %}")
+    template = CONTENT + "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    expected = [(ids, [*mask[:-1], True]) for ids, mask in of_transformers(CONVERSATIONS[:1], template)]
+    assert documents_of(prepared(RECORDS[:1], template)) == expected
+
+
+CALLS = [{"name": "sea"}, {"name": "fall"}]
+
+
+@pytest.mark.parametrize(
+    ("template", "content", "calls", "words"),
+    [
+        (CHATML, "", CALLS[:1], "ignores tool_calls of message 2, so its turn comes out empty"),
+        (CHATML, "rain", CALLS, "ignores tool_calls of message 2, so its turn comes out without them"),
+        (MARKED, "", CALLS[:1], "ignores tool_calls of message 2, so its turn comes out empty"),
+        (
+            CHATML.replace("}}<", "}}{{ (message.tool_calls or [1])[0] }}<"),
+            "rain",
+            CALLS,
+            "ignores the last of the tool",
+        ),
+    ],
+)
+def test_tool_calls_that_a_template_ignores_are_named(
+    template: str, content: str, calls: list[dict[str, str]], words: str
+) -> None:
+    turn = {"role": "assistant", "content": content, "tool_calls": calls}
+    with pytest.raises(DataError, match=words):
+        prepared([{"messages": [CONVERSATIONS[0][0], turn, *CONVERSATIONS[1]]}], template)
+
+
+def test_what_the_assistant_says_and_a_template_leaves_out_is_named() -> None:
+    """As templates for images do, which take the content as a list of parts."""
+    parts = "{% for part in message.content if part.type == 'text' %}{{ part.text }}{% endfor %}"
+    with pytest.raises(
+        DataError, match="writes nothing of what the assistant says in message 2, so its turn comes out"
+    ):
+        prepared(RECORDS[:1], CHATML.replace("{{ message.content }}", parts))
+
+
+def test_an_assistant_that_nothing_tells_from_its_preamble_is_refused() -> None:
+    template = "{% for m in messages %}{{ m.role }}: the assistant: {{ m.content }}{{ eos_token }}{% endfor %}"
+    messages = [{"role": "assistant", "content": "assistant: the assistant: rain"}, *CONVERSATIONS[0]]
+    with pytest.raises(DataError, match="it begins with the assistant, and no loop of the template writes"):
+        prepared([{"messages": messages}], template + "{% if add_generation_prompt %}assistant: {% endif %}")
 
 
 def repeated(change: str, first: str = "'ab'") -> str:
@@ -357,11 +482,11 @@ def test_bounds_change_nothing_of_what_is_rendered(template: str) -> None:
             "{% for i in range(90000) %}{% for j in range(90000) %}{% set k = j %}{% endfor %}{% endfor %}",
             "cannot render it: it works on far more text than a conversation of this size has",
         ),
-        ("{{ strftime_now('%Y') }}", "'strftime_now' is undefined"),
+        ("{{ strftime_now('%Y') }}", "give a chat_template.jinja with a date in place of strftime_now"),
         ("{{ lipsum() }}", "'lipsum' is undefined"),
         ("{{ messages | random }}", "No filter named 'random'"),
         ("{% if x %}", "cannot render it"),
-        ("{{ messages[0].content }}", "renders the messages up to number 2 otherwise|no token of it is"),
+        ("{{ messages[0].content }}", "renders the messages up to number 2 otherwise|writes nothing of what"),
     ],
 )
 def test_what_a_template_raises_is_explained(template: str, words: str) -> None:
@@ -384,7 +509,7 @@ def test_renderings_of_one_conversation_do_not_add_up_in_memory() -> None:
     encoder, messages = ChatEncoder(folder, Tokenizer.load(folder), "tokenizer"), CONVERSATIONS[0] * 40
     tracemalloc.start()
     try:
-        _, spans = encoder._spans(messages, json.dumps(messages), {})
+        _, spans = encoder._spans(messages, json.dumps(messages), _Renderer(encoder._library, {}, 1))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -537,5 +662,5 @@ def test_a_preview_marks_what_is_trained(config: Callable[..., DataConfig]) -> N
     row = preview_step(run, resolve_lanes(run, 1), TokenStore.open("store"), 0).rows[0]
     assert row.marked is not None and row.trained is not None
     answer = next(m for m in CONVERSATIONS if m[0]["content"] in row.documents[0])[1]["content"]
-    assert f"<|im_start|>assistant\n⟦{answer}<|im_end|>\n⟧" in row.marked[0]
+    assert f"<|im_start|>assistant\n⟦{answer}<|im_end|>⟧\n" in row.marked[0]
     assert row.marked[0].replace("⟦", "").replace("⟧", "") == row.documents[0]
