@@ -14,6 +14,7 @@ from headway.bench.allocations import Allocations
 from headway.bench.energy import open_counter
 from headway.bench.intervals import Stretches, intersection, length, union, without
 from headway.parallel.world import synchronize
+from headway.telemetry.metrics import WITHOUT_TARGET
 from headway.training.job import Callback
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Meter(Callback):
         if first < step <= last:
             self.step_seconds.append(now - self._last)
             items = int(metrics["train/items"])  # of a step without any, nor of one that health leaves out, is a loss
+            self.skipped_steps += WITHOUT_TARGET in metrics
             self.items += items
             self.loss_sum += metrics.get("train/loss", math.nan if items else 0.0) * items
         if step == first:
@@ -78,7 +80,7 @@ class Meter(Callback):
                 self._counter.joules()
         if step == last:
             self.seconds = now - self._start
-            self.skipped_steps = job.state.cursor.skipped_steps - self._skipped_before
+            self.skipped_steps += job.state.cursor.skipped_steps - self._skipped_before
             if self._counter is not None:
                 self.joules, self.energy_source = self._counter.joules(), self._counter.source
             self.memory = Memory.now(device)

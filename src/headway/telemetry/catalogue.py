@@ -119,6 +119,12 @@ _LINES: dict[str, tuple[_Line, ...]] = {
         ("train/learning_rate", Unit.NUMBER, _G, "Learning rate of the step"),
         ("train/items", Unit.NUMBER, _A, "Items that the loss is averaged over: tokens, or samples of other modules"),
         ("train/skipped_steps", Unit.STEPS, _G, "Steps so far whose update was left out"),
+        (
+            "train/steps_without_target",
+            Unit.STEPS,
+            _A,
+            "Steps none of whose tokens is a target, which have no loss and no update",
+        ),
         ("train/left_out_steps", Unit.STEPS, _G, "Steps so far whose rows a rollback has left out"),
         ("train/loss_scale", Unit.NUMBER, _G, "Loss scale of fp16"),
         ("train/router_z_loss", Unit.NUMBER, _G, "Router z-loss, mean over tokens and layers, without its weight"),

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from headway.core.console import notice, show_live, write_log
 from headway.core.format import format_count, format_seconds
 from headway.core.statistics import perplexity
+from headway.telemetry.metrics import WITHOUT_TARGET
 
 #: Number of recent steps over which speed and ETA are averaged.
 _WINDOW = 100
@@ -31,6 +32,8 @@ class Status:
     step: int
     total_steps: int
     loss: float | None = None
+    without_target: bool = False
+    """No token of the step was a target, so it has no loss."""
     items_per_second: float | None = None
     mfu: float | None = None
     """As a share of the peak, 0 to 1."""
@@ -49,6 +52,8 @@ def render(status: Status) -> str:
     parts = [f"step {status.step:,}/{status.total_steps:,}"]
     if status.loss is not None:
         parts.append(f"loss {status.loss:.3f}")
+    elif status.without_target:
+        parts.append("no target")
     if status.items_per_second is not None:
         parts.append(f"{format_count(status.items_per_second)} {status.item}/s")
     if status.mfu is not None:
@@ -183,6 +188,7 @@ class StatusLine:
             step=step,
             total_steps=self._total_steps,
             loss=metrics.get("train/loss"),
+            without_target=WITHOUT_TARGET in metrics,
             items_per_second=self._mean("speed/tokens_per_second"),
             item="tok" if self._language_model else "samples",
             mfu=self._mean("speed/mfu"),

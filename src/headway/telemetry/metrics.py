@@ -37,6 +37,8 @@ from headway.core.files.timeout_writer import TimeoutWriter
 FILE_NAME = "metrics.jsonl"
 #: The number of steps left out so far; in the only record that a left-out step has of its own.
 LEFT_OUT = "train/left_out_steps"
+#: 1, in the records of steps that had no target; such a record has no loss and no gradient norm.
+WITHOUT_TARGET = "train/steps_without_target"
 #: Seconds by which the wall clock was set forward since the last reading; negative if back.
 CLOCK_JUMP = "health/clock_jump_seconds"
 

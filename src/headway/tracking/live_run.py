@@ -325,8 +325,7 @@ class _History:
             (self.time or 0.0, step, seconds, math.nan if items is None else items, math.nan if mfu is None else mfu)
         )
         loss = recorded_number(record.get("train/loss"))
-        if loss is not None:
-            self.losses.append(loss)
+        self.losses.append(math.nan if loss is None else loss)
 
     def _restart_at(self, step: int) -> None:
         """Forget what this step and later ones recorded: they are computed again."""

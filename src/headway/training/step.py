@@ -43,7 +43,7 @@ class StepResult:
     """Global norm before clipping."""
     learning_rate: float
     skipped: bool
-    """The update was skipped: loss or gradient was not finite, or no item took part in the loss."""
+    """The update was skipped: loss or gradient was not finite, or no item took part in the loss (`items` is 0)."""
     flags: Sequence[bool]
     """The caller's flags, as agreed by all workers (see `TrainStep.run`)."""
     model_metrics: Mapping[str, float] = field(default_factory=dict)
@@ -113,6 +113,9 @@ class TrainStep:
             counts = self._take_counts()  # nothing is queued on the device, so reading does not wait
             sums = self._exchange(*read, flags)
 
+        if not sums.items:
+            return self._pass_over(sums, counts, rate)
+
         # Judge the step before its update.
         health = judge(config.health, state.history, sums.loss, sums.grad_norm)
         decision = decide(config.health, health, cursor.step)
@@ -150,6 +153,14 @@ class TrainStep:
             model_metrics={**model_metrics, **health.metrics, **self.copies.metrics()},
             decision=decision,
         )
+
+    def _pass_over(self, sums: _Sums, counts: torch.Tensor | None, rate: float) -> StepResult:
+        """Finish a step without a target: there is nothing to learn and nothing to judge, and no sign of divergence."""
+        if self.state.engine is not None:
+            self.state.engine.skip()
+        metrics = {**self._after_step(counts, False), **self.copies.metrics()}
+        self.state.cursor.step += 1
+        return StepResult(math.nan, 0, math.nan, rate, skipped=True, flags=sums.flags, model_metrics=metrics)
 
     def _leave_out(self, flags: Sequence[bool], rate: float) -> StepResult:
         """Skip a step whose rows are left out: only the cursor moves, and workers agree on their flags."""

@@ -197,15 +197,19 @@ def test_a_step_that_is_not_finite_changes_nothing_but_the_cursor(poison: float)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_step_without_an_item_in_the_loss_is_left_out(precision: str) -> None:
-    c = config(train={"steps": 10, "precision": precision})
+@pytest.mark.parametrize("action", ["skip", "stop", "rollback"])
+def test_a_step_without_a_target_is_no_divergence(precision: str, action: str) -> None:
+    """Neither the limit of skipped steps nor a rule of health counts it, nor does a series of others end with it."""
+    c = config(train={"steps": 10, "precision": precision}, health={"on_nonfinite": action})
     task, state = setup(c, nn.Linear(3, 1))
     begin_scaling(state.cursor, precision)
     scale, strategy = state.cursor.loss_scale, make_strategy(c, task.model, WORLD)
+    state.cursor.skipped_in_row = 2
     before = {name: tensor.clone() for name, tensor in tensors(state).items()}
-    result = TrainStep(c, task, state, strategy, WORLD).run({0: [batch(0, 0)]})
+    result = TrainStep(c, task, state, strategy, WORLD).run({0: [batch(0, 0)]}, flags=(True, False))
     assert result.skipped and result.items == 0 and math.isnan(result.loss)
-    assert state.cursor.step == state.cursor.skipped_steps == 1 and state.cursor.loss_scale == scale
+    assert result.decision is None and result.flags == [True, False]
+    assert state.cursor == Cursor(step=1, skipped_in_row=2, loss_scale=scale)
     assert all(torch.equal(before[name], tensor) for name, tensor in tensors(state).items())
 
 

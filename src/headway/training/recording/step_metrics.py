@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.coordination.heartbeat import Phase, beat
 from headway.telemetry.hardware import device_name, peak_flops, peak_memory_gib
-from headway.telemetry.metrics import LEFT_OUT
+from headway.telemetry.metrics import LEFT_OUT, WITHOUT_TARGET
 
 if TYPE_CHECKING:
     from headway.data.feeding.prefetch import Prefetcher
@@ -35,9 +35,9 @@ class StepMetrics:
         seconds = time.perf_counter() - self._start
         if result.left_out:
             return {LEFT_OUT: float(self._job.state.cursor.left_out_steps)}
+        judged = {"train/loss": result.loss, "train/grad_norm": result.grad_norm}
         metrics = {
-            "train/loss": result.loss,
-            "train/grad_norm": result.grad_norm,
+            **(judged if result.items else {WITHOUT_TARGET: 1.0}),
             "train/learning_rate": result.learning_rate,
             "train/items": float(result.items),
             "train/skipped_steps": float(self._job.state.cursor.skipped_steps),
