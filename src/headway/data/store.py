@@ -17,7 +17,7 @@ from headway.core.files.foreign import LISTING_BYTES, parse_json, read_bytes, re
 from headway.core.files.hashes import fingerprint, sha256_file
 from headway.core.user_command import suggest
 from headway.data.first_use import ShardChecker
-from headway.data.loss_mask import MaskBits, mask_bytes
+from headway.data.loss_mask import LEFT_OUT, ROWS_WITHOUT_TARGET, MaskBits, mask_bytes
 from headway.data.shards import Shard, ShardStream, Tokens, mask_file, own_tokens
 from headway.data.store_manifest import MANIFEST, read_manifest
 
@@ -274,6 +274,11 @@ class TokenStore:
     def has_mask(self, split: str, source: str) -> bool:
         """Return whether a source has a loss mask: its shards have one, or none has."""
         return "mask_sha256" in next(iter(self.shard_entries(split, source)), {})
+
+    def leaves_out_rows(self, split: str, source: str) -> bool:
+        """Return whether rows of a source without a target, by its loss mask, are no rows of a run."""
+        part = self.manifest["splits"].get(split, {}).get(source, {})
+        return self.has_mask(split, source) and part.get(ROWS_WITHOUT_TARGET) == LEFT_OUT
 
     def read_mask(self, split: str, source: str, start: int, count: int) -> NDArray[np.bool_] | None:
         """Return for tokens [start, start + count) of a source whether they are trained; None if all of it are.

@@ -205,6 +205,8 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
         if config.data.document_mask:
             # Attention does not cross documents, so the FLOPs that it would take across them are not counted.
             attended = {length: round(total_figures(of.values()).attention_length) for length, of in figures.items()}
+    for text in filter(None, map(feed.untrained_notice, attended)):
+        notice(text)
     task = decoder_task(config, feed, store.vocab_size, attention_length=attended[lengths[0]], mesh=mesh, rank=rank)
     shape = cast("ModelConfig", task.model.config)
     flops = {length: flops_per_token(shape, over) for length, over in attended.items()}

@@ -97,8 +97,25 @@ def prepare(
         print_json(asdict(report))
     else:
         print_lines(report.describe())
+    if report.trained_tokens is not None:
+        for text in _untrained_notices(loaded):
+            notice(text)
     if not settings.clean and not any(source.path.startswith("python:") for source in settings.sources):
         allow_fast_exit()
+
+
+def _untrained_notices(config: Config) -> list[str]:
+    """Return a line for each row length of a run about its rows none of whose tokens is trained."""
+    from headway.core.errors import DataError
+    from headway.data.feeding.feed import row_lengths, training_rows
+    from headway.data.store import TokenStore
+
+    try:
+        rows = training_rows(config, TokenStore.open(config.data.store))
+    except DataError:  # no source fills a row, which is for a run to report
+        return []
+    lengths = row_lengths(config.data, config.train.sequence_length)
+    return [text for length in lengths if (text := rows.untrained_notice(length))]
 
 
 def _pool(config: Config, on: str | None, tasks: int | None, workers: int | None) -> DataPool | None:

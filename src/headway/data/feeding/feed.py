@@ -162,6 +162,10 @@ class TokenFeed(_PlannedFeed):
         if (text := self._rows.short_source_warning()) and is_first_worker():
             warning(text)
 
+    def untrained_notice(self, length: int) -> str | None:
+        """Return one line on rows of a length that are left out, since no token of them is trained, or None."""
+        return self._rows.untrained_notice(length)
+
     def packing_figures(self, length: int) -> dict[str, PackingFigures]:
         """Return how each source's documents fill rows of a length, and warn about much padding."""
         figures = self._rows.figures(length)

@@ -16,14 +16,18 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 Packing = Literal["best_fit", "pad"]
+
+#: (first tokens of pieces, ascending, and their lengths), (n,) each -> whether a token after a piece's first one is
+#: trained, bool (n,)
+HasTarget = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
 
 #: Documents of a block. A block has more if they would fill fewer than `_BLOCK_ROWS` rows, so that its last, half
 #: empty rows are few among many, but at most `_MAX_BLOCK_DOCUMENTS`. It has fewer if documents are very long.
@@ -69,6 +73,10 @@ class PackingFigures:
     """Pieces of documents; a piece is the part of a document that lies in one row."""
     targets: int = 0
     """Targets that belong to the same document as their input."""
+    judged: int = 0
+    """Pieces (of `concat`: rows) that were searched for a trained target; 0 where all have one."""
+    untrained: int = 0
+    """Those without one, which are left out."""
     attended_pairs: int = 0
     """Sum over pieces of their squared number of targets: pairs of inputs within a piece."""
 
@@ -81,6 +89,11 @@ class PackingFigures:
     def cut_share(self) -> float:
         """Share of the documents that are cut."""
         return self.cut_documents / self.documents if self.documents else 0.0
+
+    @property
+    def untrained_share(self) -> float:
+        """Share of the pieces (of `concat`: of the rows) that are left out, since none of their targets is trained."""
+        return self.untrained / self.judged if self.judged else 0.0
 
     @property
     def attention_length(self) -> float:
@@ -103,7 +116,8 @@ class PackingFigures:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> PackingFigures:
-        """Restore figures from the output of `to_json`."""
+        """Restore figures from the output of `to_json`, of earlier versions, too."""
+        value = {"judged": 0, "untrained": 0, **value}
         return cls(**{field.name: int(value[field.name]) for field in fields(cls)})
 
 
@@ -116,9 +130,12 @@ def total_figures(parts: Iterable[PackingFigures]) -> PackingFigures:
 
 
 def plan_rows(
-    parts: Iterable[NDArray[np.integer[Any]]], sequence_length: int, packing: Packing
+    parts: Iterable[NDArray[np.integer[Any]]],
+    sequence_length: int,
+    packing: Packing,
+    has_target: HasTarget | None = None,
 ) -> Iterator[tuple[Plan, PackingFigures]]:
-    """Plan the rows of a source, block by block: a pure function of the document lengths, T and the packing.
+    """Plan the rows of a source, block by block: a pure function of the document lengths, T, the packing and the mask.
 
     Args:
         parts: Where each document starts in the source's stream, and the end of the last one; ascending,
@@ -126,13 +143,14 @@ def plan_rows(
             larger than memory can be read as it is needed.
         sequence_length: Inputs per row, T.
         packing: `data.packing`.
+        has_target: Tells the pieces with a target from those that are left out; all have one if not given.
 
     Yields:
         Each block's rows (`Plan.starts` count from the stream's beginning, `Plan.rows` from the block's) with its
         figures.
     """
     for bounds in _blocks(parts, sequence_length + 1):
-        yield plan_block(bounds, sequence_length, packing)
+        yield plan_block(bounds, sequence_length, packing, has_target)
 
 
 def _blocks(parts: Iterable[NDArray[np.integer[Any]]], capacity: int) -> Iterator[NDArray[np.int64]]:
@@ -174,7 +192,9 @@ def _block_size(bounds: NDArray[np.int64], capacity: int) -> int:
     return max(1, min(size, fill(_MAX_BLOCK_ROWS), documents))
 
 
-def plan_block(bounds: NDArray[np.int64], sequence_length: int, packing: Packing) -> tuple[Plan, PackingFigures]:
+def plan_block(
+    bounds: NDArray[np.int64], sequence_length: int, packing: Packing, has_target: HasTarget | None = None
+) -> tuple[Plan, PackingFigures]:
     """Plan the rows of documents that are packed together; `bounds` has the format of the parts of `plan_rows`."""
     capacity = sequence_length + 1
     sizes = np.diff(bounds)
@@ -184,7 +204,14 @@ def plan_block(bounds: NDArray[np.int64], sequence_length: int, packing: Packing
 
     number = np.arange(whole.sum()) - np.repeat(np.cumsum(whole) - whole, whole)
     whole_starts = np.repeat(bounds[:-1], whole) + number * sequence_length
+    whole_documents, rest_documents = np.repeat(np.arange(len(sizes)), whole), np.flatnonzero(has_rest)
     rest_starts, rest_sizes = (bounds[:-1] + whole * sequence_length)[has_rest], rest[has_rest]
+    pieces = len(whole_starts) + len(rest_starts)
+    if has_target is not None:
+        kept = has_target(whole_starts, np.full(len(whole_starts), capacity))
+        whole_starts, number, whole_documents = whole_starts[kept], number[kept], whole_documents[kept]
+        kept = has_target(rest_starts, rest_sizes)
+        rest_starts, rest_sizes, rest_documents = rest_starts[kept], rest_sizes[kept], rest_documents[kept]
     if packing == "best_fit":
         row_of_rest, rest_rows = best_fit(rest_sizes, capacity)
     else:
@@ -193,7 +220,7 @@ def plan_block(bounds: NDArray[np.int64], sequence_length: int, packing: Packing
     starts = np.concatenate([whole_starts, rest_starts])
     lengths = np.concatenate([np.full(len(whole_starts), capacity), rest_sizes])
     row_of = np.concatenate([np.arange(len(whole_starts)), row_of_rest + len(whole_starts)])
-    continued = np.concatenate([number > 0, whole[has_rest] > 0])
+    continued = np.concatenate([number > 0, whole[rest_documents] > 0])
     plan = _sorted_plan(starts, lengths, continued, row_of, len(whole_starts) + rest_rows)
     figures = PackingFigures(
         documents=len(sizes),
@@ -201,9 +228,11 @@ def plan_block(bounds: NDArray[np.int64], sequence_length: int, packing: Packing
         rows=len(plan.rows) - 1,
         row_tokens=(len(plan.rows) - 1) * capacity,
         padding_tokens=(len(plan.rows) - 1) * capacity - int(lengths.sum()),
-        cut_documents=int((whole + has_rest > 1).sum()),
+        cut_documents=int((np.bincount(np.concatenate([whole_documents, rest_documents])) > 1).sum()),
         left_out_documents=int((sizes < 2).sum()),
         pieces=len(starts),
+        judged=0 if has_target is None else pieces,
+        untrained=pieces - len(starts),
         targets=int((lengths - 1).sum()),
         attended_pairs=int(((lengths - 1) ** 2).sum()),
     )
@@ -226,6 +255,43 @@ def _sorted_plan(
     counts = np.bincount(rank[row_of], minlength=rows)
     bounds = np.concatenate([[0], np.cumsum(counts)]).astype(np.uint64)
     return Plan(starts[order].astype(np.uint64), lengths[order].astype(np.uint32), bounds, continued[order])
+
+
+def plan_trained_rows(
+    tokens: int, sequence_length: int, has_target: HasTarget
+) -> Iterator[tuple[Plan, PackingFigures]]:
+    """Plan the rows of `concat` that have a trained target, block by block.
+
+    Args:
+        tokens: Tokens of the source.
+        sequence_length: Inputs per row, T.
+        has_target: As for `plan_rows`.
+
+    Yields:
+        As `plan_rows`; each row is one piece, of which the figures count nothing but rows and pieces.
+    """
+    rows = max(0, tokens - 1) // sequence_length
+    for first in range(0, rows, _BLOCK_DOCUMENTS):
+        starts = np.arange(first, min(rows, first + _BLOCK_DOCUMENTS), dtype=np.int64) * sequence_length
+        lengths = np.full(len(starts), sequence_length + 1)
+        kept = has_target(starts, lengths)
+        count = int(kept.sum())
+        yield (
+            Plan(
+                starts[kept].astype(np.uint64),
+                lengths[kept].astype(np.uint32),
+                np.arange(count + 1, dtype=np.uint64),
+                np.zeros(count, dtype=np.bool_),
+            ),
+            PackingFigures(rows=count, pieces=count, judged=len(starts), untrained=len(starts) - count),
+        )
+
+
+def of_trained_rows(figures: PackingFigures, trained: PackingFigures, sequence_length: int) -> PackingFigures:
+    """Return the figures of `concat` for the rows that `plan_trained_rows` leaves, all else as if there were all."""
+    row_tokens = trained.rows * (sequence_length + 1)
+    judged, untrained = trained.judged, trained.untrained
+    return replace(figures, rows=trained.rows, row_tokens=row_tokens, judged=judged, untrained=untrained)
 
 
 def concat_figures(parts: Iterable[NDArray[np.integer[Any]]], tokens: int, sequence_length: int) -> PackingFigures:

@@ -2,7 +2,8 @@
 
 A plan is derived data in `<store>/packing/<T>-<packing>/<split>/<source>/<key>/`. Its files `starts.bin` (little-endian
 uint64), `lengths.bin` (uint32), `rows.bin` (uint64) and `continued.bin` (a byte each, 0 or 1) hold the arrays of
-`packing.Plan`; `plan.json` holds the figures. `concat` has `plan.json` alone. The key is a hash of everything that
+`packing.Plan`; `plan.json` holds the figures. `concat` has `plan.json` alone, and where rows without a target are left
+out, a plan of the others in `<T>-trained`. The key is a hash of everything that
 determines the plan, so a plan of other tokens is never mistaken for it. One rename publishes the folder. It may be
 removed at any time.
 """
@@ -18,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,22 +30,34 @@ from headway.core.files.foreign import read_json_object
 from headway.core.files.hashes import fingerprint
 from headway.core.files.paths import user_cache
 from headway.core.process.faults import fault_point
-from headway.data.feeding.packing import Packing, PackingFigures, Plan, concat_figures, plan_rows
+from headway.data.feeding.packing import (
+    HasTarget,
+    Packing,
+    PackingFigures,
+    Plan,
+    concat_figures,
+    plan_rows,
+    plan_trained_rows,
+)
 from headway.data.store import PACKING, TokenStore
 
 #: Version of the packing rules and of the files; a change of it makes all plans again.
 _VERSION = 2
 _FIGURES = "plan.json"
 _FILES = {"starts": "<u8", "lengths": "<u4", "rows": "<u8", "continued": "|b1"}
+#: Tokens whose mask is read at once, a byte each.
+_MASK_TOKENS = 2**24
 _ABANDONED_SECONDS = 24 * 3600
 # The user's cache does not record which stores still exist, so plans there expire.
 _UNUSED_SECONDS = 30 * 24 * 3600
 
 
 def open_plan(
-    store: TokenStore, split: str, source: str, sequence_length: int, packing: Packing
+    store: TokenStore, split: str, source: str, sequence_length: int, packing: Packing | Literal["trained"]
 ) -> tuple[Plan, PackingFigures]:
     """Open the plan of one source: map it into memory if it exists, else make and cache it.
+
+    The packing `trained` is that of the rows of `concat` with a trained target.
 
     If the store is not writable, the plan goes to the user's cache (`$XDG_CACHE_HOME/headway/packing`). If that is not
     writable either, the plan stays in memory. A notice says so.
@@ -146,16 +159,43 @@ class _Job:
     split: str
     source: str
     sequence_length: int
-    packing: Packing
+    packing: Packing | Literal["trained"]
 
     def blocks(self) -> Iterator[tuple[Plan, PackingFigures]]:
         """Plan the rows block by block, and show the progress."""
+        leaves_out = self.store.leaves_out_rows(self.split, self.source)
+        has_target = _targets_of(self.store, self.split, self.source) if leaves_out else None
+        if self.packing == "trained":
+            assert has_target is not None, "only where rows are left out"
+            yield from plan_trained_rows(self.store.tokens(self.split, self.source), self.sequence_length, has_target)
+            return
         shards = self.store.shards(self.split, self.source)
         bounds = (self.store.shard_documents(self.split, self.source, number) for number in range(len(shards)))
         with progress(f"packing {self.source}", sum(shard.documents for shard in shards), "documents") as bar:
-            for plan, figures in plan_rows(bounds, self.sequence_length, self.packing):
+            for plan, figures in plan_rows(bounds, self.sequence_length, self.packing, has_target):
                 yield plan, figures
                 bar.advance(figures.documents)
+
+
+def _targets_of(store: TokenStore, split: str, source: str) -> HasTarget:
+    """Return what tells whether pieces of a source have a trained token after their first, by its loss mask."""
+
+    def has_target(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+        found = np.zeros(len(starts), dtype=np.bool_)
+        place = 0
+        while place < len(starts):  # which are ascending
+            first = int(starts[place])
+            after = max(place + 1, int(np.searchsorted(starts, first + _MASK_TOKENS)))
+            inside = slice(place, after)
+            ends = starts[inside] + lengths[inside] - first
+            mask = store.read_mask(split, source, first, int(ends.max()))
+            assert mask is not None
+            before = np.concatenate([[0], np.cumsum(mask, dtype=np.int64)])
+            found[inside] = before[ends] > before[starts[inside] - first + 1]
+            place = after
+        return found
+
+    return has_target
 
 
 def _make_once(folder: Path, job: _Job) -> tuple[Plan, PackingFigures] | None:

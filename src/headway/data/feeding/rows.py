@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from headway.core.errors import DataError
 from headway.core.types import IGNORE_TARGET, MicroBatch
-from headway.data.feeding.packing import Packing, PackingFigures
+from headway.data.feeding.packing import Packing, PackingFigures, of_trained_rows
 from headway.data.feeding.packing_plans import open_figures, open_plan
 from headway.data.store import PACKING, TokenStore
 
@@ -129,7 +129,13 @@ class ConcatRows:
         self._store, self._split, self._source = store, split, source
         self._length, self._masked = sequence_length, masked
         self._has_mask = store.has_mask(split, source)
+        self._numbers: NDArray[np.int64] | None = None  # of the rows with a target, where others are left out
+        self._trained_figures: PackingFigures | None = None
         self.count = max(0, store.tokens(split, source) - 1) // sequence_length
+        if store.leaves_out_rows(split, source):
+            plan, self._trained_figures = open_plan(store, split, source, sequence_length, "trained")
+            self._numbers = plan.starts.astype(np.int64) // sequence_length
+            self.count = len(self._numbers)
         firsts = [shard.first_token for shard in store.shards(split, source)] if masked else []
         self._firsts = np.array(firsts, dtype=np.int64)
         # Only some shards: the bounds of all documents would take 8 bytes each, in every worker.
@@ -137,6 +143,7 @@ class ConcatRows:
 
     def read(self, rows: NDArray[np.int64]) -> RowBlock:
         """Read rows by number."""
+        rows = rows if self._numbers is None else self._numbers[rows]
         tokens = np.empty((len(rows), self._length + 1), dtype=np.int64)
         if not self._store.at_hand:
             self._store.want(self._split, self._source, rows * self._length, self._length + 1, index=self._masked)
@@ -173,7 +180,10 @@ class ConcatRows:
 
     def figures(self) -> PackingFigures:
         """Return the figures, which are counted once from the document index."""
-        return open_figures(self._store, self._split, self._source, self._length)
+        figures = open_figures(self._store, self._split, self._source, self._length)
+        return (
+            figures if self._trained_figures is None else of_trained_rows(figures, self._trained_figures, self._length)
+        )
 
 
 class PackedRows:

@@ -95,8 +95,15 @@ class SplitRows:
         self.sources = tuple(self._opened)
         self.too_short = {name: tokens[name] for name in opened if name not in self._opened}
         self._shortest = min(lengths)
+        self._leaving_out = {name for part in parts for name in self.sources if part.leaves_out_rows(split, name)}
         if not self.sources:
             longest = max(self.too_short.values(), default=0)
+            if longest > self._shortest:
+                raise DataError(
+                    f"no row of {self._shortest:,} tokens in split '{split}' has a trained token",
+                    where=self.where,
+                    fix="prepare more conversations, lower train.sequence_length, or set data.packing: best_fit",
+                )
             raise DataError(
                 f"no source has the {self._shortest + 1:,} tokens of one row in split '{split}': the longest has"
                 f" {longest:,}",
@@ -110,6 +117,13 @@ class SplitRows:
             return None
         names = ", ".join(f"'{name}' ({tokens:,} tokens)" for name, tokens in self.too_short.items())
         return f"left out, since they have fewer than the {self._shortest + 1:,} tokens of one row: {names}"
+
+    def untrained_notice(self, length: int) -> str | None:
+        """Return one line on the share of rows of a length that are left out, since no token is trained, or None."""
+        names = [name for name in self.sources if name in self._leaving_out]
+        shares = {name: self._opened[name][length].figures().untrained_share for name in names}
+        parts = [f"{name} {share:.1%}".replace("%", " %") for name, share in shares.items() if share]
+        return f"rows of {length:,} tokens without a trained one, left out: {', '.join(parts)}" if parts else None
 
     def counts(self, length: int) -> list[int]:
         """Count the rows of this length that each source has."""

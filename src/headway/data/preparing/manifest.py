@@ -10,6 +10,7 @@ from typing import Any
 
 from headway.config.sections.data import DataConfig
 from headway.core.files.hashes import sha256_bytes
+from headway.data.loss_mask import LEFT_OUT, ROWS_WITHOUT_TARGET
 from headway.data.preparing.build import Outcome
 from headway.data.preparing.pieces import SPLITS
 from headway.data.preparing.records import added_counts
@@ -111,9 +112,12 @@ def _split(split: str, sources: Sequence[Source], outcomes: Sequence[Outcome]) -
 
 def part_json(shards: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the manifest's entry for a source in a split, from the entries of its shards."""
+    has_masks = any("mask_sha256" in shard for shard in shards)
     return {
         "documents": sum(shard["documents"] for shard in shards),
         "tokens": sum(shard["tokens"] for shard in shards),
+        # Stores of earlier versions do not have it, and keep their rows.
+        **({ROWS_WITHOUT_TARGET: LEFT_OUT} if has_masks else {}),
         "shards": list(shards),
     }
 

@@ -50,6 +50,9 @@ class MemoryStore:
     def tokens(self, split: str, source: str) -> int:
         return len(self.streams[source])
 
+    def leaves_out_rows(self, split: str, source: str) -> bool:
+        return False
+
     def has_mask(self, split: str, source: str) -> bool:
         return False
 
