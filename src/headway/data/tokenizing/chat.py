@@ -147,9 +147,10 @@ class ChatEncoder:
         whole, spans = rendered(len(messages)), []
         turns = _turns(messages)
         for number in turns:
-            if number == 0:  # no messages, which nothing renders, come before it
+            before = _prefix(rendered, number)
+            if before is None:
                 break
-            before, after = rendered(number), rendered(number + 1) if number + 1 < len(messages) else whole
+            after = rendered(number + 1) if number + 1 < len(messages) else whole
             if not (after.startswith(before) and whole.startswith(after)):
                 break
             # A prompt may go further than the turn that was taken, for example into the thoughts of a model.
@@ -162,22 +163,24 @@ class ChatEncoder:
         plain, written = marked_spans(rendered(len(messages), mark=mark), mark)
         in_order = sorted(span for found in written.values() for span in found)
         found_all = plain == whole and not any(one[1] > other[0] for one, other in pairwise(in_order))
-        spans, asked = [], None
-        for turn in sorted(turns, key=lambda turn: (turn == 0, turn)):  # the first message has the prompt of others
+        prompts = {turn: _prompt(rendered, turn, mark) for turn in turns}
+        known = [prompt for prompt in prompts.values() if prompt is not None]
+        shared = known[0] if known else _prompt(rendered, len(messages), mark)
+        spans = []
+        for turn in turns:
             found, begins_at = written.get(turn, []), None
             if not found_all or len(found) != 1:
                 raise self._unusable(_not_found(turn))
             start, end = found[0]
-            if turn or asked is None:
-                asked = _prompt(rendered, turn or len(messages), mark)
-            if asked is not None and turn:
-                begins_at = self._begun(asked, whole[start:end])
-            elif asked is not None:
-                begins_at = self._begun_first(asked, whole[start:end], whole, len(turns))
+            prompt = prompts[turn]
+            if prompt is not None:
+                begins_at = self._begun(prompt, whole[start:end])
+            elif shared is not None:  # nothing that can be rendered comes before, as where the assistant is the first
+                begins_at = self._begun_alike(shared, whole[start:end], whole, len(turns))
             if begins_at is None:
                 raise self._unusable(_not_found(turn))
             spans.append((start + begins_at, end))
-        return whole, sorted(spans)
+        return whole, spans
 
     def _with_stops(
         self, messages: list[dict[str, Any]], whole: str, spans: list[tuple[int, int]]
@@ -219,19 +222,17 @@ class ChatEncoder:
         Raises:
             UnencodableTextError: it ends without one, and more follows; or what it marks has none of the messages.
         """
-        marked = self._library.decode([number for number, trained in zip(ids, mask, strict=True) if trained])
-        if (
-            any(mask)
-            and not self._plain(marked).strip()
-            and any(messages[turn]["content"] for turn in _turns(messages))
-        ):
+        special = frozenset(self._tokenizer.special_tokens.values())
+        said = (number for number, trained in zip(ids, mask, strict=True) if trained and number not in special)
+        is_empty = any(mask) and not any(self._library.decode(number).strip() for number in said)
+        if is_empty and any(messages[turn]["content"].strip() for turn in _turns(messages)):
             raise self._unusable(
                 "the template writes nothing of what the assistant says where it marks {% generation %}"
             )
         last = max((place for place, trained in enumerate(mask) if trained), default=-1)
         while last >= 0 and not self._library.decode(ids[last]).strip():
             last -= 1
-        if last < 0 or ids[last] in self._tokenizer.special_tokens.values():
+        if last < 0 or ids[last] in special:
             return False
         if self._library.decode(ids[last + 1 :]).strip():
             raise self._unusable(
@@ -248,12 +249,12 @@ class ChatEncoder:
         common = _common_length(prompt, turn)
         return max((length for length in self._lengths(prompt) if length <= common), default=None)
 
-    def _begun_first(self, prompt: str, turn: str, whole: str, turns: int) -> int | None:
-        """Return where what begins all turns ends in the first one, which may have a preamble; None if that is unclear.
+    def _begun_alike(self, prompt: str, turn: str, whole: str, turns: int) -> int | None:
+        """Return where what begins all turns ends in one, which may have a preamble; None if that is unclear.
 
         Args:
-            prompt: The prompt for a turn, which may go further.
-            turn: What a loop writes for the first message.
+            prompt: The prompt for another turn, which may go further.
+            turn: What a loop writes for the message.
             whole: The conversation.
             turns: How many turns it has.
         """
@@ -361,8 +362,18 @@ def _turns(messages: list[dict[str, Any]]) -> list[int]:
     return [number for number, message in enumerate(messages) if message["role"] == "assistant"]
 
 
+def _prefix(rendered: Callable[..., str], count: int) -> str | None:
+    """Return how the first messages are rendered; None if they cannot be, as none can."""
+    try:
+        return rendered(count) if count else None
+    except HeadwayError:
+        raise
+    except Exception:  # whatever a template raises
+        return None
+
+
 def _prompt(rendered: Callable[..., str], count: int, mark: str) -> str | None:
-    """Return the generation prompt after some messages; None if it cannot be told from them.
+    """Return the generation prompt after some messages; None if they have none that can be told from them.
 
     Args:
         rendered: Renders so many messages, with or without the prompt, with or without marks of loops.
@@ -371,7 +382,10 @@ def _prompt(rendered: Callable[..., str], count: int, mark: str) -> str | None:
     """
     from headway.data.tokenizing.templates import after_loops
 
-    without, asked = rendered(count), rendered(count, True)
+    without = _prefix(rendered, count)
+    if without is None:
+        return None
+    asked = rendered(count, True)
     if asked.startswith(without):
         return asked[len(without) :]
     # Some templates close a conversation where no prompt is asked for (Phi-3): what the loops write is equal.

@@ -308,6 +308,16 @@ def test_a_turn_ends_with_the_token_at_which_a_model_stops(kind: str, first: str
     assert documents_of(prepared([{"messages": messages} for messages in conversations], template)) == expected
 
 
+def test_an_assistant_that_speaks_before_any_user() -> None:
+    """As Qwen3.5, whose template renders no messages without one."""
+    template, messages = ENDS["preamble"][0], [{"role": "system", "content": "be wide"}, *CONVERSATIONS[1][1:]]
+    users = "messages | selectattr('role', 'equalto', 'user') | list"
+    check = "{% if not USERS %}{{ raise_exception('no user') }}{% endif %}".replace("USERS", users)
+    assert documents_of(prepared([{"messages": messages}], check + template)) == of_transformers(
+        [messages], ENDS["preamble"][1]
+    )
+
+
 PLAIN = ENDS["end of text"][0].replace("{{ eos_token }}", "")
 
 
