@@ -164,7 +164,7 @@ def _evaluate(job: Job, signals: StopSignals) -> bool:
     )
     if result is None:
         return False
-    if job.evaluations is not None:
+    if job.evaluations is not None and result.items:
         job.evaluations.add(job.state.cursor.step, result.loss)
     for callback in job.callbacks:
         callback.on_evaluation(job, job.state.cursor.step, result)

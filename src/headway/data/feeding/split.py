@@ -96,6 +96,8 @@ class SplitRows:
         self.too_short = {name: tokens[name] for name in opened if name not in self._opened}
         self._shortest = min(lengths)
         self._leaving_out = {name for part in parts for name in self.sources if part.leaves_out_rows(split, name)}
+        masked = {name for part in parts for name in self.sources if part.has_mask(split, name)}
+        self._keeping = masked - self._leaving_out
         if not self.sources:
             longest = max(self.too_short.values(), default=0)
             if longest > self._shortest:
@@ -123,6 +125,7 @@ class SplitRows:
         names = [name for name in self.sources if name in self._leaving_out]
         shares = {name: self._opened[name][length].figures().untrained_share for name in names}
         parts = [f"{name} {share:.1%}".replace("%", " %") for name, share in shares.items() if share]
+        parts += [f"none of {name}, which an earlier version prepared" for name in sorted(self._keeping)]
         return f"rows of {length:,} tokens without a trained one, left out: {', '.join(parts)}" if parts else None
 
     def counts(self, length: int) -> list[int]:

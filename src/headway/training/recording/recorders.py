@@ -82,18 +82,22 @@ class Recorder(Callback):
 
     def on_evaluation(self, job: Job, step: int, result: Evaluation) -> None:
         """Add to the step's record."""
-        values = {"evaluation/loss": result.loss}
-        if job.task.is_language_model:
+        values = {"evaluation/loss": result.loss} if result.items else {}
+        if result.items and job.task.is_language_model:
             values["evaluation/perplexity"] = result.perplexity
-        if result.replay is not None:
+        if result.replay is not None and result.replay.items:
             values["evaluation/replay_loss"] = result.replay.loss
             values["evaluation/replay_perplexity"] = result.replay.perplexity
-        self._log.write(step, values)
+        if values:
+            self._log.write(step, values)
         if step < job.total_steps and job.ends_at(step):
             # It ends early, and the reason follows: no line of a step may come after that, with an ETA of steps that
             # will not be trained.
             self._line.close(is_over=True)
-        self._line.evaluation(step, result.loss, None if result.replay is None else result.replay.loss)
+        if result.items:
+            self._line.evaluation(step, result.loss, None if result.replay is None else result.replay.loss)
+        else:
+            warning(f"step {step:,}: no token of the rows for validation is trained, so there is no validation loss")
 
     def before_save(self, job: Job) -> None:
         """Write pending records, so that a run that resumes from this state has those of all steps up to it."""

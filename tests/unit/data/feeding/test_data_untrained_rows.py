@@ -21,6 +21,7 @@ from headway.data.feeding.split import SplitRows
 from headway.data.loss_mask import ROWS_WITHOUT_TARGET
 from headway.data.preparing.prepare import prepare
 from headway.data.store import TokenStore
+from headway.runs.ledger_proof import prove
 from headway.telemetry.metrics import WITHOUT_TARGET, read_metrics
 from support import headway, manifest
 from support_chat import WORDS, chat_tokenizer, write_records
@@ -40,15 +41,16 @@ RECORDS = [
 ]
 
 
-def data_config() -> DataConfig:
+def data_config(validation: float = 0) -> DataConfig:
     write_records(Path("chats.jsonl"), RECORDS)
     sources = [{"path": "chats.jsonl", "format": "chat"}]
     tokenizer = {"path": str(chat_tokenizer(Path("tokenizer")))}
-    return DataConfig.model_validate({"sources": sources, "store": "store", "tokenizer": tokenizer, "validation": 0})
+    values = {"sources": sources, "store": "store", "tokenizer": tokenizer, "validation": validation}
+    return DataConfig.model_validate(values)
 
 
-def made_store() -> TokenStore:
-    prepare(data_config(), workers=1)
+def made_store(validation: float = 0) -> TokenStore:
+    prepare(data_config(validation), workers=1)
     return TokenStore.open(Path("store"))
 
 
@@ -100,14 +102,16 @@ def test_a_store_of_an_earlier_version_keeps_its_rows_and_plans() -> None:
     assert open_rows(old, "train", "chats", LENGTH).count == (old.tokens("train") - 1) // LENGTH
     open_rows(old, "train", "chats", LENGTH, "pad")
     assert not made & {folder.name for folder in Path("store/packing").glob("*/*/*/*")}
-    assert SplitRows(old, "train", LENGTH).untrained_notice(LENGTH) is None
+    told = SplitRows(old, "train", LENGTH).untrained_notice(LENGTH)
+    assert told is not None and told.endswith("left out: none of chats, which an earlier version prepared")
 
 
-def run_config(**train: int) -> Config:
+def run_config(validation: float = 0, evaluation: dict[str, int] | None = None, **train: int) -> Config:
     values = {
         "name": "chats",
         "runs": "runs",
-        "data": data_config().model_dump(mode="json"),
+        "data": data_config(validation).model_dump(mode="json"),
+        "evaluation": evaluation or {},
         "model": {"dim": 16, "layers": 1, "heads": 2, "ffn_dim": 32},
         "train": {"steps": 30, "sequence_length": LENGTH, "global_batch": 1, "device": "cpu", **train},
         "health": {"on_nonfinite": "rollback"},
@@ -131,11 +135,20 @@ def test_steps_without_a_target_are_named_and_no_divergence(capsys: pytest.Captu
     assert said.count(" · no target · ") == len(without) and "nan" not in said and "going back" not in said
 
 
+def test_an_evaluation_without_a_target_is_no_divergence(capsys: pytest.CaptureFixture[str]) -> None:
+    store = of_an_earlier_version(made_store(0.3))
+    assert set(rows_of(open_rows(store, "validation", "chats", LENGTH))[0][1]) == {IGNORE_TARGET}
+    train(run_config(0.3, {"rows": 1}, steps=2))
+    assert not len(read_metrics(Path("runs/chats")).series("evaluation/loss")[0])
+    assert "no token of the rows for validation is trained" in capsys.readouterr().err
+
+
 def test_the_start_and_the_preparation_name_the_share(capsys: pytest.CaptureFixture[str]) -> None:
     made_store()
     train(run_config(steps=4))
     expected = "rows of 24 tokens without a trained one, left out: chats 92.0 %"
     said = capsys.readouterr().err
     assert expected in said and "no target" not in said
+    assert not prove(Path("runs/chats")).problems
     Path("run.yaml").write_text(json.dumps(run_config().model_dump(mode="json", exclude_defaults=True)))
     assert expected in headway("data", "prepare", "run.yaml").stderr
