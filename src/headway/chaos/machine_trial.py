@@ -142,7 +142,7 @@ class MachineRuns(Runs):
 
     def _count_faults(self, run: Path, result: TrialResult) -> None:
         """Count the faults, and measure how long it took from each to a step of a later attempt."""
-        steps = [record for record in read_json_lines(run / FILE_NAME) if "train/items" in record]
+        steps = [record for record in read_json_lines(run / FILE_NAME) if "train/loss" in record]
         faults = list(read_json_lines(faults_log(run)))
         ends = [*(float(fault["time"]) for fault in faults[1:]), float("inf")]
         for fault, end in zip(faults, ends, strict=True):

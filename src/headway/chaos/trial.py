@@ -235,7 +235,7 @@ class Runs:
     def _count_kills(self, run: Path, result: TrialResult) -> None:
         """Count the kills and measure the recoveries."""
         # The metrics of a killed run have a record of every step of every attempt.
-        steps = [record for record in read_json_lines(run / FILE_NAME) if "train/items" in record]
+        steps = [record for record in read_json_lines(run / FILE_NAME) if "train/loss" in record]
         starts = [attempt.started or 0.0 for attempt in open_run(run).attempts]
         for record in read_json_lines(faults_log(run)):
             order, moment = str(record["order"]), float(record["time"])
