@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.checkpoint.format.folders import checkpoint_folders
 from headway.config import Config, ModelConfig, dump_config, load_resolved
+from headway.config.derived.segments import Segment
 from headway.core.console import is_first_worker, notice, warning
 from headway.core.coordination.launched import world_size_from_environment
 from headway.core.errors import ConfigError
@@ -124,6 +125,24 @@ def completed(config: Config) -> tuple[Config, TokenStore]:
     if config.distill is not None:
         _check_teacher(config, config.distill, store)
     return config, store
+
+
+def settled(config: Config) -> dict[str, Any]:
+    """Return as JSON what examining a run has filled in, for another process that has the config as it was given."""
+    return {
+        "model": config.model.model_dump(mode="json"),
+        "distill": None if config.distill is None else config.distill.model_dump(mode="json"),
+        "segments": [segment.model_dump(mode="json") for segment in config.segments],
+    }
+
+
+def with_settled(config: Config, values: Mapping[str, Any]) -> Config:
+    """Return the config with what `settled` returned for it in another process."""
+    sections: dict[str, Any] = {"model": ModelConfig.model_validate(values["model"])}
+    if config.distill is not None:
+        sections["distill"] = type(config.distill).model_validate(values["distill"])
+    segments = [Segment.model_validate(segment) for segment in values["segments"]]
+    return config.model_copy(update=sections).with_segments(segments)
 
 
 def _as_begun(config: Config) -> Config:

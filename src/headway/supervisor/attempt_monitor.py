@@ -16,7 +16,6 @@ from typing import Any
 
 from headway.checkpoint.save.writer_locks import mark_lost, wait_for_writers
 from headway.config import Config
-from headway.config.derived.segments import Segment
 from headway.core.console import alert, clear_line, notice, warning
 from headway.core.coordination.heartbeat import Phase
 from headway.core.coordination.outcomes import BUDGET_REACHED, CANCELLED, FINISHED, PREEMPTED
@@ -34,6 +33,7 @@ from headway.session.attempt import (
     price_facts,
     write_config,
 )
+from headway.session.completed import with_settled
 from headway.supervisor.attempt_client import AttemptProcess
 from headway.supervisor.diagnose import SAVED_KINDS, Evidence, last_exchange
 from headway.supervisor.follower_process import FollowerProcess
@@ -306,9 +306,7 @@ class AttemptMonitor:
         elif message["kind"] == "error":
             self._reported = dict(message)
         elif message["kind"] == "ready":
-            model = type(self.config.model).model_validate(message["model"])
-            segments = [Segment.model_validate(segment) for segment in message["segments"]]
-            self.config = self.config.model_copy(update={"model": model}).with_segments(segments)
+            self.config = with_settled(self.config, message["settled"])
             record = self.begin(lock, process.started)
             process.channel.send("begin", attempt=record.number)
             self._team.begin(self.config, record, self._restarts)

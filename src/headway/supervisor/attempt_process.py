@@ -25,6 +25,7 @@ from headway.core.process.signals import defer_signals
 from headway.preemption import watching_for
 from headway.runs.run_directory import Attempt
 from headway.session.attempt import RunOptions, WorkerDied, describe, is_finished, preemptible, record_preemption
+from headway.session.completed import settled
 from headway.session.preflight import RunPlan, examine
 from headway.supervisor.agent import run_agent
 from headway.supervisor.local_workers import ONE_THREAD
@@ -126,8 +127,7 @@ def _run_first(channel: Channel, config: Config, options: RunOptions) -> None:
 
 def _begin(channel: Channel, config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any]) -> Attempt:
     """Ask the supervisor to begin the attempt, and return it."""
-    segments = [segment.model_dump(mode="json") for segment in config.segments]
-    channel.send("ready", model=config.model.model_dump(mode="json"), segments=segments)
+    channel.send("ready", settled=settled(config))
     answer = channel.receive()
     if answer is None:
         raise Preempted("the supervisor is gone", where=str(config.run_directory), fix="run the same command again")
