@@ -11,9 +11,11 @@ import json
 import shutil
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -28,7 +30,8 @@ from headway.config.derived.segments import SEGMENTS
 from headway.data.feeding.feed import TokenFeed
 from headway.data.pinned import keep_manifest, open_run_store
 from headway.data.store import TokenStore
-from headway.runs.ledger import Ledger
+from headway.runs import ledger_callback
+from headway.runs.ledger import Ledger, plan_fingerprint
 from headway.runs.ledger_callback import LedgerKeeper
 from headway.runs.ledger_proof import LedgerProof, prove
 from headway.runs.rewind import decided, decided_for
@@ -37,6 +40,7 @@ from headway.session.attempt import RunOptions, newest_manifest, prepare_run_dir
 from headway.session.changes import StoreData, settle_segments
 from headway.telemetry.record import open_run
 from headway.training.health.decisions import Decision
+from headway.training.task import language_model_fingerprints
 
 LONGEST, END = 16, 0
 Rows = list[tuple[int, ...]]
@@ -115,11 +119,32 @@ class Corpus:
         (self.folder / MANIFEST).write_text(json.dumps(manifest))
 
 
-class Untrained:
-    """A run of a config in a folder."""
+def _sections_of(made_of: str, folder: Path) -> dict[str, Any]:
+    """Write what stands for a model, of which nothing but its hash is needed here, and return the sections with it."""
+    if not made_of:
+        return {}
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(made_of.encode())
+    (folder / "config.json").write_text("{}")
+    if made_of == "teacher":
+        return {"distill": {"teacher": str(folder)}}
+    adapter = {"adapter": {"rank": 2}} if made_of == "adapter" else {}
+    return {"model": {"from_pretrained": str(folder), **adapter}}
 
-    def __init__(self, folder: Path, sources: dict[str, int], **train: Any) -> None:
+
+class Untrained:
+    """A run of a config in a folder.
+
+    Args:
+        folder: Of the run, its data and its models.
+        sources: Tokens of each source.
+        made_of: What else its task is made of: `pretrained`, `adapter`, `teacher`, or nothing.
+        train: Keys of the section `train`.
+    """
+
+    def __init__(self, folder: Path, sources: dict[str, int], *, made_of: str = "", **train: Any) -> None:
         self.folder, self.corpus = folder, Corpus(folder / "store", sources)
+        self._sections = _sections_of(made_of, folder / "model")
         self.train = {"steps": 500, "sequence_length": LONGEST, "global_batch": 4, **train}
         self.seed, self.mixed = 0, False
         self.run = RunDirectory(folder / "runs/run")
@@ -142,24 +167,35 @@ class Untrained:
             "seed": self.seed,
             "train": self.train,
             "model": {"preset": "1m"},
+            **self._sections,
             "data": {"sources": sources, "store": str(self.corpus.folder)},
         }
         return Config.model_validate(values).resolved()
 
-    def attempt(
+    def attempt(self, steps: int, every: int = 3, *, older: bool = False, **options: Any) -> None:
+        """Go on for some steps, and die.
+
+        Args:
+            every: Steps between checkpoints.
+            older: The ledger gets lines as older versions wrote them.
+            options: As of `_go_on`.
+        """
+        with patch.object(ledger_callback, "plan_fingerprint", partial(plan_fingerprint, with_others=older)):
+            self._go_on(steps, every, **options)
+
+    def _go_on(
         self,
         steps: int,
-        every: int = 3,
+        every: int,
         *,
         change: bool = False,
         new_epoch: bool = False,
         rollback: tuple[int, int] | None = None,
         told: bool = True,
     ) -> None:
-        """Go on for some steps, and die.
+        """Do what `attempt` says.
 
         Args:
-            every: Steps between checkpoints.
             change: Accept what has changed.
             new_epoch: Begin an epoch on purpose.
             rollback: After so many steps go back, once, leaving out so many.
@@ -181,10 +217,9 @@ class Untrained:
         folder = self.run.attempts / f"{self._attempt:04d}"
         folder.mkdir(parents=True)
         (folder / "attempt.json").write_text(json.dumps({"outcome": "died", "started": started}))
-        data = config.segments[-1].data if config.segments else store.fingerprint
-        fingerprints = {"data": data, "tokenizer": store.tokenizer_fingerprint}
+        fingerprints = language_model_fingerprints(config, store)
         self.run.record_path.write_text(json.dumps({"fingerprints": fingerprints}))
-        keep_manifest(self.run.path, self.corpus.folder, data)
+        keep_manifest(self.run.path, self.corpus.folder, fingerprints["data"])
 
         ledger = Ledger(self.run.ledger_path)
         self._discard_outdated(decided(ledger))

@@ -327,8 +327,7 @@ class Trainer:
             return _finished(self.config)
 
     def _task(self, config: Config, grid: Any) -> Task:
-        from headway.data.feeding.feed import DatasetEvaluationFeed, DatasetFeed
-        from headway.data.feeding.segmented import SegmentedPlan
+        from headway.data.feeding.feed import DatasetEvaluationFeed, DatasetFeed, dataset_plan
         from headway.training.custom_loss import check_differentiable
         from headway.training.task import Objective, Task
 
@@ -340,11 +339,9 @@ class Trainer:
         def cut(grid: Any) -> tuple[Any, Any]:
             feed = DatasetFeed(
                 self.dataset,
-                seed=config.seed,
+                dataset_plan(config, len(self.dataset)),
                 lanes=grid.lanes,
                 micro_batch=grid.micro_batch,
-                batches=config.train.batches,
-                plan=SegmentedPlan(config) if config.segments else None,
                 collate=self.collate,
             )
             if self.validation is None:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from headway.config import LaneGrid, load_resolved
+from headway.data.feeding.feed import TokenFeed
+from headway.data.pinned import open_run_store
 from headway.runs.ledger_proof import prove
 from support import config_values, headway, state_hash, write_corpus
+from support_made_of import MADE_OF, made_of
 
 Change = Callable[[list[dict[str, Any]]], None]
 
@@ -161,6 +167,39 @@ def test_what_is_missing_or_another_is_not_proven(copy: Path, tmp_path: Path) ->
     back = headway("ledger", copy, "--store", values["data"]["store"])
     assert back.returncode == 4 and "goes up to checkpoint step-00000010, but the newest is of step 8" in back.stderr
     assert headway("ledger", tmp_path).returncode == 4
+
+
+@pytest.mark.parametrize("kind", MADE_OF)
+def test_a_run_of_a_model_or_a_teacher_is_proven(kind: str, corpus: Path, tmp_path: Path) -> None:
+    """Also by a ledger whose fingerprints of plans hold all that the task is made of, as they did once."""
+    if kind == "adapter":
+        pytest.importorskip("peft")
+    data = {"store": str(corpus / "store"), "sources": [str(corpus / "corpus.jsonl")]}
+    values = config_values(tmp_path, data=data, train={"steps": 4})
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump({**values, **made_of(kind, tmp_path / "model", corpus / "store" / "tokenizer")}))
+    killed = headway("train", config, faults="kill@step=3")
+    assert killed.returncode == 1, killed.stderr
+    resumed = headway("train", config)
+    assert resumed.returncode == 0 and "resuming from" in resumed.stderr, resumed.stderr
+    run = tmp_path / "runs" / "tiny"
+    proven = headway("ledger", run)
+    assert proven.returncode == 0 and "proven for steps 0 to 3, 32 rows" in proven.stdout, proven.stderr
+    task = json.loads((run / "run.json").read_text())["fingerprints"]
+    del task["config"]
+    assert task.keys() == {"data", "tokenizer", "teacher" if kind == "teacher" else "pretrained"}
+    settled = load_resolved(run / "config.yaml")
+    feed = TokenFeed.of(settled, LaneGrid(1, 1, 1), open_run_store(settled))
+
+    def fingerprint_all(lines: list[dict[str, Any]], **others: str) -> None:
+        for line in (line for line in lines if line["kind"] == "commit"):
+            plan = {"data": {**task, **others}, "plan": feed.describe(line["last_step"])}
+            line["plan"] = sha256(json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+    rewrite(run, fingerprint_all)
+    assert prove(run).problems == []
+    rewrite(run, partial(fingerprint_all, data="0" * 64))
+    assert len(prove(run).problems) == 2 and all("another plan of rows" in problem for problem in prove(run).problems)
 
 
 def test_a_run_that_goes_on_without_its_disk_is_proven_by_what_its_checkpoint_says(

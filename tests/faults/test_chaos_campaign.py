@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from headway.chaos import report
 from headway.chaos.campaign import Trial, plan_campaign
@@ -17,6 +18,7 @@ from headway.chaos.controls import CURSOR
 from headway.chaos.report import render, run_campaign, shape_of
 from headway.config import load_config
 from support import headway
+from support_made_of import MADE_OF, made_of
 
 
 def surely_kills_both_ways(trial: Trial) -> bool:
@@ -55,6 +57,22 @@ def test_a_campaign_comes_out_as_if_nothing_had_happened(
     assert not (tmp_path / "mine").exists(), "nor is its remote tier"
     (campaign,) = remote.iterdir()
     assert (campaign / "trial-001" / "run-001").is_dir() and not (campaign / "reference").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", MADE_OF)
+def test_a_campaign_kills_runs_of_a_model_or_a_teacher(
+    kind: str, tiny: Callable[..., Path], corpus: Path, tmp_path: Path
+) -> None:
+    if kind == "adapter":
+        pytest.importorskip("peft")
+    config = tiny(train={"steps": 8}, checkpoint={"keep_best": 1}, evaluation={"every": "2 steps"})
+    values = yaml.safe_load(config.read_text())
+    config.write_text(yaml.safe_dump({**values, **made_of(kind, tmp_path / "model", corpus / "store" / "tokenizer")}))
+    loaded = load_config(config).resolved()
+    result = run_campaign(loaded, tmp_path / "chaos", kills=1, seed=1, worker_counts=(1,), controls=False)
+    assert result.passed and result.kills.total() >= 4, render(result)
 
 
 @pytest.mark.slow

@@ -190,6 +190,7 @@ def run_campaign(
     steps, every = config.train.steps, shape.save_every
     overrides = [
         *(f"checkpoint.every={every} steps", f"evaluation.every={every + 1} steps", "telemetry.report=false"),
+        "checkpoint.keep_best=0",  # these saves and evaluations do not meet
         # Without the config's minimum, so that fewer workers are allowed too.
         *("supervise.max_failures=1000000", "supervise.max_delay_seconds=0.1", "parallel.min_workers=null"),
     ]

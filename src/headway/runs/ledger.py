@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,13 @@ from typing import Any
 from headway.config.derived.segments import Segment, begin, up_to
 from headway.core.errors import CheckpointError, fix_for
 from headway.core.files.atomic import append_json_line
-from headway.core.files.foreign import read_json_lines
+from headway.core.files.foreign import RefusedJson, read_json_lines
 from headway.core.files.hashes import fingerprint
 
 #: Action of a decision to take a checkpoint's word for the steps before it, of which nothing here tells.
 TAKEN_OVER = "taken over"
+#: The fingerprints of a task that rows follow from.
+_OF_ROWS = ("data", "tokenizer")
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,8 @@ class Ledger:
     """`ledger.jsonl`: one line per commit, rollback or decision, only ever appended to.
 
     A line that a kill has cut off counts as not written; the caller, who knows the newest checkpoint, then commits
-    those steps again.
+    those steps again. A line that was written has reached the disk, so a decision is known before it is carried out,
+    even to the attempt after a power cut.
     """
 
     def __init__(self, path: Path) -> None:
@@ -260,15 +263,19 @@ class Ledger:
 
     def _records(self) -> Iterator[dict[str, Any]]:
         try:
-            yield from read_json_lines(self.path)
+            yield from read_json_lines(self.path, self._refuse)
         except OSError as error:
             what = f"the ledger cannot be read: {error.strerror or error}"
             fix = "see to its disk, or restore ledger.jsonl from a copy"
             raise UnreadableLedger(what, where=str(self.path), fix=fix) from error
 
+    def _refuse(self, problem: RefusedJson) -> None:
+        """Refuse a line that means one thing to one reader and another to the next; skipped, it would be lost."""
+        raise self._broken(f"holds a line that {problem}")
+
     def _append(self, record: dict[str, Any]) -> None:
         try:
-            append_json_line(self.path, {**record, "time": time.time()})
+            append_json_line(self.path, {**record, "time": time.time()}, flush=True)
         except OSError as error:
             raise self._unwritable(error) from error
 
@@ -287,14 +294,31 @@ class Ledger:
         )
 
 
-def plan_fingerprint(data: Mapping[str, str], plan: Mapping[str, Any]) -> str:
-    """Return the fingerprint of a plan of rows, for a commit.
+def plan_fingerprint(
+    plan: Mapping[str, Any],
+    last_step: int,
+    fingerprints: Mapping[str, str],
+    segments: Sequence[Segment],
+    *,
+    with_others: bool = False,
+) -> str:
+    """Return the fingerprint of the plan of rows up to a step, for a commit.
+
+    Rows follow from the data as it was in these steps, and from the description of the plan. Whatever else a task is
+    made of (a pretrained model, a teacher, a loss) moves no row; its checkpoints record that.
 
     Args:
-        data: Fingerprints of the data, from the task.
-        plan: Description of the plan, from the feed's `describe`.
+        plan: Description of the plan, from the feed's `describe(last_step)`.
+        last_step: The step after the last one.
+        fingerprints: Fingerprints of the task.
+        segments: The segments of the run, which may have begun with other data.
+        with_others: Include all fingerprints of the task, as older ledgers do.
     """
-    return fingerprint({"data": dict(data), "plan": dict(plan)})
+    of_rows = {kind: value for kind, value in fingerprints.items() if with_others or kind in _OF_ROWS}
+    begun = [segment for segment in segments if segment.first_step < max(1, last_step)]
+    if begun:
+        of_rows["data"] = begun[-1].data
+    return fingerprint({"data": of_rows, "plan": dict(plan)})
 
 
 def merged_ranges(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -153,16 +153,10 @@ class LedgerKeeper(Callback):
         first = self._ledger.step_to_follow()
         if step > first:
             feed, name = job.task.feed, f"step-{step:08d}"
-            plan = plan_fingerprint(_fingerprints_at(job, step), feed.describe(step))
+            plan = plan_fingerprint(feed.describe(step), step, job.task.fingerprints, job.config.segments)
             rows = feed.rows_by_source(first, step)
             for start, end in merged_ranges(list(job.state.skipped_ranges)):
                 start, end = max(start, first), min(end, step)
                 if start < end:
                     rows = {key: rows[key] - out for key, out in feed.rows_by_source(start, end).items()}
             self._ledger.commit(attempt, first, step, rows, name, plan=plan, epoch_rows=feed.rows)
-
-
-def _fingerprints_at(job: Job, step: int) -> dict[str, str]:
-    """Return the fingerprints for the steps before one: an earlier segment may have had less data."""
-    began = [segment for segment in job.config.segments if segment.first_step < max(1, step)]
-    return {**job.task.fingerprints, **({"data": began[-1].data} if began else {})}

@@ -19,9 +19,9 @@ from headway.config.derived.segments import Segment, up_to
 from headway.core.console import progress
 from headway.core.errors import CheckpointError, HeadwayError
 from headway.core.format import plural
-from headway.data.feeding.feed import DATASET, describe_rows, training_rows
-from headway.data.feeding.plan import PlainPlan, RowPlan
-from headway.data.feeding.segmented import SegmentedPlan, plan_of
+from headway.data.feeding.feed import dataset_plan, describe_rows, training_rows
+from headway.data.feeding.plan import RowPlan
+from headway.data.feeding.segmented import plan_of
 from headway.data.pinned import pinned
 from headway.data.remote_store import open_store
 from headway.runs.ledger import (
@@ -34,7 +34,7 @@ from headway.runs.ledger import (
     merged_ranges,
     plan_fingerprint,
 )
-from headway.runs.ledger_run import checkpoints_of_others, restored_from_others
+from headway.runs.ledger_run import checkpoints_of_others, recorded_facts, restored_from_others
 from headway.runs.row_count import EpochCount, RowCount, count_by_looking, count_by_plan, without
 from headway.telemetry.record import Attempt, Run, as_int, as_text, dig, open_run, read_json
 
@@ -159,7 +159,7 @@ def prove(run: Path, store: Path | None = None, every_row: bool | None = None) -
         return proof
     try:
         config = load_resolved(record.path / "config.yaml")
-        plan, describe = _plan(config, record, proof.commits, store)
+        plan, fingerprints = _plan(config, record, proof.commits, store)
         ranges = [(commit.first_step, commit.last_step) for commit in proof.commits]
         counted = without(plan, _counted(plan, ranges, every_row, proof), ranges, proof.skipped_ranges)
     except (HeadwayError, IndexError) as error:
@@ -169,7 +169,7 @@ def prove(run: Path, store: Path | None = None, every_row: bool | None = None) -
     proof.epochs = counted.epochs
     proof.problems += [
         *_segment_problems(proof, config),
-        *_plan_problems(proof.commits, describe),
+        *_plan_problems(proof.commits, fingerprints),
         *_count_problems(proof.commits, plan, counted),
         *_epoch_problems(counted),
     ]
@@ -265,34 +265,42 @@ def _taker_problems(commit: Commit, proof: LedgerProof, attempts: Mapping[int, A
 
 def _plan(
     config: Config, record: Run, commits: list[Commit], store: Path | None
-) -> tuple[RowPlan, Callable[[int], str]]:
-    """Return the plan, and a function that gives the plan fingerprint of a commit up to a step."""
+) -> tuple[RowPlan, Callable[[int], set[str]]]:
+    """Return the plan, and a function that gives the plan fingerprints that a commit up to a step may have."""
     recorded = str(dig(record.facts, "fingerprints", "data"))
-    tokenizer = dig(record.facts, "fingerprints", "tokenizer")
-    if tokenizer is None:
+    if dig(record.facts, "fingerprints", "tokenizer") is None:
         # A run of `Trainer`: without segments only the ledger records the length of its dataset.
         rows = next((commit.epoch_rows for commit in commits if commit.epoch_rows), None)
         if rows is None:
             raise CheckpointError("the ledger does not say how many rows the dataset has")
-        plain = PlainPlan([DATASET], [rows], config.seed, config.train.batches)
-        plan: RowPlan = SegmentedPlan(config) if config.segments else plain
-        return plan, lambda step: plan_fingerprint({"data": _data_at(plan, step, recorded)}, plan.describe(step))
+        plan = dataset_plan(config, rows)
+        return plan, lambda step: {plan_fingerprint(plan.describe(step), step, {"data": recorded}, config.segments)}
     place = {"store": _store_path(config, record, store), "remote": None if store else config.data.remote}
     opened = open_store(config.data.model_copy(update=place), check=False)
     opened = pinned(opened, record.path, config.segments[-1].data if config.segments else recorded, check=False)
     split = training_rows(config, opened)
     plan = plan_of(config, split)
+    found = {"data": opened.fingerprint, "tokenizer": opened.tokenizer_fingerprint}
+    tasks = [{**task, **found} for task in _recorded_tasks(record)]
 
-    def fingerprint(step: int) -> str:
-        data = {"data": _data_at(plan, step, opened.fingerprint), "tokenizer": opened.tokenizer_fingerprint}
-        return plan_fingerprint(data, describe_rows(plan, split, step))
+    def fingerprints(step: int) -> set[str]:
+        rows = describe_rows(plan, split, step)
+        older = {plan_fingerprint(rows, step, task, config.segments, with_others=True) for task in tasks}
+        return {plan_fingerprint(rows, step, found, config.segments), *older}
 
-    return plan, fingerprint
+    return plan, fingerprints
 
 
-def _data_at(plan: RowPlan, step: int, data: str) -> str:
-    """Return the data fingerprint of the steps before one."""
-    return plan.segments[plan.number_at(max(0, step - 1))].data if isinstance(plan, SegmentedPlan) else data
+def _recorded_tasks(record: Run) -> list[dict[str, str]]:
+    """Return the fingerprints of the tasks of the run's attempts, each once."""
+    tasks: list[dict[str, str]] = []
+    for facts in recorded_facts(record):
+        found = dig(facts, "fingerprints")
+        if isinstance(found, dict):
+            task = {kind: value for kind, value in found.items() if kind != "config"}
+            if task not in tasks:
+                tasks.append(task)
+    return tasks
 
 
 def _store_path(config: Config, record: Run, store: Path | None) -> Path:
@@ -321,9 +329,9 @@ def _segment_problems(proof: LedgerProof, config: Config) -> Iterator[str]:
         yield "the segments in the ledger differ from those in the run's config"
 
 
-def _plan_problems(commits: list[Commit], describe: Callable[[int], str]) -> Iterator[str]:
+def _plan_problems(commits: list[Commit], fingerprints: Callable[[int], set[str]]) -> Iterator[str]:
     for commit in commits:
-        if commit.plan is not None and commit.plan != describe(commit.last_step):
+        if commit.plan is not None and commit.plan not in fingerprints(commit.last_step):
             yield (
                 f"steps {commit.first_step:,} to {commit.last_step - 1:,} were done with another plan of rows"
                 " (another seed, batch, mixture or store than the run's config has for them)"

@@ -17,7 +17,7 @@ def checkpoints_of_others(record: Run, taken_over: Collection[int]) -> Iterator[
         taken_over: Steps of the checkpoints whose commits were taken over. One without a run id, from an older version,
             must have a config that this run has had.
     """
-    configs = {dig(facts, "fingerprints", "config") for facts in _records(record)} - {None}
+    configs = {dig(facts, "fingerprints", "config") for facts in recorded_facts(record)} - {None}
     for step, context in _contexts(record):
         if step in _restored(record):
             continue
@@ -48,7 +48,8 @@ def _contexts(record: Run) -> Iterator[tuple[int, dict[str, Any]]]:
             yield checkpoint.step, context
 
 
-def _records(record: Run) -> Iterator[dict[str, Any]]:
+def recorded_facts(record: Run) -> Iterator[dict[str, Any]]:
+    """Yield `run.json` of the run and of each of its attempts."""
     yield record.facts
     for path in record.path.glob(f"attempts/*/{RUN_FILE}"):
         yield read_json(path)

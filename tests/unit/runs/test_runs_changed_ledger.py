@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from headway.config import Config, load_resolved
 from headway.core.errors import ConfigError, DataError
 from headway.runs import ledger_proof
 from headway.session import attempt, changes
+from support_made_of import MADE_OF
 from support_untrained import LONGEST, Untrained
 
 CHANGE = st.fixed_dictionaries(
@@ -44,6 +46,7 @@ ATTEMPT = st.fixed_dictionaries(
         "lose": st.integers(0, 2),
         "gone": st.booleans(),
         "told": st.booleans(),
+        "older": st.booleans(),
         "rollback": st.none() | st.tuples(st.integers(1, 6), st.integers(1, 3)),
         "change": st.none() | CHANGE,
     }
@@ -51,6 +54,7 @@ ATTEMPT = st.fixed_dictionaries(
 RUNS = {
     "tokens": st.dictionaries(st.sampled_from("abc"), st.integers(60, 700), min_size=1),
     "attempts": st.lists(ATTEMPT, min_size=1, max_size=7),
+    "made_of": st.sampled_from(["", *MADE_OF]),
 }
 
 
@@ -67,8 +71,8 @@ def change(run: Untrained, wanted: dict[str, Any]) -> None:
         run.corpus.grow(wanted["grown"], wanted["in_front"])
 
 
-def go_through(folder: Path, tokens: dict[str, int], attempts: list[dict[str, Any]]) -> None:
-    run, whole, one_length = Untrained(folder, tokens), True, True
+def go_through(folder: Path, tokens: dict[str, int], attempts: list[dict[str, Any]], made_of: str) -> None:
+    run, whole, one_length = Untrained(folder, tokens, made_of=made_of), True, True
     for one in [*attempts, {**attempts[-1], "change": None, "rollback": None, "told": True, "lose": 0, "steps": 8}]:
         wanted = one["change"]
         if wanted:
@@ -82,6 +86,7 @@ def go_through(folder: Path, tokens: dict[str, int], attempts: list[dict[str, An
             new_epoch=bool(wanted) and wanted["new_epoch"],
             rollback=one["rollback"],
             told=one["told"],
+            older=one.get("older", False),
         )
         run.lose(one["lose"], one["gone"])
     while run.is_behind:
@@ -93,7 +98,7 @@ def go_through(folder: Path, tokens: dict[str, int], attempts: list[dict[str, An
             run.check_table()
 
 
-def check_runs(tokens: dict[str, int], attempts: list[dict[str, Any]]) -> None:
+def check_runs(tokens: dict[str, int], attempts: list[dict[str, Any]], made_of: str) -> None:
     read: dict[bytes, Config] = {}
 
     def load(path: Path) -> Config:
@@ -106,7 +111,7 @@ def check_runs(tokens: dict[str, int], attempts: list[dict[str, Any]]) -> None:
         for module in (attempt, changes, ledger_proof, support_untrained):
             stack.enter_context(patch.object(module, "load_resolved", load))
         try:
-            go_through(Path(folder), tokens, attempts)
+            go_through(Path(folder), tokens, attempts, made_of)
         except (ConfigError, DataError) as error:  # what cannot be asked for at all
             known = ("would end at step", "not followed by more", "has the weight")
             assert any(words in error.what for words in known), error
@@ -147,19 +152,36 @@ OUTLIVED = [
 ]
 
 
+@pytest.mark.parametrize("older", [False, True])
+@pytest.mark.parametrize("made_of", MADE_OF)
+def test_what_moves_no_row_is_no_part_of_a_plan(made_of: str, older: bool, tmp_path: Path) -> None:
+    """Older ledgers have the fingerprints of models in theirs, and are proven too."""
+    run = Untrained(tmp_path, {"a": 900}, made_of=made_of)
+    run.attempt(3, older=older)
+    run.attempt(3)
+    run.check()
+    # Only the record of the run tells what else the plans of an older ledger hold.
+    record = json.loads(run.run.record_path.read_text())
+    record["fingerprints"]["teacher" if made_of == "teacher" else "pretrained"] = "0" * 64
+    run.run.record_path.write_text(json.dumps(record))
+    assert ["another plan of rows" in problem for problem in run.proof().problems] == [True] * older
+
+
 @QUICK
-@example(tokens={"a": 60}, attempts=HALF_A_STEP)
-@example(tokens={"a": 60}, attempts=OUTLIVED)
+@example(tokens={"a": 60}, attempts=HALF_A_STEP, made_of="")
+@example(tokens={"a": 60}, attempts=OUTLIVED, made_of="adapter")
 @given(**RUNS)
 def test_the_ledger_of_any_history_counts_what_the_text_says(
-    tokens: dict[str, int], attempts: list[dict[str, Any]]
+    tokens: dict[str, int], attempts: list[dict[str, Any]], made_of: str
 ) -> None:
-    check_runs(tokens, attempts)
+    check_runs(tokens, attempts, made_of)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @settings(QUICK, max_examples=1000)
 @given(**RUNS)
-def test_the_ledger_of_a_thousand_histories(tokens: dict[str, int], attempts: list[dict[str, Any]]) -> None:
-    check_runs(tokens, attempts)
+def test_the_ledger_of_a_thousand_histories(
+    tokens: dict[str, int], attempts: list[dict[str, Any]], made_of: str
+) -> None:
+    check_runs(tokens, attempts, made_of)

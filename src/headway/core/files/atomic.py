@@ -152,9 +152,16 @@ def write_json(path: Path, value: Any, *, exact: bool = False) -> None:
         file.write(text.encode("utf-8", "backslashreplace"))
 
 
-def append_json_line(path: Path, value: Any) -> None:
-    """Append one record to a JSON-lines file with a single write, so a kill never leaves two records mixed."""
+def append_json_line(path: Path, value: Any, *, flush: bool = False) -> None:
+    """Append one record to a JSON-lines file with a single write, so a kill never leaves two records mixed.
+
+    Args:
+        path: The file.
+        value: The record.
+        flush: Return only when the record, and the name of a new file, would survive a power cut.
+    """
     line = json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n"
+    is_new = flush and not path.exists()
     with _named(path), open_regular(path, "ab") as file:
         # A kill during a write may have left a line without its end. A new line keeps this record intact.
         if file.tell() and not ends_with_newline(path):
@@ -162,6 +169,10 @@ def append_json_line(path: Path, value: Any) -> None:
         rest = memoryview(line.encode("utf-8", "backslashreplace"))
         while rest:  # a disk that becomes full accepts a part and raises for the rest
             rest = rest[file.write(rest) :]
+        if flush:
+            os.fsync(file.fileno())
+        if is_new:
+            sync_folder(path.parent)
 
 
 def ends_with_newline(path: Path) -> bool:

@@ -15,7 +15,7 @@ import json
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal
@@ -166,7 +166,7 @@ def parse_json(text: bytes | str) -> Any:
     check_number_of_values(text)
     try:
         value = json.loads(text, object_pairs_hook=_object)
-    except _DuplicateKey:
+    except RefusedJson:
         raise
     except RecursionError:
         raise _too_deep() from None
@@ -178,15 +178,15 @@ def parse_json(text: bytes | str) -> Any:
     return value
 
 
-class _DuplicateKey(ValueError):
-    pass
+class RefusedJson(ValueError):
+    """A text that is JSON and is refused all the same: a key is given twice, or it is nested too deeply."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         key = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise _DuplicateKey(f"gives the key '{printable(key):.80}' twice")
+        raise RefusedJson(f"gives the key '{printable(key):.80}' twice")
     return found
 
 
@@ -235,8 +235,8 @@ def check_depth(value: Any, text: bytes | str | None = None) -> None:
     raise _too_deep()
 
 
-def _too_deep() -> ValueError:
-    return ValueError(f"is nested more than {DEPTH} deep")
+def _too_deep() -> RefusedJson:
+    return RefusedJson(f"is nested more than {DEPTH} deep")
 
 
 def _count(text: bytes | str, *signs: str) -> int:
@@ -277,8 +277,15 @@ def _pass_over_hole(file: IO[bytes]) -> None:
     file.seek(place)
 
 
-def parse_json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the objects in lines of JSON; a line without an object, or one that `parse_json` refuses, is skipped."""
+def parse_json_lines(
+    lines: Iterable[bytes], refused: Callable[[RefusedJson], None] = lambda problem: None
+) -> Iterator[dict[str, Any]]:
+    """Yield the objects in lines of JSON; a line without an object, or one that `parse_json` refuses, is skipped.
+
+    Args:
+        lines: The lines.
+        refused: Called for each line that no kill has cut off: it is JSON, and `parse_json` refuses it.
+    """
     from orjson import loads
 
     for line in lines:
@@ -291,14 +298,23 @@ def parse_json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
         if type(record) is not dict or line.count(b":") != len(record) or line.count(b"[") + line.count(b"{") > DEPTH:
             try:
                 record = parse_json(line)
+            except RefusedJson as problem:
+                refused(problem)
+                continue
             except ValueError:
                 continue
         if isinstance(record, dict):
             yield record
 
 
-def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+def read_json_lines(
+    path: Path, refused: Callable[[RefusedJson], None] = lambda problem: None
+) -> Iterator[dict[str, Any]]:
     """Yield the objects in a file of JSON lines; a line cut off by a kill is skipped. A missing file has none.
+
+    Args:
+        path: The file.
+        refused: As in `parse_json_lines`.
 
     Raises:
         OSError: as `open_regular`, except for a missing file.
@@ -308,4 +324,4 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     except FileNotFoundError:
         return
     with file:
-        yield from parse_json_lines(read_lines(file))
+        yield from parse_json_lines(read_lines(file), refused)

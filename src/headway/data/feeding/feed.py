@@ -426,37 +426,41 @@ def evaluation_feed(
     return EvaluationWithReplay(opened(others), opened(replayed))
 
 
+def dataset_plan(config: Config, rows: int) -> RowPlan:
+    """Make the plan of a resolved config for a map-style dataset with so many rows.
+
+    Raises:
+        DataError: The dataset is empty.
+    """
+    if not rows:
+        raise DataError("the dataset has no rows", where=DATASET, fix="give it at least one")
+    if config.segments:
+        return SegmentedPlan(config)
+    return PlainPlan([DATASET], [rows], config.seed, config.train.batches)
+
+
 class DatasetFeed(_PlannedFeed):
     """Rows of any map-style dataset: an object with `__len__` and `__getitem__` that is a pure function of the index.
 
     Args:
         dataset: The dataset.
-        seed: Seed of the run; it determines the order of rows.
+        plan: The rows of each step.
         lanes: Lanes of a step.
         micro_batch: Rows of a micro-batch.
-        batches: Rows of every step.
-        plan: The rows of each step, for a run that was changed midway; when not given, the seed shuffles all rows.
         collate: Makes a micro-batch from a list of rows; torch's default when not given.
-
-    Raises:
-        DataError: The dataset is empty.
     """
 
     def __init__(
         self,
         dataset: Any,
+        plan: RowPlan,
         *,
-        seed: int,
         lanes: int,
         micro_batch: int,
-        batches: Batches,
-        plan: RowPlan | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
-        if not len(dataset):
-            raise DataError("the dataset has no rows", where=type(dataset).__name__)
+        super().__init__(plan, lanes, micro_batch)
         self._dataset, self._collate = dataset, collate or default_collate
-        super().__init__(plan or PlainPlan([DATASET], [len(dataset)], seed, batches), lanes, micro_batch)
 
     def batch(self, step: int, lane: int) -> Sequence[Any]:
         """Return the micro-batches of one lane of one step, as `collate` makes them."""

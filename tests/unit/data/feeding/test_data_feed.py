@@ -11,17 +11,22 @@ import numpy as np
 import pytest
 import torch
 
-from headway.config import Batches
+from headway.config import Batches, Config
 from headway.config.schema import DataConfig
 from headway.core.errors import DataError
 from headway.core.types import Feed
-from headway.data.feeding.feed import DatasetEvaluationFeed, DatasetFeed, EvaluationFeed, TokenFeed
+from headway.data.feeding.feed import DatasetEvaluationFeed, DatasetFeed, EvaluationFeed, TokenFeed, dataset_plan
+from headway.data.feeding.plan import PlainPlan
 from headway.data.preparing.prepare import prepare
 from headway.data.store import TokenStore
 from work import count_lines
 
 GRID: dict[str, Any] = {"lanes": 4, "micro_batches": 2, "micro_batch": 3}
-DATASET: dict[str, Any] = {"lanes": 4, "micro_batch": 3, "batches": Batches(((0, 24),))}
+DATASET: dict[str, Any] = {"lanes": 4, "micro_batch": 3}
+
+
+def plan_of_rows(rows: int, *batches: tuple[int, int]) -> PlainPlan:
+    return PlainPlan(["dataset"], [rows], 1, Batches(batches or ((0, 24),)))
 
 
 def feed_of(store: TokenStore, sequence_length: int = 16, **values: Any) -> TokenFeed:
@@ -169,7 +174,7 @@ class Squares:
 
 
 def test_any_dataset_can_be_fed() -> None:
-    feed = DatasetFeed(Squares(10), seed=1, **DATASET)
+    feed = DatasetFeed(Squares(10), plan_of_rows(10), **DATASET)
     assert feed.rows == 10 and feed.rows_by_source(2, 5) == {"dataset": 72}
     seen = []
     for step in range(5):
@@ -178,14 +183,14 @@ def test_any_dataset_can_be_fed() -> None:
                 assert x.shape == (3, 1) and torch.equal(x[:, 0].long() ** 2, y)
                 seen += x[:, 0].long().tolist()
     assert all(sorted(seen[i : i + 10]) == list(range(10)) for i in range(0, 120, 10))
-    lists = DatasetFeed(Squares(10), seed=1, **DATASET, collate=lambda rows: [y for _, y in rows])
+    lists = DatasetFeed(Squares(10), plan_of_rows(10), **DATASET, collate=lambda rows: [y for _, y in rows])
     assert lists.batch(0, 0) == [[i * i for i in seen[:3]], [i * i for i in seen[3:6]]]
     with pytest.raises(DataError, match="no rows"):
-        DatasetFeed(Squares(0), seed=1, **DATASET)
+        dataset_plan(Config(), 0)
 
 
 def test_a_dataset_is_fed_in_batches_that_grow() -> None:
-    feed = DatasetFeed(Squares(100), seed=1, lanes=2, micro_batch=2, batches=Batches(((0, 4), (2, 12))))
+    feed = DatasetFeed(Squares(100), plan_of_rows(100, (0, 4), (2, 12)), lanes=2, micro_batch=2)
     seen = []
     for step, micro_batches in enumerate([1, 1, 3, 3]):
         for lane in range(2):
@@ -218,7 +223,7 @@ def test_a_dataset_is_evaluated_in_order_and_whole() -> None:
 
 
 def test_feeds_keep_the_shared_protocol(store: TokenStore) -> None:
-    feeds: list[Feed] = [feed_of(store), DatasetFeed(Squares(4), seed=0, **DATASET)]
+    feeds: list[Feed] = [feed_of(store), DatasetFeed(Squares(4), plan_of_rows(4), **DATASET)]
     for feed in feeds:
         assert sum(feed.rows_by_source(0, 2).values()) == 48
 
