@@ -55,7 +55,8 @@ def latest_evaluation(run: Path, step: int) -> dict[str, float] | None:
     """Return the newest evaluation up to a step, with its `step`; None if there is none, or it is too far back."""
     for record in _backwards(run / "metrics.jsonl"):
         at = record.get("step")
-        values = {k: v for k, v in record.items() if k.startswith("evaluation/") and isinstance(v, (int, float))}
+        numbers = {k: as_number(v) for k, v in record.items() if k.startswith("evaluation/")}
+        values = {k: v for k, v in numbers.items() if v is not None}
         if isinstance(at, int) and at <= step and values:
             return {"step": at, **values}
     return None

@@ -94,7 +94,7 @@ def entry_of(manifest: Manifest, run: str | None) -> Entry:
         time=as_number(context.get("time")),
         attempt=_whole(context.get("attempt")),
         kind=str(context["kind"]) if context.get("kind") else None,
-        bytes=manifest.total_bytes,
+        bytes=_whole(manifest.total_bytes),
         files=len(manifest.files),
         tensors=len(manifest.tensors),
         world_size=_whole(context.get("world_size")),
@@ -306,4 +306,5 @@ def on_network(folder: Path, mounts: Path = Path("/proc/mounts")) -> bool:
 
 
 def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    """Return an integer that SQLite can hold; None for anything else."""
+    return value if type(value) is int and -(2**63) <= value < 2**63 else None

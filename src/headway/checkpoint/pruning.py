@@ -15,6 +15,7 @@ from headway.checkpoint.lineage import origin_of
 from headway.checkpoint.retention import Candidate, Rules, kept, outdated
 from headway.core import console
 from headway.core.errors import CheckpointError
+from headway.core.files.foreign import as_number
 from headway.core.process.faults import fault_point
 
 if TYPE_CHECKING:
@@ -103,8 +104,8 @@ def candidate_of(manifest: Manifest, metric: str, batches: Batches | None) -> Ca
     value = metrics.get(metric) if isinstance(metrics, dict) else None
     return Candidate(
         step=manifest.step,
-        time=float(moment) if isinstance(moment, (int, float)) else 0.0,
-        metric=float(value) if isinstance(value, (int, float)) else None,
+        time=as_number(moment) or 0.0,
+        metric=as_number(value),
         tokens=None if batches is None else batches.tokens_before(manifest.step),
         origin=origin_of(manifest.context),
     )

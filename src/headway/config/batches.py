@@ -222,6 +222,22 @@ class Batches:
             return last // interval.amount > step // interval.amount
         return self.tokens_before(last) // interval.amount > self.tokens_before(step) // interval.amount
 
+    def due_steps(self, interval: Interval, end: int) -> Iterator[int]:
+        """Yield the numbers of finished steps, below `end`, after which a periodic event is due (`is_due`)."""
+        assert interval.unit != "seconds", "a time is not known in steps"
+        if interval.unit == "steps":
+            yield from range(interval.amount, end, interval.amount)
+            return
+        multiple = 1
+        while (step := self.steps_for(multiple * interval.amount)) < end:
+            yield step
+            multiple = self.tokens_before(step) // interval.amount + 1
+
+    def first_meeting(self, one: Interval, other: Interval, end: int) -> int | None:
+        """Return the first number of finished steps, below `end`, after which both events are due; None if none is."""
+        rarer, other = sorted((one, other), key=self.steps_of, reverse=True)
+        return next((step for step in self.due_steps(rarer, end) if self.is_due(other, step)), None)
+
     def in_words(self, steps: int) -> str:
         """Describe the batches of a run, with their length if it changes: "64 rows from step 0, 128 rows from ..."."""
         stretches = list(self.stretches(0, steps))

@@ -107,7 +107,7 @@ class Cancelled(Preempted):
     exit_code = 7
 
 
-#: Errors of the system that mean "this disk takes no more", each with its description and its fix.
+#: Errors of the system that mean "this disk takes no more, or fails", each with its description and its fix.
 _REFUSALS = {
     errno.ENOSPC: ("there is no room left", "free space there"),
     errno.EDQUOT: ("the quota is used up", "free space there, or have the quota raised"),
@@ -119,6 +119,7 @@ _REFUSALS = {
         "the file system is read-only",
         "mount it for writing, or use another place; if it was not so before, dmesg says why",
     ),
+    errno.EIO: ("the disk has failed", "see what dmesg says of this disk, and use another one if it fails again"),
 }
 #: How the messages of Rust (safetensors, tokenizers) and Arrow contain the number.
 _NUMBER_IN_WORDS = re.compile(r"\((?:os error|errno) ([0-9]+)\)|\[errno ([0-9]+)\]", re.IGNORECASE)
@@ -133,7 +134,7 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def refusal(error: BaseException) -> int | None:
-    """Return the errno of an error, or of one of its causes, if it means that a disk takes no more."""
+    """Return the errno of an error, or of one of its causes, if it means that a disk takes no more, or fails."""
     for cause in causes(error):
         found = _NUMBER_IN_WORDS.search(str(cause))
         number = getattr(cause, "errno", None) or (int(found[1] or found[2]) if found else None)
@@ -147,7 +148,8 @@ def fix_for(error: OSError, otherwise: str) -> str:
 
     Args:
         error: As the system raised it.
-        otherwise: The fix for a disk that is full, and for all errors that do not mean that a disk takes no more.
+        otherwise: The fix for a disk that is full, and for all errors that do not mean that a disk takes no more or
+            fails.
     """
     number = refusal(error)
     return otherwise if number in (None, errno.ENOSPC) else _REFUSALS[number][1]
@@ -156,11 +158,12 @@ def fix_for(error: OSError, otherwise: str) -> str:
 def explain_refusal(
     error: BaseException, kind: type[HeadwayError] = HeadwayError, where: str | None = None
 ) -> HeadwayError | None:
-    """Return a deliberate error for one that means that a disk takes no more, or that no folder takes temporary files.
+    """Return a deliberate error for one that means that a disk takes no more or fails, or that no folder takes
+    temporary files.
 
     Args:
         error: The error that was raised.
-        kind: Type of the error to return, which sets the exit code.
+        kind: Type of the error to return, which sets the exit code. A disk that fails gives a plain `HeadwayError`.
         where: Place to report when the error does not name a file.
 
     Returns:
@@ -171,6 +174,8 @@ def explain_refusal(
     number = refusal(error)
     if number is None:
         return _explain_no_temporary_files(error, kind)
+    if number == errno.EIO:
+        kind = HeadwayError  # the disk may answer the next time, so a supervisor tries again
     words, fix = _REFUSALS[number]
     named = getattr(error, "filename2", None) or getattr(error, "filename", None)
     place = os.fsdecode(named) if isinstance(named, str | bytes | os.PathLike) else where
@@ -190,10 +195,10 @@ def _explain_no_temporary_files(error: BaseException, kind: type[HeadwayError]) 
 
 @contextmanager
 def explaining_refusals(kind: type[HeadwayError], where: str | None = None) -> Iterator[None]:
-    """Turn errors in a block that mean that a disk takes no more into deliberate ones.
+    """Turn errors in a block that mean that a disk takes no more or fails into deliberate ones.
 
     Raises:
-        HeadwayError: of the given kind.
+        HeadwayError: of the given kind; a plain one if the disk fails.
     """
     try:
         yield

@@ -79,6 +79,11 @@ def test_a_manifest_reads_back_as_it_was_written(entry: dict[str, str]) -> None:
         ({"version": 2}, "not of the kind that version 2 has"),
         ({"files": {}}, "not among the files"),
         ({"cursor": {"step": 4}}, "state_sha256 does not belong"),
+        (
+            {"cursor": {"step": 4}, "state_sha256": state_hash({"w": entry()}, {"step": 4})},
+            "its cursor is of step 4, and the checkpoint of step 3",
+        ),
+        ({"cursor": {}, "state_sha256": state_hash({"w": entry()}, {})}, "its cursor is of step None"),
         ({"surprise": 1}, "surprise"),
     ],
 )

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from headway.checkpoint import index
 from headway.checkpoint.contents import crossed, latest_evaluation, step_context, step_metrics
+from headway.checkpoint.format.manifest import read_manifest
 from headway.checkpoint.index import CheckpointIndex, on_network
 from headway.checkpoint.lineage import Origin
 from headway.checkpoint.post_save import CheckpointMaintainer
@@ -222,6 +223,26 @@ def test_the_highest_are_kept_here_and_in_the_remote_tier(tmp_path: Path) -> Non
     after.close(30)
     assert names(run / "checkpoints") == ["step-00000002", "step-00000004"]
     assert [manifest.step for manifest in tier.manifests()] == [3, 4], "each tier has its own rules"
+
+
+def test_numbers_too_large_for_a_float_are_unknown(tmp_path: Path) -> None:
+    """Whatever wrote them: a callback of the user's, or another program."""
+    huge = 10**400
+    store = CheckpointStore(tmp_path / "checkpoints", keep=9)
+    for step, accuracy in ((1, 0.5), (2, huge), (3, 0.1)):
+        context = {"attempt": huge, "world_size": huge, "time": huge, "metrics": {"accuracy": accuracy}}
+        store.save(step, make_state(step), {"step": step}, {**context, "parent": {"step": huge}})
+    pruner = Pruner(store.directory, Rules(keep=1, keep_best=1, keep_metric="accuracy", keep_mode="max"))
+    assert {c.step: c.metric for c in pruner.candidates()} == {1: 0.5, 2: None, 3: 0.1}
+    assert sorted(pruner.kept()) == [1, 3]
+    listed = CheckpointIndex(tmp_path)
+    assert listed.rebuild((read_manifest(folder), str(folder)) for folder in store.folders())
+    assert [(entry.step, entry.attempt, entry.parent_step) for entry in listed.entries()] == [
+        (step, None, None) for step in (1, 2, 3)
+    ]
+    line = {"step": 3, "evaluation/loss": huge, "evaluation/perplexity": 2}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    assert latest_evaluation(tmp_path, 3) == {"step": 3, "evaluation/perplexity": 2.0}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 
 from headway.checkpoint.format.file_layout import Piece, plan_files
-from headway.checkpoint.format.manifest import MANIFEST, Manifest, Slice, hash_tensors
+from headway.checkpoint.format.manifest import MANIFEST, Manifest, Slice, hash_tensors, state_hash
 from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError
 from headway.core.types import Block
@@ -83,6 +83,21 @@ def test_a_damaged_later_checkpoint_does_not_push_out_the_one_just_saved(tmp_pat
     save(store, 5)
     newest = store.newest(lambda _: None)
     assert newest is not None and newest.step == 5
+
+
+def test_a_manifest_whose_cursor_is_of_another_step_is_not_good(tmp_path: Path) -> None:
+    """A run would train steps again with weights that have seen them."""
+    store = CheckpointStore(tmp_path)
+    manifests = {step: save(store, step) for step in (2, 4)}
+    cursor = {"step": 3}
+    forged = {"cursor": cursor, "state_sha256": state_hash(manifests[4].tensors, cursor)}
+    folder = tmp_path / "step-00000004"
+    (folder / MANIFEST).write_bytes(manifests[4].model_copy(update=forged).render())
+    (damage,) = store.verify(folder).damage
+    assert "its cursor is of step 3, and the checkpoint of step 4" in damage.what
+    passed_over: list[str] = []
+    newest = store.newest(passed_over.append)
+    assert newest is not None and newest.step == 2 and "cursor" in passed_over[0]
 
 
 def test_at_least_one_is_kept(tmp_path: Path) -> None:

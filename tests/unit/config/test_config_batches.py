@@ -28,6 +28,18 @@ def ramps(draw: st.DrawFn) -> Batches:
     return Batches(tuple(zip(starts, rows, strict=True)), draw(st.sampled_from([1, 16])))
 
 
+EVERY = st.builds(Interval, st.integers(1, 900), st.sampled_from(["steps", "tokens"]))
+
+
+@given(ramps(), EVERY, EVERY, st.integers(1, 60))
+def test_two_events_meet_at_the_first_step_that_has_both(
+    batches: Batches, one: Interval, other: Interval, end: int
+) -> None:
+    due = [[step for step in range(1, end) if batches.is_due(every, step)] for every in (one, other)]
+    assert [list(batches.due_steps(every, end)) for every in (one, other)] == due
+    assert batches.first_meeting(one, other, end) == min({*due[0]} & {*due[1]}, default=None)
+
+
 @given(ramps(), st.integers(1, 4000), st.integers(1, 50))
 def test_all_agrees_with_going_through_the_steps(batches: Batches, tokens: int, last: int) -> None:
     length = batches.sequence_length

@@ -65,12 +65,17 @@ def test_what_cannot_work_is_refused(tmp_path: Path, checkpoint: object, problem
 
 def test_the_best_need_checkpoints_where_there_are_evaluations(tmp_path: Path) -> None:
     evaluation = {"every": "20 steps"}
-    with pytest.raises(ConfigError, match=r"keep_best needs evaluation/loss at checkpoints.*every 10 min"):
+    with pytest.raises(ConfigError, match=r"keep_best needs evaluation/loss at checkpoints.*by the clock \(10 min\)"):
         load(tmp_path, {"keep_best": 1}, evaluation=evaluation)
-    for every in ("20 steps", "10 steps", "60 steps"):
-        load(tmp_path, {"keep_best": 1, "every": every}, evaluation=evaluation)
-    with pytest.raises(ConfigError, match=r"checkpoint\.remote\.keep_best needs"):
-        load(tmp_path, {"every": "30 steps", "remote": {"url": "s3://b", "keep_best": 1}}, evaluation=evaluation)
+    train = {"steps": 100, "sequence_length": 16, "global_batch": 4}  # 64 tokens a step
+    for every in ("20 steps", "10 steps", "60 steps", "30 steps", "8 steps", "640 tokens", "1250 tokens", "500 steps"):
+        load(tmp_path, {"keep_best": 1, "every": every}, train=train, evaluation=evaluation)
+    remote = {"every": "21 steps", "remote": {"url": "s3://b", "keep_best": 1}}
+    for checkpoint in (remote, {**remote, "every": "1344 tokens"}):
+        with pytest.raises(ConfigError, match=r"checkpoint\.remote\.keep_best needs.*no step before the last has both"):
+            load(tmp_path, checkpoint, train=train, evaluation=evaluation)
+    load(tmp_path, remote, train={**train, "steps": 421}, evaluation=evaluation)
+    load(tmp_path, remote, train={**train, "steps": None, "tokens": 64 * 421}, evaluation=evaluation)
     load(tmp_path, {"keep_best": 1, "keep_metric": "train/loss"})
     load(tmp_path, {"keep_best": 1, "keep_metric": "accuracy", "keep_mode": "max"})  # a callback may add it
     assert Config().checkpoint.keep_mode == "min"

@@ -194,6 +194,20 @@ def test_json_lines_read_back(tmp_path: Path) -> None:
     assert list(read_json_lines(tmp_path / "none.jsonl")) == []
 
 
+def test_a_flushed_record_has_reached_the_disk_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[os.stat_result] = []
+    monkeypatch.setattr(os, "fsync", lambda file: flushed.append(os.fstat(file)))
+    path = tmp_path / "x.jsonl"
+    files.append_json_line(path, {"step": 1})
+    assert not flushed
+    paths = path, tmp_path / "new.jsonl"
+    for place in paths:
+        files.append_json_line(place, {"step": 2}, flush=True)
+    found = [(there.st_ino, there.st_size) for there in flushed]
+    assert found[:2] == [(place.stat().st_ino, place.stat().st_size) for place in paths]
+    assert [number for number, _ in found[2:]] == [tmp_path.stat().st_ino], "the name of the new file"
+
+
 @pytest.mark.parametrize("cut", [1, 5, 11])
 def test_a_record_after_a_cut_line_is_whole(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "x.jsonl"

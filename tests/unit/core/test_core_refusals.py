@@ -51,7 +51,14 @@ def test_each_is_seen_behind_other_errors_and_in_the_words_of_libraries(number: 
     assert refusal(OSError(f"[Errno {number}] Failed to write")) == number  # pyarrow
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOENT, errno.EACCES, errno.ENOMEM, errno.EPIPE])
+def test_a_disk_that_fails_is_told_but_may_be_tried_again() -> None:
+    """A line instead of a traceback; by its exit code a supervisor makes another attempt."""
+    told = explain_refusal(OSError(errno.EIO, os.strerror(errno.EIO), "/disk/run.json"), CheckpointError)
+    assert type(told) is HeadwayError and (told.where, told.exit_code) == ("/disk/run.json", 1)
+    assert told.what == "the disk has failed (Input/output error)" and "dmesg" in str(told.fix)
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES, errno.ENOMEM, errno.EPIPE])
 def test_others_are_not_taken_for_one(number: int) -> None:
     error = OSError(number, os.strerror(number))
     assert refusal(error) is None and explain_refusal(error) is None

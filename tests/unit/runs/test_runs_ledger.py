@@ -133,7 +133,7 @@ def test_a_ledger_that_does_not_add_up_says_so(ledger: Ledger, line: str) -> Non
 
 
 def test_a_full_disk_is_a_clear_error(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("headway.runs.ledger.append_json_line", full)
@@ -149,7 +149,7 @@ def test_a_ledger_that_cannot_be_read_takes_no_line(tmp_path: Path) -> None:
         Ledger(tmp_path / "ledger.jsonl").commit(1, 0, 2, {"a": 2}, "step-00000002")
 
 
-def full(*_: object) -> None:
+def full(*_: object, **options: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -177,6 +177,27 @@ def test_only_a_rollback_needs_its_line(
         keeper.on_decision(job_at(8), decision(action))
         assert "the ledger lacks that step 7 had no update" in capsys.readouterr().err
     assert not ledger.path.exists()
+
+
+def test_a_decision_has_reached_the_disk_when_it_is_carried_out(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempt after a power cut would train the rows that this one has left out."""
+    on_disk: list[bytes] = []
+    monkeypatch.setattr(os, "fsync", lambda file: on_disk.append(ledger.path.read_bytes()))
+    LedgerKeeper(ledger, 1, ledger.path.parent).on_decision(job_at(8), decision("rollback"))
+    assert b'"rollback"' in on_disk[0] and on_disk[-1] == ledger.path.read_bytes()
+
+
+@pytest.mark.parametrize("part", ['"rows": {"a": 1, "a": 2}', '"last_step": 4, "last_step": 6'])
+def test_a_line_that_gives_a_key_twice_is_refused(ledger: Ledger, part: str) -> None:
+    """Who reads the first of them and who reads the last would not agree on what was trained."""
+    ledger.commit(1, 0, 2, {"a": 4}, "step-00000002")
+    line = '{"kind": "commit", "attempt": 1, "first_step": 2, "checkpoint": "x", %s}\n'
+    with ledger.path.open("a") as file:
+        file.write(line % part)
+    with pytest.raises(CheckpointError, match=r"gives the key '(a|last_step)' twice"):
+        ledger.commits()
 
 
 @pytest.mark.parametrize("action", ["skip", "stop", "rollback"])

@@ -53,12 +53,12 @@ def test_a_line_that_finds_no_place_is_made_up_for_by_the_next(
 ) -> None:
     calls = 0
 
-    def append(path: Path, value: Any) -> None:
+    def append(path: Path, value: Any, **options: Any) -> None:
         nonlocal calls
         calls += 1
         if calls == 1:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        append_json_line(path, value)
+        append_json_line(path, value, **options)
 
     monkeypatch.setattr(ledger, "append_json_line", append)
     run = Trainer(nn.Linear(1, 1), Numbers(), loss, config(tmp_path)).fit()
@@ -107,10 +107,10 @@ def test_the_ledger_names_steps_that_only_the_loss_scale_left_out(
 def test_a_full_disk_is_no_end_for_a_step_that_only_the_loss_scale_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def append(path: Path, value: Any) -> None:
+    def append(path: Path, value: Any, **options: Any) -> None:
         if value["kind"] == "decision":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        append_json_line(path, value)
+        append_json_line(path, value, **options)
 
     monkeypatch.setattr(ledger, "append_json_line", append)
     run = overflowing(tmp_path, monkeypatch).fit().directory

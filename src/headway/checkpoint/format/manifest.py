@@ -231,6 +231,8 @@ class Manifest(_Part):
             raise ValueError(f"a file's hash is not of the kind that version {self.version} has")
         if state_hash(self.tensors, self.cursor) != self.state_sha256:
             raise ValueError("state_sha256 does not belong to these tensors and this cursor")
+        if self.cursor.get("step") != self.step:
+            raise ValueError(f"its cursor is of step {self.cursor.get('step')}, and the checkpoint of step {self.step}")
         return self
 
     @property

@@ -15,6 +15,7 @@ from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from headway.config.schema import Config
+    from headway.config.sections.train import TrainConfig
 
 _URL = re.compile(r"^([a-z][a-z0-9+.-]*)://.", re.IGNORECASE)
 
@@ -150,13 +151,27 @@ def _best_without_values(config: Config, rules: RetentionConfig, key: str) -> It
             fix="evaluation.every=500 steps, for example, and checkpoint.every a multiple of it",
         )
         return
-    if saved != "auto" and saved.unit == evaluated.unit:
-        one, other = sorted((saved.amount, evaluated.amount))
-        if other % one == 0:
-            return
-    yield ConfigError(
-        f"{key}.keep_best needs {rules.keep_metric} at checkpoints, but those are made every {saved} and evaluations"
-        f" every {evaluated}",
-        where=f"{key}.keep_best, checkpoint.every",
-        fix=f"checkpoint.every={evaluated}",
-    )
+    if saved == "auto" or saved.unit == "seconds":
+        yield ConfigError(
+            f"{key}.keep_best needs {rules.keep_metric} at checkpoints, but those are made by the clock ({saved}), at"
+            f" no certain step, and evaluations every {evaluated}",
+            where=f"{key}.keep_best, checkpoint.every",
+            fix=f"checkpoint.every={evaluated}",
+        )
+    elif _miss_each_other(config.train, saved, evaluated):
+        yield ConfigError(
+            f"{key}.keep_best needs {rules.keep_metric} at checkpoints, but those are made every {saved}, evaluations"
+            f" every {evaluated}, and no step before the last has both",
+            where=f"{key}.keep_best, checkpoint.every",
+            fix=f"checkpoint.every={evaluated}",
+        )
+
+
+def _miss_each_other(train: TrainConfig, saved: Interval, evaluated: Interval) -> bool:
+    """Return whether saves and evaluations both come before the last step, which has both, but never together."""
+    batches = train.batches
+    steps = batches.steps_for(train.tokens) if train.tokens is not None else train.steps
+    if steps is None:
+        return False
+    both_come = all(next(batches.due_steps(every, steps), None) is not None for every in (saved, evaluated))
+    return both_come and batches.first_meeting(saved, evaluated, steps) is None
