@@ -185,9 +185,18 @@ class RefusedJson(ValueError):
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        key = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise RefusedJson(f"gives the key '{printable(key):.80}' twice")
+        raise RefusedJson(given_twice(repeated_keys(pairs)[0]))
     return found
+
+
+def repeated_keys(pairs: list[tuple[str, Any]]) -> list[str]:
+    """Return the keys that a JSON object gives more than once."""
+    return [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
+
+
+def given_twice(key: str) -> str:
+    """Return what is wrong with a JSON object that gives a key more than once."""
+    return f"gives the key '{printable(key):.80}' twice"
 
 
 def as_number(value: Any) -> float | None:

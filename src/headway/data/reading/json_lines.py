@@ -1,19 +1,25 @@
 """Reader of texts from JSON Lines, in blocks of about a mebibyte.
 
 `orjson` parses each line. If it rejects a line, the standard library's `json` decides. So the reader accepts exactly
-what `json` accepts (NaN, numbers beyond a double, deep nesting), and reports its familiar messages. Both take the last
-of repeated keys. `orjson` rounds integers of more than 64 bits; if a template shows such a number, `json` parses the
-line again.
+what `json` accepts (NaN, numbers beyond a double, deep nesting), and reports its familiar messages. `orjson` rounds
+integers of more than 64 bits; if a template shows such a number, `json` parses the line again.
+
+Both parsers take the last of repeated keys without a word. A record that gives a key twice from which its text is made
+is malformed, since which of the two was meant is not known. Counting the keys in the bytes clears nearly all lines.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from headway.config.sections.data import MAX_DOCUMENT_BYTES
+from headway.config.template import CHAT, template_fields
+from headway.core.files.foreign import given_twice, repeated_keys
 from headway.data.reading.compression import BlockReader, is_damage, open_content
 from headway.data.reading.documents import BadDocument, BadRecordError, Batch, MissingFieldError, too_large
 from headway.data.reading.places import SourceFile, open_file, stamp_of
@@ -69,7 +75,7 @@ def first_complaint(
     file: SourceFile, field: str, template: str | None, most: int = MAX_DOCUMENT_BYTES
 ) -> BadDocument | None:
     """Return what is wrong with the first record, if no record in the first mebibyte has the needed fields."""
-    text_of, first = text_getter(field, template), None
+    text_of, keys, first = text_getter(field, template), keys_of_text(field, template), None
     try:
         with open_content(file, 0, BLOCK) as stream:
             _, lines = next(_line_blocks(stream, 0, BLOCK, most), (0, []))
@@ -81,7 +87,7 @@ def first_complaint(
         if isinstance(line, LongLine):
             continue
         try:
-            text_of(_loaded(bytes(line).removeprefix(BOM)))
+            text_of(load_record(bytes(line).removeprefix(BOM), keys))
             return None
         except MissingFieldError as error:
             first = first or BadDocument(f"{file.location}:{number}", str(error))
@@ -223,6 +229,8 @@ class _LineReader:
         self._text_of = text_getter(field, template)
         self._text_of_orjson = text_getter(field, template, by_orjson=True)
         self._plain = template is None and "." not in field
+        self._keys = keys_of_text(field, template)
+        self._is_key = None if self._keys is None else _pattern_of(self._keys)
         self._all_sound = True
         self._first = 0
         self._before: int | None = None  # lines before the piece; counted only when a message needs it
@@ -250,9 +258,10 @@ class _LineReader:
                 texts = [loads(line)[field] for line in self._lines]  # type: ignore[arg-type]
             except (ValueError, LookupError, TypeError):
                 texts = []
-            if texts and all(texts) and set(map(type, texts)) == _ONLY_TEXT:
+            if not (texts and all(texts) and set(map(type, texts)) == _ONLY_TEXT):
+                self._all_sound = False
+            elif self._gives_keys_once(b"\n".join(self._lines), len(texts)):  # type: ignore[arg-type]
                 return Batch(texts)
-            self._all_sound = False
         batch = Batch([])
         for number, line in enumerate(self._lines):
             try:
@@ -260,7 +269,7 @@ class _LineReader:
             except (ValueError, LookupError, TypeError):
                 # The line is blank or malformed, lacks the field, or only `json` can parse it.
                 text = ""
-            if text and type(text) is str:
+            if text and type(text) is str and self._gives_keys_once(line):
                 batch.texts.append(text)
             else:
                 self._read_slowly(line, number, batch)
@@ -271,15 +280,27 @@ class _LineReader:
 
         batch, text_of = Batch([]), self._text_of_orjson
         for number, line in enumerate(self._lines):
-            try:
-                text = text_of(loads(line))  # type: ignore[arg-type]
-            except (ValueError, BadRecordError):
-                text = ""
-            if text:
+            record, text = None, ""
+            with suppress(ValueError, BadRecordError):
+                record = loads(line)  # type: ignore[arg-type]
+                text = text_of(record)
+            if text and self._gives_keys_once(line, record=record):
                 batch.texts.append(text)
             else:
                 self._read_slowly(line, number, batch)
         return batch
+
+    def _gives_keys_once(self, content: Any, lines: int = 1, record: Any = None) -> bool:
+        """Return whether it is certain that some lines give each key once from which text is made.
+
+        Args:
+            content: The lines.
+            lines: Their number.
+            record: The record of the line, for text that is made from all of it.
+        """
+        if self._is_key is None or self._keys is None:
+            return _quotes(bytes(content)) == 2 * _strings_in(record)
+        return len(self._is_key.findall(content)) == lines * len(self._keys)
 
     def _read_slowly(self, line: Line, number: int, batch: Batch) -> None:
         """Parse a line with `json`, and add its text or a bad document to the batch."""
@@ -289,7 +310,7 @@ class _LineReader:
         line = bytes(line)
         if line and not line.isspace():
             try:
-                batch.add(self._text_of(_loaded(line)))
+                batch.add(self._text_of(load_record(line, self._keys)))
             except BadRecordError as error:
                 batch.add(BadDocument(self.where(number), str(error)))
 
@@ -304,17 +325,71 @@ class _LineReader:
         return f"{self._file.location}:{self._before + self._done + number + 1}"
 
 
-def _loaded(line: bytes) -> Any:
+def keys_of_text(field: str, template: str | None) -> frozenset[str] | None:
+    """Return the keys from which the text of a record is made; None if any may be, as in a conversation."""
+    if template == CHAT:
+        return None
+    fields = [field] if template is None else template_fields(template)
+    return frozenset(key for name in fields for key in name.split("."))
+
+
+def _pattern_of(keys: frozenset[str]) -> re.Pattern[bytes]:
+    written = {json.dumps(key, ensure_ascii=is_escaped) for key in keys for is_escaped in (False, True)}
+    spelled = map(re.escape, sorted(written))
+    return re.compile(f"(?:{'|'.join(spelled)})\\s*:".encode("utf-8", "surrogatepass"))
+
+
+def _quotes(content: bytes) -> int:
+    """Count the quotes of a JSON text that begin or end a string."""
+    content = content.replace(b"\\\\", b"")
+    return content.count(b'"') - content.count(b'\\"')
+
+
+def _strings_in(value: Any) -> int:
+    """Count the strings of a JSON value, keys among them."""
+    found, open_values = 0, [value]
+    while open_values:
+        value = open_values.pop()
+        if isinstance(value, dict):
+            found += len(value)
+            open_values += value.values()
+        elif isinstance(value, list):
+            open_values += value
+        else:
+            found += isinstance(value, str)
+    return found
+
+
+def load_record(line: bytes, keys: frozenset[str] | None) -> Any:
+    """Parse a line with `json`.
+
+    Args:
+        line: The line.
+        keys: The keys that may be given only once in an object (`keys_of_text`); all if None.
+
+    Raises:
+        BadRecordError: It is no JSON object, or gives such a key twice.
+    """
+    repeated: list[str] = []
+
+    def noting_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            repeated.extend(key for key in repeated_keys(pairs) if keys is None or key in keys)
+        return found
+
     # A file that holds one array is a common mistake, which the parser's message does not explain.
     hint = "; an array has to become one object per line: jq -c '.[]'" if line.lstrip()[:1] == b"[" else ""
     try:
-        record = json.loads(line.decode())
+        record = json.loads(line.decode(), object_pairs_hook=noting_repeated)
     except UnicodeDecodeError as error:
         raise BadRecordError(not_utf8(line, error)) from None
     except (ValueError, RecursionError) as error:
         raise BadRecordError(f"not valid JSON: {error}{hint}") from None
     if not isinstance(record, dict):
         raise BadRecordError(f"holds {type(record).__name__}, not a JSON object{hint}")
+    if repeated:
+        raise BadRecordError(given_twice(repeated[0]))
     return record
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import count
-from typing import Any
 
 from headway.data.reading.compression import open_content
 from headway.data.reading.documents import BadRecordError
+from headway.data.reading.json_lines import BOM, keys_of_text, load_record
 from headway.data.reading.pieces import Piece
 from headway.data.reading.records import text_getter
 
-_BOM = b"\xef\xbb\xbf"
 _BLOCK = 2**20
 
 
@@ -47,7 +46,8 @@ def _approximate_place(piece: Piece, number: int) -> str:
 
 def _sound_lines(piece: Piece) -> Iterator[int]:
     """Yield the numbers, from 1, of the lines that begin in a piece and hold a document with text."""
-    text_of, (start, end) = text_getter(piece.field, piece.template), piece.span or (0, None)
+    text_of, keys = text_getter(piece.field, piece.template), keys_of_text(piece.field, piece.template)
+    start, end = piece.span or (0, None)
     position = 0
     with open_content(piece.file) as stream:
         for number in count(1):
@@ -57,13 +57,8 @@ def _sound_lines(piece: Piece) -> Iterator[int]:
             position, rest = position + len(line), line
             while not rest.endswith(b"\n") and (rest := stream.readline(_BLOCK)):
                 position += len(rest)
-            if begins >= start and position - begins <= len(line) and _has_text(line, number, text_of):
-                yield number
-
-
-def _has_text(line: bytes, number: int, text_of: Callable[[Any], str]) -> bool:
-    try:
-        record = json.loads(line.removeprefix(_BOM) if number == 1 else line)
-        return isinstance(record, dict) and bool(text_of(record))
-    except (ValueError, RecursionError, BadRecordError):
-        return False
+            if begins < start or position - begins > len(line):
+                continue
+            with suppress(BadRecordError):
+                if text_of(load_record(line.removeprefix(BOM) if number == 1 else line, keys)):
+                    yield number

@@ -193,8 +193,47 @@ def test_what_gives_no_text_is_told(tmp_path: Path, line: str, template: str | N
     ],
 )
 def test_whatever_json_accepts_beside_the_text_is_accepted(tmp_path: Path, other: str) -> None:
-    (tmp_path / "a.jsonl").write_text(f'{{"other": {other}, "text": "one", "text": "two"}}\n')
-    assert read(tmp_path / "a.jsonl").texts == ["two"]  # the last of equal keys, as `json` has it
+    (tmp_path / "a.jsonl").write_text(f'{{"other": {other}, "other": 1, "text": "two"}}\n')
+    assert read(tmp_path / "a.jsonl").texts == ["two"]
+
+
+ASKED = '[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]'
+ASKED_TWICE = '[{"role": "user", "content": "a", "content": "\\\\"}, {"role": "assistant", "content": "b"}]'
+
+
+@pytest.mark.parametrize(
+    ("line", "values", "key"),
+    [
+        ('{"text": "one", "text": "two"}', {}, "text"),
+        ('{"text" :"one", "a": "\\"text\\": 1", "text"\t: "one"}', {}, "text"),
+        ('{"te\\u0078t": "one", "a": 1, "te\\u0078t": "two"}', {}, "text"),
+        ('{"tèxt": "one", "t\\u00e8xt": "two"}', {"field": "tèxt"}, "tèxt"),
+        ('{"a": {"b": "one", "b": "two"}}', {"field": "a.b"}, "b"),
+        ('{"a": {"b": "one"}, "a": {"b": "two"}}', {"field": "a.b"}, "a"),
+        ('{"a": "one", "b": "1", "b": "2"}', {"template": "{a} {b}"}, "b"),
+        (f'{{"messages": {ASKED}, "messages": {ASKED}}}', {"format": "chat"}, "messages"),
+        (f'{{"messages": {ASKED_TWICE}}}', {"format": "chat"}, "content"),
+    ],
+)
+def test_a_key_of_the_text_that_is_given_twice_is_malformed(
+    tmp_path: Path, line: str, values: dict[str, str], key: str
+) -> None:
+    """Which of the two was meant is not known."""
+    (tmp_path / "a.jsonl").write_text(f"{line}\n", encoding="utf-8")
+    found = read(tmp_path / "a.jsonl", **values)
+    assert found.texts == [] and [bad.reason for bad in found.bad] == [f"gives the key '{key}' twice"]
+
+
+def test_other_keys_may_be_given_twice_and_texts_may_look_like_keys(tmp_path: Path) -> None:
+    lines = [
+        '{"text": "one", "a": 1, "a": 2}',
+        '{"a": {"text": 1}, "text": "two"}',
+        '{"text": "\\"text\\": \\\\"}',
+        '{"a": "text", "text": "four", "b": "\\"text\\":"}',
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
+    found = read(tmp_path / "a.jsonl")
+    assert (found.texts, found.bad) == (["one", "two", '"text": \\', "four"], [])
 
 
 def test_escaped_nul_and_both_halves_of_a_pair_are_text(tmp_path: Path) -> None:
