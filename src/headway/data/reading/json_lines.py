@@ -260,7 +260,7 @@ class _LineReader:
                 texts = []
             if not (texts and all(texts) and set(map(type, texts)) == _ONLY_TEXT):
                 self._all_sound = False
-            elif self._gives_keys_once(b"\n".join(self._lines), len(texts)):  # type: ignore[arg-type]
+            elif self._all_give_keys_once():
                 return Batch(texts)
         batch = Batch([])
         for number, line in enumerate(self._lines):
@@ -284,19 +284,25 @@ class _LineReader:
             with suppress(ValueError, BadRecordError):
                 record = loads(line)  # type: ignore[arg-type]
                 text = text_of(record)
-            if text and self._gives_keys_once(line, record=record):
+            if text and self._gives_keys_once(line, record):
                 batch.texts.append(text)
             else:
                 self._read_slowly(line, number, batch)
         return batch
 
-    def _gives_keys_once(self, content: Any, lines: int = 1, record: Any = None) -> bool:
-        """Return whether it is certain that some lines give each key once from which text is made.
+    def _all_give_keys_once(self) -> bool:
+        """Return whether it is certain that each line gives each key once from which text is made."""
+        # The first line may be as large as memory allows, and is not copied; the others are of one block.
+        first, *others = self._lines
+        return self._gives_keys_once(first) and self._gives_keys_once(b"\n".join(others), lines=len(others))  # type: ignore[arg-type]
+
+    def _gives_keys_once(self, content: Any, record: Any = None, *, lines: int = 1) -> bool:
+        """Return whether it is certain that a line gives each key once from which text is made.
 
         Args:
-            content: The lines.
-            lines: Their number.
+            content: The line, or several.
             record: The record of the line, for text that is made from all of it.
+            lines: The number of lines.
         """
         if self._is_key is None or self._keys is None:
             return _quotes(bytes(content)) == 2 * _strings_in(record)
