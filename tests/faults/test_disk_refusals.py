@@ -28,7 +28,7 @@ from headway.data.preparing.prepare import prepare
 from headway.session.attempt import RunOptions
 from headway.supervisor import attempt_process
 from headway.supervisor.worker import first_record, reasons_in
-from support import config_values, in_child, store_contents, write_corpus
+from support import config_values, headway_in_copy, in_child, refuse_to_open, store_contents, write_corpus
 
 #: A word of what is to be done.
 ADVICE = {errno.ENOSPC: "make room", errno.EDQUOT: "quota", errno.EFBIG: "ulimit -f", errno.EROFS: "mount it"}
@@ -66,6 +66,20 @@ def test_the_first_process_of_an_attempt_tells_its_supervisor(
     (said,) = told
     assert (said["kind"], said["exit_code"], said["where"]) == ("error", 4, "/disk/run.json")
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_disk_that_fails_before_the_first_step_is_a_line(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not with the exit code of a disk that takes no more: another attempt may read it."""
+
+    def failing(path: Path) -> OSError | None:
+        return OSError(errno.EIO, os.strerror(errno.EIO), str(path)) if path.name == "tokenizer.json" else None
+
+    refuse_to_open(monkeypatch, failing)
+    code, printed = headway_in_copy("train", tiny())
+    assert code == 1 and "Traceback" not in printed, printed
+    assert "error: the disk has failed (Input/output error)" in printed and "tokenizer.json" in printed
 
 
 @numbers
