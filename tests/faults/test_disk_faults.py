@@ -11,6 +11,7 @@ import signal
 import struct
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,9 +20,14 @@ from typing import Any
 import pytest
 
 from headway.checkpoint.store import CheckpointStore
+from headway.core.files.reserve import RESERVE_BYTES, RESERVE_FILE
 from headway.core.process.waiting import wait_until
 from headway.runs.ledger_proof import prove
 from headway.telemetry.metrics import read_metrics
+from headway.tracking.alert_rules import firing
+from headway.tracking.exporter import exposition
+from headway.tracking.live_run import LiveRun
+from headway.tracking.runs_folder import RunsFolder
 from support import PATIENCE, headway, start_headway, state_hash, stopped_worker, write_config
 from waits import LONG
 
@@ -73,6 +79,12 @@ class Disk:
         quietly("fsfreeze", "--unfreeze", str(self.path))
 
     def fill(self) -> None:
+        """With what was reserved for records, too."""
+        for reserve in self.path.rglob(RESERVE_FILE):
+            reserve.unlink()
+        self.fill_rest()
+
+    def fill_rest(self) -> None:
         with pytest.raises(OSError), (self.path / "filler").open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(64 if shutil.disk_usage(self.path).free < 2**16 else 2**14))
@@ -81,14 +93,23 @@ class Disk:
         (self.path / "filler").unlink()
 
 
+class DiskInMemory(Disk):
+    """A file system in memory, with room for a few states of a larger model."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "disk"
+        self.path.mkdir()
+        quietly("mount", "-t", "tmpfs", "-o", "size=72m", "tmpfs", str(self.path))
+
+
 def quietly(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Disk]:
+@pytest.fixture(params=[Disk])
+def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Disk]:
     try:
-        disk = Disk(tmp_path)
+        disk = request.param(tmp_path)
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("file systems cannot be made and mounted here")
     yield disk
@@ -220,6 +241,70 @@ def test_a_disk_that_is_full_for_a_while(
     assert "without a checkpoint" in alerts(tmp_path) and "metrics cannot be written" in alerts(tmp_path)
     assert len(read_metrics(run).series("checkpoint/failed_step")[1]) >= 1
     assert_sound(run, whole)
+
+
+#: Its states of 13 MB do not fit into what is reserved for records.
+LARGER = {"dim": 192, "layers": 2, "heads": 4, "kv_heads": 4, "ffn_dim": 512, "dropout": 0.1}
+
+
+@pytest.mark.parametrize("disk", [DiskInMemory], indirect=True)
+@pytest.mark.parametrize(("scheduler", "workers"), [(False, 1), pytest.param(True, 2, marks=pytest.mark.slow)])
+def test_a_disk_that_stays_full_ends_the_run(
+    tiny: Callable[..., Path],
+    tmp_path: Path,
+    disk: Disk,
+    scheduler: bool,
+    workers: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Readers learn of failed saves, all steps are recorded, and once there is room the same command continues."""
+    sections = {
+        **_sections(disk.path / "runs"),
+        "model": LARGER,
+        "train": {"steps": 14},
+        "checkpoint": {"every": "1 steps", "keep": 1, "max_failed_saves": 5},
+    }
+    if scheduler:
+        monkeypatch.setenv("METAFLOW_RUN_ID", "1")
+    config, run = tiny(**sections), disk.path / "runs/tiny"
+    more = ("-w", str(workers))
+    assert headway("train", config, f"runs={tmp_path / 'whole'}", *more).returncode == 0
+    training = Training(config, run, *more, stops=(3, 8))
+    worker = stopped_worker(run)
+    assert (run / RESERVE_FILE).stat().st_blocks * 512 >= RESERVE_BYTES
+    disk.fill_rest()
+    os.kill(worker, signal.SIGCONT)
+    worker = stopped_worker(run)
+    snapshot = LiveRun(run).refresh()
+    assert snapshot.values["run/save_failures"] >= 3 and snapshot.values["run/failed_saves_in_row"] >= 3
+    assert "HeadwaySaveFailing" in [alert.name for alert in firing(snapshot, time.time())]
+    exposed = exposition(RunsFolder(run.parent)).decode()
+    assert float(exposed.partition('headway_run_save_failures_total{run="tiny"} ')[2].split()[0]) >= 3
+    assert not (run / RESERVE_FILE).exists() and read_metrics(run).last_step >= 6, "the reserve is used for records"
+    os.kill(worker, signal.SIGCONT)
+    code, said = training.end()
+    assert code == (75 if scheduler else 4), said
+    error = said[said.index("\nerror: ") + 1 :]
+    assert error.startswith("error: 5 saves in a row have failed") and "No space left on device" in error
+    last = read_metrics(run).last_step
+    assert last < 14 and "metrics cannot be written" not in said and "cannot be recorded" not in said
+    kept = max(int(folder.name[5:]) for folder in (run / "checkpoints").glob("step-*"))
+    assert f"steps {kept + 1} to {last} are lost" in error and f"it continues from step {kept}" in error
+    assert ("on another machine" in error) == scheduler and "make room there" in error
+    assert "5 saves in a row have failed" in alerts(tmp_path) or scheduler
+    assert len(list(run.glob("attempts/*"))) == 1
+    ended = json.loads((run / "attempts/001/attempt.json").read_text())
+    assert (ended["exit_code"], ended["error"]) == (code, "SavesFailed" if scheduler else "CheckpointError")
+    if scheduler:  # the disk is as full for whoever comes next
+        again = headway("train", config, *more)
+        assert again.returncode == 4 and "cannot be reserved" in again.stderr, again.stderr
+    disk.make_room()
+    again = headway("train", config, *more)
+    assert again.returncode == 0 and f"step-{kept:08d}" in again.stderr, again.stderr
+    assert state_hash(run) == state_hash(tmp_path / "whole/tiny")
+    assert read_metrics(run).series("train/loss")[0].tolist() == list(range(1, 15))
+    assert prove(run).problems == []
+    assert not (run / RESERVE_FILE).exists(), "a run that has ended needs none"
 
 
 @pytest.mark.slow

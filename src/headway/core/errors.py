@@ -95,6 +95,10 @@ class Preempted(HeadwayError):
     exit_code = 75
 
 
+class SavesFailed(Preempted):
+    """Checkpoints cannot be saved on this machine; another one continues from the newest that is there."""
+
+
 class BudgetReached(Preempted):
     """The run has spent its budget; the state is saved, and a larger budget lets it continue."""
 

@@ -13,6 +13,7 @@ from headway.core.errors import CheckpointError, fix_for
 from headway.core.files.atomic import append_json_line
 from headway.core.files.foreign import RefusedJson, read_json_lines
 from headway.core.files.hashes import fingerprint
+from headway.core.files.reserve import write_with_reserve
 
 #: Action of a decision to take a checkpoint's word for the steps before it, of which nothing here tells.
 TAKEN_OVER = "taken over"
@@ -275,7 +276,8 @@ class Ledger:
 
     def _append(self, record: dict[str, Any]) -> None:
         try:
-            append_json_line(self.path, {**record, "time": time.time()}, flush=True)
+            line = {**record, "time": time.time()}
+            write_with_reserve(self.path.parent, lambda: append_json_line(self.path, line, flush=True))
         except OSError as error:
             raise self._unwritable(error) from error
 

@@ -25,6 +25,8 @@ from headway.core.errors import CheckpointError, fix_for
 from headway.core.files.atomic import remove_unfinished, sync_folder, write_json
 from headway.core.files.foreign import as_number, read_json_object
 from headway.core.files.paths import is_there
+from headway.core.files.reserve import RESERVE_BYTES, free_reserve, take_reserve
+from headway.core.format import format_bytes
 from headway.core.process.waiting import wait_until
 from headway.runs.ledger import Ledger
 from headway.runs.ownership import OwnerLock
@@ -155,6 +157,13 @@ class RunDirectory:
             if claimed is None:
                 lock.release()
             raise self._unusable(error) from error
+        try:
+            take_reserve(self.path)
+        except OSError as error:
+            console.warning(
+                f"{format_bytes(RESERVE_BYTES)} cannot be reserved in {self.path} ({error.strerror or error}):"
+                " if the disk becomes full, records of this run wait in memory"
+            )
         return attempt
 
     def has_begun(self) -> bool:
@@ -184,6 +193,7 @@ class RunDirectory:
             while os.path.lexists(target := self.path.with_name(f"{self.path.name}.old-{number:03d}")):
                 number += 1
             self.path.rename(target)
+            free_reserve(target)
             sync_folder(target.parent)
         except OSError as error:
             raise self._unusable(error) from error
@@ -338,6 +348,7 @@ class Attempt:
     def withdraw(self) -> None:
         """Remove the attempt's folder and release the run, for an attempt that has done nothing."""
         shutil.rmtree(self.directory, ignore_errors=True)
+        free_reserve(self.run)
         if self._lock is not None:
             self._lock.release()
 
@@ -367,6 +378,7 @@ class Attempt:
             ending["seconds"] = round(time.monotonic() - self._began, 3)
         if notices := posted(self.directory):
             ending["notices"] = notices
+        free_reserve(self.run)  # a run that has ended needs none, and this record may be what it was for
         try:
             write_json(self.directory / _ATTEMPT_FILE, {**_read_record(self.directory), **ending})
         except OSError as error:

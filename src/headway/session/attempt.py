@@ -256,7 +256,7 @@ def _record_outcome(attempt: Attempt) -> Iterator[None]:
     try:
         yield
     except HeadwayError as error:
-        attempt.finish(outcome_of(error.exit_code, error.what), error.exit_code)
+        attempt.finish(outcome_of(error.exit_code, error.what), error.exit_code, error=type(error).__name__)
         raise
     except KeyboardInterrupt:
         attempt.finish("interrupted", INTERRUPTED)

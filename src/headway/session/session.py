@@ -42,7 +42,8 @@ from headway.config.sections.early_stopping import EVALUATIONS
 from headway.core.alerts import alerting
 from headway.core.code_identity import object_identity
 from headway.core.console import log_to, notice, warning
-from headway.core.errors import ConfigError
+from headway.core.coordination.launched import is_rescheduled
+from headway.core.errors import ConfigError, SavesFailed
 from headway.core.files.hashes import fingerprint
 from headway.core.format import counted, format_count
 from headway.core.process.waiting import VISIBILITY_TIMEOUT
@@ -78,6 +79,7 @@ from headway.telemetry.metrics import read_metrics
 from headway.training.conditions.watch import ConditionWatch, conditions
 from headway.training.evaluation.benchmarks import Benchmarks
 from headway.training.evaluation.early_stopping import EvaluationHistory, recorded_evaluations
+from headway.training.failed_saves import FailedSaves
 from headway.training.job import Callback, Job, load_callbacks
 from headway.training.loop import train_loop
 from headway.training.recording.communication import CommunicationMeter
@@ -261,7 +263,8 @@ def _train(
         context[EVALUATIONS] = world.gather_json(known)[0]
         evaluations = EvaluationHistory(config.train.early_stopping, context)
     notices, remote = NoticeReader(attempt.directory), config.checkpoint.remote
-    recorders = [notices, *_recorders(config, run, attempt, start, world, load_seconds=load_seconds)]
+    failed_saves = _failed_saves(config, run)
+    recorders = [notices, failed_saves, *_recorders(config, run, attempt, start, world, load_seconds=load_seconds)]
     job = Job(
         config=config,
         task=task,
@@ -300,6 +303,7 @@ def _train(
             access.info,
         ),
         notices=notices,
+        failed_saves=failed_saves,
         evaluations=evaluations,
         pipeline=make_pipeline(config, task, world),
         own_process=own_process,
@@ -463,6 +467,14 @@ def _recorders(
     if config.telemetry.state_hash_every:
         recorders.append(StateHashes(run.path / "hashes.jsonl", config.telemetry.state_hash_every))
     return recorders
+
+
+def _failed_saves(config: Config, run: RunDirectory) -> FailedSaves:
+    """Return what ends a run whose saves fail, with an exit code by which another machine continues it if one can."""
+    can_move = config.checkpoint.remote is not None or config.parallel.machines > 1 or is_rescheduled()
+    before = run.attempt_records()[-2:-1]
+    has_moved = any(record.get("error") == SavesFailed.__name__ for record in before)
+    return FailedSaves(config.checkpoint.max_failed_saves, can_move, has_moved)
 
 
 def _report_start(job: Job, start: CheckpointInfo | None, parameters: int) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from headway.config.sections.supervise import SuperviseConfig
 from headway.core.coordination.outcomes import FINAL_CODES
-from headway.core.errors import Preempted
+from headway.core.errors import Preempted, SavesFailed
 from headway.core.format import format_seconds
 
 #: Signals that only a scheduler, a person or the operating system sends: SIGHUP, SIGINT, SIGUSR1, SIGTERM, SIGPWR.
@@ -122,6 +122,8 @@ class RestartPolicy:
             return Decision(False, "the budget is reached")
         if outcome.is_final:
             return Decision(False, "another attempt would meet the same error")
+        if outcome.error == SavesFailed.__name__:
+            return Decision(False, "no checkpoint can be saved on this machine")
         delay = self._delay(newest_step)
         if outcome.exit_code == Preempted.exit_code and outcome.kind == "preempted":
             if self._config.restart_preempted:

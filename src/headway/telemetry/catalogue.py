@@ -242,6 +242,7 @@ _LINES: dict[str, tuple[_Line, ...]] = {
         ("run/last_saved_timestamp_seconds", Unit.TIMESTAMP, _G, "When the newest checkpoint was published"),
         ("run/eta_seconds", Unit.SECONDS, _G, "Time that the remaining steps take at the pace of recent ones"),
         ("run/goodput_ratio", Unit.RATIO, _G, "Share of the time so far in steps that led to the newest weights"),
+        ("run/failed_saves_in_row", Unit.NUMBER, _G, "Saves that failed since the last one that succeeded"),
         ("run/recent_failures", Unit.NUMBER, _G, "Failures within supervise.failure_window"),
         ("run/allowed_failures", Unit.NUMBER, _G, "Most failures within that window that lead to a new attempt"),
         ("run/budget_usd", Unit.USD, _G, "Budget of the run"),

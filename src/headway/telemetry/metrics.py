@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,6 +33,7 @@ from headway.core.console import notice, warning
 from headway.core.errors import CheckpointError, fix_for
 from headway.core.files.atomic import ends_with_newline
 from headway.core.files.foreign import as_number, open_regular, parse_json_lines, read_json_lines
+from headway.core.files.reserve import take_reserve, write_with_reserve
 from headway.core.files.timeout_writer import TimeoutWriter
 
 FILE_NAME = "metrics.jsonl"
@@ -60,8 +62,8 @@ _TAIL_BYTES = 256 * 1024
 class MetricsLog:
     """Appends records, each at once to the operating system: a killed process loses at most a record that it had begun.
 
-    While the disk is full or hangs, records wait in memory. Training then continues without checkpoints, and must
-    neither end for lack of metrics nor wait for them.
+    On a full disk the reserve of the run directory is used up first. Then, and while a disk hangs, records wait in
+    memory. Training continues without checkpoints, and must neither end for lack of metrics nor wait for them.
 
     Args:
         path: The file; created with its folder if it does not exist, continued otherwise.
@@ -117,6 +119,10 @@ class MetricsLog:
         """
         self._check(self._writer(self._write_all))
 
+    def restore_reserve(self) -> None:
+        """Allocate the reserve again if it was used up and there is room now."""
+        self._writer(partial(take_reserve, self._path.parent))
+
     def _add(self, step: int, values: Mapping[str, float]) -> None:
         record: dict[str, Any] = {"step": step, "attempt": self._attempt, "time": round(time.time(), 3)}
         for name, value in values.items():
@@ -143,16 +149,19 @@ class MetricsLog:
         """Write the waiting records. No other thread removes any."""
         self._error = None
         try:
-            while self._waiting and self._refusal is None:
-                self._may_write()
-                written = self._file.write(self._waiting[0])
-                rest = self._waiting.popleft()[written:]
-                if rest:  # the disk has become full in mid-line
-                    self._waiting.appendleft(rest)
+            write_with_reserve(self._path.parent, self._write_waiting)
         except CheckpointError as error:
             self._refusal = error
         except OSError as error:
             self._error = error.strerror or str(error)
+
+    def _write_waiting(self) -> None:
+        while self._waiting and self._refusal is None:
+            self._may_write()
+            written = self._file.write(self._waiting[0])
+            rest = self._waiting.popleft()[written:]
+            if rest:  # the disk has become full in mid-line
+                self._waiting.appendleft(rest)
 
     def _finish(self) -> None:
         self._write_all()

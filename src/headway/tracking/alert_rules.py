@@ -90,6 +90,10 @@ def _is_unsaved(snapshot: Snapshot, now: float) -> bool:
     return snapshot.is_live and _since(snapshot, "run/last_saved_timestamp_seconds", now) > _SAVE_SECONDS
 
 
+def _is_save_failing(snapshot: Snapshot, now: float) -> bool:
+    return snapshot.is_live and _value(snapshot, "run/failed_saves_in_row") > 0
+
+
 def _is_hot(snapshot: Snapshot, now: float) -> bool:
     readings = (item for machine in snapshot.machines.values() for item in machine.items())
     return any(name.startswith("gpu/temperature_celsius/") and value > _HOT_CELSIUS for name, value in readings)
@@ -159,10 +163,12 @@ RULES: Sequence[AlertRule] = (
     AlertRule(
         "HeadwaySaveFailing",
         "critical",
-        "increase({run/save_failures}[30m]) > 0",
+        f"increase({{run/save_failures}}[30m]) > 0 or ({{run/failed_saves_in_row}} > 0 and {_LIVE})",
         "0m",
         "A checkpoint of {{ $labels.run }} could not be saved",
-        "The log of the run says why: a full disk most often.",
+        "The log of the run says why: a full disk most often. Make room: checkpoint.max_failed_saves in a row end it.",
+        _is_save_failing,
+        "save failed",
     ),
     AlertRule(
         "HeadwayUploadFailing",

@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from headway.config.units import Interval
+from headway.core.coordination.heartbeat import read_heartbeat
 from headway.core.coordination.outcomes import BUDGET_REACHED, CANCELLED, FAILED, FINISHED, PREEMPTED, SAVED_OUTCOMES
 from headway.core.files.foreign import as_number, open_regular, parse_json_lines
+from headway.core.machine.system import host_name
 from headway.telemetry.anomalies import Anomaly, AnomalyWatch
 from headway.telemetry.catalogue import CATALOGUE, Kind, metric
 from headway.telemetry.goodput import was_meant_to_end
@@ -116,6 +118,8 @@ class LiveRun:
         self._history = _History()
         self._needs_samples = newest
         self._records: dict[int, dict[str, Any]] = {}
+        #: The newest attempt, and its failed saves as its page has told: all, and those in a row; None without a page.
+        self._told: tuple[int, tuple[int, int] | None] = (0, None)
         self._config = _Cached(path / "config.yaml")
         self._facts = _Cached(path / "run.json")
         self._settings: dict[str, Any] = {}
@@ -133,6 +137,15 @@ class LiveRun:
                 lines = file.read(_SAMPLE_BYTES).split(b"\n")
                 self._history.watch.add_sample(parse_json_lines(lines[1:-1]))  # without the parts at both ends
 
+    def _read_failed_saves(self, number: int, record: Mapping[str, Any], state: str) -> None:
+        """Read the counts of the newest attempt from its page, on its own machine: records may wait for a disk."""
+        if self._told[0] != number:
+            self._told = number, None
+        if state == RUNNING and record.get("host") == host_name():
+            page = read_heartbeat(self.path / "attempts" / f"{number:03d}" / "heartbeat-0")
+            if page is not None:
+                self._told = number, (page.failed_saves, page.failed_saves_in_row)
+
     def refresh(self, now: float | None = None) -> Snapshot:
         """Read what is new; what cannot be read is as before."""
         now = time.time() if now is None else now
@@ -149,9 +162,14 @@ class LiveRun:
                     self._history.add(record)
         self._read_attempts()
         number, record, outcome, state = self._newest()
+        self._read_failed_saves(number, record, state)
         history = self._history
         anomalies = history.watch.found() if state in (RUNNING, NOT_ENDED) else ()
         values = {**history.latest, **history.totals, **dict(self._derived(state, now))}
+        recorded = history.failed_saves(number)
+        failed, in_row = self._told[1] or recorded
+        values["run/save_failures"] += max(0, failed - recorded[0])
+        values["run/failed_saves_in_row"] = float(in_row)
         values["run/anomalies"] = float(len(anomalies))
         values.update({f"run/anomaly/{one.label}": 1.0 for one in anomalies})
         for one in STATES:
@@ -277,6 +295,7 @@ class _History:
         self.step_time: float | None = None
         self._at: dict[str, int] = {}
         self._step, self._attempt = -1, -1
+        self._failed = (-1, 0, 0)
         self._own_names = 0
         self._recent: deque[tuple[float, int, float, float, float]] = deque(maxlen=_WINDOW)
         # Steps that count, and the effective seconds up to each: after a rollback some no longer count.
@@ -295,6 +314,7 @@ class _History:
         self._step, self._attempt = step, attempt
         self.watch.add(step, attempt, record)
         latest, at = self.latest, self._at
+        self._count_saves(attempt, record)
         for name, value in record.items():
             number = value if type(value) is float else recorded_number(value)
             if number is None:
@@ -314,6 +334,18 @@ class _History:
         seconds = record.get("speed/step_seconds")
         if type(seconds) is float:
             self._add_step(step, seconds, record)
+
+    def _count_saves(self, attempt: int, record: Mapping[str, Any]) -> None:
+        total, in_row = self.failed_saves(attempt)
+        if "checkpoint/failed_step" in record:
+            self._failed = attempt, total + 1, in_row + 1
+        elif "checkpoint/saved_step" in record:
+            self._failed = attempt, total, 0
+
+    def failed_saves(self, attempt: int) -> tuple[int, int]:
+        """Return the saves of an attempt that have failed by the records: all, and those since the last good one."""
+        recorded, total, in_row = self._failed
+        return (total, in_row) if recorded == attempt else (0, 0)
 
     def _add_step(self, step: int, seconds: float, record: Mapping[str, Any]) -> None:
         self.step_time = self.time

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from headway.parallel.world import World
     from headway.training.evaluation.early_stopping import EvaluationHistory
     from headway.training.evaluation.evaluate import Evaluation
+    from headway.training.failed_saves import FailedSaves
     from headway.training.health.decisions import Decision
     from headway.training.state import TrainState
     from headway.training.state_writer import StateWriter
@@ -42,6 +43,8 @@ class Job:
     """Returns the run to an earlier checkpoint when health decides so."""
     notices: NoticeReader | None = None
     """Reads notices that this machine will be taken away."""
+    failed_saves: FailedSaves | None = None
+    """Ends the run where no save succeeds any more; None trains on without checkpoints."""
     evaluations: EvaluationHistory | None = None
     """The losses on held-out text by which the run may end early; None without `train.early_stopping`."""
     pipeline: Pipeline | None = None

@@ -46,7 +46,9 @@ def train_loop(job: Job) -> None:
         DivergedError: too many steps in a row had a non-finite loss or gradient. The last state is not saved, so the
             same command meets the same steps again.
         Preempted: a signal asked to stop; the state is saved. `BudgetReached` if the run has spent its budget.
-        CheckpointError: all steps are done and saved here, but another attempt, or another run, has the remote tier.
+        CheckpointError: `checkpoint.max_failed_saves` saves in a row have failed, or that of the last state;
+            `SavesFailed` where another machine can continue the run. Or all steps are done and saved here, but another
+            attempt, or another run, has the remote tier.
     """
     config, state = job.config, job.state
     lanes = job.grid.of_worker(job.world.data_rank, job.world.mesh.data)
@@ -70,12 +72,13 @@ def train_loop(job: Job) -> None:
             step_metrics.restart()
         last = _ends_early(job)  # the state was saved when the run ended, and the same command was run again
         for ready, (_, batches) in enumerate(() if last else feed):  # fetch
-            flags = (signals.stop, schedule.due() or signals.save)
+            unsaved = job.failed_saves is not None and job.failed_saves.too_many
+            flags = (signals.stop, schedule.due() or signals.save, unsaved)
             # What does not fit in the first step never will. Later, other processes may be the cause: another attempt
             # helps.
             with explain_out_of_memory(config, batches) if state.cursor.step == 0 else nullcontext():
                 result = train_step.run(batches, flags)  # step
-            stop, save = result.flags
+            stop, save, unsaved = result.flags
             step, last = state.cursor.step, state.cursor.step == job.total_steps
             metrics = step_metrics.metrics(result)
             for callback in job.callbacks:  # observe
@@ -86,6 +89,8 @@ def train_loop(job: Job) -> None:
                 continue
             if _skip_limit_reached(job):  # stop; not saved, or the same command would continue past the limit
                 raise _diverged(job)
+            if unsaved and job.failed_saves is not None:
+                raise job.failed_saves.end_of_run(job)
             # A machine that is taken away does not wait for an evaluation; the next attempt does it.
             evaluation_missed = _evaluation_is_due(job) and (stop or not _evaluate(job, signals))
             last = last or (_evaluation_is_due(job) and _ends_early(job))
@@ -255,7 +260,7 @@ def _save_with_retries(job: Job) -> None:
     """Write the newest state to disk. No later save would make up for it, so a retry follows when a process dies.
 
     Raises:
-        CheckpointError: the state cannot be written.
+        CheckpointError: the state cannot be written. `SavesFailed` where another machine can continue the run.
     """
     beat(Phase.END)
     for _ in range(_RETRIES):
@@ -264,7 +269,12 @@ def _save_with_retries(job: Job) -> None:
         _report_outcomes(job)
         _checkpoint(job)
         beat(Phase.END)
-    job.writer.wait()
+    try:
+        job.writer.wait()
+    except CheckpointError as error:
+        if job.failed_saves is None:
+            raise
+        raise job.failed_saves.end_without(error) from error
 
 
 def _report_outcomes(job: Job) -> list[Outcome]:

@@ -84,6 +84,9 @@ class CheckpointConfig(RetentionConfig):
     the state."""
     failures_per_day: Annotated[float, Field(gt=0.0)] | None = None
     """For `every: auto`: expected failures per day; estimated from the run's own attempts when not given."""
+    max_failed_saves: PositiveInt = 10
+    """Saves in a row that may fail. The run then ends, since all further steps would be lost: with exit code 75 where
+    another machine can continue it (`remote`, several machines, a scheduler), else with 4."""
     full_every: Interval | None = None
     """How often a checkpoint also holds config, provenance and the latest evaluation; every checkpoint when not
     given."""

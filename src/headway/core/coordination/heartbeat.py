@@ -29,8 +29,8 @@ from headway.core.files.locks import is_at
 from headway.core.files.scratch import file_in_memory
 from headway.core.process.faults import fault_point
 
-_LAYOUT = struct.Struct("<8sqqqqqqqqqqqqq48s48s")
-_MAGIC = b"HWBEAT2\0"
+_LAYOUT = struct.Struct("<8sqqqqqqqqqqqqqqq48s48s")
+_MAGIC = b"HWBEAT3\0"
 _FILE_BYTES = 4096
 
 
@@ -106,6 +106,10 @@ class Reading:
     """The last exchange that it began, with all or some workers."""
     finished: Exchange = _NO_EXCHANGE
     """The last exchange that it finished; one that ended in an error does not count."""
+    failed_saves: int = 0
+    """Checkpoints that could not be saved in this attempt. Only the first worker counts them."""
+    failed_saves_in_row: int = 0
+    """Those since the last one that was saved."""
 
     @property
     def has_finished_a_step(self) -> bool:
@@ -136,6 +140,7 @@ class Heartbeat:
         self._collectives = self._begun = self._finished = 0
         self._waits, self._begun_name, self._finished_name = False, b"", b""
         self._own_ns = self._data_ns = self._steps_ns = 0
+        self._failed_saves = self._failed_saves_in_row = 0
         self._write(now)
 
     def beat(self, phase: Phase, step: int | None = None) -> None:
@@ -151,6 +156,11 @@ class Heartbeat:
                 self._steps_ns = now
             self._step = step
         self._write(now)
+
+    def count_failed_saves(self, total: int, in_row: int) -> None:
+        """Report how many saves have failed, in this attempt and since the last one that succeeded."""
+        self._failed_saves, self._failed_saves_in_row = total, in_row
+        self.beat(self._phase)
 
     def begin(self, exchange: str, everyone: bool) -> None:
         """Report that this worker begins an exchange, with all workers or with some."""
@@ -192,7 +202,8 @@ class Heartbeat:
         self._page[: _LAYOUT.size] = _LAYOUT.pack(
             _MAGIC, self._pid, self._phase, self._step, now, self._phase_ns, self._collectives,
             self._own_ns, self._data_ns, self._first_step, self._steps_ns,
-            self._begun, self._finished, self._waits, self._begun_name, self._finished_name,
+            self._begun, self._finished, self._waits, self._failed_saves, self._failed_saves_in_row,
+            self._begun_name, self._finished_name,
         )  # fmt: skip
 
 
@@ -253,7 +264,7 @@ def read_heartbeat(page: Path | int) -> Reading | None:
         return None
     if magic != _MAGIC or not 0 <= phase < len(_WORDS):
         return None
-    begun, finished, waits, begun_name, finished_name = exchanges
+    begun, finished, waits, failed_saves, failed_in_row, begun_name, finished_name = exchanges
     last = Exchange(begun, _text(begun_name))
     return Reading(
         pid=pid,
@@ -269,6 +280,8 @@ def read_heartbeat(page: Path | int) -> Reading | None:
         steps_seconds=steps / 1e9,
         begun=last,
         finished=Exchange(finished, _text(finished_name)),
+        failed_saves=failed_saves,
+        failed_saves_in_row=failed_in_row,
     )
 
 
@@ -342,6 +355,12 @@ def keep_beating() -> None:
     """Report that this process is alive, in the last phase, and waits for something that makes progress."""
     if _heartbeat is not None:
         _heartbeat.beat(_heartbeat.phase)
+
+
+def report_failed_saves(total: int, in_row: int) -> None:
+    """Report failed saves to readers of this process's page, which need no disk for it; nothing without a page."""
+    if _heartbeat is not None:
+        _heartbeat.count_failed_saves(total, in_row)
 
 
 def current_step() -> int | None:

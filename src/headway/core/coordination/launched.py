@@ -40,6 +40,10 @@ BIND_VARIABLE = "HEADWAY_BIND_STORE"
 OWN_DISKS_VARIABLE = "HEADWAY_OWN_DISKS"
 
 
+#: Variables by which jobs of Slurm, Kubernetes, SkyPilot, Ray and Metaflow can be told.
+_SCHEDULERS = ("SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST", "SKYPILOT_TASK_ID", "RAY_JOB_ID", "METAFLOW_RUN_ID")
+
+
 @dataclass(frozen=True)
 class MachinePart:
     """The workers of one machine among those of several machines."""
@@ -124,6 +128,11 @@ def workers_of_this_machine(size: int) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ConfigError(f"'{text}' is no number of workers", where="LOCAL_WORLD_SIZE", fix=_FIX)
     return min(size, int(text))
+
+
+def is_rescheduled() -> bool:
+    """Return whether a scheduler that starts a job again after exit code 75 has started this process."""
+    return any(name in os.environ for name in _SCHEDULERS)
 
 
 def are_all_on_this_machine(size: int) -> bool:

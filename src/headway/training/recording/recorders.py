@@ -118,6 +118,7 @@ class Recorder(Callback):
         if outcome.error is None:
             self._log.write(step, {"checkpoint/saved_step": of, "checkpoint/write_seconds": outcome.seconds})
             self._line.saved()
+            self._log.restore_reserve()
             if self._meter is not None and job.config.cost.storage_usd_per_gib_month:
                 self._meter.stored(stored_bytes(job.config.run_directory))
         else:
