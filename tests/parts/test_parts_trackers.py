@@ -34,6 +34,7 @@ from support import headway, write_config, write_corpus
 from support_followers import append, record, steps, write_run
 from support_otlp import Collector
 from waits import LONG
+from wandb_server import WandbServer
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -332,28 +333,78 @@ def offline_history(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
+#: The command line, which has W&B's client finish a session every second or so.
+FLUSHING = (
+    "from headway.tracking import follower; follower.FLUSH_SECONDS = 0.5; from headway.cli.main import main; main()"
+)
+
+
+def wandb_values(lines: Sequence[dict[str, Any]]) -> dict[tuple[str, int], float]:
+    """The values that a run has at W&B, whose steps must rise."""
+    steps_sent = [int(line["_step"]) for line in lines]
+    assert steps_sent == sorted(set(steps_sent)), "each step once"
+    return {
+        (name, int(line["_step"])): float(value)
+        for line in lines
+        for name, value in line.items()
+        if not name.startswith("_")
+    }
+
+
+def sync(run: Path, server: WandbServer) -> None:
+    folders = sorted((run / "tracking/wandb").glob("offline-run-*"))
+    command = [Path(sys.executable).with_name("wandb"), "sync", *folders]
+    environment = {**os.environ, **server.variables}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONG, env=environment)
+    assert done.returncode == 0 and "ERROR" not in done.stderr, done.stderr
+
+
 @pytest.mark.parts(WANDB)
-def test_wandb_gets_each_step_at_least_once_with_the_same_value(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", [1, 2])
+def test_wandb_sync_sends_each_step_once_though_followers_are_killed(tmp_path: Path, seed: int) -> None:
+    """A run that grows, restarts and has events; followers are killed three times, and what is there is sent between.
+
+    What counts is what the real client sends to a server that tells it the truth about what it has.
+    """
     pytest.importorskip("wandb")
-    run = write_run(tmp_path, steps(1, 300))
-    command = [sys.executable, "-m", "headway", "track", run, "--once", "--to", "{wandb: {mode: offline}}"]
-    process = subprocess.Popen(command, start_new_session=True)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(8.0)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    append(run, steps(301, 320))
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONG)
+    draws, server = random.Random(seed), WandbServer()
+    run = write_run(tmp_path, [], outcomes=(None,))
+    command = [sys.executable, "-c", FLUSHING, "track", str(run), "--to", "{wandb: {mode: offline}}"]
+    expected: dict[tuple[str, int], float] = {}
+    for number, (first, last) in enumerate([(1, 400), (301, 800), (801, 1200), (1101, 1254)], start=1):
+        records = steps(first, last, number)
+        for step in range(first + 99, last + 1, 100):
+            place = next(n for n, one in enumerate(records) if one["step"] == step)
+            records.insert(place + 1, record(step, number, evaluation__loss=2.0 / step))
+        for one in records:
+            for name in ("train/loss", "speed/step_seconds", "evaluation/loss"):
+                if name in one:
+                    expected.setdefault((name, one["step"]), one[name])
+        process = None
+        if number < 4:
+            process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+        for start in range(0, len(records), 20):
+            append(run, records[start : start + 20])
+            if process is not None:
+                time.sleep(draws.uniform(0.1, 0.5))
+        if process is not None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if number == 2:
+            sync(run, server)
+            assert wandb_values(server.history("ab" * 8)).items() <= expected.items()
+    done = subprocess.run([*command, "--once"], capture_output=True, text=True, check=False, timeout=LONG)
     assert done.returncode == 0, done.stderr
-    found: dict[int, set[float]] = {}
-    for line in offline_history(run / "tracking"):
-        if "train/loss" in line:
-            found.setdefault(int(line["_step"]), set()).add(float(line["train/loss"]))
-    assert found == {step: {1 / step} for step in range(1, 321)}
+    sync(run, server)
+    assert wandb_values(server.history("ab" * 8)) == expected and "headway/config.yaml" in server.uploads
+    assert len(list((run / "tracking/wandb").glob("offline-run-*"))) > 4
+    assert {line["_step"]: line["train/loss"] for line in offline_history(run / "tracking")} == {
+        step: 1 / step for step in range(1, 1255)
+    }
     shutil.rmtree(run / "tracking" / "wandb")
-    again = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONG)
+    again = subprocess.run([*command, "--once"], capture_output=True, text=True, check=False, timeout=LONG)
     assert again.returncode == 0 and not offline_history(run / "tracking")  # nothing is new
+    server.close()
 
 
 def trackio_losses(folder: Path, project: str = "headway") -> list[tuple[int, float]]:

@@ -1,15 +1,22 @@
-"""The sink for Weights & Biases: at least once, with the same step and value.
+"""The sinks for Weights & Biases.
 
 Its client hands lines to a process of its own, which buffers them. So points count as arrived when the client has
-finished a session; the follower has it finish one every few minutes, and after a kill sends the last ones again. The
-server ignores a step that it has.
+finished a session; the follower has it finish one every few minutes, and after a kill sends the last ones again.
+Online that is harmless: the server ignores a step that it has.
+
+Offline there is no server to ask. `wandb sync` sends the folders of a run one after the other, gives steps that are not
+above the last one other numbers, and gives up at a folder that a kill has left empty. So a session is written where
+nobody looks for it and renamed into place when it is whole. Each folder says up to which step it goes, and the next one
+begins above that: every step is in one folder, whatever was killed or sent twice.
 """
 
 from __future__ import annotations
 
 import netrc
 import os
-from collections.abc import Mapping
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -17,26 +24,32 @@ from typing import Any, Literal
 from headway.config.sections.track import WandbConfig
 from headway.core.credentials.secrets import redact
 from headway.core.errors import ConfigError, missing_extra
+from headway.core.files.atomic import sync_folder, write_json
+from headway.core.files.foreign import read_json_object
+from headway.core.files.hashes import fingerprint
 from headway.tracking.cursor import FOLDER
 from headway.tracking.sink import Batch, Description, Refused, Sink, SinkSpec, Status, TrackedRun, Unreachable
 
 _DEFAULT_PROJECT = "headway"
 #: Set for the client if the user has not.
 _VARIABLES = {"WANDB_SILENT": "true", "WANDB_CONSOLE": "off", "WANDB_ERROR_REPORTING": "false"}
+#: In a folder of an offline session: the last step in it, and whose it is.
+_SPAN_FILE = "headway.json"
 _CODES: dict[Status, int] = {"running": 0, "finished": 0, "failed": 1, "killed": 1}
 
 
 class WandbSink:
-    """Sends a run to Weights & Biases, or writes it for `wandb sync`.
+    """Sends a run to Weights & Biases: at least once, with the same step and value.
 
     Args:
         project: The project.
         entity: Its owner; None is the key's.
-        mode: Whether to send, or only to write.
     """
 
-    def __init__(self, project: str, entity: str | None, mode: Literal["online", "offline"]) -> None:
-        self._project, self._entity, self._mode = project, entity, mode
+    _mode: Literal["online", "offline"] = "online"
+
+    def __init__(self, project: str, entity: str | None) -> None:
+        self._project, self._entity = project, entity
         self._run: TrackedRun | None = None
         self._session: Any = None
         self._state: dict[str, Any] = {}
@@ -90,6 +103,10 @@ class WandbSink:
         with suppress(Unreachable):
             self._finish()
 
+    def _folder(self, run: TrackedRun) -> Path:
+        """Return where the client makes its folder `wandb`."""
+        return run.path / FOLDER
+
     def _begin(self) -> Any:
         if self._session is not None:
             return self._session
@@ -103,10 +120,10 @@ class WandbSink:
             self._session = wandb.init(
                 project=self._project,
                 entity=self._entity,
-                id=run.id[:16] + run.suffix,
+                id=_id(run),
                 name=run.title,
                 group=run.name,
-                dir=str(run.path / FOLDER),
+                dir=str(self._folder(run)),
                 mode=self._mode,
                 resume="allow",
                 reinit="create_new",
@@ -129,6 +146,118 @@ class WandbSink:
             session.finish(exit_code=code)
         except Exception as error:  # the client's process may be gone, with what was not finished
             raise Unreachable(redact(str(error)).partition("\n")[0]) from error
+
+
+class OfflineWandbSink(WandbSink):
+    """Writes a run for `wandb sync`: every step in one folder, with all that is recorded before the next step.
+
+    What is recorded later for a step that is written already, as where a restart repeats steps, is left out: W&B takes
+    steps in rising order only.
+    """
+
+    _mode = "offline"
+
+    def open(self, run: TrackedRun, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Find out which steps are written, and remove what a killed follower has left."""
+        super().open(run, state)
+        self._target = fingerprint([self._project, self._entity, _id(run)])[:8]
+        self._unfinished = run.path / FOLDER / f"wandb-unfinished-{self._target}"
+        shutil.rmtree(self._unfinished, ignore_errors=True)
+        # A folder may be newer than the state, after a kill, or gone, after `wandb clean`.
+        self._written: int = max([state.get("written", -1), *map(self._last_step, _folders(run))])
+        self._logged = self._written
+        held = state.get("held") or {}
+        #: The newest step and its values. More may be recorded for it, so it is written when the next one comes.
+        self._step: int = held.get("step", -1)
+        self._values = {name: float(value) for name, value in held.get("values", {}).items()}
+        return self._state
+
+    def describe(self, description: Description) -> Mapping[str, Any]:
+        """Write the description; `wandb sync` sends the files that the client was told of."""
+        state = super().describe(description)
+        session = self._begin()
+        for name in description.files:
+            session.save(str(Path(session.dir) / "headway" / name), base_path=session.dir, policy="now")
+        return state
+
+    def send(self, batch: Batch) -> None:
+        """Write all steps but the newest; `flush` finishes the folder."""
+        for point in batch.points:
+            if point.step > self._step:
+                self._log_newest()
+                self._step, self._values = point.step, {}
+            if point.step == self._step:
+                self._values.setdefault(point.name, point.value)
+
+    def flush(self) -> Mapping[str, Any]:
+        """Finish the folder, and keep the newest step."""
+        self._finish()
+        values = {name: repr(value) for name, value in self._values.items()}  # JSON has no NaN
+        self._state["written"] = self._written
+        self._state["held"] = {"step": self._step, "values": values} if self._step > self._written else None
+        return self._state
+
+    def set_status(self, status: Status, ended: float | None) -> None:
+        """Write the newest step, too, of a run that has ended."""
+        if status != "running":
+            self._log_newest()
+        super().set_status(status, ended)
+
+    def close(self) -> None:
+        """Drop a folder that is not whole; the next follower writes its steps."""
+        session, self._session = self._session, None
+        if session is not None:
+            with suppress(Exception):  # the client's process may be gone
+                session.finish(exit_code=1)
+        shutil.rmtree(self._unfinished, ignore_errors=True)
+
+    def _log_newest(self) -> None:
+        if self._values and self._step > self._logged:
+            self._begin().log(self._values, step=self._step)
+            self._logged = self._step
+
+    def _folder(self, run: TrackedRun) -> Path:
+        # Another one each time: the client's process of a killed follower may still write to the last one.
+        self._unfinished.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(dir=self._unfinished))
+
+    def _finish(self) -> None:
+        session = self._session
+        super()._finish()
+        if session is None:
+            return
+        assert self._run is not None, "open"
+        folder = Path(session.dir).parent
+        try:
+            for path in folder.glob("*.wandb"):
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+            write_json(folder / _SPAN_FILE, {"target": self._target, "last_step": self._logged})
+            place = self._run.path / FOLDER / "wandb" / folder.name
+            place.parent.mkdir(exist_ok=True)
+            folder.rename(place)
+            sync_folder(place.parent)
+        except OSError as error:
+            raise Unreachable(f"{folder.name} cannot be written: {error.strerror or error}") from error
+        self._written = self._logged
+
+    def _last_step(self, folder: Path) -> int:
+        """Return the last step in a folder; -1 if it is another tracker's, or of a version that did not say."""
+        try:
+            found = read_json_object(folder / _SPAN_FILE)
+        except (OSError, ValueError):
+            return -1
+        last = found.get("last_step")
+        return last if found.get("target") == self._target and isinstance(last, int) else -1
+
+
+def _id(run: TrackedRun) -> str:
+    return run.id[:16] + run.suffix
+
+
+def _folders(run: TrackedRun) -> Iterator[Path]:
+    """Yield the folders of a run that are whole."""
+    yield from (run.path / FOLDER / "wandb").glob(f"offline-run-*-{_id(run)}")
 
 
 def _client() -> Any:
@@ -175,7 +304,8 @@ def _place(settings: WandbConfig, where: str) -> str:
 
 def _make(settings: WandbConfig, run: Path, where: str) -> Sink:
     project, entity, mode = _address(settings)
-    return WandbSink(project, entity, "offline" if mode == "offline" else "online")
+    kind = OfflineWandbSink if mode == "offline" else WandbSink
+    return kind(project, entity)
 
 
 SPEC = SinkSpec(_place, _make, _check, library=("wandb", "wandb", "wandb"))

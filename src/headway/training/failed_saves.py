@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from headway.checkpoint.save.outcomes import Outcome
     from headway.training.job import Job
 
-_AGAIN = "see to the disk, then run the same command again"
+_AGAIN = "make room there or repair the disk, then run the same command again"
 
 
 class FailedSaves(Callback):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +23,7 @@ from headway.telemetry.record import Run
 from headway.tracking import cursor as cursor_module
 from headway.tracking import follow as follow_module
 from headway.tracking import follower as follower_module
-from headway.tracking import history
+from headway.tracking import history, wandb_sink
 from headway.tracking.cursor import Cursor, CursorFile, InUse, cursor_name
 from headway.tracking.describe import describe
 from headway.tracking.follow import follow_all
@@ -28,6 +31,7 @@ from headway.tracking.follower import Follower, Waiting
 from headway.tracking.history import StepSet, Tail
 from headway.tracking.mlflow_sink import MlflowSink
 from headway.tracking.sink import LostRun, Sink
+from headway.tracking.wandb_sink import OfflineWandbSink
 from support_followers import Crash, FakeMlflow, FakeMlflowError, Gate, MemorySink, append, record, steps, write_run
 
 #: Two attempts: the second repeats steps 5 to 7, whose times differ, and an event comes at an earlier step than before.
@@ -63,10 +67,10 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tail.blocks, "__defaults__", (None, 300))
 
 
-def follow(run: Path, sink: Sink, **waiting: Any) -> list[str]:
+def follow(run: Path, sink: Sink, name: str = "memory", **waiting: Any) -> list[str]:
     """Follow a run that is over, and return what was reported."""
     said: list[str] = []
-    cursor = CursorFile(run, "memory")
+    cursor = CursorFile(run, name)
     wait = Waiting(**{"is_over": lambda: True, "sleep": lambda seconds: None, "patience_seconds": 0.0, **waiting})
     try:
         Follower(run, sink, "memory", cursor, report=said.append, waiting=wait).run()
@@ -442,3 +446,115 @@ def test_what_describes_a_run_is_read_when_its_files_have_changed(
     follow(run, sink, is_over=lambda: next(looks), sleep=slept)
     assert [sorted(one.files) for one in sink.descriptions] == [["config.yaml"], ["config.yaml", "samples.txt"]]
     assert "hunter2" not in sink.descriptions[-1].files["samples.txt"]
+
+
+# W&B offline ----------------------------------------------------------------------------------------------------------
+
+
+class FakeWandb:
+    """W&B's client offline: a session is a folder, and its lines are on disk once it is finished.
+
+    Args:
+        gate: Ends the process at one of its places.
+    """
+
+    errors = SimpleNamespace(AuthenticationError=PermissionError, Error=ConnectionError)
+    sessions = 0
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def Settings(self, **settings: Any) -> None:
+        """Take none."""
+
+    def init(self, **arguments: Any) -> SimpleNamespace:
+        FakeWandb.sessions += 1
+        name = f"offline-run-{FakeWandb.sessions:08d}-{arguments['id']}"
+        files = Path(arguments["dir"]) / "wandb" / name / "files"
+        files.mkdir(parents=True)
+        path = files.parent / f"run-{arguments['id']}.wandb"
+        path.write_bytes(b":W&B\xef\xbe\x00"[:7])
+        self._gate()
+        lines: list[dict[str, Any]] = []
+
+        def log(values: dict[str, float], step: int) -> None:
+            lines.append({"_step": step, **values})
+            self._gate()
+
+        def finish(exit_code: int) -> None:
+            self._gate()
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            self._gate()
+
+        return SimpleNamespace(
+            config=SimpleNamespace(update=lambda *_, **__: None), dir=str(files), summary={},
+            log=log, finish=finish, mark_preempting=lambda: None, save=lambda *_, **__: None,
+        )  # fmt: skip
+
+
+class OfflineSink(OfflineWandbSink):
+    """The sink of a process that may be killed: nothing cleans up after it."""
+
+    def close(self) -> None:
+        if not isinstance(sys.exc_info()[1], Crash):
+            super().close()
+
+
+def wandb_lines(run: Path) -> list[dict[str, Any]]:
+    """The lines of history in the order in which `wandb sync` sends them; it refuses a folder that is not whole."""
+    paths = sorted((run / "tracking/wandb").glob("offline-run-*/*.wandb"))
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+
+
+def check_wandb(run: Path, expected: dict[tuple[str, int], float]) -> None:
+    lines = wandb_lines(run)
+    steps_sent = [line.pop("_step") for line in lines]
+    assert steps_sent == sorted(set(steps_sent)), "each step once, rising over all folders"
+    values = {(name, step): value for step, line in zip(steps_sent, lines, strict=True) for name, value in line.items()}
+    assert {place: value for place, value in values.items() if place in expected} == expected
+
+
+def test_wandb_offline_has_each_step_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events count for the step that is the newest; one at an earlier step than that has no place in W&B."""
+    monkeypatch.setattr(wandb_sink, "_client", lambda: FakeWandb(Gate()))
+    monkeypatch.setattr(follower_module, "FLUSH_SECONDS", 0.0)
+    run = write_run(tmp_path, RESTARTED[:9], outcomes=("worker 0 died", "finished"))
+    over = iter([False] * 8)
+    follow(run, OfflineSink("p", None), is_over=lambda: next(over, True), goes_on=lambda: True)
+    assert [line["_step"] for line in wandb_lines(run)] == list(range(1, 7)), "more may be recorded for the newest step"
+    append(run, RESTARTED[9:])
+    follow(run, OfflineSink("p", None))
+    check_wandb(run, {place: value for place, value in EXPECTED.items() if place != ("checkpoint/saved_step", 6)})
+    assert math.isnan(wandb_lines(run)[-1]["train/grad_norm"])
+    folders = len(list((run / "tracking/wandb").iterdir()))
+    assert folders > 2 and not list((run / "tracking").glob("wandb-unfinished-*/*"))
+    follow(run, OfflineSink("other", None), name="other")
+    assert len(wandb_lines(run)) == 20, "another project has steps of its own"
+
+
+def test_a_kill_at_any_line_repeats_no_step_in_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = Killed(monkeypatch)
+    monkeypatch.setattr(follower_module, "FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr(wandb_sink, "sync_folder", lambda path: None)
+    monkeypatch.setattr(wandb_sink.os, "fsync", lambda file: None)
+    gates, rename = [Gate()], Path.rename
+
+    def gated(path: Path, target: Path) -> Path:
+        gates[-1]()
+        moved = rename(path, target)
+        gates[-1]()
+        return moved
+
+    def made(gate: Gate) -> Sink:
+        gates.append(gate)
+        return OfflineSink("p", None)
+
+    monkeypatch.setattr(Path, "rename", gated)
+    monkeypatch.setattr(wandb_sink, "_client", lambda: FakeWandb(gates[-1]))
+    for number in range(1000):
+        run = write_run(tmp_path / str(number), SHORT, outcomes=("worker 0 died", "finished"))
+        there = killed.at(number, run, made)
+        check_wandb(run, {("train/loss", step): 1 / step for step in range(1, 5)} | {("checkpoint/saved_step", 3): 2.0})
+        if not there:
+            break
+    assert number > 30

@@ -213,12 +213,12 @@ def test_a_failed_run_stays_failed_in_wandb_when_it_is_sent_again(
     client = SimpleNamespace(Settings=lambda **_: None, init=lambda **_: session)
     monkeypatch.setattr(wandb_sink, "_client", lambda: client)
     run, description = TrackedRun("ab" * 16, "tiny", tmp_path), Description("tiny", {}, {})
-    sink = WandbSink("headway", None, "offline")
+    sink = WandbSink("headway", None)
     sink.open(run, {})
     sink.describe(description)
     sink.set_status("failed", None)
     state = sink.flush()
-    again = WandbSink("headway", None, "offline")
+    again = WandbSink("headway", None)
     again.open(run, state)
     again.describe(description)
     state = again.flush()
@@ -244,7 +244,7 @@ def test_a_status_that_was_not_made_certain_is_sent_again(tmp_path: Path, monkey
     client = SimpleNamespace(Settings=lambda **_: None, init=lambda **_: session)
     monkeypatch.setattr(wandb_sink, "_client", lambda: client)
     run = write_run(tmp_path, steps(1, 3), outcomes=("worker 0 crashed: no",))
-    tracker = TrackConfig.model_validate({"wandb": {"mode": "offline"}})
+    tracker = TrackConfig.model_validate({"wandb": {"mode": "online"}})
     for _ in range(2):
         with suppress(HeadwayError):
             follow(run, tracker, "track.0", report=lambda text: None, waiting=OVER)
