@@ -106,6 +106,12 @@ CASES = (
         {"run/save_failures": "4x100"},  # before the time that counts
     ),
     *both(
+        "HeadwaySaveFailing",
+        {"run/failed_saves_in_row": "0x25 1x100"},
+        {"run/failed_saves_in_row": "0x100"},
+        {"run/failed_saves_in_row": "0x25 1x100", **FINISHED},
+    ),
+    *both(
         "HeadwayUploadFailing",
         {"run/upload_failures": "0x25 1x100"},
         {"run/upload_failures": "0x100"},

@@ -354,8 +354,10 @@ def wandb_values(lines: Sequence[dict[str, Any]]) -> dict[tuple[str, int], float
 def sync(run: Path, server: WandbServer) -> None:
     folders = sorted((run / "tracking/wandb").glob("offline-run-*"))
     command = [Path(sys.executable).with_name("wandb"), "sync", *folders]
-    environment = {**os.environ, **server.variables}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONG, env=environment)
+    environment = {**os.environ, **server.variables, "WANDB_DIR": str(run.parent)}  # it keeps a log
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=LONG, env=environment, cwd=run.parent
+    )
     assert done.returncode == 0 and "ERROR" not in done.stderr, done.stderr
 
 

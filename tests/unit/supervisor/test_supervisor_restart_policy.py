@@ -42,6 +42,11 @@ def test_preemptions_are_not_limited_and_signals_from_outside_are_no_failures() 
     assert policy.decide(KILLED, 11).continues, "nothing of that has been counted"
 
 
+def test_a_machine_on_which_nothing_can_be_saved_is_not_tried_again() -> None:
+    unsaved = AttemptOutcome("preempted", "10 saves in a row have failed", 75, error="SavesFailed")
+    assert not RestartPolicy(SuperviseConfig(restart_preempted=True)).decide(unsaved, 4).continues
+
+
 def test_a_budget_that_is_reached_ends_the_run() -> None:
     """Even where preemptions do not: what is saved would only be paid for again."""
     reached = AttemptOutcome("budget", "stopped by budget; step 4 is saved", 6)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.core.coordination.heartbeat import Heartbeat
 from headway.core.errors import CheckpointError
 from headway.telemetry.goodput import goodput_of
 from headway.telemetry.record import open_run
@@ -48,6 +49,34 @@ def test_a_run_that_trains(run: WrittenRun) -> None:
     assert snapshot.items_per_second == pytest.approx(256.0) and snapshot.mfu == pytest.approx(0.4)
     assert values["run/budget_usd"] == 12.5 and values["run/total_steps"] == 100 and values["mine/own"] == 1.5
     assert values["run/state/running"] == 1 and values["run/state/failed"] == 0
+
+
+def test_failed_saves_are_known_though_no_record_of_them_is_written(run: WrittenRun) -> None:
+    """The page of the first worker has them, and on another machine, or in the end, the records."""
+    run.begin(alive=True)
+    run.step(10)
+    run.append(10, run.started + 20, **{"checkpoint/failed_step": 8.0})
+    live = LiveRun(run.path)
+    values = live.refresh().values
+    assert (values["run/save_failures"], values["run/failed_saves_in_row"]) == (1, 1)
+    page = Heartbeat(run.folder / "heartbeat-0")
+    page.count_failed_saves(4, 3)
+    snapshot = live.refresh()
+    assert (snapshot.values["run/save_failures"], snapshot.values["run/failed_saves_in_row"]) == (4, 3)
+    assert "HeadwaySaveFailing" in [alert.name for alert in firing(snapshot, run.started + 30)]
+    text = exposition(RunsFolder(run.path.parent)).decode()
+    assert 'headway_run_save_failures_total{run="one"} 4.0' in text
+    for step in (8.0, 8.0, 8.0):  # what waited is written
+        run.append(10, run.started + 31, **{"checkpoint/failed_step": step})
+    assert live.refresh().values["run/save_failures"] == 4
+    page.count_failed_saves(4, 0)
+    snapshot = live.refresh()
+    assert snapshot.values["run/failed_saves_in_row"] == 0
+    assert "HeadwaySaveFailing" not in [alert.name for alert in firing(snapshot, run.started + 30)]
+    record = json.loads((run.folder / "attempt.json").read_text())
+    run.write_attempt(**{**record, "host": "elsewhere"})
+    page.count_failed_saves(9, 9)
+    assert LiveRun(run.path).refresh().values["run/save_failures"] == 4, "a page of another machine is not read"
 
 
 def test_what_a_restart_supersedes_is_forgotten_and_totals_stay(run: WrittenRun) -> None:
