@@ -56,14 +56,14 @@ def test_a_line_that_finds_no_place_is_made_up_for_by_the_next(
     def append(path: Path, value: Any, **options: Any) -> None:
         nonlocal calls
         calls += 1
-        if calls == 1:
+        if calls <= 2:  # what is reserved for records is not enough either
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         append_json_line(path, value, **options)
 
     monkeypatch.setattr(ledger, "append_json_line", append)
     run = Trainer(nn.Linear(1, 1), Numbers(), loss, config(tmp_path)).fit()
     assert "the ledger cannot be written: No space left on device; training continues" in capsys.readouterr().err
-    assert calls > 1 and prove(run.directory).problems == []
+    assert calls > 2 and prove(run.directory).problems == []
 
 
 def test_a_trainer_run_is_proven_row_by_row(tmp_path: Path) -> None:

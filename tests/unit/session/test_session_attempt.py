@@ -213,9 +213,9 @@ def test_a_signal_over_the_record_of_the_end_waits(
         signal.raise_signal(signal.SIGTERM)
         assert not came, "the machine may be gone before all is written down and answered"
 
-    def finish_slowly(self: Any, *arguments: Any) -> None:
+    def finish_slowly(self: Any, *arguments: Any, **facts: Any) -> None:
         told_meanwhile()
-        finish(self, *arguments)
+        finish(self, *arguments, **facts)
 
     @contextmanager
     def answer_slowly(*_: object) -> Iterator[None]:
