@@ -285,13 +285,15 @@ def test_a_disk_that_stays_full_ends_the_run(
     code, said = training.end()
     assert code == (75 if scheduler else 4), said
     error = said[said.index("\nerror: ") + 1 :]
-    assert error.startswith("error: 5 saves in a row have failed") and "No space left on device" in error
+    assert error.startswith("error: 5 saves in a row have failed")
+    # A full disk may have no room for the reason of the second worker.
+    assert "No space left on device" in error or (workers > 1 and "as on a full disk" in error)
     last = read_metrics(run).last_step
     assert last < 14 and "metrics cannot be written" not in said and "cannot be recorded" not in said
     kept = max(int(folder.name[5:]) for folder in (run / "checkpoints").glob("step-*"))
     assert f"steps {kept + 1} to {last} are lost" in error and f"it continues from step {kept}" in error
     assert ("on another machine" in error) == scheduler and "make room there" in error
-    assert "5 saves in a row have failed" in alerts(tmp_path) or scheduler
+    assert "5 saves in a row have failed" in alerts(tmp_path)
     assert len(list(run.glob("attempts/*"))) == 1
     ended = json.loads((run / "attempts/001/attempt.json").read_text())
     assert (ended["exit_code"], ended["error"]) == (code, "SavesFailed" if scheduler else "CheckpointError")

@@ -95,8 +95,10 @@ class Preempted(HeadwayError):
     exit_code = 75
 
 
-class SavesFailed(Preempted):
-    """Checkpoints cannot be saved on this machine; another one continues from the newest that is there."""
+class SavesFailed(CheckpointError):
+    """No checkpoint can be saved on this machine; the same command continues on another one, from the newest."""
+
+    exit_code = Preempted.exit_code
 
 
 class BudgetReached(Preempted):
