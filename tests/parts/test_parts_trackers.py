@@ -25,6 +25,7 @@ from typing import Any
 
 import pytest
 
+from headway.core.machine.system import host_name
 from headway.core.process.table import all_processes, arguments_of
 from headway.core.process.waiting import wait_until
 from headway.telemetry.metrics import read_metrics
@@ -351,9 +352,12 @@ def wandb_values(lines: Sequence[dict[str, Any]]) -> dict[tuple[str, int], float
     }
 
 
+def wandb_folders(run: Path) -> list[Path]:
+    return sorted((run / "tracking/wandb").glob("offline-run-*"))
+
+
 def sync(run: Path, server: WandbServer) -> None:
-    folders = sorted((run / "tracking/wandb").glob("offline-run-*"))
-    command = [Path(sys.executable).with_name("wandb"), "sync", *folders]
+    command = [Path(sys.executable).with_name("wandb"), "sync", *wandb_folders(run)]
     environment = {**os.environ, **server.variables, "WANDB_DIR": str(run.parent)}  # it keeps a log
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=LONG, env=environment, cwd=run.parent
@@ -371,6 +375,8 @@ def test_wandb_sync_sends_each_step_once_though_followers_are_killed(tmp_path: P
     pytest.importorskip("wandb")
     draws, server = random.Random(seed), WandbServer()
     run = write_run(tmp_path, [], outcomes=(None,))
+    alive = {"number": 1, "pid": os.getpid(), "host": host_name(), "started": time.time()}
+    (run / "attempts/001/attempt.json").write_text(json.dumps(alive))
     command = [sys.executable, "-c", FLUSHING, "track", str(run), "--to", "{wandb: {mode: offline}}"]
     expected: dict[tuple[str, int], float] = {}
     for number, (first, last) in enumerate([(1, 400), (301, 800), (801, 1200), (1101, 1254)], start=1):
@@ -382,7 +388,7 @@ def test_wandb_sync_sends_each_step_once_though_followers_are_killed(tmp_path: P
             for name in ("train/loss", "speed/step_seconds", "evaluation/loss"):
                 if name in one:
                     expected.setdefault((name, one["step"]), one[name])
-        process = None
+        process, before = None, len(wandb_folders(run))
         if number < 4:
             process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
         for start in range(0, len(records), 20):
@@ -390,16 +396,22 @@ def test_wandb_sync_sends_each_step_once_though_followers_are_killed(tmp_path: P
             if process is not None:
                 time.sleep(draws.uniform(0.1, 0.5))
         if process is not None:
+            assert wait_until(lambda before=before: len(wandb_folders(run)) > before, LONG)
+            append(run, [record(last, number, evaluation__perplexity=3.0)])  # the newest step is not written yet
+            expected["evaluation/perplexity", last] = 3.0
+            time.sleep(draws.uniform(0.0, 1.0))
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         if number == 2:
             sync(run, server)
             assert wandb_values(server.history("ab" * 8)).items() <= expected.items()
+    ended = {**alive, "ended": time.time(), "outcome": "finished", "exit_code": 0}
+    (run / "attempts/001/attempt.json").write_text(json.dumps(ended))
     done = subprocess.run([*command, "--once"], capture_output=True, text=True, check=False, timeout=LONG)
     assert done.returncode == 0, done.stderr
     sync(run, server)
     assert wandb_values(server.history("ab" * 8)) == expected and "headway/config.yaml" in server.uploads
-    assert len(list((run / "tracking/wandb").glob("offline-run-*"))) > 4
+    assert len(wandb_folders(run)) >= 4
     assert {line["_step"]: line["train/loss"] for line in offline_history(run / "tracking")} == {
         step: 1 / step for step in range(1, 1255)
     }
