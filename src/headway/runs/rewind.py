@@ -72,14 +72,24 @@ class CheckpointRewinder:
             discard_outdated(self._store, job.state.skipped_ranges)
         self._world.barrier()
         info = self._info(to_step)
-        blocks = job.state.prepare_to_load()
-        check_same_on_all_hosts(info, blocks, self._world.rank, self._world.gather_json)
-        self._store.load_into(info, blocks, self._world.gather_json)
-        job.state.loaded()
-        job.state.take_cursor(info.cursor)
+        load_state(job.state, self._store, info, self._world)
         job.checkpoint_context[PARENT] = parent_record(info.manifest)
         begin_scaling(job.state.cursor, job.config.train.precision)  # the checkpoint may be of another precision
         job.writer.rolled_back(to_step, job.state.skipped_ranges)
+
+
+def load_state(state: TrainState, store: CheckpointStore, info: CheckpointInfo, world: World) -> None:
+    """Load a checkpoint into the state of every worker; all of them must call it.
+
+    Raises:
+        CheckpointError: the checkpoint belongs to another model or optimizer. Nothing has been copied then.
+        CorruptionError: a machine reads other bytes than the first worker has verified.
+    """
+    blocks = state.prepare_to_load(info.manifest.has_moments)
+    check_same_on_all_hosts(info, blocks, world.rank, world.gather_json)
+    store.load_into(info, blocks, world.gather_json)
+    state.loaded()
+    state.take_cursor(info.cursor)
 
 
 def discard_outdated(store: CheckpointStore, skipped_ranges: Sequence[tuple[int, int]]) -> None:

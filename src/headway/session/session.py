@@ -27,7 +27,6 @@ from headway.checkpoint.save.writer import CheckpointWriter
 from headway.checkpoint.save.writer_client import WriterSettings
 from headway.checkpoint.skipped_ranges import is_outdated
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
-from headway.checkpoint.verify_across_hosts import check_same_on_all_hosts
 from headway.config import (
     Batches,
     Config,
@@ -57,7 +56,7 @@ from headway.preemption.listening import listening
 from headway.runs.goodput_callback import GoodputKeeper
 from headway.runs.ledger import Ledger
 from headway.runs.ledger_callback import LedgerKeeper
-from headway.runs.rewind import CheckpointRewinder, decided, discard_outdated, take_decisions
+from headway.runs.rewind import CheckpointRewinder, decided, discard_outdated, load_state, take_decisions
 from headway.runs.run_directory import Attempt, RunDirectory, what_to_do
 from headway.session.assemble import assemble
 from headway.session.attempt import (
@@ -212,12 +211,8 @@ def _train(
         loss = {key: value for key, value in task.fingerprints.items() if key == "loss"}
         check_code(config, {**loss, **code}, start, accept=accept_code)
         began = time.monotonic()
-        blocks = state.prepare_to_load()
-        check_same_on_all_hosts(start, blocks, world.rank, world.gather_json)
-        store.load_into(start, blocks, world.gather_json)
+        load_state(state, store, start, world)
         load_seconds += time.monotonic() - began
-        state.loaded()
-        state.take_cursor(start.cursor)
     state.decides = config.health.on_spike in ("skip", "rollback", "stop")
     left_out = take_decisions(state, config.segments, Ledger(run.ledger_path), start, world)
     begin_scaling(state.cursor, config.train.precision)

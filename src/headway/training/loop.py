@@ -64,8 +64,7 @@ def train_loop(job: Job) -> None:
         if _skip_limit_reached(job):  # an older version's checkpoint, or a lower limit than before
             raise _diverged(job, resumed=True)
         if state.cursor.step == 0 and config.health.rolls_back:
-            state.prepare_to_load()  # creates moments, so that this state can be saved to roll back to
-            _checkpoint(job)
+            _checkpoint(job)  # a state to roll back to
         if _evaluation_pending(job):
             if not _evaluate(job, signals):
                 raise _stopped(job, signals)
@@ -106,7 +105,7 @@ def train_loop(job: Job) -> None:
                 saved = step
             elif config.checkpoint.memory_every is not None and job.due(config.checkpoint.memory_every):
                 _snapshot(job)
-            elif ready == 0 and saves_on_the_way(job):  # all moments exist now
+            elif ready == 0 and saves_on_the_way(job):  # moments exist from the first update on
                 beat(Phase.CHECKPOINT)
                 job.writer.get_ready(state.blocks())
             for outcome in _report_outcomes(job):

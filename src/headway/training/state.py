@@ -62,14 +62,25 @@ class TrainState:
         return self.model if self.engine is None else self.engine.model
 
     def blocks(self) -> StateBlocks:
-        """Return this worker's blocks of weights, buffers and moments, by name; a tied weight appears once."""
+        """Return this worker's blocks of weights, buffers and moments, by name; a tied weight appears once.
+
+        There are no moments before the first update.
+        """
         if self.engine is not None:
             return _engine_blocks(self.model, self.engine)
         tensors = {**model_tensors(self.model), **optimizer_tensors(self.optimizer, parameter_names(self.model))}
         return {name: block_of(tensor) for name, tensor in tensors.items()}
 
-    def prepare_to_load(self) -> StateBlocks:
-        """Return `blocks`, and create the optimizer's state first if there is none."""
+    def prepare_to_load(self, has_moments: bool = True) -> StateBlocks:
+        """Return `blocks` of a state with moments, which are created if there are none, or of one without.
+
+        Args:
+            has_moments: Whether the state to load has moments (`Manifest.has_moments`). Without them the optimizer is
+                as it was built, and creates its state in the first update.
+        """
+        if not has_moments:
+            self.optimizer.state.clear()
+            return self.blocks()
         with nullcontext() if self.engine is None else self.engine.exposed():
             materialize(self.optimizer)
         return self.blocks()

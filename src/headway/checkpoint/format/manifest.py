@@ -240,6 +240,17 @@ class Manifest(_Part):
         """Size of all files in bytes."""
         return sum(entry.bytes for entry in self.files.values())
 
+    @property
+    def has_moments(self) -> bool:
+        """Whether the state includes moments, which exist from the first update on.
+
+        A state that had no update has the initial moments, and they may be absent. Only the cursor can prove that: if
+        it counts an update, the moments are part of the state, whether or not the tensors are here.
+        """
+        not_updated = sum(self.cursor.get(key, 0) for key in ("skipped_steps", "left_out_steps"))
+        updated = self.cursor.get("step", self.step) != not_updated
+        return updated or any(name.startswith("optimizer.") for name in self.tensors)
+
     def slices_of(self, file: str) -> list[tuple[str, Slice]]:
         """Return the slices that lie in one file, with their tensor names."""
         return self._by_file.get(file, [])
