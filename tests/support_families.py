@@ -132,14 +132,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+def family_config(name: str, **changes: Any) -> Any:
+    """The config of transformers of a tiny model of a family."""
+    import transformers
+
+    kind, keys = FAMILIES[name]
+    return getattr(transformers, kind)(**{**_SIZES, **keys, **changes})
+
+
 def write_family(name: str, folder: Path, **changes: Any) -> Path:
     """Write a tiny random model of a family."""
     import transformers
 
-    kind, keys = FAMILIES[name]
-    values = {**_SIZES, **keys, **changes}
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**values))
+    model = transformers.AutoModelForCausalLM.from_config(family_config(name, **changes))
     model.save_pretrained(folder)
     return folder
 

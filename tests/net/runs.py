@@ -102,6 +102,7 @@ _RAMP = (
     "data.mixture.stages=[{start: 3 steps, sequence_length: 16, weights: {counting: 1, tales: 1}}]",
     "schedule={unit: tokens, batch_scaling: sqrt}",
 )
+_MUON = ("optimizer.name=muon", "train.precision=bf16", "train.activation_checkpointing=selective")
 _ROLLBACK = ("health.on_nonfinite=rollback", "train.steps=6")
 
 RUNS: dict[str, Run] = {
@@ -132,7 +133,9 @@ RUNS: dict[str, Run] = {
     "experts-shared": Run((*_EXPERTS, *_workers(2, "ddp", "parallel.expert=2")), slow=True),
     "ramp": Run(_RAMP),
     "ramp-ddp-stopped": Run((*_RAMP, *_workers(2, "ddp")), (STOPPED, Start()), "ramp", slow=True),
-    "muon-bf16": Run(("optimizer.name=muon", "train.precision=bf16", "train.activation_checkpointing=selective")),
+    "muon-bf16": Run((*_MUON, "optimizer.projections=whole")),
+    "muon-apart": Run(_MUON),
+    "muon-apart-stopped": Run(_MUON, (STOPPED, Start()), "muon-apart", slow=True),
     "lion-fp16": Run(
         ("optimizer={name: lion, learning_rate: 1e-3}", "train.precision=fp16", "schedule.name=rsqrt", *_PACKED)
     ),

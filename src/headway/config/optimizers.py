@@ -67,6 +67,8 @@ class OptimizerSpec(Spec):
     """Whether it updates every element independently, as flat pieces of weights require."""
     needs_whole_rows: str | None = None
     """Why it cannot update parts of a matrix that are not whole rows; None if it can."""
+    fuses: bool = False
+    """Whether a matrix that holds several projections may be updated as one (`optimizer.projections`)."""
     lighter: tuple[str, ...] = ()
     """Optimizers to change to when memory runs out."""
     faster: str | None = None
@@ -187,6 +189,7 @@ OPTIMIZERS = {
             moment_bytes=_muon_moment_bytes,
             update_bytes=_muon_update_bytes,
             faster=_ADAMW.name,
+            fuses=True,
             problems=_muon_problems,
         ),
         _LION,

@@ -58,12 +58,22 @@ class OptimizerConfig(Section):
     (0.9, 0.99) when not given."""
     momentum: DecayRate = 0.95
     """Decay rate of Muon's momentum."""
+    projections: Literal["apart", "whole"] | None = None
+    """How Muon updates a matrix that holds several projections, such as queries, keys and values: `apart`, as if each
+    had a matrix of its own, or `whole`, as one. `apart` with Muon when null; a run that was begun without this key has
+    `whole`."""
     eps: Annotated[float, Field(gt=0.0)] = 1e-8
     """Added to the root of the second moment."""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.1
     """Decoupled decay of matrices; norms and biases are not decayed."""
     offload: bool = False
     """Keep moments in host memory and compute updates there: slower steps, and no optimizer memory on the GPU."""
+
+    def completed(self) -> Self:
+        """Return the section with the values of a new run in place of null."""
+        if self.projections is not None or not find_optimizer(self.name).fuses:
+            return self
+        return self.model_construct(set(self.model_fields_set), **{**dict(self), "projections": "apart"})
 
     @model_validator(mode="after")
     def _fill_betas(self) -> Self:
@@ -263,4 +273,5 @@ class Config(Section):
             tokenizer = TokenizerConfig.model_construct(set(tokenizer.model_fields_set), **values)
         sources = named_sources(self.data.sources)
         data = self.data.model_copy(update={"sources": sources, "store": store, "tokenizer": tokenizer})
-        return self.model_copy(update={"train": train.in_whole_steps(), "model": model, "data": data})
+        completed = {"train": train.in_whole_steps(), "model": model, "data": data}
+        return self.model_copy(update={**completed, "optimizer": self.optimizer.completed()})

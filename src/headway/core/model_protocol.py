@@ -9,7 +9,8 @@ it. A model declares more by having the methods of a protocol; it derives from n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -176,6 +177,29 @@ class ScalesRates(Protocol):
 
     def rate_scales(self) -> dict[nn.Parameter, float]:
         """Return the learning rate of these parameters as a multiple of that of the run."""
+        ...
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """How the rows of one matrix hold the matrices of several projections.
+
+    The rows are cut into equal groups, and every group into the rows of each projection.
+    """
+
+    sizes: tuple[int, ...]
+    """Rows of each projection in a group."""
+    groups: int = 1
+    by_columns: bool = False
+    """The columns hold projections, not the rows."""
+
+
+@runtime_checkable
+class FusesProjections(Protocol):
+    """Computes several projections in one product, whose matrices Muon orthogonalises apart."""
+
+    def fusions(self) -> Mapping[nn.Parameter, Fusion]:
+        """Return the matrices that hold those of several projections."""
         ...
 
 

@@ -306,6 +306,15 @@ def _check_rates(model: Any, trial: _Trial) -> Iterator[str]:
         yield "rate_scales has a multiple that is not a positive number"
 
 
+def _check_fusions(model: Any, trial: _Trial) -> Iterator[str]:
+    names = {p: name for name, p in model.named_parameters()}
+    for p, fusion in model.fusions().items():
+        if p not in names or p.ndim != 2:
+            yield "fusions names what is no matrix of the model's parameters"
+        elif fusion.groups * sum(fusion.sizes) != p.shape[1 if fusion.by_columns else 0]:
+            yield f"the projections that fusions gives for '{names[p]}' do not add up to its size"
+
+
 #: What is checked of each declaration, on a copy of the model.
 _CHECKS: dict[type, Callable[[Any, _Trial], Iterator[str]]] = {
     declared.Shardable: _check_units,
@@ -319,6 +328,7 @@ _CHECKS: dict[type, Callable[[Any, _Trial], Iterator[str]]] = {
     declared.ScalesLosses: _check_scaled_losses,
     declared.TakesCounts: _check_counts,
     declared.ScalesRates: _check_rates,
+    declared.FusesProjections: _check_fusions,
     declared.KeptElsewhere: _check_kept_elsewhere,
     declared.HasOutputProjection: _check_projection,
 }

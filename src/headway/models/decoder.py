@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from headway.config.sections.architecture import FULL, NO_ROTARY, SLIDING
 from headway.core.errors import ConfigError
+from headway.core.model_protocol import FusesProjections, Fusion
 from headway.core.random import derive_seed
 from headway.core.startup.dtensors import is_dtensor
 from headway.core.types import IGNORE_TARGET
@@ -147,6 +148,15 @@ class Decoder(nn.Module):
         first = ("qkv.weight", "mamba.input.weight", "gate_up_groups.weight", "feed_forward.up.weight")
         names = (*_TO_RESIDUAL, *first, "experts.gate_up", "shared.gate_up.weight")
         return [p for name, p in self.named_parameters() if name.startswith("layers.") and name.endswith(names)]
+
+    def fusions(self) -> dict[nn.Parameter, Fusion]:
+        """Return the matrices of layers that hold those of several projections, and how."""
+        found: dict[nn.Parameter, Fusion] = {}
+        for layer in self._layers():
+            for part in layer.modules():
+                if isinstance(part, FusesProjections):
+                    found |= part.fusions()
+        return found
 
     def keep_stages(self, stages: Sequence[range]) -> None:
         """Drop all but some pipeline stages, each given by its layers; what remains keeps its name.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim import Optimizer
 
 from headway.core.coordination.heartbeat import Phase, observe
 from headway.core.startup.dtensors import is_dtensor
@@ -22,7 +22,8 @@ from headway.profiling.steps import StepRecorder, part_of
 from headway.profiling.tracing import Tracing
 from headway.telemetry.hardware import device_name
 from headway.training.job import Callback
-from headway.training.optimizer import scales_while_updating
+from headway.training.optimizer import Combined, scales_while_updating
+from headway.training.optimizer.muon import ProjectionMuon
 
 if TYPE_CHECKING:
     from headway.training.job import Job
@@ -215,7 +216,7 @@ def _work(job: Job) -> Work:
     clips = scales_while_updating(job.state.optimizer)
     return unknown.model_copy(
         update={
-            "update_flops": sum(map(_newton_schulz_flops, groups)),
+            "update_flops": _newton_schulz_flops(job.state.optimizer),
             # All are read and written; if clipping is a separate pass, the update reads gradients again.
             "update_bytes": float((2 if clips else 3) * gradients + 2 * weights + 2 * moments),
             "norm_bytes": float(gradients),
@@ -223,23 +224,30 @@ def _work(job: Job) -> Work:
     )
 
 
-def _newton_schulz_flops(group: dict[str, Any]) -> float:
-    """Count the FLOPs of Muon's iterations for a group of matrices, m x n with m <= n (Jordan et al. 2024).
+def _newton_schulz_flops(optimizer: Optimizer) -> float:
+    """Count the FLOPs of Muon's iterations, for matrices m x n with m <= n (Jordan et al. 2024).
 
     Each iteration multiplies m x n by n x m, m x m by m x m, and m x m by m x n. One of the workers that share a matrix
     orthogonalises it.
     """
-    return sum(_iterations_flops(group["ns_steps"], p) for p in _with_gradients(group)) if "ns_steps" in group else 0.0
+    parts = optimizer.parts if isinstance(optimizer, Combined) else [optimizer]
+    return sum(
+        _iterations_flops(group["ns_steps"], m, n) / _sharers(p)
+        for part in parts
+        if isinstance(part, ProjectionMuon)
+        for group in part.param_groups
+        for p in group["params"]
+        if p.grad is not None
+        for m, n in map(sorted, part.projection_shapes(p))
+    )
 
 
-def _iterations_flops(iterations: int, p: Any) -> float:
-    m, n = sorted(p.shape)
-    sharers = p.device_mesh.size() if is_dtensor(p) and p.device_mesh.ndim == 1 else 1
-    return float(iterations * (4 * m * m * n + 2 * m**3)) / sharers
+def _iterations_flops(iterations: int, m: int, n: int) -> float:
+    return float(iterations * (4 * m * m * n + 2 * m**3))
 
 
-def _with_gradients(group: dict[str, Any]) -> Iterable[Any]:
-    return (p for p in group["params"] if p.grad is not None)
+def _sharers(p: Any) -> int:
+    return p.device_mesh.size() if is_dtensor(p) and p.device_mesh.ndim == 1 else 1
 
 
 def _bytes(tensor: Any) -> int:

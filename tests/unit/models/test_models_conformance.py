@@ -107,7 +107,7 @@ def test_the_decoder_keeps_everything_that_a_model_can_declare(changes: dict[str
 
 def test_every_declaration_has_a_check() -> None:
     assert set(conformance._CHECKS) == set(PROTOCOLS.values())
-    assert len(PROTOCOLS) == 13 and {"wrap_units", "draws_by_position", "after_step"} <= MEMBERS
+    assert len(PROTOCOLS) == 14 and {"wrap_units", "draws_by_position", "after_step"} <= MEMBERS
 
 
 def test_the_image_classifier_of_the_examples_conforms(monkeypatch: pytest.MonkeyPatch) -> None:

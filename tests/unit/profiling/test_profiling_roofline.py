@@ -205,7 +205,7 @@ def test_newton_schulz_flops_are_those_that_pytorch_counts() -> None:
     for shape in ((32, 48), (48, 32)):
         with FlopCounterMode(display=False) as counter:
             _zeropower_via_newtonschulz(torch.randn(shape), (3.4, -4.7, 2.0), 5, 1e-7)
-        assert _iterations_flops(5, torch.empty(shape)) == counter.get_total_flops()
+        assert _iterations_flops(5, *sorted(shape)) == counter.get_total_flops()
 
 
 def test_curves() -> None:

@@ -284,7 +284,7 @@ def test_muon_shares_directions_where_workers_meet(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(muon, "local_part", lambda _: torch.zeros(2, 3, device="meta"))
     monkeypatch.setattr(dist, "get_global_rank", lambda group, rank: rank)
     monkeypatch.setattr(dist, "broadcast", lambda tensor, src, group: sent.append(tensor))
-    sharded = muon.ShardedMuon([nn.Parameter(torch.zeros(4, 3))])
+    sharded = muon.ProjectionMuon([nn.Parameter(torch.zeros(4, 3))])
     direction = sharded._shared(None, Matrix(), 0)
     assert direction.device == CPU and direction.shape == (4, 3) and sent == [direction]
 
@@ -379,7 +379,7 @@ def test_shards_that_come_from_elsewhere_are_seen_too() -> None:
                 build_optimizer(OptimizerConfig(name=name), columns, CPU)
             assert "zero2" in error.value.fix
         muon = build_optimizer(optimizer_config("muon"), model, CPU)
-        assert [part.__class__.__name__ for part in muon.parts] == ["AdamW", "ShardedMuon"]
+        assert [part.__class__.__name__ for part in muon.parts] == ["AdamW", "ProjectionMuon"]
     finally:
         dist.destroy_process_group()
 

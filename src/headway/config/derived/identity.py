@@ -85,6 +85,7 @@ _LATER = {
     "model.output_bias": (False,),
     "model.layer_pattern": (None,),
     "model.mamba": (None,),
+    "optimizer.projections": (None, "whole"),
     "schedule.start_ratio": (0.0,),
     "schedule.cooldown": (0.3,),
     "schedule.constant_ratio": (0.5,),

@@ -16,8 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 from headway.core.errors import CheckpointError, ConfigError, HeadwayError
 from headway.core.requirements import install_command
+from headway.core.model_protocol import Fusion
 from headway.core.types import IGNORE_TARGET
 from headway.models.hub.folder import base_folder, is_adapter, open_folder
+from headway.models.hub.fusions import find_fusions
 from headway.models.hub.router_loss import balance_loss
 from headway.models.loss import linear_cross_entropy
 from headway.models.recompute import selective_contexts
@@ -107,6 +109,10 @@ class TransformersModel(nn.Module):
             return {}
         trained = [p for name, p in self.named_parameters() if p.requires_grad and ".lora_" not in name]
         return dict.fromkeys(trained, adapter.also_trained_rate)
+
+    def fusions(self) -> dict[nn.Parameter, Fusion]:
+        """Return the matrices that are known to hold those of several projections, and how."""
+        return dict(find_fusions(self.causal))
 
     def kept_elsewhere(self) -> set[str]:
         """Return the names of tensors of the state that are in the pretrained model and never change."""

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from headway.config.sections.architecture import ATTENTION, FEED_FORWARD, MAMBA
+from headway.core.model_protocol import Fusion
 from headway.models.layers.attention import Positions, attend
 from headway.models.layers.cache import KVCache
 from headway.models.layers.mamba import Mamba
@@ -108,6 +109,11 @@ class Attention(nn.Module):
         scale = config.attention_scale
         self.query_scale = 1.0 if scale is None else scale * math.sqrt(shape.head_dim)
 
+    def fusions(self) -> dict[nn.Parameter, Fusion]:
+        """Return the rows of queries, keys and values (`headway.core.model_protocol.FusesProjections`)."""
+        sizes = (self.group * self.head_dim, self.head_dim, self.head_dim)
+        return {self.qkv.weight: Fusion(sizes, self.qkv.weight.shape[0] // sum(sizes))}
+
     def forward(self, x_BTD: torch.Tensor, positions: Positions, cache: KVCache | None) -> torch.Tensor:
         B, T, _ = x_BTD.shape
         # -1: the number of key-value groups on this worker.
@@ -146,6 +152,11 @@ class FeedForward(nn.Module):
         self.width = shape.ffn_dim // shape.ffn_groups
         self.gate_up_groups = nn.Linear(shape.dim, 2 * shape.ffn_dim, bias=config.ffn_bias)
         self.down = nn.Linear(shape.ffn_dim, shape.dim, bias=config.ffn_bias)
+
+    def fusions(self) -> dict[nn.Parameter, Fusion]:
+        """Return the rows of the gate and of the linear branch (`headway.core.model_protocol.FusesProjections`)."""
+        weight = self.gate_up_groups.weight
+        return {weight: Fusion((self.width, self.width), weight.shape[0] // (2 * self.width))}
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_up_groups(x_BTD).unflatten(-1, (-1, 2, self.width)).unbind(-2)

@@ -17,6 +17,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from headway.core.model_protocol import Fusion
+
 if TYPE_CHECKING:
     from headway.config import ModelConfig
     from headway.models.layers.attention import Positions
@@ -44,6 +46,11 @@ class Mamba(nn.Module):
         self.skip = nn.Parameter(torch.empty(sizes.heads))
         self.norm_weight = nn.Parameter(torch.empty(sizes.width))
         self.output = nn.Linear(sizes.width, shape.dim, bias=False)
+
+    def fusions(self) -> dict[nn.Parameter, Fusion]:
+        """Return the rows of gate, inputs, B, C and steps (`headway.core.model_protocol.FusesProjections`)."""
+        inner = self.sizes.groups * self.sizes.state_dim
+        return {self.input.weight: Fusion((self.sizes.width, self.sizes.width, inner, inner, self.sizes.heads))}
 
     def forward(self, x_BTD: torch.Tensor, positions: Positions, cache: KVCache | None) -> torch.Tensor:
         state = None if cache is None else cache.states[self.layer]

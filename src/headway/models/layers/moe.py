@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from headway.config.derived.experts import resolved_balance
+from headway.core.model_protocol import Fusion
 from headway.core.startup.dtensors import is_dtensor
 from headway.models.layers.experts import Experts
 
@@ -52,6 +53,11 @@ class SharedExperts(nn.Module):
         super().__init__()
         self.gate_up = nn.Linear(dim, 2 * ffn_dim, bias=False)
         self.down = nn.Linear(ffn_dim, dim, bias=False)
+
+    def fusions(self) -> dict[nn.Parameter, Fusion]:
+        """Return the rows of the gate and of the linear branch (`headway.core.model_protocol.FusesProjections`)."""
+        weight = self.gate_up.weight
+        return {weight: Fusion((weight.shape[0] // 2,) * 2)}
 
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
         gate_NF, up_NF = self.gate_up(x_ND).chunk(2, dim=-1)

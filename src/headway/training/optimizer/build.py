@@ -14,14 +14,14 @@ from headway.config.optimizers import LIGHT_OPTIMIZER, find_optimizer
 from headway.config.strategies import simplest_strategy
 from headway.core.errors import ConfigError
 from headway.core.functions import load_function
-from headway.core.model_protocol import HasOutputProjection, ScalesRates
+from headway.core.model_protocol import FusesProjections, Fusion, HasOutputProjection, ScalesRates
 from headway.core.startup.dtensors import is_dtensor
 from headway.training.optimizer.adafactor import ShardedAdafactor
 from headway.training.optimizer.combined import Combined
 from headway.training.optimizer.eager import eager, keep_compiler_out
 from headway.training.optimizer.eight_bit import eight_bit_adamw
 from headway.training.optimizer.lion import Lion
-from headway.training.optimizer.muon import ShardedMuon
+from headway.training.optimizer.muon import ProjectionMuon
 from headway.training.optimizer.offload import HostOffload
 from headway.training.optimizer.whole_vectors import WholeVectorAdamW
 
@@ -61,6 +61,7 @@ def build_optimizer(
     keep_compiler_out()
     hidden = {id(p) for p in hidden_matrices(model)}
     scales = model.rate_scales() if isinstance(model, ScalesRates) else {}
+    fusions = model.fusions() if isinstance(model, FusesProjections) else {}
     inputs = OptimizerInputs(
         config,
         device,
@@ -69,6 +70,7 @@ def build_optimizer(
         trainable,
         [id(p) in hidden for p in trainable],
         [scales.get(p, 1.0) for p in trainable],
+        [fusions.get(p) for p in trainable],
     )
     _, build = load_function(find_optimizer(config.name).build, "optimizer.name")
     if not config.offload:
@@ -105,6 +107,8 @@ class OptimizerInputs:
     """For each parameter, whether it is one of `hidden_matrices`."""
     rates: Sequence[float] = ()
     """For each parameter, its learning rate as a multiple of that of the run; empty if all have that."""
+    fusions: Sequence[Fusion | None] = ()
+    """For each parameter, how it holds the matrices of several projections; empty if none does."""
 
     def groups(self) -> list[dict[str, Any]]:
         """Return the parameters with and without decay, by mesh of workers: a kernel takes those of one mesh at a
@@ -128,6 +132,7 @@ class OptimizerInputs:
             parameters=[self.parameters[index] for index in chosen],
             is_hidden=[hidden] * len(chosen),
             rates=[self.rates[index] for index in chosen] if self.rates else (),
+            fusions=[self.fusions[index] for index in chosen] if self.fusions else (),
         )
 
 
@@ -181,7 +186,6 @@ def build_muon(inputs: OptimizerInputs) -> Optimizer:
     config, hidden, rest = inputs.config, inputs.only(hidden=True), inputs.only(hidden=False)
     parts = [build_adamw(rest)] if rest.parameters else []
     if hidden.parameters:
-        sharded = any(is_dtensor(p) for p in hidden.parameters)
         # Updates scaled to about the size of AdamW's, so one learning rate serves both (Liu et al. 2025, 2.2).
         options: dict[str, Any] = {
             "lr": config.learning_rate,
@@ -189,10 +193,9 @@ def build_muon(inputs: OptimizerInputs) -> Optimizer:
             "momentum": config.momentum,
             "adjust_lr_fn": "match_rms_adamw",
         }
-        if sharded or inputs.products != torch.bfloat16:
-            parts.append(ShardedMuon(hidden.parameters, inputs.products, **options))
-        else:
-            parts.append(eager(torch.optim.Muon)(hidden.parameters, **options))
+        known = zip(hidden.parameters, hidden.fusions, strict=True) if config.projections == "apart" else ()
+        fusions = {p: fusion for p, fusion in known if fusion is not None}
+        parts.append(ProjectionMuon(hidden.parameters, inputs.products, fusions, **options))
     return parts[0] if len(parts) == 1 else Combined(parts)
 
 

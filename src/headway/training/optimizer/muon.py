@@ -1,8 +1,8 @@
-"""Muon for matrices that are cut between workers, and for matrix products in fp32."""
+"""Muon by projection, for matrices that are cut between workers, and for matrix products in fp32."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,14 +10,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
 
+from headway.core.model_protocol import Fusion
 from headway.core.startup.dtensors import is_dtensor
 from headway.parallel.blocks import block_of, cut_like, local_part
 
 
-class ShardedMuon(torch.optim.Muon):
-    """`torch.optim.Muon` on shards, with the bits that it has on whole matrices (Liu et al. 2025, algorithm 1).
+class ProjectionMuon(torch.optim.Muon):
+    """`torch.optim.Muon` by projection, on shards and on whole matrices (Liu et al. 2025, algorithm 1).
 
-    It accepts whole matrices, too, and unlike PyTorch's it can compute in fp32.
+    A matrix that holds those of several projections is updated as they would be apart: each has a direction and a step
+    size of its own. Any other matrix has the bits of PyTorch's. Unlike that, it can compute in fp32.
 
     The momentum stays cut and is updated in place. A direction needs the whole matrix. So as many matrices as there are
     workers are gathered at a time, each worker orthogonalises one of them and sends the result to the others, which
@@ -26,11 +28,26 @@ class ShardedMuon(torch.optim.Muon):
     Args:
         options: As for `torch.optim.Muon`.
         products: The type in which matrices are orthogonalised.
+        fusions: The matrices that hold those of several projections.
     """
 
-    def __init__(self, params: Sequence[nn.Parameter], products: torch.dtype = torch.bfloat16, **options: Any) -> None:
+    def __init__(
+        self,
+        params: Sequence[nn.Parameter],
+        products: torch.dtype = torch.bfloat16,
+        fusions: Mapping[nn.Parameter, Fusion] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(params, **options)
-        self._products = products
+        self._products, self._fusions = products, fusions or {}
+
+    def projection_shapes(self, p: nn.Parameter) -> list[tuple[int, int]]:
+        """Return the sizes of the matrices that are orthogonalised for a parameter."""
+        fusion = self._fusions.get(p)
+        if fusion is None:
+            return [(p.shape[0], p.shape[1])]
+        others = p.shape[0] if fusion.by_columns else p.shape[1]
+        return [(fusion.groups * size, others) for size in fusion.sizes]
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -48,14 +65,27 @@ class ShardedMuon(torch.optim.Muon):
             directions.append(whole if _is_owner(p, turn) else None)
             del whole
         # Each worker orthogonalises its own matrix here, all of them at once.
-        directions = [None if whole is None else orthogonalized(whole, group, self._products) for whole in directions]
+        for turn, whole in enumerate(directions):
+            if whole is not None:
+                directions[turn] = self._direction(whole, parameters[turn], group)
         rate, decay = float(group["lr"]), group["weight_decay"]
         for turn, p in enumerate(parameters):
             direction, weight = self._shared(directions[turn], p, turn), local_part(p)
             weight.mul_(1 - rate * decay)
-            weight.add_(
-                block_of(p).of(direction).to(weight.device), alpha=-_adjust_lr(rate, group["adjust_lr_fn"], p.shape)
-            )
+            steps = [_adjust_lr(rate, group["adjust_lr_fn"], torch.Size(size)) for size in self.projection_shapes(p)]
+            if len(set(steps)) > 1:
+                direction = _scaled(direction, self._fusions[p], [step / steps[0] for step in steps])
+            weight.add_(block_of(p).of(direction).to(weight.device), alpha=-steps[0])
+
+    def _direction(self, whole: torch.Tensor, p: nn.Parameter, group: dict[str, Any]) -> torch.Tensor:
+        """Orthogonalise a whole matrix, projection by projection."""
+        fusion = self._fusions.get(p)
+        if fusion is None:
+            return orthogonalized(whole, group, self._products)
+        direction = torch.empty_like(whole, dtype=self._products if self._products == torch.bfloat16 else whole.dtype)
+        for mine, theirs in zip(_projections(direction, fusion), _projections(whole, fusion), strict=True):
+            mine.copy_(orthogonalized(theirs.flatten(0, 1), group, self._products).view_as(mine))
+        return direction
 
     def _momentum(self, p: Any, group: dict[str, Any]) -> torch.Tensor:
         """Return the momentum to orthogonalise, cut as the matrix is (Nesterov's form if the group says so)."""
@@ -98,6 +128,20 @@ def orthogonalized(matrix: torch.Tensor, group: dict[str, Any], products: torch.
         square = x @ x.T
         x = torch.addmm(x, torch.addmm(square, square, square, beta=b, alpha=c), x, beta=a)
     return x if wide else x.T
+
+
+def _projections(matrix: torch.Tensor, fusion: Fusion) -> Sequence[torch.Tensor]:
+    """Return a view of each projection's matrix, (groups, rows of a group, columns)."""
+    rows = matrix.T if fusion.by_columns else matrix
+    return rows.unflatten(0, (fusion.groups, -1)).split(list(fusion.sizes), dim=1)
+
+
+def _scaled(direction: torch.Tensor, fusion: Fusion, factors: Sequence[float]) -> torch.Tensor:
+    """Return a matrix whose projections are multiplied by a factor each, in fp32."""
+    scaled = direction.float() if direction.dtype == torch.bfloat16 else direction.clone()
+    for part, factor in zip(_projections(scaled, fusion), factors, strict=True):
+        part.mul_(factor)
+    return scaled
 
 
 def _whole(matrix: torch.Tensor) -> torch.Tensor:

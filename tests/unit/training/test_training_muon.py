@@ -1,0 +1,165 @@
+"""Muon by projection: what holds several projections is updated as if each had a matrix of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from headway.config import ModelConfig
+from headway.config.schema import OptimizerConfig
+from headway.core.model_protocol import Fusion
+from headway.models.build import build_model
+from headway.models.decoder import Decoder
+from headway.training.optimizer import build_optimizer
+from headway.training.optimizer.muon import ProjectionMuon
+
+CPU = torch.device("cpu")
+COEFFICIENTS, ITERATIONS, MOMENTUM, RATE, DECAY = (3.4445, -4.7750, 2.0315), 5, 0.95, 0.02, 0.1
+SHAPES: dict[str, dict[str, Any]] = {
+    # More heads than width: queries have more rows than columns, and so another step size than keys and values.
+    "grouped": {"heads": 6, "kv_heads": 2, "head_dim": 8, "qkv_bias": True},
+    "experts": {"heads": 4, "experts": 4, "shared_experts": 1, "expert_ffn_dim": 24, "dense_layers": 1},
+    "mamba": {
+        "heads": 4,
+        "layer_pattern": "M*-",
+        "mamba": {"heads": 8, "head_dim": 8, "state_dim": 4, "groups": 2, "chunk": 4},
+        "rotary_fraction": 0.0,
+    },
+}
+
+
+def make_decoder(kind: str) -> Decoder:
+    shape = ModelConfig(vocab_size=64, dim=32, layers=3, ffn_dim=48, **SHAPES[kind])
+    return build_model(shape, vocab_size=64, seed=1)
+
+
+def apart(model: Decoder, name: str, matrix: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The matrices of the projections, cut as the forward passes of the layers cut what they compute."""
+    shape, columns = model.shape, matrix.shape[1]
+    if name.endswith("qkv.weight"):
+        groups = matrix.reshape(shape.kv_heads, shape.queries_per_group + 2, shape.head_dim, columns)
+        return {
+            "q": groups[:, :-2].reshape(-1, columns),
+            "k": groups[:, -2].reshape(-1, columns),
+            "v": groups[:, -1].reshape(-1, columns),
+        }
+    if name.endswith("gate_up_groups.weight"):
+        groups = matrix.reshape(shape.ffn_groups, 2, -1, columns)
+        return {"gate": groups[:, 0].reshape(-1, columns), "up": groups[:, 1].reshape(-1, columns)}
+    if name.endswith("shared.gate_up.weight"):
+        gate, up = matrix.chunk(2)
+        return {"gate": gate, "up": up}
+    if name.endswith("mamba.input.weight"):
+        sizes = model.config.mamba
+        assert sizes is not None
+        gate, mixed, steps = matrix.split([sizes.width, sizes.channels, sizes.heads])
+        states = sizes.groups * sizes.state_dim
+        inputs, b, c = mixed.split([sizes.width, states, states])
+        return {"gate": gate, "inputs": inputs, "b": b, "c": c, "steps": steps}
+    return {"": matrix}
+
+
+def exact(start: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
+    """Algorithm 1 of Liu et al. 2025 in float64, with the coefficients of Jordan et al. 2024."""
+    weight, momentum = start.double(), torch.zeros_like(start, dtype=torch.float64)
+    for gradient in gradients.double():
+        momentum = MOMENTUM * momentum + (1 - MOMENTUM) * gradient
+        x = (1 - MOMENTUM) * gradient + MOMENTUM * momentum
+        x = x / x.norm()
+        a, b, c = COEFFICIENTS
+        for _ in range(ITERATIONS):
+            square = x @ x.T
+            x = a * x + (b * square + c * square @ square) @ x
+        weight = weight * (1 - RATE * DECAY) - RATE * 0.2 * max(weight.shape) ** 0.5 * x
+    return weight - start.double()
+
+
+def of_pytorch(start: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
+    weight = nn.Parameter(start.clone())
+    optimizer = torch.optim.Muon([weight], lr=RATE, weight_decay=DECAY, adjust_lr_fn="match_rms_adamw")
+    for gradient in gradients:
+        weight.grad = gradient.clone()
+        optimizer.step()
+    return (weight.detach() - start).double()
+
+
+def distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one - other).norm() / other.norm())
+
+
+def gradients_of(name: str, p: torch.Tensor) -> torch.Tensor:
+    """Of three steps. Rows differ in size, as those of projections do, and singular values are spread."""
+    generator = torch.Generator().manual_seed(len(name))
+    some = torch.randn(3, *p.shape, generator=generator)
+    return some * torch.rand(p.shape[0], 1, generator=generator).add(0.1)
+
+
+@pytest.mark.parametrize("products", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", SHAPES)
+def test_every_projection_is_updated_as_if_it_had_a_matrix_of_its_own(kind: str, products: torch.dtype) -> None:
+    model = make_decoder(kind)
+    settings = OptimizerConfig.model_validate(
+        {"name": "muon", "learning_rate": RATE, "weight_decay": DECAY, "projections": "apart"}
+    )
+    optimizer = build_optimizer(settings, model, CPU, products=products)
+    hidden = {id(p) for p in optimizer.parts[1].param_groups[0]["params"]}
+    named = {name: p for name, p in model.named_parameters() if id(p) in hidden}
+    starts = {name: p.detach().clone() for name, p in named.items()}
+    gradients = {name: gradients_of(name, p) for name, p in named.items()}
+    for step in range(3):
+        for name, p in named.items():
+            p.grad = gradients[name][step].clone()
+        optimizer.step()
+    several = 0
+    for name, p in named.items():
+        change = apart(model, name, p.detach() - starts[name])
+        start = apart(model, name, starts[name])
+        steps = [apart(model, name, gradient) for gradient in gradients[name]]
+        several += len(change) > 1
+        for part, mine in change.items():
+            along = torch.stack([cut[part] for cut in steps])
+            # PyTorch rounds to bf16 in every iteration; fp32 differs from fp64 in its last bits only.
+            assert distance(mine.double(), of_pytorch(start[part], along)) < 0.02, (name, part)
+            if products == torch.float32:
+                assert distance(mine.double(), exact(start[part], along)) < 1e-4, (name, part)
+    assert several == {"grouped": 6, "experts": 6, "mamba": 3}[kind]
+
+
+def test_one_step_of_a_fused_matrix_as_a_whole_is_another() -> None:
+    """What the distances above are compared with."""
+    model = make_decoder("grouped")
+    weight = model.layers[0].attention.qkv.weight
+    steps = gradients_of("qkv", weight)[:1]
+    whole = apart(model, "qkv.weight", of_pytorch(weight.detach(), steps))
+    ours = apart(model, "qkv.weight", weight.detach())
+    each = {part: of_pytorch(start, apart(model, "qkv.weight", steps[0])[part][None]) for part, start in ours.items()}
+    assert min(distance(whole[part], each[part]) for part in each) > 0.1
+
+
+def test_projections_may_lie_in_columns() -> None:
+    """As those of a `Conv1D` of transformers, whose weight is (inputs, outputs)."""
+    torch.manual_seed(0)
+    start, gradient = torch.randn(16, 24), torch.randn(16, 24)
+    weights = [nn.Parameter(start.clone()), nn.Parameter(start.T.clone())]
+    fusion = Fusion((5, 7), 2)
+    columns = Fusion((5, 7), 2, by_columns=True)
+    optimizer = ProjectionMuon(weights, torch.float32, {weights[0]: columns, weights[1]: fusion}, lr=RATE)
+    weights[0].grad, weights[1].grad = gradient.clone(), gradient.T.clone()
+    optimizer.step()
+    torch.testing.assert_close(weights[0], weights[1].T)
+    assert optimizer.projection_shapes(weights[0]) == [(10, 16), (14, 16)]
+
+
+def test_matrices_of_one_projection_have_the_bits_of_pytorchs() -> None:
+    torch.manual_seed(0)
+    start, gradients = torch.randn(24, 16), torch.randn(3, 24, 16)
+    ours = nn.Parameter(start.clone())
+    options: dict[str, Any] = {"lr": RATE, "weight_decay": DECAY, "adjust_lr_fn": "match_rms_adamw"}
+    optimizer = ProjectionMuon([ours], **options)
+    for gradient in gradients:
+        ours.grad = gradient.clone()
+        optimizer.step()
+    assert torch.equal((ours.detach() - start).double(), of_pytorch(start, gradients))
