@@ -102,6 +102,7 @@ _RAMP = (
     "data.mixture.stages=[{start: 3 steps, sequence_length: 16, weights: {counting: 1, tales: 1}}]",
     "schedule={unit: tokens, batch_scaling: sqrt}",
 )
+_ADAFACTOR = ("optimizer.name=adafactor", "schedule.name=wsd", "model.qk_norm=true")
 _MUON = ("optimizer.name=muon", "train.precision=bf16", "train.activation_checkpointing=selective")
 _ROLLBACK = ("health.on_nonfinite=rollback", "train.steps=6")
 
@@ -139,7 +140,9 @@ RUNS: dict[str, Run] = {
     "lion-fp16": Run(
         ("optimizer={name: lion, learning_rate: 1e-3}", "train.precision=fp16", "schedule.name=rsqrt", *_PACKED)
     ),
-    "adafactor-wsd": Run(("optimizer.name=adafactor", "schedule.name=wsd", "model.qk_norm=true"), slow=True),
+    "adafactor-wsd": Run((*_ADAFACTOR, "optimizer.projections=whole"), slow=True),
+    "adafactor-apart": Run(_ADAFACTOR, slow=True),
+    "adafactor-apart-stopped": Run(_ADAFACTOR, (STOPPED, Start()), "adafactor-apart", slow=True),
     "skipped": Run(starts=(Start(faults="nan@gradient=2"),)),
     "rolled-back": Run(_ROLLBACK, (Start(faults="nan@gradient=3"),)),
     "rolled-back-stopped": Run(

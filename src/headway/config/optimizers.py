@@ -22,6 +22,13 @@ FP32_BYTES = 4
 TORCHAO = Package("torchao", "torchao", "torchao")
 #: Lion computes directions for this many elements at a time (`training/optimizer/lion.py`).
 _LION_ELEMENTS = 2**25
+#: Projections in matrices of the native decoder (`headway.models.decoder.Decoder.fusions`), by endings of names.
+_PROJECTIONS = {
+    "attention.qkv.weight": 3,
+    "gate_up_groups.weight": 2,
+    "shared.gate_up.weight": 2,
+    "mamba.input.weight": 5,
+}
 
 
 @dataclass(frozen=True)
@@ -67,8 +74,8 @@ class OptimizerSpec(Spec):
     """Whether it updates every element independently, as flat pieces of weights require."""
     needs_whole_rows: str | None = None
     """Why it cannot update parts of a matrix that are not whole rows; None if it can."""
-    fuses: bool = False
-    """Whether a matrix that holds several projections may be updated as one (`optimizer.projections`)."""
+    reads_matrices: bool = False
+    """Whether an update depends on what shares a matrix, so that `optimizer.projections` matters."""
     lighter: tuple[str, ...] = ()
     """Optimizers to change to when memory runs out."""
     faster: str | None = None
@@ -118,7 +125,8 @@ def _adafactor_moment_bytes(name: str, size: tuple[int, ...]) -> int:
     if len(size) < 2:
         return _one_moment(name, size)
     elements = prod(size)
-    return FP32_BYTES * (elements // size[-1] + elements // size[-2])
+    by_column = next((count for ending, count in _PROJECTIONS.items() if name.endswith(ending)), 1)
+    return FP32_BYTES * (elements // size[-1] + by_column * (elements // size[-2]))
 
 
 def _adafactor_update_bytes(sizes: UpdateSizes) -> int:
@@ -189,12 +197,13 @@ OPTIMIZERS = {
             moment_bytes=_muon_moment_bytes,
             update_bytes=_muon_update_bytes,
             faster=_ADAMW.name,
-            fuses=True,
+            reads_matrices=True,
             problems=_muon_problems,
         ),
         _LION,
         OptimizerSpec(
             name="adafactor",
+            reads_matrices=True,
             build="headway.training.optimizer.build:build_adafactor",
             moment_bytes=_adafactor_moment_bytes,
             update_bytes=_adafactor_update_bytes,

@@ -59,9 +59,9 @@ class OptimizerConfig(Section):
     momentum: DecayRate = 0.95
     """Decay rate of Muon's momentum."""
     projections: Literal["apart", "whole"] | None = None
-    """How Muon updates a matrix that holds several projections, such as queries, keys and values: `apart`, as if each
-    had a matrix of its own, or `whole`, as one. `apart` with Muon when null; a run that was begun without this key has
-    `whole`."""
+    """How Muon and Adafactor update a matrix that holds several projections, such as queries, keys and values: `apart`,
+    as if each had a matrix of its own, or `whole`, as one. `apart` with these two when null; a run that was begun
+    without this key has `whole`."""
     eps: Annotated[float, Field(gt=0.0)] = 1e-8
     """Added to the root of the second moment."""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.1
@@ -71,7 +71,7 @@ class OptimizerConfig(Section):
 
     def completed(self) -> Self:
         """Return the section with the values of a new run in place of null."""
-        if self.projections is not None or not find_optimizer(self.name).fuses:
+        if self.projections is not None or not find_optimizer(self.name).reads_matrices:
             return self
         return self.model_construct(set(self.model_fields_set), **{**dict(self), "projections": "apart"})
 

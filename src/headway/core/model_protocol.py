@@ -10,7 +10,6 @@ it. A model declares more by having the methods of a protocol; it derives from n
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed import ProcessGroup
     from torch.distributed.tensor.parallel.style import ParallelStyle
+
+    from headway.core.types import Fusion
 
 
 @runtime_checkable
@@ -180,26 +181,12 @@ class ScalesRates(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Fusion:
-    """How the rows of one matrix hold the matrices of several projections.
-
-    The rows are cut into equal groups, and every group into the rows of each projection.
-    """
-
-    sizes: tuple[int, ...]
-    """Rows of each projection in a group."""
-    groups: int = 1
-    by_columns: bool = False
-    """The columns hold projections, not the rows."""
-
-
 @runtime_checkable
 class FusesProjections(Protocol):
-    """Computes several projections in one product, whose matrices Muon orthogonalises apart."""
+    """Computes several projections in one product; Muon and Adafactor update each as if it had a matrix of its own."""
 
     def fusions(self) -> Mapping[nn.Parameter, Fusion]:
-        """Return the matrices that hold those of several projections."""
+        """Return the matrices and biases that hold those of several projections."""
         ...
 
 

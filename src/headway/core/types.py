@@ -93,3 +93,17 @@ def part_of(whole: torch.Tensor, offset: Sequence[int], size: Sequence[int]) -> 
 
 #: The part of the state that one worker holds, by the same names; names held only by other workers are absent.
 StateBlocks = dict[str, Block]
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """How the rows of one matrix hold the matrices of several projections, or a vector their vectors.
+
+    The rows are cut into equal groups, and every group into the rows of each projection.
+    """
+
+    sizes: tuple[int, ...]
+    """Rows of each projection in a group."""
+    groups: int = 1
+    by_columns: bool = False
+    """The columns hold projections, not the rows."""

@@ -309,8 +309,8 @@ def _check_rates(model: Any, trial: _Trial) -> Iterator[str]:
 def _check_fusions(model: Any, trial: _Trial) -> Iterator[str]:
     names = {p: name for name, p in model.named_parameters()}
     for p, fusion in model.fusions().items():
-        if p not in names or p.ndim != 2:
-            yield "fusions names what is no matrix of the model's parameters"
+        if p not in names or p.ndim not in (1, 2):
+            yield "fusions names what is no matrix or vector of the model's parameters"
         elif fusion.groups * sum(fusion.sizes) != p.shape[1 if fusion.by_columns else 0]:
             yield f"the projections that fusions gives for '{names[p]}' do not add up to its size"
 

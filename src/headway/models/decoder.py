@@ -18,10 +18,10 @@ from torch.nn import functional as F
 
 from headway.config.sections.architecture import FULL, NO_ROTARY, SLIDING
 from headway.core.errors import ConfigError
-from headway.core.model_protocol import FusesProjections, Fusion
+from headway.core.model_protocol import FusesProjections
 from headway.core.random import derive_seed
 from headway.core.startup.dtensors import is_dtensor
-from headway.core.types import IGNORE_TARGET
+from headway.core.types import IGNORE_TARGET, Fusion
 from headway.models.layers.attention import (
     PackedDocuments,
     Positions,

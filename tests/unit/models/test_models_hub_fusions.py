@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from headway.config import ModelConfig
-from headway.core.model_protocol import Fusion
+from headway.core.types import Fusion
 from headway.models.hub import fusions
 from headway.models.hub.transformers_model import TransformersModel
 from support_families import VOCAB, family_config

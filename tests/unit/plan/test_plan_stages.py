@@ -50,7 +50,7 @@ def test_weights_and_moments_are_those_of_the_real_ones(changes: dict[str, Any],
         {"model": {**SHAPE, **changes}, "optimizer": {"name": optimizer}, "train": {"steps": 1}}
     )
     model = build_model(config.model, vocab_size=640, seed=0)
-    real = build_optimizer(config.optimizer, model, torch.device("cpu"))
+    real = build_optimizer(config.optimizer.completed(), model, torch.device("cpu"))
     materialize(real)
     kept = optimizer_tensors(real, parameter_names(model))
     state = [t for name, t in kept.items() if t.ndim and ".qmap." not in name]  # no counts of steps, no shared tables

@@ -19,7 +19,7 @@ from headway.core.eight_bit import block_size
 from headway.core.errors import ConfigError
 from headway.core.requirements import install_command
 from headway.training.optimizer import build_optimizer, materialize, muon, set_learning_rate, update
-from headway.training.optimizer.adafactor import ShardedAdafactor
+from headway.training.optimizer.adafactor import ProjectionAdafactor
 from headway.training.optimizer.eager import eager
 from headway.training.optimizer.lion import Lion
 from headway.training.optimizer.offload import HostOffload
@@ -296,7 +296,7 @@ def test_adafactor_on_shards_is_pytorchs(shape: tuple[int, ...]) -> None:
     start, *gradients = (torch.randn(shape, generator=generator) for _ in range(4))
     ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
     groups = [{"params": [p], "weight_decay": 0.1} for p in (ours, theirs)]
-    optimizers = (ShardedAdafactor(groups[:1], lr=0.05), torch.optim.Adafactor(groups[1:], lr=0.05))
+    optimizers = (ProjectionAdafactor(groups[:1], lr=0.05), torch.optim.Adafactor(groups[1:], lr=0.05))
     for gradient in gradients:
         for p, optimizer in zip((ours, theirs), optimizers, strict=True):
             p.grad = gradient.clone()
@@ -371,7 +371,7 @@ def test_shards_that_come_from_elsewhere_are_seen_too() -> None:
         model = make_model()
         for module, key in places(model):
             setattr(module, key, nn.Parameter(distribute_tensor(getattr(module, key), mesh, [Shard(0)])))
-        assert isinstance(build_optimizer(OptimizerConfig(name="adafactor"), model, CPU), ShardedAdafactor)
+        assert isinstance(build_optimizer(OptimizerConfig(name="adafactor"), model, CPU), ProjectionAdafactor)
         columns = nn.Linear(8, 8, bias=False)
         columns.weight = nn.Parameter(distribute_tensor(columns.weight, mesh, [Shard(1)]))
         for name in ("adafactor", "adamw8bit"):

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from headway.core.model_protocol import Fusion
+from headway.core.types import Fusion
 
 
 def find_fusions(network: nn.Module) -> Iterator[tuple[nn.Parameter, Fusion]]:
@@ -30,6 +30,8 @@ def _of_layer(base: Any, layer: Any, fusion: Fusion) -> Iterator[tuple[nn.Parame
     if fusion.groups * sum(fusion.sizes) != outputs:
         return  # a variant of the class that is not known
     yield base.weight, fusion
+    if getattr(base, "bias", None) is not None:
+        yield base.bias, replace(fusion, by_columns=False)
     for adapter in dict(getattr(layer, "lora_B", {})).values():
         yield adapter.weight, replace(fusion, by_columns=False)
 

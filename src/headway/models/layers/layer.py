@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from headway.config.sections.architecture import ATTENTION, FEED_FORWARD, MAMBA
-from headway.core.model_protocol import Fusion
+from headway.core.types import Fusion
 from headway.models.layers.attention import Positions, attend
 from headway.models.layers.cache import KVCache
 from headway.models.layers.mamba import Mamba
@@ -88,6 +88,11 @@ def _make_head_norm(config: ModelConfig, heads: int, head_dim: int) -> RMSNorm |
     return norm(head_dim if config.qk_norm_over == "head" else heads * head_dim, config.norm_eps)
 
 
+def _fused(layer: nn.Linear, sizes: tuple[int, ...]) -> dict[nn.Parameter, Fusion]:
+    """Return the parameters of a layer whose outputs come in groups, with so many of each projection in each."""
+    return dict.fromkeys(layer.parameters(), Fusion(sizes, layer.weight.shape[0] // sum(sizes)))
+
+
 class Attention(nn.Module):
     """Grouped-query attention (Ainslie et al. 2023) with rotary positions."""
 
@@ -112,7 +117,7 @@ class Attention(nn.Module):
     def fusions(self) -> dict[nn.Parameter, Fusion]:
         """Return the rows of queries, keys and values (`headway.core.model_protocol.FusesProjections`)."""
         sizes = (self.group * self.head_dim, self.head_dim, self.head_dim)
-        return {self.qkv.weight: Fusion(sizes, self.qkv.weight.shape[0] // sum(sizes))}
+        return _fused(self.qkv, sizes)
 
     def forward(self, x_BTD: torch.Tensor, positions: Positions, cache: KVCache | None) -> torch.Tensor:
         B, T, _ = x_BTD.shape
@@ -155,8 +160,7 @@ class FeedForward(nn.Module):
 
     def fusions(self) -> dict[nn.Parameter, Fusion]:
         """Return the rows of the gate and of the linear branch (`headway.core.model_protocol.FusesProjections`)."""
-        weight = self.gate_up_groups.weight
-        return {weight: Fusion((self.width, self.width), weight.shape[0] // (2 * self.width))}
+        return _fused(self.gate_up_groups, (self.width, self.width))
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_up_groups(x_BTD).unflatten(-1, (-1, 2, self.width)).unbind(-2)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from headway.core.model_protocol import Fusion
+from headway.core.types import Fusion
 
 if TYPE_CHECKING:
     from headway.config import ModelConfig

@@ -16,8 +16,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from headway.config.derived.experts import resolved_balance
-from headway.core.model_protocol import Fusion
 from headway.core.startup.dtensors import is_dtensor
+from headway.core.types import Fusion
 from headway.models.layers.experts import Experts
 
 if TYPE_CHECKING:

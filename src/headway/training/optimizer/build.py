@@ -14,9 +14,10 @@ from headway.config.optimizers import LIGHT_OPTIMIZER, find_optimizer
 from headway.config.strategies import simplest_strategy
 from headway.core.errors import ConfigError
 from headway.core.functions import load_function
-from headway.core.model_protocol import FusesProjections, Fusion, HasOutputProjection, ScalesRates
+from headway.core.model_protocol import FusesProjections, HasOutputProjection, ScalesRates
 from headway.core.startup.dtensors import is_dtensor
-from headway.training.optimizer.adafactor import ShardedAdafactor
+from headway.core.types import Fusion
+from headway.training.optimizer.adafactor import ProjectionAdafactor
 from headway.training.optimizer.combined import Combined
 from headway.training.optimizer.eager import eager, keep_compiler_out
 from headway.training.optimizer.eight_bit import eight_bit_adamw
@@ -124,6 +125,13 @@ class OptimizerInputs:
             group["params"].append(p)
         return list(groups.values())
 
+    def known_fusions(self) -> dict[nn.Parameter, Fusion]:
+        """Return the parameters that hold several projections, unless these are to be updated as one matrix."""
+        if self.config.projections != "apart" or not self.fusions:
+            return {}
+        known = zip(self.parameters, self.fusions, strict=True)
+        return {p: fusion for p, fusion in known if fusion is not None}
+
     def only(self, hidden: bool) -> OptimizerInputs:
         """Return a copy for the parameters that are hidden matrices, or for the others."""
         chosen = [index for index, yes in enumerate(self.is_hidden) if yes == hidden]
@@ -193,9 +201,7 @@ def build_muon(inputs: OptimizerInputs) -> Optimizer:
             "momentum": config.momentum,
             "adjust_lr_fn": "match_rms_adamw",
         }
-        known = zip(hidden.parameters, hidden.fusions, strict=True) if config.projections == "apart" else ()
-        fusions = {p: fusion for p, fusion in known if fusion is not None}
-        parts.append(ProjectionMuon(hidden.parameters, inputs.products, fusions, **options))
+        parts.append(ProjectionMuon(hidden.parameters, inputs.products, hidden.known_fusions(), **options))
     return parts[0] if len(parts) == 1 else Combined(parts)
 
 
@@ -206,8 +212,10 @@ def build_lion(inputs: OptimizerInputs) -> Optimizer:
 def build_adafactor(inputs: OptimizerInputs) -> Optimizer:
     # Second moments of matrices by row and column, no first moment; steps relative to a parameter's own size
     # (Shazeer & Stern 2018, algorithm 4).
-    cut = any(is_dtensor(p) for p in inputs.parameters)
-    return (ShardedAdafactor if cut else eager(torch.optim.Adafactor))(inputs.groups(), lr=inputs.config.learning_rate)
+    fusions, rate = inputs.known_fusions(), inputs.config.learning_rate
+    if fusions or any(is_dtensor(p) for p in inputs.parameters):
+        return ProjectionAdafactor(inputs.groups(), rate, fusions)
+    return eager(torch.optim.Adafactor)(inputs.groups(), lr=rate)
 
 
 def build_adamw8bit(inputs: OptimizerInputs) -> Optimizer:

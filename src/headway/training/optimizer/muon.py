@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
 
-from headway.core.model_protocol import Fusion
 from headway.core.startup.dtensors import is_dtensor
+from headway.core.types import Fusion
 from headway.parallel.blocks import block_of, cut_like, local_part
 
 

@@ -1,7 +1,9 @@
-"""Muon by projection: what holds several projections is updated as if each had a matrix of its own."""
+"""Muon and Adafactor by projection: what holds several is updated as if each had a matrix of its own."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,10 +12,11 @@ from torch import nn
 
 from headway.config import ModelConfig
 from headway.config.schema import OptimizerConfig
-from headway.core.model_protocol import Fusion
+from headway.core.types import Fusion
 from headway.models.build import build_model
 from headway.models.decoder import Decoder
 from headway.training.optimizer import build_optimizer
+from headway.training.optimizer.adafactor import ProjectionAdafactor
 from headway.training.optimizer.muon import ProjectionMuon
 
 CPU = torch.device("cpu")
@@ -94,7 +97,7 @@ def gradients_of(name: str, p: torch.Tensor) -> torch.Tensor:
     """Of three steps. Rows differ in size, as those of projections do, and singular values are spread."""
     generator = torch.Generator().manual_seed(len(name))
     some = torch.randn(3, *p.shape, generator=generator)
-    return some * torch.rand(p.shape[0], 1, generator=generator).add(0.1)
+    return some * torch.rand(p.shape[0], *[1] * (p.ndim - 1), generator=generator).add(0.1)
 
 
 @pytest.mark.parametrize("products", [torch.float32, torch.bfloat16])
@@ -126,6 +129,55 @@ def test_every_projection_is_updated_as_if_it_had_a_matrix_of_its_own(kind: str,
             if products == torch.float32:
                 assert distance(mine.double(), exact(start[part], along)) < 1e-4, (name, part)
     assert several == {"grouped": 6, "experts": 6, "mamba": 3}[kind]
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_adafactor_keeps_means_and_sizes_of_every_projection(kind: str) -> None:
+    model = make_decoder(kind)
+    settings = OptimizerConfig.model_validate({"name": "adafactor", "weight_decay": DECAY, "projections": "apart"})
+    optimizer = build_optimizer(settings, model, CPU)
+    assert isinstance(optimizer, ProjectionAdafactor)
+    starts = {name: p.detach().clone() for name, p in model.named_parameters()}
+    gradients = {name: gradients_of(name, p) for name, p in model.named_parameters()}
+    for step in range(3):
+        for name, p in model.named_parameters():
+            p.grad = gradients[name][step].clone()
+        optimizer.step()
+    for name, p in model.named_parameters():
+        cuts = partial(apart, model, name) if p.ndim == 2 else partial(apart_vector, model, name)
+        found, start, steps = cuts(p.detach()), cuts(starts[name]), [cuts(g) for g in gradients[name]]
+        for part, mine in found.items():
+            alone = nn.Parameter(start[part].clone())
+            decay = DECAY if p.ndim > 1 else 0.0
+            theirs = torch.optim.Adafactor([alone], lr=settings.learning_rate, weight_decay=decay)
+            for cut in steps:
+                alone.grad = cut[part].clone()
+                theirs.step()
+            torch.testing.assert_close(mine, alone.detach(), rtol=1e-5, atol=1e-7, msg=f"{name}, {part}")
+
+
+def apart_vector(model: Decoder, name: str, vector: torch.Tensor) -> dict[str, torch.Tensor]:
+    if not name.endswith("qkv.bias"):
+        return {"": vector}
+    parts = apart(model, name.replace("bias", "weight"), vector[:, None])
+    return {part: bias.flatten() for part, bias in parts.items()}
+
+
+def test_adafactor_may_find_projections_in_columns() -> None:
+    torch.manual_seed(0)
+    start, gradients = torch.randn(16, 24), torch.randn(3, 16, 24)
+    weights = [nn.Parameter(start.clone()), nn.Parameter(start.T.contiguous())]
+    rows = Fusion((5, 7), 2)
+    fusions = {weights[0]: replace(rows, by_columns=True), weights[1]: rows}
+    optimizer = ProjectionAdafactor([{"params": weights}], 0.05, fusions)
+    for gradient in gradients:
+        weights[0].grad, weights[1].grad = gradient.clone(), gradient.T.contiguous()
+        optimizer.step()
+    torch.testing.assert_close(weights[0], weights[1].T)
+    assert {key: tuple(t.shape) for key, t in optimizer.state[weights[0]].items() if t.ndim} == {
+        "row_var": (16, 2),
+        "col_var": (1, 24),
+    }
 
 
 def test_one_step_of_a_fused_matrix_as_a_whole_is_another() -> None:
