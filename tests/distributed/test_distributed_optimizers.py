@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from headway.checkpoint.store import CheckpointStore
+from headway.config import load_resolved
 from support import manifest, run_workers, state_hash, write_config
+from support_projections import apart, distance, exact
 
 STEPS = 4
 DIVIDED = [
@@ -121,3 +124,59 @@ def test_adafactor_learns_on_shards_what_it_does_on_whole_matrices(corpus: Path,
 def losses(folder: Path) -> list[float]:
     records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return [record["train/loss"] for record in records if "train/loss" in record]
+
+
+#: Ways to divide matrices: number of workers, and overrides.
+WAYS = {
+    "alone": (1, ""),
+    "zero1": (2, "parallel.strategy=zero1"),
+    "zero3": (2, "parallel.strategy=zero3"),
+    "tensor": (2, "parallel.tensor=2"),
+}
+MORE_WAYS = {
+    "ddp": (2, "parallel.strategy=ddp"),
+    "zero2": (2, "parallel.strategy=zero2"),
+    "pipeline": (2, "parallel.pipeline=2"),
+    "hsdp": (4, "parallel.strategy=hsdp"),
+    "zero3-4": (4, "parallel.strategy=zero3"),
+    "zero3-tensor": (4, "parallel.strategy=zero3 parallel.tensor=2"),
+    "elastic": (2, "parallel.strategy=zero3 determinism=elastic"),
+}
+
+
+@pytest.mark.parametrize("ways", [WAYS, pytest.param(MORE_WAYS, marks=pytest.mark.slow)], ids=["few", "more"])
+def test_muon_updates_projections_apart_under_every_strategy(
+    corpus: Path, tmp_path: Path, ways: dict[str, tuple[int, str]]
+) -> None:
+    """The first update is a function of the weights before it and of the moments after it, which are files."""
+    config = write_config(
+        tmp_path,
+        data={"store": str(corpus / "store"), "sources": [str(corpus / "corpus.jsonl")]},
+        # Queries have more rows than columns, and so steps of another size.
+        model={"dim": 32, "layers": 2, "heads": 6, "kv_heads": 2, "head_dim": 8, "ffn_dim": 48, "dropout": 0.0},
+        train={"steps": 1, "micro_batch": 1, "lanes": 4},
+        optimizer={"name": "muon", "learning_rate": 0.01, "weight_decay": 0.1},
+        schedule={"name": "constant", "warmup": 0.0},
+        checkpoint={"every": "1 steps"},
+        health={"on_nonfinite": "rollback"},  # so that the weights before the first step are saved
+    )
+    for workers in {workers for workers, _ in ways.values()}:
+        chosen = {name: overrides for name, (count, overrides) in ways.items() if count == workers}
+        run(tmp_path, workers, [job(config, name, "muon", *overrides.split()) for name, overrides in chosen.items()])
+    for name in ways:
+        store = CheckpointStore(tmp_path / "runs" / name / "checkpoints")
+        before, after = (store.load(store.info(step)) for step in (0, 1))
+        shape = load_resolved(tmp_path / "runs" / name / "config.yaml").model.model_copy(update={"vocab_size": 320})
+        moments = {key: after[key] for key in after if key.startswith("optimizer.momentum_buffer.")}
+        several = 0
+        for key, momentum in moments.items():
+            weight = key.removeprefix("optimizer.momentum_buffer.")
+            change = after[f"model.{weight}"].double() - before[f"model.{weight}"].double()
+            found = apart(shape, weight, change)
+            start, gradient = (apart(shape, weight, t) for t in (before[f"model.{weight}"], momentum / 0.05))
+            several += len(found) > 1
+            for part, mine in found.items():
+                expected = exact(start[part], gradient[part][None], 0.01, 0.1)
+                # In fp32, rounded once more as part of a weight.
+                assert distance(mine, expected) < 1e-4, (name, weight, part)
+        assert several == 4 and len(moments) == 8

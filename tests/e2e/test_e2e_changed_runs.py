@@ -205,3 +205,30 @@ def test_a_lost_disk_takes_no_segment_along(own: Callable[..., Path], tmp_path: 
     segments = load_resolved(run_of(tmp_path) / "config.yaml").segments
     assert [(segment.first_step, segment.global_batch) for segment in segments] == [(0, 8), (4, 4)]
     assert ledger(run_of(tmp_path))["rows"] == 4 * 8 + 4 * 4
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adafactor"])
+def test_a_run_from_before_projections_were_apart_asks_first(
+    tiny: Callable[..., Path], tmp_path: Path, optimizer: str
+) -> None:
+    """Its config has no such key. It continues as it was, or with changes where its moments have the same shapes."""
+    config, name = tiny(train={"steps": 4}), f"optimizer.name={optimizer}"
+    whole = "optimizer.projections=whole"
+    assert headway("train", config, name, whole, "name=undisturbed").returncode == 0
+    assert headway("train", config, name, whole, faults="stop@step=2").returncode == 75
+    kept = run_of(tmp_path) / "config.yaml"
+    lines = kept.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept.write_text("".join(line for line in lines if "projections:" not in line), encoding="utf-8")
+    shutil.copytree(run_of(tmp_path), tmp_path / "runs/other")
+    refused = headway("train", config, name)
+    assert refused.returncode == 2
+    assert "optimizer.projections was not set and is now apart" in refused.stderr
+    assert "--accept-changes" in refused.stderr
+    changed = headway("train", config, name, "name=other", "--accept-changes")
+    if optimizer == "adafactor":
+        assert changed.returncode == 4 and "in the checkpoint and F32 [3, 32] here" in changed.stderr
+    else:
+        assert changed.returncode == 0, changed.stderr
+        assert state_hash(tmp_path / "runs/other") != state_hash(tmp_path / "runs/undisturbed")
+    assert headway("train", config, name, whole).returncode == 0
+    assert state_hash(run_of(tmp_path)) == state_hash(tmp_path / "runs/undisturbed")

@@ -18,9 +18,10 @@ from headway.models.decoder import Decoder
 from headway.training.optimizer import build_optimizer
 from headway.training.optimizer.adafactor import ProjectionAdafactor
 from headway.training.optimizer.muon import ProjectionMuon
+from support_projections import apart, distance, exact
 
 CPU = torch.device("cpu")
-COEFFICIENTS, ITERATIONS, MOMENTUM, RATE, DECAY = (3.4445, -4.7750, 2.0315), 5, 0.95, 0.02, 0.1
+RATE, DECAY = 0.02, 0.1
 SHAPES: dict[str, dict[str, Any]] = {
     # More heads than width: queries have more rows than columns, and so another step size than keys and values.
     "grouped": {"heads": 6, "kv_heads": 2, "head_dim": 8, "qkv_bias": True},
@@ -39,47 +40,6 @@ def make_decoder(kind: str) -> Decoder:
     return build_model(shape, vocab_size=64, seed=1)
 
 
-def apart(model: Decoder, name: str, matrix: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The matrices of the projections, cut as the forward passes of the layers cut what they compute."""
-    shape, columns = model.shape, matrix.shape[1]
-    if name.endswith("qkv.weight"):
-        groups = matrix.reshape(shape.kv_heads, shape.queries_per_group + 2, shape.head_dim, columns)
-        return {
-            "q": groups[:, :-2].reshape(-1, columns),
-            "k": groups[:, -2].reshape(-1, columns),
-            "v": groups[:, -1].reshape(-1, columns),
-        }
-    if name.endswith("gate_up_groups.weight"):
-        groups = matrix.reshape(shape.ffn_groups, 2, -1, columns)
-        return {"gate": groups[:, 0].reshape(-1, columns), "up": groups[:, 1].reshape(-1, columns)}
-    if name.endswith("shared.gate_up.weight"):
-        gate, up = matrix.chunk(2)
-        return {"gate": gate, "up": up}
-    if name.endswith("mamba.input.weight"):
-        sizes = model.config.mamba
-        assert sizes is not None
-        gate, mixed, steps = matrix.split([sizes.width, sizes.channels, sizes.heads])
-        states = sizes.groups * sizes.state_dim
-        inputs, b, c = mixed.split([sizes.width, states, states])
-        return {"gate": gate, "inputs": inputs, "b": b, "c": c, "steps": steps}
-    return {"": matrix}
-
-
-def exact(start: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
-    """Algorithm 1 of Liu et al. 2025 in float64, with the coefficients of Jordan et al. 2024."""
-    weight, momentum = start.double(), torch.zeros_like(start, dtype=torch.float64)
-    for gradient in gradients.double():
-        momentum = MOMENTUM * momentum + (1 - MOMENTUM) * gradient
-        x = (1 - MOMENTUM) * gradient + MOMENTUM * momentum
-        x = x / x.norm()
-        a, b, c = COEFFICIENTS
-        for _ in range(ITERATIONS):
-            square = x @ x.T
-            x = a * x + (b * square + c * square @ square) @ x
-        weight = weight * (1 - RATE * DECAY) - RATE * 0.2 * max(weight.shape) ** 0.5 * x
-    return weight - start.double()
-
-
 def of_pytorch(start: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
     weight = nn.Parameter(start.clone())
     optimizer = torch.optim.Muon([weight], lr=RATE, weight_decay=DECAY, adjust_lr_fn="match_rms_adamw")
@@ -87,10 +47,6 @@ def of_pytorch(start: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
         weight.grad = gradient.clone()
         optimizer.step()
     return (weight.detach() - start).double()
-
-
-def distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    return float((one - other).norm() / other.norm())
 
 
 def gradients_of(name: str, p: torch.Tensor) -> torch.Tensor:
@@ -118,16 +74,16 @@ def test_every_projection_is_updated_as_if_it_had_a_matrix_of_its_own(kind: str,
         optimizer.step()
     several = 0
     for name, p in named.items():
-        change = apart(model, name, p.detach() - starts[name])
-        start = apart(model, name, starts[name])
-        steps = [apart(model, name, gradient) for gradient in gradients[name]]
+        change = apart(model.config, name, p.detach() - starts[name])
+        start = apart(model.config, name, starts[name])
+        steps = [apart(model.config, name, gradient) for gradient in gradients[name]]
         several += len(change) > 1
         for part, mine in change.items():
             along = torch.stack([cut[part] for cut in steps])
             # PyTorch rounds to bf16 in every iteration; fp32 differs from fp64 in its last bits only.
             assert distance(mine.double(), of_pytorch(start[part], along)) < 0.02, (name, part)
             if products == torch.float32:
-                assert distance(mine.double(), exact(start[part], along)) < 1e-4, (name, part)
+                assert distance(mine.double(), exact(start[part], along, RATE, DECAY)) < 1e-4, (name, part)
     assert several == {"grouped": 6, "experts": 6, "mamba": 3}[kind]
 
 
@@ -144,7 +100,7 @@ def test_adafactor_keeps_means_and_sizes_of_every_projection(kind: str) -> None:
             p.grad = gradients[name][step].clone()
         optimizer.step()
     for name, p in model.named_parameters():
-        cuts = partial(apart, model, name) if p.ndim == 2 else partial(apart_vector, model, name)
+        cuts = partial(apart, model.config, name) if p.ndim == 2 else partial(apart_vector, model, name)
         found, start, steps = cuts(p.detach()), cuts(starts[name]), [cuts(g) for g in gradients[name]]
         for part, mine in found.items():
             alone = nn.Parameter(start[part].clone())
@@ -159,7 +115,7 @@ def test_adafactor_keeps_means_and_sizes_of_every_projection(kind: str) -> None:
 def apart_vector(model: Decoder, name: str, vector: torch.Tensor) -> dict[str, torch.Tensor]:
     if not name.endswith("qkv.bias"):
         return {"": vector}
-    parts = apart(model, name.replace("bias", "weight"), vector[:, None])
+    parts = apart(model.config, name.replace("bias", "weight"), vector[:, None])
     return {part: bias.flatten() for part, bias in parts.items()}
 
 
@@ -185,9 +141,11 @@ def test_one_step_of_a_fused_matrix_as_a_whole_is_another() -> None:
     model = make_decoder("grouped")
     weight = model.layers[0].attention.qkv.weight
     steps = gradients_of("qkv", weight)[:1]
-    whole = apart(model, "qkv.weight", of_pytorch(weight.detach(), steps))
-    ours = apart(model, "qkv.weight", weight.detach())
-    each = {part: of_pytorch(start, apart(model, "qkv.weight", steps[0])[part][None]) for part, start in ours.items()}
+    whole = apart(model.config, "qkv.weight", of_pytorch(weight.detach(), steps))
+    ours = apart(model.config, "qkv.weight", weight.detach())
+    each = {
+        part: of_pytorch(start, apart(model.config, "qkv.weight", steps[0])[part][None]) for part, start in ours.items()
+    }
     assert min(distance(whole[part], each[part]) for part in each) > 0.1
 
 
