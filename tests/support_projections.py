@@ -37,7 +37,7 @@ def apart(config: ModelConfig, name: str, matrix: torch.Tensor) -> dict[str, tor
 
 
 def exact(start: torch.Tensor, gradients: torch.Tensor, rate: float, decay: float) -> torch.Tensor:
-    """Return the change of a matrix by Muon (Liu et al. 2025, algorithm 1), with the coefficients of Jordan et al. 2024."""
+    """Return the change of a matrix by Muon (Liu et al. 2025), with the coefficients of Jordan et al. 2024."""
     weight, momentum = start.double(), torch.zeros_like(start, dtype=torch.float64)
     for gradient in gradients.double():
         momentum = MOMENTUM * momentum + (1 - MOMENTUM) * gradient

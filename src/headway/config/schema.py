@@ -69,11 +69,12 @@ class OptimizerConfig(Section):
     offload: bool = False
     """Keep moments in host memory and compute updates there: slower steps, and no optimizer memory on the GPU."""
 
-    def completed(self) -> Self:
+    def completed(self) -> OptimizerConfig:
         """Return the section with the values of a new run in place of null."""
         if self.projections is not None or not find_optimizer(self.name).reads_matrices:
             return self
-        return self.model_construct(set(self.model_fields_set), **{**dict(self), "projections": "apart"})
+        values = {**dict(self), "projections": "apart"}
+        return OptimizerConfig.model_construct(set(self.model_fields_set), **values)  # unset for `override`
 
     @model_validator(mode="after")
     def _fill_betas(self) -> Self:

@@ -49,8 +49,9 @@ class Mamba(nn.Module):
 
     def fusions(self) -> dict[nn.Parameter, Fusion]:
         """Return the rows of gate, inputs, B, C and steps (`headway.core.model_protocol.FusesProjections`)."""
-        inner = self.sizes.groups * self.sizes.state_dim
-        return {self.input.weight: Fusion((self.sizes.width, self.sizes.width, inner, inner, self.sizes.heads))}
+        sizes, inner = self.sizes, self.sizes.groups * self.sizes.state_dim
+        fusion = Fusion((sizes.width, sizes.width, inner, inner, sizes.heads))
+        return dict.fromkeys(self.input.parameters(), fusion)
 
     def forward(self, x_BTD: torch.Tensor, positions: Positions, cache: KVCache | None) -> torch.Tensor:
         state = None if cache is None else cache.states[self.layer]

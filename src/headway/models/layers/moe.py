@@ -56,8 +56,7 @@ class SharedExperts(nn.Module):
 
     def fusions(self) -> dict[nn.Parameter, Fusion]:
         """Return the rows of the gate and of the linear branch (`headway.core.model_protocol.FusesProjections`)."""
-        weight = self.gate_up.weight
-        return {weight: Fusion((weight.shape[0] // 2,) * 2)}
+        return dict.fromkeys(self.gate_up.parameters(), Fusion((self.gate_up.weight.shape[0] // 2,) * 2))
 
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
         gate_NF, up_NF = self.gate_up(x_ND).chunk(2, dim=-1)

@@ -212,9 +212,10 @@ def build_lion(inputs: OptimizerInputs) -> Optimizer:
 def build_adafactor(inputs: OptimizerInputs) -> Optimizer:
     # Second moments of matrices by row and column, no first moment; steps relative to a parameter's own size
     # (Shazeer & Stern 2018, algorithm 4).
-    fusions, rate = inputs.known_fusions(), inputs.config.learning_rate
-    if fusions or any(is_dtensor(p) for p in inputs.parameters):
-        return ProjectionAdafactor(inputs.groups(), rate, fusions)
+    apart, rate = inputs.config.projections == "apart", inputs.config.learning_rate
+    # Not by the parameters alone: a worker that owns no fused one must round as the others do.
+    if apart or any(is_dtensor(p) for p in inputs.parameters):
+        return ProjectionAdafactor(inputs.groups(), rate, inputs.known_fusions())
     return eager(torch.optim.Adafactor)(inputs.groups(), lr=rate)
 
 

@@ -65,9 +65,10 @@ class ProjectionMuon(torch.optim.Muon):
             directions.append(whole if _is_owner(p, turn) else None)
             del whole
         # Each worker orthogonalises its own matrix here, all of them at once.
-        for turn, whole in enumerate(directions):
-            if whole is not None:
-                directions[turn] = self._direction(whole, parameters[turn], group)
+        for turn, update in enumerate(directions):
+            if update is not None:
+                directions[turn] = self._direction(update, parameters[turn], group)
+        del update
         rate, decay = float(group["lr"]), group["weight_decay"]
         for turn, p in enumerate(parameters):
             direction, weight = self._shared(directions[turn], p, turn), local_part(p)
@@ -133,7 +134,7 @@ def orthogonalized(matrix: torch.Tensor, group: dict[str, Any], products: torch.
 def _projections(matrix: torch.Tensor, fusion: Fusion) -> Sequence[torch.Tensor]:
     """Return a view of each projection's matrix, (groups, rows of a group, columns)."""
     rows = matrix.T if fusion.by_columns else matrix
-    return rows.unflatten(0, (fusion.groups, -1)).split(list(fusion.sizes), dim=1)
+    return torch.split(rows.unflatten(0, (fusion.groups, -1)), list(fusion.sizes), dim=1)
 
 
 def _scaled(direction: torch.Tensor, fusion: Fusion, factors: Sequence[float]) -> torch.Tensor:
