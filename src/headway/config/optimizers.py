@@ -130,7 +130,8 @@ def _adafactor_moment_bytes(name: str, size: tuple[int, ...]) -> int:
 
 
 def _adafactor_update_bytes(sizes: UpdateSizes) -> int:
-    return sizes.largest
+    # The update; for a projection in a larger matrix, of which it may be two thirds, its weight and gradient too.
+    return max(sizes.largest, 2 * sizes.largest_hidden)
 
 
 def _muon_problems(config: Config, _: bool) -> Iterator[ConfigError]:

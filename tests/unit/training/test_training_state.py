@@ -21,12 +21,15 @@ from headway import Callback, Config
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.config import OptimizerSpec
 from headway.core.errors import CheckpointError
+from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
 from headway.runs.restore import restore
 from headway.runs.rewind import load_state
 from headway.runs.run_directory import RunDirectory
 from headway.training.optimizer import build_optimizer
 from headway.training.state import TrainState
+from headway.training.step import TrainStep
+from headway.training.task import Objective, Task
 
 OWN = "own_moments:SPEC"
 OPTIMIZERS = ["adamw", "muon", "lion", "adafactor", *(["adamw8bit"] if find_spec("torchao") else []), OWN]
@@ -242,3 +245,27 @@ def test_moments_that_a_checkpoint_holds_before_any_update_are_loaded(tmp_path: 
     store.save(2, tensors, {"step": 2, "skipped_steps": 2}, {})
     load_state(loaded, store, store.info(2), World(0, 1, 0, CPU))
     assert loaded.blocks().keys() == tensors.keys()
+
+
+@pytest.mark.parametrize("kind", ["no item", "nan", "left out"])
+def test_whatever_leaves_an_update_out_leaves_a_state_that_loads(tmp_path: Path, kind: str) -> None:
+    """Each kind is counted in the cursor, which alone can prove that moments may be absent."""
+    config = Config.model_validate({"train": {"steps": 4}}).resolved()
+    model, world = make_model(), World(0, 1, 0, CPU)
+
+    def summed_loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = model(batch["x"]).square().sum()
+        return loss * math.nan if kind == "nan" else loss
+
+    task = Task(model, None, Objective(summed_loss, lambda batch: len(batch["x"])))  # type: ignore[arg-type]
+    state = TrainState(model, build_optimizer(config.optimizer, model, CPU))
+    state.skipped_ranges = ((0, 1),) if kind == "left out" else ()
+    rows = torch.zeros(0 if kind == "no item" else 4, 64)
+    result = TrainStep(config, task, state, make_strategy(config, model, world), world).run({0: [{"x": rows}]})
+    assert result.skipped and state.cursor.step == 1
+    store, tensors = CheckpointStore(tmp_path), {name: block.local for name, block in state.blocks().items()}
+    store.save(1, tensors, state.cursor_record(), {})
+    other = make_model()
+    loaded = TrainState(other, build_optimizer(config.optimizer, other, CPU))
+    load_state(loaded, store, store.info(1), world)
+    assert loaded.cursor == state.cursor and loaded.blocks().keys() == tensors.keys()
