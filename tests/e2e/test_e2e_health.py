@@ -226,3 +226,16 @@ def test_a_rollback_is_the_same_on_two_workers_with_cut_weights(tiny: Callable[.
         assert done.returncode == 0, done.stderr
         assert manifest(tmp_path / "runs" / name)["context"]["left_out"] == [[7, 8], [10, 11]]
     assert state_hash(tmp_path / "runs/one") == state_hash(tmp_path / "runs/two") == state_hash(tmp_path / "runs/cut")
+
+
+@pytest.mark.parametrize("often", ["checkpoint.every=1 steps", "checkpoint.memory_every=1 steps"])
+def test_a_run_killed_before_its_first_update_has_the_bits_of_one_that_was_not(
+    tiny: Callable[..., Path], tmp_path: Path, often: str
+) -> None:
+    """The first two steps are skipped. In the third the worker dies, and the supervisor starts it again."""
+    config, first = tiny(train={"steps": 4}, supervise={"max_failures": 1}), "nan@gradient=1,nan@gradient=2"
+    whole = headway("train", config, "name=whole", often, faults=first)
+    killed = headway("train", config, often, faults=f"{first},kill@update=2")
+    assert (whole.returncode, killed.returncode) == (0, 0), killed.stderr
+    assert killed.stderr.count("resuming from") == 1 and "step-00000002" in killed.stderr
+    assert state_hash(tmp_path / "runs/tiny") == state_hash(tmp_path / "runs/whole")
