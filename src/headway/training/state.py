@@ -34,8 +34,11 @@ class Cursor:
     """Steps since the loss scale changed."""
     left_out_steps: int = 0
     """Steps that were not computed, because a rollback left their rows out."""
+    steps_without_target: int = 0
+    """Steps none of whose tokens is a target, so that there was nothing to learn."""
 
 
+_RARE = ("left_out_steps", "steps_without_target")
 _SCALING = ("loss_scale", "steps_at_scale")
 _HISTORY = "health_"
 
@@ -93,13 +96,12 @@ class TrainState:
     def cursor_record(self) -> dict[str, int]:
         """Return the cursor as checkpoints store it.
 
-        A loss scale, steps left out and a history appear only if there are any.
+        A loss scale, steps left out or without a target, and a history appear only if there are any.
         """
         record = asdict(self.cursor)
         if self.cursor.loss_scale is None:
             record = {key: value for key, value in record.items() if key not in _SCALING}
-        if not self.cursor.left_out_steps:
-            del record["left_out_steps"]
+        record = {key: value for key, value in record.items() if value or key not in _RARE}
         history = asdict(self.history) if self.decides else {}
         return {**record, **{f"{_HISTORY}{key}": value for key, value in history.items()}}
 

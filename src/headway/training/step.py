@@ -160,6 +160,7 @@ class TrainStep:
             self.state.engine.skip()
         metrics = {**self._after_step(counts, False), **self.copies.metrics()}
         self.state.cursor.step += 1
+        self.state.cursor.steps_without_target += 1
         return StepResult(math.nan, 0, math.nan, rate, skipped=True, flags=sums.flags, model_metrics=metrics)
 
     def _leave_out(self, flags: Sequence[bool], rate: float) -> StepResult:

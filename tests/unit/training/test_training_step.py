@@ -209,7 +209,7 @@ def test_a_step_without_a_target_is_no_divergence(precision: str, action: str) -
     result = TrainStep(c, task, state, strategy, WORLD).run({0: [batch(0, 0)]}, flags=(True, False))
     assert result.skipped and result.items == 0 and math.isnan(result.loss)
     assert result.decision is None and result.flags == [True, False]
-    assert state.cursor == Cursor(step=1, skipped_in_row=2, loss_scale=scale)
+    assert state.cursor == Cursor(step=1, skipped_in_row=2, loss_scale=scale, steps_without_target=1)
     assert all(torch.equal(before[name], tensor) for name, tensor in tensors(state).items())
 
 

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from headway.core.types import StateTensors
 
 MANIFEST = "manifest.json"
+#: What a cursor counts of the steps that made no update.
+_WITHOUT_UPDATE = ("skipped_steps", "left_out_steps", "steps_without_target")
 
 #: PyTorch's name of a type -> its name in safetensors files and manifests.
 DTYPES = {
@@ -247,7 +249,7 @@ class Manifest(_Part):
         A state that had no update has the initial moments, and they may be absent. Only the cursor can prove that: if
         it counts an update, the moments are part of the state, whether or not the tensors are here.
         """
-        not_updated = sum(self.cursor.get(key, 0) for key in ("skipped_steps", "left_out_steps"))
+        not_updated = sum(self.cursor.get(key, 0) for key in _WITHOUT_UPDATE)
         updated = self.cursor.get("step", self.step) != not_updated
         return updated or any(name.startswith("optimizer.") for name in self.tensors)
 

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from headway.core.errors import CheckpointError, ConfigError, HeadwayError
-from headway.core.model_protocol import Fusion
 from headway.core.requirements import install_command
 from headway.core.types import IGNORE_TARGET, Fusion
 from headway.models.hub.folder import base_folder, is_adapter, open_folder

@@ -131,7 +131,8 @@ def test_steps_without_a_target_are_named_and_no_divergence(capsys: pytest.Captu
     trained, losses = metrics.series("train/loss")
     assert sorted([*without.tolist(), *trained.tolist()]) == [*range(1, 31)] and len(without) > 20
     assert np.isfinite(losses).all() and (np.diff(without) == 1).sum() > 2
-    assert manifest(Path("runs/chats"))["cursor"] == {"step": 30, "skipped_steps": 0, "skipped_in_row": 0}
+    cursor = {"step": 30, "skipped_steps": 0, "skipped_in_row": 0, "steps_without_target": len(without)}
+    assert manifest(Path("runs/chats"))["cursor"] == cursor
     assert said.count(" · no target · ") == len(without) and "nan" not in said and "going back" not in said
 
 
