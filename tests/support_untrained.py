@@ -28,7 +28,8 @@ from headway.checkpoint.store import CheckpointInfo
 from headway.config import Config, LaneGrid, load_resolved
 from headway.config.derived.segments import SEGMENTS
 from headway.data.feeding.feed import TokenFeed
-from headway.data.pinned import keep_manifest, open_run_store
+from headway.data.pinned import open_run_store
+from headway.data.used_by import keep_manifest
 from headway.data.store import TokenStore
 from headway.runs import ledger_callback
 from headway.runs.ledger import Ledger, plan_fingerprint

@@ -213,7 +213,7 @@ def _prepare(config: Config, options: RunOptions, own_process: bool) -> None:
     from headway.session.completed import prepare_if_needed
 
     with preemptible():
-        prepare_if_needed(config, options.restart, own_process)
+        prepare_if_needed(config, options, own_process)
 
 
 def _find_seat(config: Config) -> Seat | None:

@@ -10,48 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import DataError
-from headway.core.files.atomic import atomic_write
-from headway.core.files.foreign import read_bytes
-from headway.core.files.hashes import fingerprint
 from headway.data.remote_store import open_store
 from headway.data.store import TokenStore
-from headway.data.store_manifest import MANIFEST, parse_manifest
+from headway.data.used_by import kept_manifest, manifest_path
 
 if TYPE_CHECKING:
     from headway.config import Config
-
-#: Folder of a run directory with the manifests of its data.
-FOLDER = "data"
-
-
-def manifest_path(run: Path, data: str) -> Path:
-    """Return the path of a run's copy of the manifest with fingerprint `data`."""
-    return run / FOLDER / f"manifest-{data[:16]}.json"
-
-
-def keep_manifest(run: Path, store: Path, data: str) -> None:
-    """Copy the manifest of a store to a run directory, if its fingerprint is `data`."""
-    kept = manifest_path(run, data)
-    if kept.exists():
-        return
-    content = read_bytes(store / MANIFEST)
-    if fingerprint(parse_manifest(content, str(store / MANIFEST))) == data:
-        kept.parent.mkdir(exist_ok=True)
-        with atomic_write(kept) as file:
-            file.write(content)
-
-
-def kept_manifest(run: Path, data: str) -> dict[str, Any] | None:
-    """Return the manifest with fingerprint `data` that a run has kept; None if it is missing or damaged."""
-    path = manifest_path(run, data)
-    if not path.is_file():
-        return None
-    try:
-        manifest = parse_manifest(read_bytes(path), str(path))
-    except (DataError, OSError):
-        return None
-    return manifest if fingerprint(manifest) == data else None
-
 
 def pinned(store: TokenStore, run: Path, data: str, check: bool = True) -> TokenStore:
     """Return a store as the run knows it, with the data of a fingerprint.

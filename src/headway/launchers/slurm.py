@@ -20,6 +20,8 @@ from headway.launchers.job import Job
 from headway.launchers.launcher import Handle, JobState, State
 from headway.launchers.patches import merge
 from headway.launchers.programs import ask_program, show_program, try_program
+from headway.session.attempt import RunOptions
+from headway.session.completed import why_prepare
 
 CONFIG, SCRIPT, PREPARE = "config.yaml", "job.sh", "prepare.sh"
 #: The file that says that a person has ended the job, so that the script does not queue it again.
@@ -107,10 +109,9 @@ class SlurmLauncher:
             )
 
     def files(self, job: Job) -> dict[str, str]:
-        """Return the script, the config, and the script that prepares the data where there is no store yet."""
+        """Return the script, the config, and the script that prepares the data where they have to be."""
         files = {CONFIG: job.config_text(), SCRIPT: _script(job)}
-        has_store = (job.config.data.store / "manifest.json").exists() or job.config.data.remote is not None
-        if not has_store and job.suite is None:
+        if job.suite is None and why_prepare(job.config, RunOptions()) is not None:
             files[PREPARE] = _prepare_script(job)
         return files
 

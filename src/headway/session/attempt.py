@@ -143,10 +143,9 @@ def describe(attempt: Attempt, config: Config, fingerprints: Mapping[str, str], 
         write_json(folder / "run.json", record)
     if "tokenizer" in fingerprints:
         # Keep copies: the store may change or vanish while the run's checkpoints are still to be exported.
-        from headway.data.pinned import keep_manifest
         from headway.data.remote_store import tokenizer_folder
         from headway.data.tokenizing.tokenizer import keep_copy
-        from headway.data.used_by import mark_use
+        from headway.data.used_by import keep_manifest, mark_use
 
         keep_copy(tokenizer_folder(config.data), attempt.run / "tokenizer", fingerprints["tokenizer"])
         keep_manifest(attempt.run, config.data.store, fingerprints["data"])

@@ -20,7 +20,8 @@ from headway.data.feeding.feed import DATASET, row_lengths, store_parts
 from headway.data.feeding.segmented import SegmentedPlan
 from headway.data.feeding.split import SplitRows
 from headway.data.growth import Lost, locate
-from headway.data.pinned import kept_manifest, pinned
+from headway.data.pinned import pinned
+from headway.data.used_by import kept_manifest
 from headway.runs.ledger import Ledger
 from headway.runs.run_directory import RunDirectory
 from headway.session.attempt import ACCEPT, RunOptions, check_changes, counted_for, newest_manifest

@@ -5,21 +5,26 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.checkpoint.format.folders import checkpoint_folders
 from headway.config import Config, ModelConfig, dump_config, load_resolved
+from headway.config.derived.identity import changed_values
 from headway.config.derived.segments import Segment
+from headway.config.sections.data import vocabulary_problems
 from headway.core.console import is_first_worker, notice, warning
 from headway.core.coordination.launched import world_size_from_environment
 from headway.core.errors import ConfigError
-from headway.core.files.foreign import LISTING_BYTES, read_bytes, read_json_object
+from headway.core.files.foreign import read_bytes
 from headway.core.files.scratch import scratch_folder
 from headway.core.hub import is_on_hub, is_pinned, split_hub_name
 from headway.core.process.command import module_command
 from headway.core.user_command import suggest
+from headway.data.store_manifest import MANIFEST
 from headway.runs.run_directory import RunDirectory
+from headway.session.attempt import ACCEPT, RunOptions
 
 if TYPE_CHECKING:
     from headway.config.sections.data import DataConfig
@@ -30,31 +35,31 @@ if TYPE_CHECKING:
 _NOT_GIVEN: int = ModelConfig.model_fields["max_sequence_length"].default
 
 
-def prepare_if_needed(config: Config, restart: bool, own_process: bool) -> None:
-    """Prepare the token store of a run if it is missing, or if it was made with other settings than the run begins
-    with.
-
-    A run that has begun keeps the store that it has, whatever its settings. A store of other sources is never replaced.
+def prepare_if_needed(config: Config, options: RunOptions, own_process: bool) -> None:
+    """Prepare the token store of a run if it is missing, or is not what the config says (`why_prepare`).
 
     Args:
         config: Resolved.
-        restart: Whether an earlier run of this name does not count.
+        options: What to do about an earlier run of this name.
         own_process: This process does nothing else; otherwise it prepares alone, since other processes would need a
             `__main__` guard in the user's script.
 
     Raises:
-        HeadwayError: as `prepare`.
+        HeadwayError: as `why_prepare` and `prepare`.
     """
-    why = _why_prepare(config, restart)
+    why = why_prepare(config, options)
     if why is None:
         return
     notice(f"preparing {config.data.store}: {why}")
-    if own_process:
-        _prepare_in_a_process(config)
-        return
-    from headway.data.preparing.prepare import prepare
+    from headway.data.preparing.replacing import released
 
-    notice(prepare(config.data, workers=1).describe())
+    with released(config.data.store, config.run_directory) if options.restart else nullcontext():
+        if own_process:
+            _prepare_in_a_process(config)
+            return
+        from headway.data.preparing.prepare import prepare
+
+        notice(prepare(config.data, workers=1, run=config.run_directory).describe())
 
 
 def _prepare_in_a_process(config: Config) -> None:
@@ -71,35 +76,62 @@ def _prepare_in_a_process(config: Config) -> None:
         raise SystemExit(code)  # that process has reported the reason
 
 
-def _why_prepare(config: Config, restart: bool) -> str | None:
-    """Return why the run's store has to be prepared; None if it need not or must not be."""
+def why_prepare(config: Config, options: RunOptions) -> str | None:
+    """Return why a run's token store has to be prepared before it; None if it need not be.
+
+    A run that has begun keeps the data that it has, unless it accepts changes. A store behind a URL, or imported from
+    another project, is used as it is.
+
+    Raises:
+        ConfigError: the store is not what the config says, and other runs use it; or a model comes without the
+            tokenizer that the data must be prepared with; or the store of a run is gone, and its config has changed.
+    """
     data = config.data
     if data.remote is not None:
         return None
+    run = RunDirectory(config.run_directory)
+    keeps = run.has_begun() and not options.restart and not options.accept_changes
     try:
-        manifest = read_json_object(data.store / "manifest.json", LISTING_BYTES)
+        (data.store / MANIFEST).stat()
     except (FileNotFoundError, NotADirectoryError):
-        return f"there is no token store yet; from {', '.join(source.path for source in data.sources)}"
-    except (OSError, ValueError):
+        if keeps:
+            _check_same_data(run, data)
+        why = f"there is no token store yet; from {', '.join(source.path for source in data.sources)}"
+    except OSError:
         return None  # whoever opens it reports that
-    if "imported" in manifest or (not restart and RunDirectory(config.run_directory).has_begun()):
-        return None
-    from headway.data.preparing.settings import differing_keys
+    else:
+        if keeps:
+            return None
+        from headway.data.preparing.replacing import check_replaceable
 
-    try:
-        differing = differing_keys(data, manifest)
-    except (KeyError, TypeError, AttributeError):
-        return None
-    if any(key.startswith("data.sources") for key in differing):
-        return None  # a store of other text, which may have taken days, is used as it is
-    return f"it was prepared with other settings: {', '.join(differing)}" if differing else None
+        differing = check_replaceable(data, config.run_directory)
+        if not differing:
+            return None
+        why = f"it is not what the config says: {'; '.join(differing)}"
+    for problem in vocabulary_problems(config):
+        raise problem
+    return why
 
 
-def completed(config: Config) -> tuple[Config, TokenStore]:
+def _check_same_data(run: RunDirectory, data: DataConfig) -> None:
+    """Check that a run whose store is gone would get the same one again."""
+    from headway.data.preparing.settings import made_of
+
+    differing = changed_values(made_of(load_resolved(run.config_path).data), made_of(data))
+    if differing:
+        raise ConfigError(
+            f"the run's token store is gone, and the config would prepare another: {'; '.join(differing)}",
+            where=f"{run.config_path}, data.store: {data.store}",
+            fix=f"restore the store, choose another name=..., or continue with the new values: {ACCEPT}",
+        )
+
+
+def completed(config: Config, options: RunOptions | None = None) -> tuple[Config, TokenStore]:
     """Return the config with the shape of its model filled in, and the data that it names.
 
     Args:
         config: Resolved.
+        options: What to do about the run directory; None if no run is intended there.
 
     Raises:
         HeadwayError: the data is missing or does not fit, or the model cannot be made or cut as the config says.
@@ -109,7 +141,7 @@ def completed(config: Config) -> tuple[Config, TokenStore]:
 
     started = world_size_from_environment() is not None  # by an agent, which also sets the number on this machine
     store = open_store(config.data, processes=None if started else config.parallel.workers)
-    _warn_of_differences(config.data, store)
+    _check_made_of(config, store, options)
     from headway.config.derived.experts import decoder_problems
     from headway.config.sections.losses import loss_problems
     from headway.models.build import complete
@@ -199,19 +231,27 @@ def _pinned(source: Path | str, known: Sequence[Path | str | None]) -> Path | st
     return pinned_source(source)
 
 
-def _warn_of_differences(data: DataConfig, store: TokenStore) -> None:
-    """Warn if the store differs from one prepared by this config.
+def _check_made_of(config: Config, store: TokenStore, options: RunOptions | None) -> None:
+    """Check that the store is what the config says; a run that has begun, or none, is only warned.
 
     A remote or an imported store was prepared by another config, or by none.
-    """
-    from headway.data.preparing.settings import differing_keys
 
-    differing = [] if data.remote or "imported" in store.manifest else differing_keys(data, store.manifest)
-    if differing and is_first_worker():
-        warning(
-            f"{store.path} was prepared with other settings than the config has: {', '.join(differing)};"
-            f" it is used as it is; {suggest('data prepare')} brings it up to date"
-        )
+    Raises:
+        ConfigError: it is not, and a run would begin with it. Only under a launcher of workers nothing prepares it.
+    """
+    from headway.data.preparing.settings import differences
+
+    is_given = config.data.remote is not None or "imported" in store.manifest
+    differing = [] if is_given else differences(config.data, store.manifest)
+    if not differing:
+        return
+    what = f"the token store is not what the config says: {'; '.join(differing)}"
+    has_begun = RunDirectory(config.run_directory).has_begun()
+    if options is not None and (options.restart or options.accept_changes or not has_begun):
+        prepare = suggest("data prepare")
+        raise ConfigError(what, where=f"data.store: {store.path}", fix=f"{prepare}, or set data.store to another folder")
+    if is_first_worker():
+        warning(f"{what}; it is used as it is")
 
 
 def _check_row_length(config: Config) -> None:

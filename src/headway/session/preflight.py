@@ -75,7 +75,7 @@ def examine(config: Config, options: RunOptions | None = None, *, begins: bool =
     Raises:
         HeadwayError: the error that would have stopped the run.
     """
-    config, store = completed(config)
+    config, store = completed(config, options)
     if options is not None:
         # Loads NumPy, which the supervisor's process must not.
         from headway.session.changes import StoreData, settle_segments

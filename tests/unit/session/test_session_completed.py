@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from headway.config import Config, ModelConfig, load_config
-from headway.config.sections.data import DataConfig
-from headway.core.errors import ConfigError
+from headway.config import Config, ModelConfig, dump_config, load_config
+from headway.core.errors import ConfigError, DataError
+from headway.data.pinned import pinned
+from headway.data.preparing.prepare import prepare
 from headway.data.store import TokenStore
+from headway.data.used_by import keep_manifest, mark_use, runs_using
 from headway.models.build import build_model
 from headway.models.huggingface.checkpoint import export_model
-from headway.session.completed import _warn_of_differences, completed, prepare_if_needed
+from headway.session.attempt import RunOptions
+from headway.session.completed import completed, prepare_if_needed, why_prepare
 from support import write_config
 
 SHAPE = {"dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "ffn_dim": 64, "max_sequence_length": 64}
@@ -83,39 +86,49 @@ def test_another_tokenizer_than_the_checkpoints_is_refused(
     ("overrides", "named"),
     [
         ([], None),
-        (["data.validation=0.3", "data.clean=[unicode]"], "data.validation, data.clean"),
-        (["data.sources=[corpus.jsonl, more.jsonl]"], r"data.sources \(the store has corpus\)"),
+        (["data.validation=0.3", "data.clean=[unicode]"], r"data.clean.0 \(unicode\) is new; data.validation was 0.1"),
+        (["data.sources=[elsewhere/corpus.jsonl, more.jsonl]"], r"and is now elsewhere/corpus.jsonl; data.sources.1"),
     ],
 )
 def test_a_store_that_was_prepared_otherwise_is_told_of(
     tiny: Callable[..., Path], overrides: list[str], named: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    completed(load_config(tiny(), overrides))
+    config = load_config(tiny(), overrides)
+    completed(config)
     said = capsys.readouterr().err
     if named is None:
         assert said == ""
-    else:
-        assert re.search(f"was prepared with other settings than the config has: {named};", said)
+        completed(config, RunOptions())
+        return
+    assert re.search(f"the token store is not what the config says: .*{named}.*; it is used as it is", said)
+    with pytest.raises(ConfigError, match=named):
+        completed(config, RunOptions())
+    (config.run_directory / "checkpoints/step-00000002").mkdir(parents=True)
+    completed(config, RunOptions())
+    for options in (RunOptions(restart=True), RunOptions(accept_changes=True)):
+        with pytest.raises(ConfigError, match=named):
+            completed(config, options)
 
 
 def test_nothing_is_said_of_a_store_that_no_config_made_nor_twice(
-    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = load_config(tiny(), ["data.validation=0.3"]).data
-    store = TokenStore.open(data.store)
+    config = load_config(tiny(), ["data.validation=0.3"])
 
-    def said(data: DataConfig) -> str:
-        _warn_of_differences(data, store)
+    def said() -> str:
+        completed(config)
         return capsys.readouterr().err
 
-    assert "data.validation" in said(data)
-    assert said(data.model_copy(update={"remote": "s3://bucket/store"})) == ""
+    assert "data.validation" in said()
     with monkeypatch.context() as patch:
         patch.setenv("RANK", "1")
         patch.setenv("WORLD_SIZE", "2")
-        assert said(data) == ""
-    store.manifest["imported"] = {"from": "nanogpt"}
-    assert said(data) == ""
+        assert said() == ""
+    own = shutil.copytree(config.data.store, tmp_path / "imported")
+    manifest = json.loads((own / "manifest.json").read_text())
+    (own / "manifest.json").write_text(json.dumps({**manifest, "imported": {"from": "nanogpt"}}))
+    config = load_config(tiny(), ["data.validation=0.3", f"data.store={own}"])
+    assert said() == ""
 
 
 def test_rows_longer_than_the_checkpoint_is_meant_for_are_refused(config: Callable[..., Config]) -> None:
@@ -128,43 +141,128 @@ def test_rows_longer_than_the_checkpoint_is_meant_for_are_refused(config: Callab
         completed(config("train.sequence_length=128", override))
 
 
-def test_training_prepares_a_store_that_is_missing_or_out_of_date(
-    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def own(corpus: Path, tmp_path: Path) -> Callable[..., Config]:
+    """The config of a store of this test's own."""
     shutil.copyfile(corpus / "corpus.jsonl", tmp_path / "corpus.jsonl")
+    shutil.copyfile(corpus / "corpus.jsonl", tmp_path / "other.jsonl")
+    with (tmp_path / "other.jsonl").open("a") as file:
+        file.write(json.dumps({"text": "one more " * 40}) + "\n")
+    return lambda *overrides: load_config(write_config(tmp_path), [f"data.store={tmp_path}/own", *overrides])
 
-    def load(*overrides: str) -> Config:
-        return load_config(write_config(tmp_path), [f"data.store={tmp_path}/own", *overrides])
 
-    prepare_if_needed(load(), restart=False, own_process=False)
+def using(config: Config, name: str) -> Path:
+    """A run that uses the store."""
+    run, store = config.runs / name, config.data.store
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(dump_config(config))
+    fingerprint = TokenStore.open(store).fingerprint
+    keep_manifest(run, store, fingerprint)
+    mark_use(store, run, fingerprint, os.getpid())
+    return run
+
+
+def test_training_prepares_a_store_that_is_missing_or_not_what_the_config_says(
+    own: Callable[..., Config], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare_if_needed(own(), RunOptions(), own_process=False)
     said = capsys.readouterr().err
     assert f"preparing {tmp_path}/own: there is no token store yet; from {tmp_path}/corpus.jsonl" in said
     assert "60 documents" in said and TokenStore.open(tmp_path / "own").splits
+    assert why_prepare(own(), RunOptions()) is None
+    assert why_prepare(own("data.remote=s3://bucket/store", f"data.store={tmp_path}/none"), RunOptions()) is None
 
-    asked: list[DataConfig] = []
+    changed = own(f"data.sources=[{tmp_path}/other.jsonl]")
+    prepare_if_needed(changed, RunOptions(), own_process=False)
+    said = capsys.readouterr().err
+    assert f"data.sources.0.path was {tmp_path}/corpus.jsonl and is now {tmp_path}/other.jsonl" in said
+    assert TokenStore.open(tmp_path / "own").sources("train") == ["other"]
 
-    def prepare(data: DataConfig, workers: int | None) -> Any:
-        asked.append(data)
-        return SimpleNamespace(describe=lambda: "prepared")
+    missing = own(f"data.sources=[{tmp_path}/missing]")
+    with pytest.raises(DataError, match="no such file or folder"):
+        prepare_if_needed(missing, RunOptions(), own_process=False)
+    os.unlink(tmp_path / "other.jsonl")
+    assert why_prepare(changed, RunOptions()) is None, "what is prepared needs no sources"
 
-    monkeypatch.setattr("headway.data.preparing.prepare.prepare", prepare)
-    prepare_if_needed(load(), restart=False, own_process=False)
-    assert not asked, "it is up to date"
-    changed = load("data.validation=0.3")
-    prepare_if_needed(changed, restart=False, own_process=False)
-    assert asked.pop() == changed.data
-    assert "it was prepared with other settings: data.validation" in capsys.readouterr().err
-    prepare_if_needed(load("data.validation=0.3", "data.sources=[other.jsonl]"), restart=False, own_process=False)
-    assert not asked, "it is of other text, which is not thrown away"
-    prepare_if_needed(load("data.remote=s3://bucket/store", f"data.store={tmp_path}/none"), False, False)
-    run = changed.run_directory
-    (run / "checkpoints/step-00000002").mkdir(parents=True)
-    prepare_if_needed(changed, restart=False, own_process=False)
-    assert not asked, "a run keeps the data that it has begun with"
-    prepare_if_needed(changed, restart=True, own_process=False)
-    assert asked.pop() == changed.data
-    shutil.rmtree(run)
     manifest = json.loads((tmp_path / "own/manifest.json").read_text())
     (tmp_path / "own/manifest.json").write_text(json.dumps({**manifest, "imported": {}}))
-    prepare_if_needed(changed, restart=False, own_process=False)
-    assert not asked, "an imported store has no text to prepare it from"
+    assert why_prepare(own(), RunOptions()) is None, "an imported store has no text to prepare it from"
+
+
+def test_a_run_keeps_its_data_unless_it_accepts_changes(own: Callable[..., Config], tmp_path: Path) -> None:
+    config, changed = own(), own("data.validation=0.3")
+    prepare_if_needed(config, RunOptions(), own_process=False)
+    run = using(config, config.name)
+    (run / "checkpoints/step-00000002").mkdir(parents=True)
+    assert why_prepare(changed, RunOptions()) is None, "its own store; the changed config is refused later"
+    for options in (RunOptions(restart=True), RunOptions(accept_changes=True)):
+        assert "data.validation was 0.1 and is now 0.3" in (why_prepare(changed, options) or "")
+        assert why_prepare(config, options) is None
+    shutil.rmtree(config.data.store)
+    assert "no token store" in (why_prepare(config, RunOptions()) or "")
+    with pytest.raises(ConfigError, match="the run's token store is gone") as caught:
+        why_prepare(changed, RunOptions())
+    assert "--accept-changes" in str(caught.value)
+
+
+def test_a_store_that_other_runs_use_is_not_replaced(own: Callable[..., Config], tmp_path: Path) -> None:
+    prepare_if_needed(own(), RunOptions(), own_process=False)
+    run = using(own(), "another")
+    before = TokenStore.open(tmp_path / "own").fingerprint
+    for override in (f"data.sources=[{tmp_path}/other.jsonl]", "data.validation=0.3", "data.tokenizer.vocab_size=290"):
+        changed = own(override)
+        for options in (RunOptions(), RunOptions(restart=True), RunOptions(accept_changes=True)):
+            with pytest.raises(ConfigError, match=f"is not what the config says, and {run} uses it") as caught:
+                prepare_if_needed(changed, options, own_process=False)
+            assert "data.store" in str(caught.value) and "go back to what this one was prepared from" in caught.value.fix
+        with pytest.raises(ConfigError, match=f"{run} uses it"):
+            prepare(changed.data, workers=1)
+    assert TokenStore.open(tmp_path / "own").fingerprint == before
+    grown = own(f"data.sources=[{tmp_path}/corpus.jsonl, {tmp_path}/other.jsonl]")
+    with pytest.raises(ConfigError, match=f"{run} uses it") as caught:
+        why_prepare(grown, RunOptions())
+    assert "or let it grow: headway data prepare" in caught.value.fix
+    prepare(grown.data, workers=1)
+    pinned(TokenStore.open(tmp_path / "own"), run, before)
+    shutil.rmtree(run)
+    assert why_prepare(own("data.validation=0.3"), RunOptions()), "no run uses it now"
+
+
+def test_a_preparation_takes_no_vocabulary_from_a_run(own: Callable[..., Config], tmp_path: Path) -> None:
+    """The run itself accepts other data, but could not continue with other ids; started over it can."""
+    prepare_if_needed(own(), RunOptions(), own_process=False)
+    run = using(own(), own().name)
+    (run / "checkpoints/step-00000002").mkdir(parents=True)
+    before = TokenStore.open(tmp_path / "own").fingerprint
+    changed = own("data.tokenizer.vocab_size=290")
+    with pytest.raises(ConfigError, match=f"another vocabulary, and {run} could not continue with it") as caught:
+        prepare_if_needed(changed, RunOptions(accept_changes=True), own_process=False)
+    assert f"data.tokenizer.path={tmp_path}/own/tokenizer" in caught.value.fix
+    assert TokenStore.open(tmp_path / "own").fingerprint == before
+    with pytest.raises(DataError):
+        missing = own(f"data.sources=[{tmp_path}/missing]")
+        prepare_if_needed(missing, RunOptions(restart=True), own_process=False)
+    assert runs_using(tmp_path / "own") == [run.resolve()], "the restart has failed"
+    prepare_if_needed(changed, RunOptions(restart=True), own_process=False)
+    assert TokenStore.open(tmp_path / "own").vocab_size == 290
+
+
+def test_a_model_without_a_tokenizer_gets_no_other_one(
+    own: Callable[..., Config], pretrained: Path, tmp_path: Path
+) -> None:
+    model = f"model.from_pretrained={pretrained}"
+    for file in pretrained.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(ConfigError, match="the model to continue has no tokenizer") as caught:
+        prepare_if_needed(own(model), RunOptions(), own_process=False)
+    assert str(pretrained) in (caught.value.where or "") and "data.tokenizer.path" in caught.value.fix
+    assert not (tmp_path / "own").exists()
+    given = own(model, f"data.tokenizer.path={tmp_path}/tokenizer")
+    with pytest.raises(DataError, match="no tokenizer can be read"):
+        prepare_if_needed(given, RunOptions(), own_process=False)
+    prepare_if_needed(own(), RunOptions(), own_process=False)
+    assert completed(own(model), RunOptions())[0].model.dim == 32, "the store that is there may be the model's own"
+    before = TokenStore.open(tmp_path / "own").fingerprint
+    with pytest.raises(ConfigError, match="has no tokenizer"):
+        prepare_if_needed(own(model, "data.validation=0.3"), RunOptions(), own_process=False)
+    assert TokenStore.open(tmp_path / "own").fingerprint == before

@@ -69,6 +69,7 @@ def prepare(
     """
     from dataclasses import asdict
 
+    from headway.config.sections.data import vocabulary_problems
     from headway.core.console import notice
     from headway.core.process.exit import allow_fast_exit
     from headway.data.tokenizing.preload import begin_loading_file, begin_loading_named
@@ -81,6 +82,8 @@ def prepare(
         begin_loading_named(config, overrides or [])
     loaded = load(config, overrides, trains=False)
     settings = loaded.data
+    for problem in vocabulary_problems(loaded):
+        raise problem
     pool = _pool(loaded, on, tasks, workers)
     if dry_run:
         listing.list_sources(settings, json, pool)
@@ -90,7 +93,8 @@ def prepare(
 
     # On a cluster, the option counts the processes of a task; this machine does what cannot travel.
     own = workers if pool is None else None
-    report = prepare_store(settings, workers=own, force=force, repair=repair, pool=pool)
+    run = loaded.run_directory
+    report = prepare_store(settings, workers=own, force=force, repair=repair, pool=pool, run=run)
     if report.up_to_date:
         notice("up to date: nothing has changed since the store was made (--force makes it again)")
     if json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +111,11 @@ def identity(config: Config) -> dict[str, Any]:
 
 def changes(old: Config, new: Config) -> list[str]:
     """Describe the differences between the identities of two configs."""
-    before, after = identity(old), identity(new)
+    return changed_values(identity(old), identity(new))
+
+
+def changed_values(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Describe the differences between two mappings of dotted keys; what would be a credential is not shown."""
     return [
         text
         for key in sorted(before.keys() | after.keys())

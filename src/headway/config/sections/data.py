@@ -324,6 +324,21 @@ def given_tokenizer(config: Config) -> Path | str | None:
     return model if any(any(Path(model).glob(name)) for name in TOKENIZER_FILES) else None
 
 
+def vocabulary_problems(config: Config) -> Iterator[ConfigError]:
+    """Yield that a model to continue has no tokenizer with which its data could be prepared.
+
+    Where the data are prepared already, the vocabulary is there.
+    """
+    model = config.model.from_pretrained
+    if model is not None and config.data.remote is None and given_tokenizer(config) is None:
+        yield ConfigError(
+            "the model to continue has no tokenizer, and the data must be prepared with that of its training",
+            where=f"model.from_pretrained: {model}",
+            fix="data.tokenizer.path: the tokenizer that it was trained with, or put that file into the model's folder"
+            f" ({', '.join(TOKENIZER_FILES)})",
+        )
+
+
 def tokenizer_problems(config: Config) -> Iterator[ConfigError]:
     """Yield what only a given tokenizer can do, where none is given."""
     if config.data.remote is not None or given_tokenizer(config) is not None:

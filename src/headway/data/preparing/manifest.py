@@ -14,6 +14,7 @@ from headway.data.loss_mask import LEFT_OUT, ROWS_WITHOUT_TARGET
 from headway.data.preparing.build import Outcome
 from headway.data.preparing.pieces import SPLITS
 from headway.data.preparing.records import added_counts
+from headway.data.preparing.settings import source_settings
 from headway.data.reading.sources import Source
 from headway.data.store_manifest import FORMAT, VERSION
 from headway.data.tokenizing.tokenizer import Tokenizer
@@ -27,17 +28,9 @@ def inputs_json(
 ) -> dict[str, Any]:
     """Describe the input: the settings, files, counts and cleaning of each source; and the duplicates."""
     described = []
-    for number, source in enumerate(sources):
-        config = data.sources[number]
+    for number in range(len(sources)):
         mine = [outcome for outcome in outcomes if outcome.unit.source == number]
-        facts: dict[str, Any] = {"name": source.name, "field": config.field}
-        if config.template is not None:
-            facts["template"] = config.template
-        if config.format == "chat":
-            facts["format"] = config.format
-        if config.limit is not None:
-            facts["limit"] = str(config.limit)
-        facts |= _counts(mine)
+        facts = source_settings(data, number) | _counts(mine)
         cleaned = _cleaned(mine)
         if cleaned is not None:
             facts["clean"] = cleaned

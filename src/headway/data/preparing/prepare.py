@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,8 @@ from headway.data.preparing.pieces import LISTED, Recipe
 from headway.data.preparing.pools import UnitPool
 from headway.data.preparing.records import WORK, Records, record_encoder
 from headway.data.preparing.report import PrepareReport, report_of
-from headway.data.preparing.settings import settings_json
+from headway.data.preparing.replacing import check_replaceable
+from headway.data.preparing.settings import keep_made_of, settings_json
 from headway.data.preparing.units import units_of
 from headway.data.preparing.vocabulary import SETTINGS, TRAINED, renew_settings, vocabulary_of
 from headway.data.reading.sources import Source, find_sources, longest_piece, open_tables
@@ -59,6 +60,7 @@ def prepare(
     repair: bool = False,
     pool: UnitPool | None = None,
     iterables: Mapping[str, Any] | None = None,
+    run: Path | None = None,
 ) -> PrepareReport:
     """Make the token store that `data` describes, or bring it up to date.
 
@@ -74,9 +76,11 @@ def prepare(
         pool: Other machines, which process the units that can travel; this one assembles the store.
         iterables: By name, the documents of sources whose path is `python:`: iterables of texts or of mappings with
             fields, or functions that return one.
+        run: The run directory of the config. That run may get other data; its present files are kept.
 
     Raises:
-        ConfigError: An optional package is missing; or the store is elsewhere (`data.remote`), or was imported.
+        ConfigError: An optional package is missing; or the store is elsewhere (`data.remote`), or was imported; or
+            runs use the present store, and it would not only grow.
         DataError: Text, tokenizer or disk has a problem; too much would be removed as duplicates; the present store's
             manifest cannot be read; or a run is reading that store and something has changed.
     """
@@ -86,6 +90,8 @@ def prepare(
     check_not_foreign(path)
     _check_same_origin(data, path, force)
     uses = uses_of(path)
+    if not force:
+        check_replaceable(data, run, grows=True)
     keeps_for = {use.pid for use in uses}
     if force:
         check_not_in_use(path, keeps_for)  # without `force`, nothing may have changed: the check waits for a change
@@ -101,7 +107,8 @@ def prepare(
         hashes = InputHashes(path / _HASHES, folder / _HASHES, keep=folder / _HASHES, fresh=force)
         _begin_hashing(hashes, data, sources)
         open_tables(sources)  # report a problem with one before hours of reading
-        tokenizer = vocabulary_of(data, sources, folder, present, hashes, fresh=force)
+        needing = [] if force else [use.run for use in uses]
+        tokenizer = vocabulary_of(data, sources, folder, present, hashes, fresh=force, needed_by=needing)
         begin = tokenizer.begin_of_text(data.begin_of_text)
         encoder = choose_encoder(
             tokenizer,
@@ -154,9 +161,12 @@ def prepare(
         hashes.save((path if up_to_date else folder) / _HASHES)
         if up_to_date:
             renew_settings(folder, path, data)
+            with suppress(OSError):  # the store may be one that this user can only read
+                keep_made_of(path, data, manifest)
         else:
             kept = _files_of_runs(uses, path, records)
             _write(folder, records, manifest, inputs, skipped=skipped, encoder=encoder, kept=kept)
+            keep_made_of(folder, data, manifest)
             publish(folder, path, keeps_for)
     seconds = time.monotonic() - started
     return report_of(path, manifest, sources, builder, outcomes, up_to_date=up_to_date, workers=count, seconds=seconds)

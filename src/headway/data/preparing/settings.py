@@ -1,21 +1,154 @@
-"""The settings that determine a prepared store, besides its input: for the manifest, and compared with a manifest."""
+"""What a token store is made of: one function says it of a config, a prepared store keeps it, and the two are compared.
+
+The manifest has the settings, with hashes of the word lists and evaluation sets that they name. It must not depend on
+where the text lies, so the rest of the answer (paths, limits, the tokenizer's place) is in a record beside it, which
+names the manifest that it belongs to. A store of an earlier version, or one that was copied without the record, is
+compared by its manifest and its description of the inputs alone.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from headway.config.derived.identity import changed_values
 from headway.config.sections.clean import CleanStep, step_settings
 from headway.config.sections.data import DataConfig, stored_names
+from headway.config.template import CHAT
+from headway.core.credentials.secrets import redact_values
 from headway.core.errors import HeadwayError
+from headway.core.files.atomic import write_json
+from headway.core.files.foreign import LISTING_BYTES, read_json_object
+from headway.core.files.hashes import fingerprint
+from headway.core.hub import is_on_hub
 
+#: The record of what a store was made of, in its folder.
+MADE_OF = ".work/made_of.json"
+
+# Keys of `data` that do not shape a store: where it lies, how fast it is made and read, how rows are taken from it, and
+# how its tokens are cut into files.
+_OTHER_KEYS = frozenset(
+    {
+        "store",
+        "remote",
+        "remote_options",
+        "cache_bytes",
+        "verify",
+        "workers",
+        "shard_bytes",
+        "mixture",
+        "packing",
+        "document_mask",
+    }
+)
+_OTHER_KEYS_OF_SOURCES = frozenset({"weight", "role", "max_epochs"})
 # Settings of a manifest whose key in the config has another name.
 _KEYS = {"special_tokens_in_text": "tokenizer.special_tokens_in_text"}
 
 
+def made_of(data: DataConfig) -> dict[str, Any]:
+    """Return everything in a config that shapes the store prepared from it, without credentials, by dotted key.
+
+    A key that is not known not to shape a store counts.
+    """
+    values = redact_values(data.model_dump(mode="json", exclude=set(_OTHER_KEYS)))
+    names = stored_names(data.sources)
+    values["sources"] = [
+        {key: value for key, value in {**source, "name": name}.items() if key not in _OTHER_KEYS_OF_SOURCES}
+        for name, source in zip(names, values["sources"], strict=True)
+    ]
+    tokenizer = values.pop("tokenizer")
+    given = {"path", "pattern"} if data.tokenizer.path is not None else {"vocab_size", "training_bytes", "pattern"}
+    values["tokenizer"] = {key: value for key, value in tokenizer.items() if key in given}
+    values["tokenizer.special_tokens_in_text"] = tokenizer["special_tokens_in_text"]
+    if not data.dedup.wanted:
+        values["dedup"] = None
+    return {f"data.{key}": value for key, value in values.items()}
+
+
+def keep_made_of(store: Path, data: DataConfig, manifest: dict[str, Any]) -> None:
+    """Write the record of what a store was made of, unless it is there."""
+    values = redact_values(data.model_dump(mode="json", exclude=set(_OTHER_KEYS)))
+    record = {"manifest": fingerprint(manifest), "data": values}
+    with suppress(OSError, ValueError):
+        if read_json_object(store / MADE_OF, LISTING_BYTES) == record:
+            return
+    (store / MADE_OF).parent.mkdir(exist_ok=True)
+    write_json(store / MADE_OF, record)
+
+
+def _kept(store: Path, manifest: dict[str, Any]) -> DataConfig | None:
+    """Return what a store was made of, as a config; None if its record is missing, or belongs to another manifest."""
+    try:
+        record = read_json_object(store / MADE_OF, LISTING_BYTES)
+        return DataConfig.model_validate(record["data"]) if record["manifest"] == fingerprint(manifest) else None
+    except (OSError, ValueError, KeyError, TypeError, ValidationError):
+        return None
+
+
+def differences(data: DataConfig, manifest: dict[str, Any]) -> list[str]:
+    """Describe how a prepared store differs from what a config says, by config keys; empty if it does not.
+
+    No source, word list or evaluation set is read. The tokenizer is, where a store's vocabulary came from another
+    place than the config names: a model that was trained on the store brings the same one.
+
+    Args:
+        data: The config, resolved; the store is at `data.store`.
+        manifest: The manifest of the store, checked.
+    """
+    kept = _kept(data.store, manifest)
+    if kept is None:
+        return _differing_by_manifest(data, manifest)
+    before, after = made_of(kept), made_of(data)
+    same = [_same_tokenizer(data, kept), _same_begin_of_text(data, kept, manifest)]
+    for key, is_same in zip(("data.tokenizer", "data.begin_of_text"), same, strict=True):
+        if is_same:
+            after[key] = before[key]
+    for old, new in zip(before["data.sources"], after["data.sources"], strict=False):
+        if _is_same_place(old["path"], new["path"]):
+            new["path"] = old["path"]
+        elif old["path"] != new["path"]:
+            new["name"] = old["name"]  # it follows from the path, or is not the point
+    return changed_values(before, after)
+
+
+def only_adds(data: DataConfig, manifest: dict[str, Any]) -> bool:
+    """Return whether a store differs from what a config says by further sources alone."""
+    kept = _kept(data.store, manifest)
+    names = [source["name"] for source in manifest["sources"]]
+    there = [source for source, name in zip(data.sources, stored_names(data.sources), strict=True) if name in names]
+    if kept is None or len(there) != len(names):
+        return False
+    return not differences(data.model_copy(update={"sources": there}), manifest)
+
+
+def _is_same_place(old: str, new: str) -> bool:
+    is_local = not any("://" in path or path.endswith(":") or path.startswith("python:") for path in (old, new))
+    return is_local and os.path.abspath(old) == os.path.abspath(new)
+
+
+def _same_tokenizer(data: DataConfig, kept: DataConfig) -> bool:
+    if data.tokenizer.path is None or any(source.text_template == CHAT for source in data.sources):
+        return False  # a chat template beside equal ids may be another
+    return data.tokenizer.path != kept.tokenizer.path and _gives_the_same_ids(data) is True
+
+
+def _same_begin_of_text(data: DataConfig, kept: DataConfig, manifest: dict[str, Any]) -> bool:
+    """Return whether documents begin as they do in the store. What `auto` does, the tokenizer decides."""
+    made = "always" if "begin_of_text" in manifest["tokenizer"] else "never"
+    wanted = data.begin_of_text
+    if wanted == "auto" and kept.begin_of_text != "auto" and data.tokenizer.path is None:
+        wanted = "never"  # a trained vocabulary has no such token
+    return wanted in (kept.begin_of_text, made)
+
+
 def settings_json(data: DataConfig, steps: Any, own_steps: Sequence[Any] = ()) -> dict[str, Any]:
-    """Return the settings that the store's bytes depend on, besides the input and the tokenizer.
+    """Return the settings for the manifest: those that the store's bytes depend on, besides the input and the tokenizer.
 
     Args:
         data: The config.
@@ -40,18 +173,30 @@ def settings_json(data: DataConfig, steps: Any, own_steps: Sequence[Any] = ()) -
     return settings
 
 
-def differing_keys(data: DataConfig, manifest: dict[str, Any]) -> list[str]:
-    """Return the config keys for which `headway data prepare` would make a store that differs from a prepared one.
+def source_settings(data: DataConfig, number: int) -> dict[str, Any]:
+    """Return how a source's texts are found in its files, for the store's description of its inputs."""
+    config = data.sources[number]
+    facts: dict[str, Any] = {"name": stored_names(data.sources)[number], "field": config.field}
+    if config.template is not None:
+        facts["template"] = config.template
+    if config.format == "chat":
+        facts["format"] = config.format
+    if config.limit is not None:
+        facts["limit"] = str(config.limit)
+    return facts
 
-    It compares the config with the manifest alone: it reads no files, word lists or evaluation sets. Only where the
-    store's vocabulary was trained and one is given, both are read: a model that was trained on the store brings the
-    same one.
-    """
+
+def _differing_by_manifest(data: DataConfig, manifest: dict[str, Any]) -> list[str]:
+    """Return the config keys that differ, as far as the manifest and the description of the inputs know them."""
     stored, wanted = manifest["settings"], settings_json(data, None)
     compared = [key for key in {**wanted, **stored} if key not in ("clean", "source_clean")]
     keys = [key for key in compared if wanted.get(key) != stored.get(key)]
-    if "tokenizer" in keys and data.tokenizer.path is not None and _gives_the_same_ids(data):
-        keys.remove("tokenizer")
+    if data.tokenizer.path is not None and ("tokenizer" in keys or not is_on_hub(data.tokenizer.path)):
+        same = _gives_the_same_ids(data)
+        if "tokenizer" in keys and same:
+            keys.remove("tokenizer")
+        elif "tokenizer" not in keys and same is False:
+            keys.append("tokenizer")
     found = [f"data.{_KEYS.get(key, key)}" for key in keys]
     if not _same_steps(data.clean, stored.get("clean", {}).get("steps", [])):
         found.append("data.clean")
@@ -65,11 +210,28 @@ def differing_keys(data: DataConfig, manifest: dict[str, Any]) -> list[str]:
     names = [source["name"] for source in manifest["sources"]]
     if names != stored_names(data.sources):
         found.append(f"data.sources (the store has {', '.join(names)})")
+    else:
+        found += _differing_readings(data, manifest)
     return found
 
 
-def _gives_the_same_ids(data: DataConfig) -> bool:
-    """Return whether the ids of the store mean the same tokens in the given vocabulary; not if one cannot be read."""
+def _differing_readings(data: DataConfig, manifest: dict[str, Any]) -> list[str]:
+    """Return the keys by which sources are read otherwise than the store's description of its inputs says."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        described = read_json_object(data.store / "inputs.json", LISTING_BYTES)["sources"]
+        keys = ("field", "template", "format", "limit")
+        pairs = [({key: there.get(key) for key in keys}, source_settings(data, n)) for n, there in enumerate(described)]
+        return [
+            f"data.sources.{number}.{key}"
+            for number, (there, wanted) in enumerate(pairs)
+            for key in keys
+            if there[key] != wanted.get(key)
+        ]
+    return []
+
+
+def _gives_the_same_ids(data: DataConfig) -> bool | None:
+    """Return whether the ids of the store mean the same tokens in the given vocabulary; None if one cannot be read."""
     from headway.data.tokenizing.files import read_tokenizer
     from headway.data.tokenizing.spec import first_conflict, parse, vocabulary
 
@@ -78,7 +240,7 @@ def _gives_the_same_ids(data: DataConfig) -> bool:
         files = read_tokenizer(data.store / "tokenizer"), read_tokenizer(data.tokenizer.path, data.tokenizer.pattern)
         ours, theirs = (vocabulary(parse(file.content, str(file.path))) for file in files)
         return first_conflict(ours, theirs) is None
-    return False
+    return None
 
 
 def _same_steps(steps: list[CleanStep], stored: list[dict[str, Any]]) -> bool:

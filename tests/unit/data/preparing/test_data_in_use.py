@@ -20,12 +20,12 @@ from headway.core.errors import DataError
 from headway.core.process.waiting import wait_until
 from headway.data import in_use as in_use_module
 from headway.data.in_use import check_not_in_use, in_use, replacing
-from headway.data.pinned import keep_manifest, pinned
+from headway.data.pinned import pinned
 from headway.data.preparing import build, building
 from headway.data.preparing.prepare import prepare
 from headway.data.store import TokenStore
 from headway.data.store_manifest import MANIFEST
-from headway.data.used_by import mark_use, uses_of
+from headway.data.used_by import keep_manifest, mark_use, uses_of
 from waits import LONG
 
 Configs = Callable[..., DataConfig]

@@ -15,7 +15,7 @@ from headway.config.sections.data import DataConfig
 from headway.core.errors import DataError
 from headway.data.feeding.mixture import plan_mixture
 from headway.data.preparing.prepare import prepare
-from headway.data.preparing.settings import differing_keys
+from headway.data.preparing.settings import differences
 from headway.data.store import TokenStore
 
 FUNCTIONS = """
@@ -65,7 +65,7 @@ def test_each_document_is_in_the_band_of_its_score(
     expected = dict(zip(BANDS, map(sum, zip(*in_bands, strict=True)), strict=True))
     found = {source["name"]: source["documents"] for source in store.manifest["sources"]}
     assert found == {**expected, "other": 1 if dedup else 3}
-    assert prepare(data, workers=1).up_to_date and not differing_keys(data, store.manifest)
+    assert prepare(data, workers=1).up_to_date and not differences(data, store.manifest)
 
     cleaned = {source["name"]: source.get("clean") for source in store.inputs()["sources"]}
     (easy,), (_, shouted) = cleaned["easy"]["steps"], cleaned["hard"]["steps"]
@@ -85,7 +85,8 @@ def test_only_the_source_whose_steps_change_is_prepared_again(
     lower = sources[0].clean[0].model_copy(update={"below": 0.4})
     sources[0] = sources[0].model_copy(update={"clean": [lower]})
     changed = data.model_copy(update={"sources": sources})
-    assert differing_keys(changed, before.manifest) == ["data.sources.*.clean of easy"]
+    (difference,) = differences(changed, before.manifest)
+    assert difference.startswith("data.sources.0.clean was") and "'below': 0.4" in difference
     prepare(changed, workers=1)
     after = TokenStore.open(data.store)
     for name in ("mid", "hard", "other"):

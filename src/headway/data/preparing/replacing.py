@@ -1,0 +1,67 @@
+"""Whether a prepared store may be replaced by what a config says, or runs need it as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from headway.config.sections.data import DataConfig
+from headway.core.errors import ConfigError, DataError
+from headway.core.user_command import suggest
+from headway.data.preparing.settings import differences, only_adds
+from headway.data.store_manifest import read_manifest
+from headway.data.used_by import mark_of, runs_using
+
+
+def check_replaceable(data: DataConfig, run: Path | None, *, grows: bool = False) -> list[str]:
+    """Return how the present store differs from what the config says, if it may be replaced; empty if it does not.
+
+    Args:
+        data: The config, resolved.
+        run: The run directory of the config; that run may get other data.
+        grows: Further sources may join a store that runs use: they keep their files and their vocabulary.
+
+    Raises:
+        ConfigError: other runs use the present store.
+    """
+    try:
+        manifest = read_manifest(data.store)
+    except DataError:  # there is none, or it is damaged, which others report
+        return []
+    if "imported" in manifest or not (found := differences(data, manifest)):
+        return []
+    others = [path for path in runs_using(data.store) if run is None or path != run.resolve()]
+    adds = bool(others) and only_adds(data, manifest)
+    if not others or (grows and adds):
+        return found
+    more = f" ({len(others)} runs)" if len(others) > 1 else ""
+    prepare = f", or let it grow: {suggest('data prepare')}" if adds else ""
+    raise ConfigError(
+        f"the token store is not what the config says, and {others[0]}{more} uses it: {'; '.join(found)}",
+        where=f"data.store: {data.store}",
+        fix="set data.store to another folder to prepare one there, or go back to what this one was prepared"
+        f" from{prepare}",
+    )
+
+
+@contextmanager
+def released(store: Path, run: Path) -> Iterator[None]:
+    """Take a run's mark from a store during a block that prepares the data with which the run starts over.
+
+    If the block fails, the run uses the store as before.
+    """
+    mark = mark_of(store, run)
+    try:
+        content = mark.read_bytes()
+    except OSError:
+        yield
+        return
+    mark.unlink(missing_ok=True)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            mark.parent.mkdir(exist_ok=True)
+            mark.write_bytes(content)
+        raise
