@@ -29,8 +29,8 @@ from headway.config import Config, LaneGrid, load_resolved
 from headway.config.derived.segments import SEGMENTS
 from headway.data.feeding.feed import TokenFeed
 from headway.data.pinned import open_run_store
-from headway.data.used_by import keep_manifest
 from headway.data.store import TokenStore
+from headway.data.used_by import keep_manifest
 from headway.runs import ledger_callback
 from headway.runs.ledger import Ledger, plan_fingerprint
 from headway.runs.ledger_callback import LedgerKeeper

@@ -137,15 +137,11 @@ def train(
             "several workers need a supervisor", where="supervise.enabled, parallel.workers", fix="parallel.workers=1"
         )
     supervised = alone and config.supervise.enabled and (several or own_process)
-    if config.track:
-        from headway.tracking.sinks import check_trackers
-
-        check_trackers(config.track)
-        if not supervised:
-            notice(
-                "no supervisor sends this run to its trackers:"
-                f" `headway track {config.run_directory}` follows it from another process"
-            )
+    if config.track and not supervised:
+        notice(
+            "no supervisor sends this run to its trackers:"
+            f" `headway track {config.run_directory}` follows it from another process"
+        )
     if supervised and callbacks:
         raise ConfigError(
             "worker processes cannot get callbacks that are objects of this process",

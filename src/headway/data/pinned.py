@@ -17,6 +17,7 @@ from headway.data.used_by import kept_manifest, manifest_path
 if TYPE_CHECKING:
     from headway.config import Config
 
+
 def pinned(store: TokenStore, run: Path, data: str, check: bool = True) -> TokenStore:
     """Return a store as the run knows it, with the data of a fingerprint.
 

@@ -19,6 +19,7 @@ from headway.parallel.world import World
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.parallel import ParallelStyle
 
 
 def cut_matrices(module: nn.Module, world: World) -> None:
@@ -30,16 +31,11 @@ def cut_matrices(module: nn.Module, world: World) -> None:
     Raises:
         ConfigError: the module does not declare how it may be sharded, or not for this number of workers.
     """
-    if not isinstance(module, TensorParallelizable):
-        raise ConfigError(
-            f"{type(module).__name__} does not declare how workers may share its matrices",
-            where="parallel.tensor",
-            fix="parallel.tensor=1, or give the module a method tensor_plan",
-        )
+    plan = plan_of(module, world.mesh.tp)
     from torch.distributed.tensor.parallel import parallelize_module
 
     # Shard this worker's own copy instead of broadcasting rank 0's.
-    parallelize_module(module, world.weights_axis("tp"), module.tensor_plan(world.mesh.tp), src_data_rank=None)
+    parallelize_module(module, world.weights_axis("tp"), plan, src_data_rank=None)
     for name, p in module.named_parameters():
         if not is_dtensor(p):
             raise ConfigError(
@@ -50,6 +46,22 @@ def cut_matrices(module: nn.Module, world: World) -> None:
             )
         if p.requires_grad:
             p.register_hook(partial(_as_cut, p))
+
+
+def plan_of(module: nn.Module, workers: int) -> dict[str, ParallelStyle]:
+    """Return how a module says that workers share its matrices.
+
+    Raises:
+        ConfigError: the module does not declare how it may be sharded, or not for this number of workers.
+    """
+    if isinstance(module, TensorParallelizable):
+        return module.tensor_plan(workers)
+    named = type(getattr(module, "causal", module)).__name__
+    raise ConfigError(
+        f"{named} does not declare how workers may share its matrices",
+        where="parallel.tensor",
+        fix="parallel.tensor=1, or give the module a method tensor_plan",
+    )
 
 
 def _as_cut(p: DTensor, gradient: torch.Tensor) -> torch.Tensor:

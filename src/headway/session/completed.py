@@ -38,6 +38,8 @@ _NOT_GIVEN: int = ModelConfig.model_fields["max_sequence_length"].default
 def prepare_if_needed(config: Config, options: RunOptions, own_process: bool) -> None:
     """Prepare the token store of a run if it is missing, or is not what the config says (`why_prepare`).
 
+    Everything that can be checked without it is checked first, so that nothing is prepared for a mistake.
+
     Args:
         config: Resolved.
         options: What to do about an earlier run of this name.
@@ -50,6 +52,12 @@ def prepare_if_needed(config: Config, options: RunOptions, own_process: bool) ->
     why = why_prepare(config, options)
     if why is None:
         return
+    if own_process:
+        _check_in_a_process(config, options)
+    else:
+        from headway.session.start_checks import examine_unprepared
+
+        examine_unprepared(config, options)
     notice(f"preparing {config.data.store}: {why}")
     from headway.data.preparing.replacing import released
 
@@ -74,6 +82,27 @@ def _prepare_in_a_process(config: Config) -> None:
         code = subprocess.run(command, stdout=sys.stderr, check=False).returncode
     if code:
         raise SystemExit(code)  # that process has reported the reason
+
+
+def _check_in_a_process(config: Config, options: RunOptions) -> None:
+    """Make a dry run in a separate process: the checks load PyTorch, and attempts are copies of this process.
+
+    Raises:
+        SystemExit: it found a problem, with its exit code.
+    """
+    flags = {
+        "--restart": options.restart,
+        "--accept-changes": options.accept_changes,
+        "--start-epoch": options.start_epoch,
+    }
+    with scratch_folder("headway-check-") as folder:
+        (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+        wanted = [flag for flag, is_set in flags.items() if is_set]
+        command = module_command("headway", "train", str(folder / "config.yaml"), "--dry-run", *wanted)
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        sys.stderr.write(done.stderr)
+        raise SystemExit(done.returncode)
 
 
 def why_prepare(config: Config, options: RunOptions) -> str | None:
@@ -142,21 +171,55 @@ def completed(config: Config, options: RunOptions | None = None) -> tuple[Config
     started = world_size_from_environment() is not None  # by an agent, which also sets the number on this machine
     store = open_store(config.data, processes=None if started else config.parallel.workers)
     _check_made_of(config, store, options)
+    config = shaped(config, store.vocab_size)
+    vocabulary = store.tokenizer_folder / "tokenizer.json"
+    if vocabulary.is_file():
+        check_same_ids(config, read_bytes(vocabulary), vocabulary)
+    return config, store
+
+
+def shaped(config: Config, vocab_size: int) -> Config:
+    """Return the config with the shape of its model filled in, and what a run decides when it begins.
+
+    Args:
+        config: Resolved.
+        vocab_size: Number of token ids that the data may contain.
+
+    Raises:
+        HeadwayError: the model or its teacher cannot be made or cut as the config says, or cannot compute its rows.
+    """
     from headway.config.derived.experts import decoder_problems
     from headway.config.sections.losses import loss_problems
     from headway.models.build import complete
-    from headway.models.hub.folder import open_folder
 
     config = _as_begun(config)
-    config = config.model_copy(update={"model": complete(config.model, store.vocab_size)})
+    config = config.model_copy(update={"model": complete(config.model, vocab_size)})
     for problem in (*decoder_problems(config), *loss_problems(config)):  # a pretrained model's shape is known only now
         raise problem
     if config.model.from_pretrained is not None:
         _check_row_length(config)
-        _check_tokenizer(config, open_folder(config.model.from_pretrained), store)
     if config.distill is not None:
-        _check_teacher(config, config.distill, store)
-    return config, store
+        _check_teacher(config, config.distill, vocab_size)
+    return config
+
+
+def check_same_ids(config: Config, vocabulary: bytes, where: Path) -> None:
+    """Check that the data's ids mean the tokens that the pretrained model and the teacher were trained on.
+
+    Args:
+        config: With the commits of its models.
+        vocabulary: The `tokenizer.json` of the data.
+        where: Its place, for messages.
+
+    Raises:
+        ConfigError: an id means different tokens.
+    """
+    from headway.models.hub.folder import base_folder, open_folder
+
+    if config.model.from_pretrained is not None:
+        _check_tokenizer(config, open_folder(config.model.from_pretrained), vocabulary, where)
+    if config.distill is not None:
+        _check_tokenizer(config, base_folder(config.distill.teacher), vocabulary, where)
 
 
 def settled(config: Config) -> dict[str, Any]:
@@ -249,7 +312,8 @@ def _check_made_of(config: Config, store: TokenStore, options: RunOptions | None
     has_begun = RunDirectory(config.run_directory).has_begun()
     if options is not None and (options.restart or options.accept_changes or not has_begun):
         prepare = suggest("data prepare")
-        raise ConfigError(what, where=f"data.store: {store.path}", fix=f"{prepare}, or set data.store to another folder")
+        fix = f"{prepare}, or set data.store to another folder"
+        raise ConfigError(what, where=f"data.store: {store.path}", fix=fix)
     if is_first_worker():
         warning(f"{what}; it is used as it is")
 
@@ -266,7 +330,7 @@ def _check_row_length(config: Config) -> None:
         )
 
 
-def _check_tokenizer(config: Config, pretrained: Path, store: TokenStore) -> None:
+def _check_tokenizer(config: Config, pretrained: Path, content: bytes, ours: Path) -> None:
     """Check that the data's ids mean the tokens that the pretrained checkpoint was trained on.
 
     If the run has checkpoints of its own, only warn. Ids that only one of the two knows are no contradiction: tokens
@@ -275,23 +339,24 @@ def _check_tokenizer(config: Config, pretrained: Path, store: TokenStore) -> Non
     Raises:
         ConfigError: an id means different tokens.
     """
-    ours, theirs = store.tokenizer_folder / "tokenizer.json", pretrained / "tokenizer.json"
+    theirs = pretrained / "tokenizer.json"
     if not theirs.is_file() and is_first_worker():
         warning(
             f"{pretrained} has no tokenizer.json, so nothing shows that the ids of the data mean the tokens that its"
             " model was trained on; put the checkpoint's own tokenizer there to have that checked"
         )
-    if not ours.is_file() or not theirs.is_file() or read_bytes(ours) == read_bytes(theirs):
+    if not theirs.is_file() or content == read_bytes(theirs):
         return
     from headway.data.tokenizing.spec import first_conflict, parse, vocabulary
 
-    conflict = first_conflict(*(vocabulary(parse(read_bytes(file), str(file))) for file in (ours, theirs)))
+    parsed = parse(content, str(ours)), parse(read_bytes(theirs), str(theirs))
+    conflict = first_conflict(*map(vocabulary, parsed))
     if conflict is None:
         return
     number, stored, meant = conflict
     problem = ConfigError(
-        f"the data were prepared with another tokenizer than the checkpoint's: id {number:,} is {meant!r} in the"
-        f" checkpoint, {stored!r} in the store",
+        f"the data have another tokenizer than the checkpoint: id {number:,} is {meant!r} in the checkpoint,"
+        f" {stored!r} in that of the data",
         where=f"{theirs}, {ours}",
         fix=f"data.tokenizer.path={theirs}, then: {suggest('data prepare', f'data.tokenizer.path={theirs}')}",
     )
@@ -300,17 +365,16 @@ def _check_tokenizer(config: Config, pretrained: Path, store: TokenStore) -> Non
     warning(problem.what)
 
 
-def _check_teacher(config: Config, settings: DistillConfig, store: TokenStore) -> None:
+def _check_teacher(config: Config, settings: DistillConfig, vocab_size: int) -> None:
     """Check that a teacher computes the rows of the data.
 
     Raises:
-        ConfigError: it does not: the rows are too long, packed in a way that may leak, or of another tokenizer.
+        ConfigError: it does not: the rows are too long, or packed in a way that may leak.
     """
     from headway.models.build import complete
-    from headway.models.hub.folder import base_folder
     from headway.training.custom_loss import teacher_config
 
-    teacher = complete(teacher_config(settings), store.vocab_size)
+    teacher = complete(teacher_config(settings), vocab_size)
     if config.train.sequence_length > teacher.max_sequence_length:
         raise ConfigError(
             f"train.sequence_length is {config.train.sequence_length}, but the teacher is meant for"
@@ -324,4 +388,3 @@ def _check_teacher(config: Config, settings: DistillConfig, store: TokenStore) -
             where="distill.teacher, data.document_mask",
             fix="data.document_mask=false, or a teacher that the native decoder computes",
         )
-    _check_tokenizer(config, base_folder(settings.teacher), store)

@@ -86,8 +86,8 @@ def examine(config: Config, options: RunOptions | None = None, *, begins: bool =
         config = settle_segments(config, StoreData(config, store), options, store.tokenizer_fingerprint)
         check_cost(config, options)
     plan = RunPlan.of(config, options or RunOptions(), store)
-    from headway.parallel.world import pick_device
-    from headway.training.setup.available import check_available
+    from headway.session.start_checks import check_parts
 
-    check_available(config, pick_device(config.train.device))
+    makes_its_own = world_size_from_environment() is not None or (begins and plan.mesh.size == 1)
+    check_parts(config, makes_callbacks=not makes_its_own)
     return plan

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from headway.config import Config, ModelConfig, TrainConfig, crossing_groups, ineffective_settings, resolve_threads
+from headway.config import (
+    Config,
+    LaneGrid,
+    MeshShape,
+    ModelConfig,
+    TrainConfig,
+    crossing_groups,
+    ineffective_settings,
+    resolve_threads,
+)
 from headway.config.derived.pipeline import idle_share
 from headway.core.console import warning
 from headway.core.coordination.launched import most_threads
-from headway.core.format import counted, format_count
+from headway.core.format import counted, format_bytes, format_count
 from headway.core.machine.cores import usable_cores
 from headway.data.feeding.feed import TokenFeed
 from headway.data.feeding.plan import MixedPlan, RowPlan
@@ -18,9 +27,8 @@ from headway.parallel.world import pick_device
 from headway.session.attempt import RunOptions
 from headway.session.checks import check_remote_usable, check_run
 from headway.session.preflight import examine
+from headway.session.start_checks import UnpreparedRun, examine_unprepared
 from headway.telemetry.record import is_run, open_run
-from headway.tracking.sinks import check_trackers
-from headway.training.job import load_callbacks
 from headway.training.setup.available import shortfalls
 from headway.training.setup.precision import with_precision
 
@@ -37,7 +45,11 @@ def preview(config: Config, options: RunOptions | None = None) -> str:
     Raises:
         HeadwayError: the error that would have stopped the run.
     """
-    plan = examine(with_precision(config, restart=options is not None and options.restart), options)
+    config = with_precision(config, restart=options is not None and options.restart)
+    unprepared = examine_unprepared(config, options) if options is not None else None
+    if unprepared is not None:
+        return _preview_unprepared(unprepared, options or RunOptions())
+    plan = examine(config, options)
     config, grid, mesh, store = plan.config, plan.grid, plan.mesh, plan.store
     workers, train, model, device = mesh.size, config.train, config.model, pick_device(config.train.device)
     assert store is not None and train.steps is not None, "the examination opened the store of a resolved config"
@@ -46,33 +58,64 @@ def preview(config: Config, options: RunOptions | None = None) -> str:
     ineffective = ineffective_settings(config, "validation" in store.splits)
     for line in (*shortfalls(config.train, device), *crossing_groups(config, workers), *ineffective):
         warning(line)
-    load_callbacks(config.callbacks)
-    check_trackers(config.track)
     feed = TokenFeed.of(config, grid, store)
     tokens = train.batches.tokens_before(steps)
     now = train.batches.begins
     rows, length = sum(feed.plan.epoch_rows(now)), feed.plan.sequence_length(now)  # a stage may begin with shorter rows
     epochs = _epochs(config.train, feed.plan)
-    parameters = count_parameters(model)
-    threads = resolve_threads(config, workers, grid.lanes, usable_cores(), at_most=most_threads())
-    active = f" ({format_count(parameters.active)} active)" if model.experts else ""
     return "\n".join(
         [
             *_run(config, options, store.fingerprint),
-            f"model      {format_count(parameters.total)} parameters{active},"
-            f" {format_count(flops_per_token(model, train.sequence_length))} FLOPs per token",
+            _model(model, train),
             f"data       {config.data.store}: {format_count(rows)} rows of {length} tokens",
             *_mixture(feed.plan),
             f"training   {train.batches.sum_in_words(steps)}: {format_count(tokens)} tokens, {epochs:.2f} epochs",
-            *([f"batches    {train.batches.in_words(steps)}"] if _has_several(train) else []),
-            f"grid       {counted(grid.lanes, 'lane')} of {counted(grid.micro_batches, 'micro-batch')}"
-            f" of {counted(grid.micro_batch, 'row')}",
-            f"workers    {workers} on {device.type}, {counted(threads, 'thread')} each"
-            + (f": {mesh}" if mesh.ep > 1 or not mesh.is_data_parallel else ""),
-            *_pipeline(config, model, grid.micro_batches),
-            f"promise    determinism {config.determinism}",
+            *_workers(config, mesh, grid),
         ]
     )
+
+
+def _preview_unprepared(run: UnpreparedRun, options: RunOptions) -> str:
+    """Describe a run whose store would be prepared first; its number of rows is not known yet."""
+    config, train = run.config, run.config.train
+    assert train.steps is not None, "the config is resolved"
+    for line in (*shortfalls(train, pick_device(train.device)), *crossing_groups(config, run.mesh.size)):
+        warning(line)
+    files = [file for source in run.sources for file in source.files]
+    text = f"{counted(len(files), 'file')}, {format_bytes(sum(file.bytes for file in files))}"
+    tokens = format_count(train.batches.tokens_before(train.steps))
+    return "\n".join(
+        [
+            *_run_state(config, options),
+            _model(config.model, train),
+            f"data       {config.data.store}: would be prepared{f' from {text}' if files else ''}: {run.why}",
+            f"training   {train.batches.sum_in_words(train.steps)}: {tokens} tokens",
+            *_workers(config, run.mesh, run.grid),
+        ]
+    )
+
+
+def _model(model: ModelConfig, train: TrainConfig) -> str:
+    parameters = count_parameters(model)
+    active = f" ({format_count(parameters.active)} active)" if model.experts else ""
+    flops = format_count(flops_per_token(model, train.sequence_length))
+    return f"model      {format_count(parameters.total)} parameters{active}, {flops} FLOPs per token"
+
+
+def _workers(config: Config, mesh: MeshShape, grid: LaneGrid) -> list[str]:
+    """Describe how the steps are divided between workers."""
+    train, assumed = config.train, config.train.steps or 0
+    device = pick_device(train.device)
+    threads = resolve_threads(config, mesh.size, grid.lanes, usable_cores(), at_most=most_threads())
+    layout = f": {mesh}" if mesh.ep > 1 or not mesh.is_data_parallel else ""
+    return [
+        *([f"batches    {train.batches.in_words(assumed)}"] if _has_several(train) else []),
+        f"grid       {counted(grid.lanes, 'lane')} of {counted(grid.micro_batches, 'micro-batch')}"
+        f" of {counted(grid.micro_batch, 'row')}",
+        f"workers    {mesh.size} on {device.type}, {counted(threads, 'thread')} each{layout}",
+        *_pipeline(config, config.model, grid.micro_batches),
+        f"promise    determinism {config.determinism}",
+    ]
 
 
 def _epochs(train: TrainConfig, plan: RowPlan) -> float:
@@ -95,6 +138,10 @@ def _run(config: Config, options: RunOptions | None, data: str) -> list[str]:
         return []
     check_run(config, options)
     check_remote_usable(config, options, data)
+    return _run_state(config, options)
+
+
+def _run_state(config: Config, options: RunOptions) -> list[str]:
     where = config.run_directory
     if not is_run(where):
         state = "new"

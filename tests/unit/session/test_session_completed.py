@@ -73,7 +73,7 @@ def test_another_tokenizer_than_the_checkpoints_is_refused(
         vocab[one], vocab[other] = vocab[other], vocab[one]
 
     _edit(pretrained, swap)
-    with pytest.raises(ConfigError, match=r"id 27[01] is '.+' in the checkpoint, '.+' in the store") as caught:
+    with pytest.raises(ConfigError, match=r"id 27[01] is '.+' in the checkpoint, '.+' in that") as caught:
         completed(config())
     assert f"data.tokenizer.path={pretrained / 'tokenizer.json'}" in str(caught.value)
     # A run that has learned them goes on.
@@ -181,7 +181,7 @@ def test_training_prepares_a_store_that_is_missing_or_not_what_the_config_says(
     missing = own(f"data.sources=[{tmp_path}/missing]")
     with pytest.raises(DataError, match="no such file or folder"):
         prepare_if_needed(missing, RunOptions(), own_process=False)
-    os.unlink(tmp_path / "other.jsonl")
+    (tmp_path / "other.jsonl").unlink()
     assert why_prepare(changed, RunOptions()) is None, "what is prepared needs no sources"
 
     manifest = json.loads((tmp_path / "own/manifest.json").read_text())
@@ -214,7 +214,9 @@ def test_a_store_that_other_runs_use_is_not_replaced(own: Callable[..., Config],
         for options in (RunOptions(), RunOptions(restart=True), RunOptions(accept_changes=True)):
             with pytest.raises(ConfigError, match=f"is not what the config says, and {run} uses it") as caught:
                 prepare_if_needed(changed, options, own_process=False)
-            assert "data.store" in str(caught.value) and "go back to what this one was prepared from" in caught.value.fix
+            assert (
+                "data.store" in str(caught.value) and "go back to what this one was prepared from" in caught.value.fix
+            )
         with pytest.raises(ConfigError, match=f"{run} uses it"):
             prepare(changed.data, workers=1)
     assert TokenStore.open(tmp_path / "own").fingerprint == before

@@ -65,6 +65,7 @@ def check(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
     from headway.config import ineffective_settings, resolve_grid
 
     loaded = load(config, overrides)
+    _check_start(loaded)
     train, model, workers = loaded.train, loaded.model, loaded.parallel.workers
     grid, parameters = resolve_grid(loaded, workers), _parameters(loaded)
     assert train.steps is not None
@@ -102,6 +103,18 @@ def check(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
         f" rows per micro-batch {grid.micro_batch}{' until memory is tried' if train.micro_batch == 'auto' else ''}\n"
         f"  promise   determinism {loaded.determinism}"
     )
+
+
+def _check_start(config: Config) -> None:
+    """Make the checks that the start of the run would make, as far as they do not depend on the machine.
+
+    Raises:
+        HeadwayError: with every problem that was found.
+    """
+    from headway.session.start_checks import check_parts, examine_unprepared
+
+    if examine_unprepared(config, here=False) is None:
+        check_parts(config, here=False)
 
 
 def _parameters(config: Config) -> int | None:

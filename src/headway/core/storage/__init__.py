@@ -8,6 +8,7 @@ from headway.core.storage.client import PART_BYTES, RECORD_BYTES, Problem, Stora
 from headway.core.storage.filesystem import (
     WEB,
     check_credentials,
+    check_filesystem,
     credentials_fix,
     extra_for,
     filesystem,
@@ -27,6 +28,7 @@ __all__ = [
     "Problem",
     "Storage",
     "check_credentials",
+    "check_filesystem",
     "credentials_fix",
     "filesystem",
     "in_words",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Literal
 
@@ -68,15 +68,34 @@ def filesystem(url: str, options: Mapping[str, Any], purpose: str) -> tuple[Any,
     check_credentials(url, options)
     options = expand(options, partial(_not_set, url))
     path = expand(url, partial(_not_set, url)) if scheme_of(url) in WEB else url
-    try:
+    with _explained(url, purpose):
         import fsspec
-    except ImportError:
-        raise missing_extra("fsspec", "remote", f"{purpose} {url}") from None
-    try:
+
         return fsspec.url_to_fs(path, **options)  # type: ignore[no-any-return]
-    except ImportError:
+
+
+def check_filesystem(url: str, purpose: str) -> None:
+    """Check that the package is installed that reads and writes a URL; nothing is connected to.
+
+    Raises:
+        ConfigError: it is not, or the scheme is unknown.
+    """
+    with _explained(url, purpose):
+        import fsspec
+
+        fsspec.get_filesystem_class(scheme_of(url))
+
+
+@contextmanager
+def _explained(url: str, purpose: str) -> Iterator[None]:
+    """Turn a missing package or an unknown scheme into an error with a fix."""
+    try:
+        yield
+    except ImportError as error:
         scheme = str(scheme_of(url))
         package, extra = _PACKAGES.get(scheme, (f"fsspec's {scheme}", "remote"))
+        if error.name == "fsspec":
+            package, extra = "fsspec", "remote"
         raise missing_extra(package, extra, f"{purpose} {url}") from None
     except ValueError as error:
         raise ConfigError(

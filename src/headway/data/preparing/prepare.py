@@ -32,12 +32,12 @@ from headway.data.preparing.manifest import inputs_json, manifest_json
 from headway.data.preparing.pieces import LISTED, Recipe
 from headway.data.preparing.pools import UnitPool
 from headway.data.preparing.records import WORK, Records, record_encoder
-from headway.data.preparing.report import PrepareReport, report_of
 from headway.data.preparing.replacing import check_replaceable
+from headway.data.preparing.report import PrepareReport, report_of
 from headway.data.preparing.settings import keep_made_of, settings_json
 from headway.data.preparing.units import units_of
 from headway.data.preparing.vocabulary import SETTINGS, TRAINED, renew_settings, vocabulary_of
-from headway.data.reading.sources import Source, find_sources, longest_piece, open_tables
+from headway.data.reading.sources import Source, check_sources, find_sources, longest_piece
 from headway.data.store import INPUTS, SKIPPED, TokenStore
 from headway.data.store_manifest import MANIFEST, read_manifest
 from headway.data.tokenizing.encoders import choose_encoder
@@ -97,7 +97,7 @@ def prepare(
         check_not_in_use(path, keeps_for)  # without `force`, nothing may have changed: the check waits for a change
     if pool is not None:
         pool.check()
-    steps, own_steps = _described_steps(data.clean), [_described_steps(source.clean) for source in data.sources]
+    steps, own_steps = check_steps(data)
     sources = find_sources(data.sources, iterables, data.max_document_bytes)
     _warn_of_empty_files(sources)
     count = _worker_count(workers or data.workers, sources)
@@ -106,7 +106,7 @@ def prepare(
         present = TokenStore.open(path, check=False) if not force and (path / MANIFEST).exists() else None
         hashes = InputHashes(path / _HASHES, folder / _HASHES, keep=folder / _HASHES, fresh=force)
         _begin_hashing(hashes, data, sources)
-        open_tables(sources)  # report a problem with one before hours of reading
+        check_sources(sources)
         needing = [] if force else [use.run for use in uses]
         tokenizer = vocabulary_of(data, sources, folder, present, hashes, fresh=force, needed_by=needing)
         begin = tokenizer.begin_of_text(data.begin_of_text)
@@ -200,6 +200,16 @@ def _is_imported(path: Path) -> bool:
         return "imported" in read_manifest(path)
     except DataError:
         return False
+
+
+def check_steps(data: DataConfig) -> tuple[Any, list[Any]]:
+    """Return the cleaning steps of all sources and those of each, with everything they depend on.
+
+    Raises:
+        ConfigError: a package or a function that a step needs is missing.
+        DataError: a file that a step needs cannot be read.
+    """
+    return _described_steps(data.clean), [_described_steps(source.clean) for source in data.sources]
 
 
 def _described_steps(steps: Sequence[CleanStep]) -> Any:

@@ -8,7 +8,6 @@ compared by its manifest and its description of the inputs alone.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -129,7 +128,7 @@ def only_adds(data: DataConfig, manifest: dict[str, Any]) -> bool:
 
 def _is_same_place(old: str, new: str) -> bool:
     is_local = not any("://" in path or path.endswith(":") or path.startswith("python:") for path in (old, new))
-    return is_local and os.path.abspath(old) == os.path.abspath(new)
+    return is_local and Path(old).resolve() == Path(new).resolve()
 
 
 def _same_tokenizer(data: DataConfig, kept: DataConfig) -> bool:
@@ -148,7 +147,7 @@ def _same_begin_of_text(data: DataConfig, kept: DataConfig, manifest: dict[str, 
 
 
 def settings_json(data: DataConfig, steps: Any, own_steps: Sequence[Any] = ()) -> dict[str, Any]:
-    """Return the settings for the manifest: those that the store's bytes depend on, besides the input and the tokenizer.
+    """Return the settings that the store's bytes depend on, besides the input and the tokenizer, for the manifest.
 
     Args:
         data: The config.

@@ -16,6 +16,7 @@ from headway.core.errors import ConfigError, DataError
 from headway.core.files.atomic import atomic_write
 from headway.core.files.foreign import read_bytes, read_json_object, read_text
 from headway.core.files.hashes import canonical_json, fingerprint
+from headway.core.files.scratch import scratch_folder
 from headway.core.format import format_bytes
 from headway.data.preparing.inputs import InputHashes, outlines_of
 from headway.data.preparing.records import WORK
@@ -99,6 +100,20 @@ def vocabulary_of(
     text = {"seen": seen, "input": _bytes(sources), "limits": _limits(sources)}
     _remember(folder, {"how": how, "files": files, "fingerprint": tokenizer.fingerprint, "kept": False, **text})
     return tokenizer
+
+
+def check_chat_template(tokenizer: Tokenizer, special_tokens_in_text: bool) -> None:
+    """Check that conversations can be encoded with a given tokenizer.
+
+    Raises:
+        ConfigError: transformers is not installed, or there is no chat template.
+        DataError: transformers cannot load the tokenizer.
+    """
+    from headway.data.tokenizing.chat import ChatEncoder
+
+    with scratch_folder("headway-chat-") as folder:
+        tokenizer.save(folder, _settings_beside(tokenizer))
+        ChatEncoder(folder, tokenizer, tokenizer.where, special_tokens_in_text)
 
 
 def _check_not_needed(present: TokenStore, runs: Sequence[Path]) -> None:

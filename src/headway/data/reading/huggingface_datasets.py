@@ -39,6 +39,18 @@ def local_path(path: str) -> str:
     return path.removeprefix(PREFIX) if path.startswith((f"{PREFIX}/", f"{PREFIX}~")) else path
 
 
+def check_installed(path: str) -> None:
+    """Check that `datasets` is installed, for the dataset of a path.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    try:
+        import datasets  # noqa: F401
+    except ImportError:
+        raise missing_extra("datasets", "datasets", f"reading {path}") from None
+
+
 def find_named(config: SourceConfig) -> Found:
     """Find a dataset by its name in the local cache or on the Hub.
 
@@ -46,10 +58,9 @@ def find_named(config: SourceConfig) -> Found:
         ConfigError: `datasets` is not installed, or would read a local folder of that name.
         DataError: the dataset, revision, subset or split does not exist, or the network is unavailable.
     """
-    try:
-        import datasets
-    except ImportError:
-        raise missing_extra("datasets", "datasets", f"reading {config.path}") from None
+    check_installed(config.path)
+    import datasets
+
     name, _, revision = config.path.removeprefix(PREFIX).partition("@")
     if Path(name).is_dir():
         what = f"`datasets` would read the local folder {name} instead of the dataset on the Hub"

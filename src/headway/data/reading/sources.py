@@ -231,6 +231,17 @@ def pieces_of(sources: Sequence[Source]) -> Iterator[Piece]:
             yield from _file_pieces(number, source, file)
 
 
+def check_sources(sources: Sequence[Source]) -> None:
+    """Look into the sources, so that a wrong field shows before hours of reading.
+
+    Raises:
+        ConfigError, DataError: as in `pieces_of`.
+    """
+    open_tables(sources)
+    for source in sources:
+        _check_first_records(source)
+
+
 def open_tables(sources: Sequence[Source]) -> None:
     """Open all tables in parallel to determine their division, so that `pieces_of` need not open them one by one.
 

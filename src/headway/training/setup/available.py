@@ -16,6 +16,7 @@ from headway.config.strategies import AUTO, find_strategy
 from headway.core.errors import ConfigError
 from headway.core.format import counted
 from headway.core.machine.system import Machine
+from headway.core.storage import check_filesystem
 from headway.telemetry.arithmetic import cpu_bf16_speed
 from headway.telemetry.gpus import nvidia_devices
 from headway.training.evaluation.benchmarks import check_installed
@@ -61,28 +62,41 @@ def shortfalls(train: TrainConfig, device: torch.device) -> list[str]:
 
 
 def check_available(config: Config, device: torch.device) -> None:
-    """Check what this device or installation lacks, while changing the config still costs nothing.
+    """Check what this device or machine lacks, while changing the config still costs nothing.
 
     Raises:
         ConfigError: the device lacks the precision, moments are to be offloaded although they are on the host, or a
-            library or compiler is not installed.
+            compiler is not installed.
     """
     precision, optimizer = config.train.precision, config.optimizer
     check_present(precision, device, torch.cuda.get_device_capability(device) if device.type == "cuda" else None)
     if optimizer.offload and not find_strategy(config.parallel.strategy).offloads_itself:
         check_offload(device)
+    if config.train.compile is True and device.type == "cuda":
+        _check_compiler()
+
+
+def check_installed_for(config: Config) -> None:
+    """Check that the libraries which a config needs are installed.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    optimizer = config.optimizer
     package = find_strategy(config.parallel.strategy).needs
     if package is not None and find_spec(package.module) is None:
         raise missing_package(package, f"strategy '{config.parallel.strategy}'", "parallel.strategy", AUTO)
     package = find_optimizer(optimizer.name).needs
     if package is not None and find_spec(package.module) is None:
         raise missing_package(package, f"optimizer '{optimizer.name}'", "optimizer.name", DEFAULT_OPTIMIZER)
-    if precision == "fp8" and find_spec(TORCHAO.module) is None:
+    if config.train.precision == "fp8" and find_spec(TORCHAO.module) is None:
         raise missing_package(TORCHAO, "precision 'fp8'", "train.precision", "bf16")
     if config.evaluation.benchmarks is not None:
         check_installed()
-    if config.train.compile is True and device.type == "cuda":
-        _check_compiler()
+    if config.checkpoint.remote is not None:
+        check_filesystem(config.checkpoint.remote.url, "checkpoint.remote.url:")
+    if config.data.remote is not None:
+        check_filesystem(config.data.remote, "data.remote:")
 
 
 def _check_compiler() -> None:

@@ -33,7 +33,9 @@ def asked(tmp_path: Path, config: Callable[..., DataConfig], jsonl: Callable[...
     return lambda **values: config(**{**full, **values})
 
 
-def test_a_store_without_its_record_is_compared_by_its_manifest(tmp_path: Path, asked: Callable[..., DataConfig]) -> None:
+def test_a_store_without_its_record_is_compared_by_its_manifest(
+    tmp_path: Path, asked: Callable[..., DataConfig]
+) -> None:
     """As one of an earlier version, or one that was copied without its hidden files."""
     data = asked()
     prepare(data, workers=1)
