@@ -206,7 +206,7 @@ def _supervise(
 
 def _prepare(config: Config, options: RunOptions, own_process: bool) -> None:
     from headway.session.attempt import preemptible
-    from headway.session.completed import prepare_if_needed
+    from headway.session.preparing import prepare_if_needed
 
     with preemptible():
         prepare_if_needed(config, options, own_process)

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.checkpoint.format.folders import checkpoint_folders
-from headway.config import Config, ModelConfig, dump_config, load_resolved
+from headway.config import Config, ModelConfig, load_resolved
 from headway.config.derived.identity import changed_values
 from headway.config.derived.segments import Segment
 from headway.config.sections.data import vocabulary_problems
-from headway.core.console import is_first_worker, notice, warning
+from headway.core.console import is_first_worker, warning
 from headway.core.coordination.launched import world_size_from_environment
 from headway.core.errors import ConfigError
 from headway.core.files.foreign import read_bytes
-from headway.core.files.scratch import scratch_folder
 from headway.core.hub import is_on_hub, is_pinned, split_hub_name
-from headway.core.process.command import module_command
 from headway.core.user_command import suggest
 from headway.data.store_manifest import MANIFEST
 from headway.runs.run_directory import RunDirectory
@@ -33,76 +28,6 @@ if TYPE_CHECKING:
 
 #: `model.max_sequence_length` where none is given, which for a pretrained checkpoint means the checkpoint's.
 _NOT_GIVEN: int = ModelConfig.model_fields["max_sequence_length"].default
-
-
-def prepare_if_needed(config: Config, options: RunOptions, own_process: bool) -> None:
-    """Prepare the token store of a run if it is missing, or is not what the config says (`why_prepare`).
-
-    Everything that can be checked without it is checked first, so that nothing is prepared for a mistake.
-
-    Args:
-        config: Resolved.
-        options: What to do about an earlier run of this name.
-        own_process: This process does nothing else; otherwise it prepares alone, since other processes would need a
-            `__main__` guard in the user's script.
-
-    Raises:
-        HeadwayError: as `why_prepare` and `prepare`.
-    """
-    why = why_prepare(config, options)
-    if why is None:
-        return
-    if own_process:
-        _check_in_a_process(config, options)
-    else:
-        from headway.session.start_checks import examine_unprepared
-
-        examine_unprepared(config, options)
-    notice(f"preparing {config.data.store}: {why}")
-    from headway.data.preparing.replacing import released
-
-    with released(config.data.store, config.run_directory) if options.restart else nullcontext():
-        if own_process:
-            _prepare_in_a_process(config)
-            return
-        from headway.data.preparing.prepare import prepare
-
-        notice(prepare(config.data, workers=1, run=config.run_directory).describe())
-
-
-def _prepare_in_a_process(config: Config) -> None:
-    """Prepare in a separate process: the threads of tokenizers would stay, and attempts are copies of this process.
-
-    Raises:
-        SystemExit: it failed, with its exit code.
-    """
-    with scratch_folder("headway-prepare-") as folder:
-        (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
-        command = module_command("headway", "data", "prepare", str(folder / "config.yaml"))
-        code = subprocess.run(command, stdout=sys.stderr, check=False).returncode
-    if code:
-        raise SystemExit(code)  # that process has reported the reason
-
-
-def _check_in_a_process(config: Config, options: RunOptions) -> None:
-    """Make a dry run in a separate process: the checks load PyTorch, and attempts are copies of this process.
-
-    Raises:
-        SystemExit: it found a problem, with its exit code.
-    """
-    flags = {
-        "--restart": options.restart,
-        "--accept-changes": options.accept_changes,
-        "--start-epoch": options.start_epoch,
-    }
-    with scratch_folder("headway-check-") as folder:
-        (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
-        wanted = [flag for flag, is_set in flags.items() if is_set]
-        command = module_command("headway", "train", str(folder / "config.yaml"), "--dry-run", *wanted)
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        sys.stderr.write(done.stderr)
-        raise SystemExit(done.returncode)
 
 
 def why_prepare(config: Config, options: RunOptions) -> str | None:

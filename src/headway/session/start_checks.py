@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from headway.config import Config, LaneGrid, MeshShape, resolve_lanes, resolve_mesh
 from headway.config.checks.contradictions import combined
@@ -19,13 +18,24 @@ from headway.core.errors import ConfigError, HeadwayError
 from headway.core.functions import load_function
 from headway.core.hub import is_on_hub
 from headway.core.storage import check_filesystem
+from headway.data.preparing.prepare import check_steps
+from headway.data.preparing.vocabulary import check_chat_template
+from headway.data.reading.huggingface_datasets import check_installed, is_named
+from headway.data.reading.places import is_remote
+from headway.data.reading.sources import Source, check_sources, find_sources
+from headway.data.store_manifest import read_manifest
+from headway.data.tokenizing.tokenizer import Tokenizer
+from headway.models.build import build_without_memory
+from headway.models.hub.sizes import model_without_weights
+from headway.parallel.tensor import plan_of
+from headway.parallel.world import pick_device
 from headway.session.attempt import RunOptions
 from headway.session.checks import check_keys_present, check_remote_usable, check_run
 from headway.session.completed import check_same_ids, shaped, why_prepare
-
-if TYPE_CHECKING:
-    from headway.data.reading.sources import Source
-    from headway.data.tokenizing.tokenizer import Tokenizer
+from headway.session.spending import check_cost
+from headway.tracking.sinks import check_trackers
+from headway.training.job import load_callbacks
+from headway.training.setup.available import check_available, check_installed_for
 
 
 @dataclass(frozen=True)
@@ -71,32 +81,48 @@ class _Problems:
             raise combined([ConfigError(error.what, where=error.where, fix=error.fix) for error in self.errors])
 
 
-def check_parts(config: Config, *, here: bool = True, makes_callbacks: bool = True) -> None:
-    """Check everything that a run needs besides its data and its run directory.
+def check_config(config: Config) -> None:
+    """Make the checks that the start of a run would make, as far as they do not depend on the machine.
+
+    Nothing is downloaded, so models and tokenizers of the Hub are not looked at, nor is a store behind a URL.
+
+    Args:
+        config: Resolved.
+
+    Raises:
+        HeadwayError: with every problem that was found.
+    """
+    if examine_unprepared(config, here=False) is not None:
+        return
+    found = _Problems()
+    with found.collecting():
+        if config.data.remote is None and not _asks_the_hub(config):
+            config = shaped(config, read_manifest(config.data.store)["tokenizer"]["vocab_size"])
+    _check_parts(config, found, here=False)
+    found.of(lambda: load_callbacks(config.callbacks))
+    found.report()
+
+
+def check_parts(config: Config, *, makes_callbacks: bool = True) -> None:
+    """Check everything that a run on this machine needs besides its data and its run directory.
 
     These are packages, devices, keys, functions and classes that the config names, trackers, and how its model is cut.
 
     Args:
         config: Resolved, with the shape of its model.
-        here: Whether the run would be on this machine; otherwise its devices are not looked for.
         makes_callbacks: Make the callbacks that the config names; not where this process is about to do that.
 
     Raises:
         HeadwayError: with every problem that was found.
     """
-    from headway.training.job import load_callbacks
-
     found = _Problems()
-    _check_parts(config, found, here)
+    _check_parts(config, found, here=True)
     if makes_callbacks:
         found.of(lambda: load_callbacks(config.callbacks))
     found.report()
 
 
 def _check_parts(config: Config, found: _Problems, here: bool) -> None:
-    from headway.parallel.world import pick_device
-    from headway.tracking.sinks import check_trackers
-    from headway.training.setup.available import check_available, check_installed_for
 
     found.of(lambda: check_installed_for(config))
     if here:
@@ -126,8 +152,6 @@ def examine_unprepared(config: Config, options: RunOptions | None = None, *, her
     why = why_prepare(config, options or RunOptions())
     if why is None:
         return None
-    from headway.session.spending import check_cost
-    from headway.training.job import load_callbacks
 
     found, sources, wanted = _Problems(), [], config
     tokenizer = None
@@ -135,8 +159,7 @@ def examine_unprepared(config: Config, options: RunOptions | None = None, *, her
         sources = _checked_sources(config, here)
     with found.collecting():
         tokenizer = _given_tokenizer(config, here)
-    models = [config.model.from_pretrained, config.distill.teacher if config.distill is not None else None]
-    if here or not any(map(is_on_hub, models)):
+    if here or not _asks_the_hub(config):
         vocab_size = config.data.tokenizer.vocab_size if tokenizer is None else tokenizer.vocab_size
         # An error in the tokenizer shall not look like one in the model.
         known = vocab_size if tokenizer is not None or config.data.tokenizer.path is None else 1
@@ -159,13 +182,13 @@ def examine_unprepared(config: Config, options: RunOptions | None = None, *, her
     return UnpreparedRun(config, mesh, grid, why, sources)
 
 
+def _asks_the_hub(config: Config) -> bool:
+    teacher = None if config.distill is None else config.distill.teacher
+    return is_on_hub(config.model.from_pretrained) or is_on_hub(teacher)
+
+
 def _checked_sources(config: Config, here: bool) -> list[Source]:
     """Find the sources, and check what reading them takes: packages, credentials, the fields of their first records."""
-    from headway.data.preparing.prepare import check_steps
-    from headway.data.reading.huggingface_datasets import check_installed, is_named
-    from headway.data.reading.places import is_remote
-    from headway.data.reading.sources import check_sources, find_sources
-
     check_steps(config.data)
     named = [source for source in config.data.sources if is_named(source.path)]
     for source in named:
@@ -186,16 +209,12 @@ def _given_tokenizer(config: Config, here: bool) -> Tokenizer | None:
         ConfigError: it has no begin-of-text token or no chat template.
         DataError: it cannot be read.
     """
-    from headway.data.tokenizing.tokenizer import Tokenizer
-
     settings = config.data.tokenizer
     if settings.path is None or (is_on_hub(settings.path) and not here):
         return None
     tokenizer = Tokenizer.load(settings.path, settings.pattern)
     tokenizer.begin_of_text(config.data.begin_of_text)
     if any(source.format == "chat" for source in config.data.sources):
-        from headway.data.preparing.vocabulary import check_chat_template
-
         check_chat_template(tokenizer, settings.special_tokens_in_text)
     return tokenizer
 
@@ -206,10 +225,6 @@ def _check_is_cut(config: Config) -> None:
     Raises:
         ConfigError: it does not, or not for this number of workers.
     """
-    from headway.models.build import build_without_memory
-    from headway.models.hub.sizes import model_without_weights
-    from headway.parallel.tensor import plan_of
-
     if config.model.implementation == "transformers":
         plan_of(model_without_weights(config.model), config.parallel.tensor)
     elif config.model.vocab_size is not None:  # otherwise it follows from a vocabulary that could not be read

@@ -20,7 +20,7 @@ from headway.config.derived.segments import Segment, batches_before, begin, up_t
 from headway.config.loading.document import parse
 from headway.config.loading.load import CONFIG_BYTES
 from headway.core.coordination.lease import read_lease
-from headway.core.coordination.outcomes import FAILED, FINISHED, SAVED_OUTCOMES
+from headway.core.coordination.outcomes import BUDGET_REACHED, CANCELLED, FAILED, FINISHED, PREEMPTED
 from headway.core.credentials.secrets import redact_arguments, redact_values
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files.foreign import LISTING_BYTES, as_number, read_json_lines, read_json_object, read_text
@@ -36,7 +36,10 @@ RESTORED = "restored"
 #: state cannot be determined here.
 NOT_ENDED = "not ended"
 
+#: The run has no attempt, or only one that was refused before its first step: the config is wrong.
 NOT_STARTED = "not started"
+
+STATES = (RUNNING, FINISHED, PREEMPTED, BUDGET_REACHED, CANCELLED, FAILED, DIED, RESTORED, NOT_ENDED, NOT_STARTED)
 
 #: The end of the year 9999 as Unix seconds, after which Python has no dates.
 _LAST_MOMENT = 253_402_300_800
@@ -189,16 +192,13 @@ class Run:
     @property
     def outcome(self) -> str:
         """How the newest attempt ended, or that it has not ended."""
-        records = self.attempt_records
-        if not records:
-            return NOT_STARTED
-        return attempt_outcome(self.path, max(records), records[max(records)], newest=True)
+        number, record = newest_of(self.attempt_records)
+        return attempt_outcome(self.path, number, record, newest=True) if number else NOT_STARTED
 
     @property
     def state(self) -> str:
-        """The outcome in one or two words: `failed` for an outcome that is an error message."""
-        states = (*SAVED_OUTCOMES, RESTORED, RUNNING, DIED, NOT_ENDED, NOT_STARTED)
-        return self.outcome if self.outcome in states else FAILED
+        """The outcome in one or two words (`state_of`)."""
+        return state_of(self.path, newest_of(self.attempt_records)[1], self.outcome)
 
     @cached_property
     def data_manifest(self) -> dict[str, Any]:
@@ -426,6 +426,31 @@ def _attempt(run: Path, number: int, record: dict[str, Any], *, span: Span | Non
 def _duration(value: Any) -> float | None:
     seconds = as_time(value)
     return seconds if seconds is not None and seconds >= 0 else None
+
+
+def newest_of(records: Mapping[int, dict[str, Any]]) -> tuple[int, dict[str, Any]]:
+    """Return number and record of a run's newest attempt; 0 and an empty record if there is none."""
+    number = max(records, default=0)
+    return number, records.get(number, {})
+
+
+def state_of(run: Path, record: Mapping[str, Any], outcome: str) -> str:
+    """Return the outcome of a run's newest attempt in one or two words.
+
+    It is `failed` for an outcome that is an error message, but `not started` for one that says that the config is
+    wrong, if the run has not done a step.
+    """
+    if outcome in STATES:
+        return outcome
+    refused = as_int(record.get("exit_code")) == ConfigError.exit_code
+    return NOT_STARTED if refused and not _has_metrics(run) else FAILED
+
+
+def _has_metrics(run: Path) -> bool:
+    try:
+        return (run / FILE_NAME).stat().st_size > 0
+    except OSError:
+        return False
 
 
 def attempt_outcome(run: Path, number: int, record: dict[str, Any], newest: bool) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 from headway.config.units import Interval
 from headway.core.coordination.heartbeat import read_heartbeat
-from headway.core.coordination.outcomes import BUDGET_REACHED, CANCELLED, FAILED, FINISHED, PREEMPTED, SAVED_OUTCOMES
+from headway.core.coordination.outcomes import SAVED_OUTCOMES
 from headway.core.files.foreign import as_number, open_regular, parse_json_lines
 from headway.core.machine.system import host_name
 from headway.telemetry.anomalies import Anomaly, AnomalyWatch
@@ -29,11 +29,11 @@ from headway.telemetry.catalogue import CATALOGUE, Kind, metric
 from headway.telemetry.goodput import was_meant_to_end
 from headway.telemetry.metrics import FILE_NAME, LEFT_OUT, is_own, recorded_number
 from headway.telemetry.record import (
-    DIED,
     NOT_ENDED,
     NOT_STARTED,
     RESTORED,
     RUNNING,
+    STATES,
     Attempt,
     Run,
     as_int,
@@ -41,12 +41,13 @@ from headway.telemetry.record import (
     as_time,
     attempt_outcome,
     dig,
+    newest_of,
     read_json,
+    state_of,
 )
 from headway.telemetry.system import newest_readings
 from headway.tracking.tail import JsonLinesTail
 
-STATES = (RUNNING, FINISHED, PREEMPTED, BUDGET_REACHED, CANCELLED, FAILED, DIED, RESTORED, NOT_ENDED, NOT_STARTED)
 #: Size of about a thousand records, for readers that show the newest values only.
 NEWEST_BYTES = 512 * 1024
 
@@ -206,10 +207,9 @@ class LiveRun:
 
     def _newest(self) -> tuple[int, dict[str, Any], str, str]:
         """Return number, record, outcome and state of the newest attempt."""
-        number = max(self._records, default=0)
-        record = self._records.get(number, {})
+        number, record = newest_of(self._records)
         outcome = attempt_outcome(self.path, number, record, newest=True) if number else NOT_STARTED
-        return number, record, outcome, outcome if outcome in STATES else FAILED
+        return number, record, outcome, state_of(self.path, record, outcome)
 
     def _read_settings(self) -> None:
         config_changed, facts_changed = self._config.has_changed(), self._facts.has_changed()

@@ -69,8 +69,10 @@ def test_check_as_json() -> None:
 
 
 def test_check_of_a_model_whose_shape_comes_from_files() -> None:
-    assert json.loads(run("check", "quickstart", "model.from_pretrained=x", "--json"))["parameters"] is None
-    assert "n/a parameters" in run("check", "quickstart", "data.tokenizer.path=x")
+    assert (
+        json.loads(run("check", "quickstart", "model.from_pretrained=hf://some/model", "--json"))["parameters"] is None
+    )
+    assert "n/a parameters" in run("check", "quickstart", "data.tokenizer.path=hf://some/model")
 
 
 @pytest.mark.parametrize(

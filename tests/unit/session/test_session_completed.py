@@ -21,7 +21,8 @@ from headway.data.used_by import keep_manifest, mark_use, runs_using
 from headway.models.build import build_model
 from headway.models.huggingface.checkpoint import export_model
 from headway.session.attempt import RunOptions
-from headway.session.completed import completed, prepare_if_needed, why_prepare
+from headway.session.completed import completed, why_prepare
+from headway.session.preparing import prepare_if_needed
 from support import write_config
 
 SHAPE = {"dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "ffn_dim": 64, "max_sequence_length": 64}
@@ -154,7 +155,7 @@ def own(corpus: Path, tmp_path: Path) -> Callable[..., Config]:
 def using(config: Config, name: str) -> Path:
     """A run that uses the store."""
     run, store = config.runs / name, config.data.store
-    run.mkdir(parents=True)
+    (run / "attempts").mkdir(parents=True)
     (run / "config.yaml").write_text(dump_config(config))
     fingerprint = TokenStore.open(store).fingerprint
     keep_manifest(run, store, fingerprint)

@@ -33,6 +33,10 @@ headway config show quickstart model.preset=10m --json
 
 CHECK = """Check a config and summarise it. If it is wrong, print every problem with its line; the exit code is 2.
 
+Makes the checks with which a run starts, before anything is prepared: packages, functions and classes that the config \
+names, models, tokenizers, sources, trackers. Devices are left to headway train --dry-run on the machine of the run, \
+and so is what lies on the Hub or behind a URL.
+
 [bold]Examples[/bold]
 
 headway config check configs/quickstart.yaml
@@ -63,9 +67,10 @@ def show(config: ConfigArgument, overrides: OverridesArgument = None, as_json: J
 def check(config: ConfigArgument, overrides: OverridesArgument = None, as_json: JsonOption = False) -> None:
     """Run `headway config check`."""
     from headway.config import ineffective_settings, resolve_grid
+    from headway.session.start_checks import check_config
 
     loaded = load(config, overrides)
-    _check_start(loaded)
+    check_config(loaded)
     train, model, workers = loaded.train, loaded.model, loaded.parallel.workers
     grid, parameters = resolve_grid(loaded, workers), _parameters(loaded)
     assert train.steps is not None
@@ -103,18 +108,6 @@ def check(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
         f" rows per micro-batch {grid.micro_batch}{' until memory is tried' if train.micro_batch == 'auto' else ''}\n"
         f"  promise   determinism {loaded.determinism}"
     )
-
-
-def _check_start(config: Config) -> None:
-    """Make the checks that the start of the run would make, as far as they do not depend on the machine.
-
-    Raises:
-        HeadwayError: with every problem that was found.
-    """
-    from headway.session.start_checks import check_parts, examine_unprepared
-
-    if examine_unprepared(config, here=False) is None:
-        check_parts(config, here=False)
 
 
 def _parameters(config: Config) -> int | None:
