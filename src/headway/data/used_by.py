@@ -86,7 +86,8 @@ def mark_use(store: Path, run: Path, data: str, pid: int) -> None:
     """Leave the mark of a run. A store that cannot be written needs no mark, since no preparation can change it."""
     with suppress(OSError):
         (store / MARKS).mkdir(exist_ok=True)
-        write_json(mark_of(store, run), {"run": str(run.resolve()), "data": data, "pid": pid})
+        mark = {"run": str(run.resolve()), "store": str(store.resolve()), "data": data, "pid": pid}
+        write_json(mark_of(store, run), mark)
 
 
 def mark_of(store: Path, run: Path) -> Path:
@@ -105,10 +106,20 @@ def uses_of(store: Path) -> list[Use]:
     return list(_uses(store))
 
 
+def _is_of_another(mark: dict[str, Any], store: Path) -> bool:
+    """Return whether a mark came here with a copy of the store that the run uses, and which is still there."""
+    there = mark.get("store")  # absent in marks of earlier versions
+    if not isinstance(there, str) or Path(there) == store.resolve():
+        return False
+    return (Path(there) / MANIFEST).is_file()
+
+
 def _uses(store: Path) -> Iterator[Use]:
     for path in sorted((store / MARKS).glob("*.json")):
         with suppress(OSError, ValueError, KeyError, TypeError):
             mark = read_json_object(path, 2**16)
+            if _is_of_another(mark, store):
+                continue
             run = Path(str(mark["run"]))
             manifest = kept_manifest(run, str(mark["data"])) if (run / "config.yaml").is_file() else None
             if manifest is not None:

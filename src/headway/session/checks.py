@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from headway.checkpoint.format.sealing import key_to_encrypt_with
 from headway.checkpoint.format.signing import VARIABLE, key_to_sign_with, signing_key
@@ -34,12 +35,21 @@ def check_run(config: Config, options: RunOptions) -> None:
         CheckpointError: the place cannot become a run directory, or the run there is in use.
         ConfigError: the run there was made by another config.
     """
+    check_run_directory(config)
+    if not options.restart:
+        check_changes(RunDirectory(config.run_directory), config, options)
+
+
+def check_run_directory(config: Config) -> None:
+    """Check that an attempt could begin in the run directory, without changing anything.
+
+    Raises:
+        CheckpointError: the place cannot become a run directory, or the run there is in use.
+    """
     run = RunDirectory(config.run_directory)
     run.check_usable()
     if (run.path / OWNER_FILE).exists():
         OwnerLock.take(run.path).release()
-    if not options.restart:
-        check_changes(run, config, options)
 
 
 def check_remote_usable(config: Config, options: RunOptions, data: str | None = None) -> None:
@@ -57,13 +67,32 @@ def check_remote_usable(config: Config, options: RunOptions, data: str | None = 
     """
     if config.checkpoint.remote is None:
         return
-    try:
-        found = run_identity(config, data)
+    found = run_identity(config, data)
+    with _only_warning():
         tier = find_tier(config.checkpoint.remote, found, patience_seconds=5.0)
         if options.restart:
             tier.steps()
         else:
             resolve_identity(tier, found)
+
+
+def check_remote_reachable(config: Config) -> None:
+    """Check that the remote tier can be listed; whose checkpoints are there can be told only with the data.
+
+    Raises:
+        ConfigError: the URL cannot be used, or something that it needs is missing.
+        CheckpointError: the store refuses access.
+    """
+    if config.checkpoint.remote is not None:
+        with _only_warning():
+            find_tier(config.checkpoint.remote, run_identity(config), patience_seconds=5.0).steps()
+
+
+@contextmanager
+def _only_warning() -> Iterator[None]:
+    """Report a remote tier that does not answer; a run that has local checkpoints continues without it."""
+    try:
+        yield
     except UnreachableError as error:
         warning(f"the remote checkpoints cannot be reached now: {error.what}")
 

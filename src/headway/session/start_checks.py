@@ -30,7 +30,7 @@ from headway.models.hub.sizes import model_without_weights
 from headway.parallel.tensor import plan_of
 from headway.parallel.world import pick_device
 from headway.session.attempt import RunOptions
-from headway.session.checks import check_keys_present, check_remote_usable, check_run
+from headway.session.checks import check_keys_present, check_remote_reachable, check_run_directory
 from headway.session.completed import check_same_ids, shaped, why_prepare
 from headway.session.spending import check_cost
 from headway.tracking.sinks import check_trackers
@@ -152,7 +152,6 @@ def examine_unprepared(config: Config, options: RunOptions | None = None, *, her
     why = why_prepare(config, options or RunOptions())
     if why is None:
         return None
-
     found, sources, wanted = _Problems(), [], config
     tokenizer = None
     with found.collecting():
@@ -160,11 +159,8 @@ def examine_unprepared(config: Config, options: RunOptions | None = None, *, her
     with found.collecting():
         tokenizer = _given_tokenizer(config, here)
     if here or not _asks_the_hub(config):
-        vocab_size = config.data.tokenizer.vocab_size if tokenizer is None else tokenizer.vocab_size
-        # An error in the tokenizer shall not look like one in the model.
-        known = vocab_size if tokenizer is not None or config.data.tokenizer.path is None else 1
         with found.collecting():
-            config = shaped(config, known)
+            config = shaped(config, _expected_vocabulary(config) if tokenizer is None else tokenizer.vocab_size)
             if tokenizer is not None:
                 check_same_ids(config, tokenizer.content, Path(tokenizer.where))
     _check_parts(config, found, here)
@@ -175,11 +171,21 @@ def examine_unprepared(config: Config, options: RunOptions | None = None, *, her
         grid = resolve_lanes(config, mesh.data)
     if options is not None:
         found.of(lambda: check_cost(config, options))
-        found.of(lambda: check_run(wanted, options))
-        found.of(lambda: check_remote_usable(wanted, options))
+        # Whether the run there and its remote checkpoints are those of this config, is known only with the data.
+        found.of(lambda: check_run_directory(wanted))
+        found.of(lambda: check_remote_reachable(wanted))
     found.report()
     assert mesh is not None and grid is not None, "otherwise there was a problem"
     return UnpreparedRun(config, mesh, grid, why, sources)
+
+
+def _expected_vocabulary(config: Config) -> int:
+    """Return the number of ids of a vocabulary that is still to be trained, which may become smaller.
+
+    It never says that a model is too small, nor where the given tokenizer could not be read.
+    """
+    most = config.data.tokenizer.vocab_size if config.data.tokenizer.path is None else 1
+    return min(most, config.model.vocab_size or most)
 
 
 def _asks_the_hub(config: Config) -> bool:

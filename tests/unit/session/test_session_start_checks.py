@@ -131,7 +131,9 @@ MISTAKES = {
     "an evaluation set that is not there": mistake(
         "nowhere", 'data.clean=[{"step": "decontaminate", "sets": ["FOLDER/nowhere.jsonl"]}]'
     ),
-    "a vocabulary smaller than the tokenizer's": mistake("smaller than the tokenizer's", "model.vocab_size=200"),
+    "a vocabulary smaller than the tokenizer's": mistake(
+        "smaller than the tokenizer's", "model.vocab_size=200", "data.tokenizer.path=MODELS/good"
+    ),
     "a key for checkpoints that is not set": mistake("HEADWAY_SIGNING_KEY", "checkpoint.sign=true"),
     "a device that is not there": mistake("no mps device", "train.device=mps", device=True),
 }
@@ -199,6 +201,7 @@ def test_a_dry_run_without_a_store_says_what_it_would_prepare(folder: Path) -> N
     said = preview(config, RunOptions())
     assert f"would be prepared from 1 file, {(folder / 'corpus.jsonl').stat().st_size / 2**10:.1f} KiB" in said
     assert "there is no token store yet" in said and "(new)" in said
+    preview(load_config(write_config(folder), ["model.vocab_size=200"]), RunOptions())  # it may be trained so small
     assert "grid       " in said and "workers    1 on cpu" in said and "parameters" in said
     assert not config.data.store.exists() and not config.run_directory.exists()
     prepare_if_needed(config, RunOptions(), own_process=False)

@@ -118,12 +118,9 @@ def differences(data: DataConfig, manifest: dict[str, Any]) -> list[str]:
 
 def only_adds(data: DataConfig, manifest: dict[str, Any]) -> bool:
     """Return whether a store differs from what a config says by further sources alone."""
-    kept = _kept(data.store, manifest)
     names = [source["name"] for source in manifest["sources"]]
     there = [source for source, name in zip(data.sources, stored_names(data.sources), strict=True) if name in names]
-    if kept is None or len(there) != len(names):
-        return False
-    return not differences(data.model_copy(update={"sources": there}), manifest)
+    return len(there) == len(names) and not differences(data.model_copy(update={"sources": there}), manifest)
 
 
 def _is_same_place(old: str, new: str) -> bool:

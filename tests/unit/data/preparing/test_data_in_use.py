@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from headway.data.preparing import build, building
 from headway.data.preparing.prepare import prepare
 from headway.data.store import TokenStore
 from headway.data.store_manifest import MANIFEST
-from headway.data.used_by import keep_manifest, mark_use, uses_of
+from headway.data.used_by import keep_manifest, mark_use, runs_using, uses_of
 from waits import LONG
 
 Configs = Callable[..., DataConfig]
@@ -239,3 +240,12 @@ def test_another_reader_is_still_in_the_way(tmp_path: Path, more: DataConfig) ->
     marked(tmp_path / "run", more.store, os.getpid() + 1)
     with in_use(more.store), pytest.raises(DataError, match=READS):
         prepare(more, workers=1)
+
+
+def test_a_copy_of_a_store_is_not_used_by_the_runs_of_the_original(tmp_path: Path, more: DataConfig) -> None:
+    run = tmp_path / "run"
+    marked(run, more.store, os.getpid())
+    copy = shutil.copytree(more.store, tmp_path / "copy")
+    assert runs_using(more.store) == [run.resolve()] and runs_using(copy) == []
+    moved = more.store.rename(tmp_path / "moved")
+    assert runs_using(moved) == runs_using(copy) == [run.resolve()], "the run may be given either"
