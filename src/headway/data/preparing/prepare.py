@@ -32,7 +32,7 @@ from headway.data.preparing.manifest import inputs_json, manifest_json
 from headway.data.preparing.pieces import LISTED, Recipe
 from headway.data.preparing.pools import UnitPool
 from headway.data.preparing.records import WORK, Records, record_encoder
-from headway.data.preparing.replacing import check_replaceable
+from headway.data.preparing.replacing import check_replaceable, check_vocabulary_stays
 from headway.data.preparing.report import PrepareReport, report_of
 from headway.data.preparing.settings import keep_made_of, settings_json
 from headway.data.preparing.units import units_of
@@ -107,8 +107,9 @@ def prepare(
         hashes = InputHashes(path / _HASHES, folder / _HASHES, keep=folder / _HASHES, fresh=force)
         _begin_hashing(hashes, data, sources)
         check_sources(sources)
-        needing = [] if force else [use.run for use in uses]
-        tokenizer = vocabulary_of(data, sources, folder, present, hashes, fresh=force, needed_by=needing)
+        tokenizer = vocabulary_of(data, sources, folder, present, hashes, fresh=force)
+        if present is not None:
+            check_vocabulary_stays(present, tokenizer, [use.run for use in uses])
         begin = tokenizer.begin_of_text(data.begin_of_text)
         encoder = choose_encoder(
             tokenizer,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headway.config.sections.data import DataConfig
 from headway.core.errors import ConfigError, DataError
@@ -12,6 +13,10 @@ from headway.core.user_command import suggest
 from headway.data.preparing.settings import differences, only_adds
 from headway.data.store_manifest import read_manifest
 from headway.data.used_by import mark_of, runs_using
+
+if TYPE_CHECKING:
+    from headway.data.store import TokenStore
+    from headway.data.tokenizing.tokenizer import Tokenizer
 
 
 def check_replaceable(data: DataConfig, run: Path | None, *, grows: bool = False) -> list[str]:
@@ -43,6 +48,26 @@ def check_replaceable(data: DataConfig, run: Path | None, *, grows: bool = False
         fix="set data.store to another folder to prepare one there, or go back to what this one was prepared"
         f" from{prepare}",
     )
+
+
+def check_vocabulary_stays(present: TokenStore, tokenizer: Tokenizer, runs: Sequence[Path]) -> None:
+    """Check that a store which runs use would keep its vocabulary: with another they could not continue.
+
+    Args:
+        present: The store.
+        tokenizer: The vocabulary that it would get.
+        runs: The runs.
+
+    Raises:
+        ConfigError: it would get another one.
+    """
+    if runs and tokenizer.fingerprint != present.tokenizer_fingerprint:
+        raise ConfigError(
+            f"this would give the store another vocabulary, and {runs[0]} could not continue with it",
+            where=f"data.store: {present.path}",
+            fix="set data.store to another folder, go back to the sources and the tokenizer that the store was"
+            f" prepared with, or keep its vocabulary: data.tokenizer.path={present.tokenizer_folder}",
+        )
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 
 from headway.config.sections.data import DataConfig
 from headway.core.console import Progress, notice, progress
-from headway.core.errors import ConfigError, DataError
+from headway.core.errors import DataError
 from headway.core.files.atomic import atomic_write
 from headway.core.files.foreign import read_bytes, read_json_object, read_text
 from headway.core.files.hashes import canonical_json, fingerprint
@@ -47,7 +47,6 @@ def vocabulary_of(
     hashes: InputHashes,
     *,
     fresh: bool = False,
-    needed_by: Sequence[Path] = (),
 ) -> Tokenizer:
     """Choose or train the vocabulary, and save it in `folder`/tokenizer.
 
@@ -64,18 +63,14 @@ def vocabulary_of(
         present: The present store, if there is one.
         hashes: Hashes of the inputs.
         fresh: Do not keep the present store's vocabulary.
-        needed_by: Runs that could not continue with another vocabulary than the present store's.
 
     Raises:
-        ConfigError: Documents must always begin with a token, and the given tokenizer has none for that; or a run needs
-            the present vocabulary, and the config asks for another.
+        ConfigError: Documents must always begin with a token, and the given tokenizer has none for that.
         DataError: The given tokenizer cannot be used, the store's is damaged, or there is no text to train one on.
     """
     if data.tokenizer.path is not None:
         tokenizer = Tokenizer.load(data.tokenizer.path, data.tokenizer.pattern)
         begin = tokenizer.begin_of_text(data.begin_of_text)
-        if present is not None and tokenizer.fingerprint != present.tokenizer_fingerprint:
-            _check_not_needed(present, needed_by)
         _report_begin(tokenizer, data.begin_of_text, begin)
         tokenizer.save(folder / "tokenizer", _settings_beside(tokenizer), begin)
         return tokenizer
@@ -93,7 +88,6 @@ def vocabulary_of(
     if resumed is not None:
         return resumed
     if present is not None:
-        _check_not_needed(present, needed_by)
         notice(f"a new vocabulary is trained: {why}")
     tokenizer, seen = train_tokenizer(sources, settings.vocab_size, settings.training_bytes, settings.pattern)
     tokenizer.save(folder / "tokenizer")
@@ -114,17 +108,6 @@ def check_chat_template(tokenizer: Tokenizer, special_tokens_in_text: bool) -> N
     with scratch_folder("headway-chat-") as folder:
         tokenizer.save(folder, _settings_beside(tokenizer))
         ChatEncoder(folder, tokenizer, tokenizer.where, special_tokens_in_text)
-
-
-def _check_not_needed(present: TokenStore, runs: Sequence[Path]) -> None:
-    """Check that no run needs the vocabulary of a store that is to get another one."""
-    if runs:
-        raise ConfigError(
-            f"this would give the store another vocabulary, and {runs[0]} could not continue with it",
-            where=f"data.store: {present.path}",
-            fix="set data.store to another folder, go back to the sources and the tokenizer that the store was"
-            f" prepared with, or keep its vocabulary: data.tokenizer.path={present.tokenizer_folder}",
-        )
 
 
 def _report_begin(tokenizer: Tokenizer, wanted: BeginOfText, begin: Mapping[str, int]) -> None:
