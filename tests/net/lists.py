@@ -132,7 +132,7 @@ def without_aliases(lines: list[str], found: list[str], folder: Path) -> list[st
     for line in lines:
         key, relation, value = line.split(" ", 2)
         if key not in known and relation == "=":
-            code, _ = headway_in_copy("config", "check", config, f"{key}={value}")
+            code, _ = headway_in_copy("config", "show", config, f"{key}={value}")
             understood[key] = code == 0
     return [line for line in lines if not understood.get(line.split(" ")[0])]
 
