@@ -90,3 +90,19 @@ def test_a_run_that_accepts_changes_gets_the_sources_of_its_config(tmp_path: Pat
     assert headway("ledger", tmp_path / "runs/tiny").returncode == 0
     again = headway("train", config, "train.steps=4")
     assert again.returncode == 0 and "is finished" in again.stderr, again.stderr
+
+
+def test_a_refused_start_leaves_neither_a_store_nor_a_run(tmp_path: Path) -> None:
+    texts(tmp_path / "corpus.jsonl", "old")
+    config = write_config(tmp_path, train={"steps": 2})
+    mistakes = ["callbacks=[nowhere:Callback]", "loss=nowhere:loss"]
+    refused = headway("train", config, *mistakes)
+    assert refused.returncode == 2 and refused.stderr.count("nowhere cannot be imported") == 1, refused.stderr
+    assert not (tmp_path / "store").exists() and not (tmp_path / "runs").exists()
+    assert headway("data", "prepare", config).returncode == 0
+    for workers in (1, 2):
+        refused = headway("train", config, *mistakes, f"parallel.workers={workers}")
+        assert refused.returncode == 2 and "nowhere cannot be imported" in refused.stderr, refused.stderr
+        assert not (tmp_path / "runs/tiny/attempts").exists()
+    listed = headway("runs", "list", tmp_path / "runs")
+    assert "failed" not in listed.stdout, listed.stdout
