@@ -17,6 +17,7 @@ from headway.core.console import warning
 from headway.core.coordination.launched import most_threads
 from headway.core.format import counted, format_bytes, format_count
 from headway.core.machine.cores import usable_cores
+from headway.core.user_command import suggest
 from headway.data.feeding.feed import TokenFeed
 from headway.data.feeding.plan import MixedPlan, RowPlan
 from headway.data.feeding.segmented import SegmentedPlan
@@ -82,13 +83,15 @@ def _preview_unprepared(run: UnpreparedRun, options: RunOptions) -> str:
     for line in (*shortfalls(train, pick_device(train.device)), *crossing_groups(config, run.mesh.size)):
         warning(line)
     files = [file for source in run.sources for file in source.files]
-    text = f"{counted(len(files), 'file')}, {format_bytes(sum(file.bytes for file in files))}"
+    size = format_bytes(sum(file.bytes for file in files))
+    read = f" from {counted(len(files), 'file')}, {size}" if files else ""
     tokens = format_count(train.batches.tokens_before(train.steps))
     return "\n".join(
         [
             *_run_state(config, options),
             _model(config.model, train),
-            f"data       {config.data.store}: would be prepared{f' from {text}' if files else ''}: {run.why}",
+            f"data       {config.data.store}: would be prepared{read}: {run.why}",
+            f"           {suggest('data prepare')} prepares it without training",
             f"training   {train.batches.sum_in_words(train.steps)}: {tokens} tokens",
             *_workers(config, run.mesh, run.grid),
         ]

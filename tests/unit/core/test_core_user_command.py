@@ -47,7 +47,8 @@ ELSEWHERE = {"doctor", "config", "quickstart"}
 
 @pytest.mark.parametrize("verb", PRINTS)
 def test_every_command_that_names_the_config_has_all_overrides(verb: str, tmp_path: Path) -> None:
-    (tmp_path / "corpus.jsonl").write_text("")  # nothing to learn from, and no store
+    # Nothing to learn from, and no store; the dry run looks into the text.
+    (tmp_path / "corpus.jsonl").write_text('{"text": "some"}\n' if verb == "train" else "")
     config = write_config(tmp_path, train={"global_batch": 16}, data={"store": str(tmp_path / "none")})
     words = PRINTS[verb]
     result = CliRunner().invoke(application([words[0]]), [*words, str(config), *OWN])

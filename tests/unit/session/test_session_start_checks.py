@@ -120,6 +120,7 @@ MISTAKES = {
         "begin", "data.begin_of_text=always", "data.tokenizer.path=MODELS/good"
     ),
     "a source that is not there": mistake("no such file or folder", "data.sources=[FOLDER/nowhere]"),
+    "a source without text": mistake("the input holds no text", "data.sources=[FOLDER/empty.txt]"),
     "a glob that matches nothing": mistake("matches no files", "data.sources=['FOLDER/*.parquet']"),
     "a field that the second source has not": mistake(
         "body", 'data.sources=[FOLDER/corpus.jsonl, {"path": "FOLDER/more.jsonl", "field": "body"}]'
@@ -144,6 +145,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     write_corpus(tmp_path)
     shutil.copy(tmp_path / "corpus.jsonl", tmp_path / "more.jsonl")
     write_records(tmp_path / "chats.jsonl", [{"messages": conversation(number)} for number in range(3)])
+    (tmp_path / "empty.txt").touch()
     (tmp_path / "start_code.py").write_text(CODE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))

@@ -122,10 +122,10 @@ def test_a_run_from_before_goes_on_without_a_token_at_the_beginning(tmp_path: Pa
     assert exported.convert_ids_to_tokens(exported("red")["input_ids"]) == ["red"]
     assert prepare(config.data, workers=1).up_to_date
     data_now = config.data.model_copy(update={"begin_of_text": "auto"})
-    assert not prepare(data_now, workers=1).up_to_date
+    assert not prepare(data_now, workers=1, run=config.run_directory).up_to_date
     for model in (config.run_directory, tmp_path / "out"):
         with pytest.raises(DataError, match=r"documents of the store begin with <s>, those .* with no token") as caught:
             evaluate_trained(model, store_path=tmp_path / "store")
         assert "begin_of_text=never" in str(caught.value.fix)
-    assert not prepare(config.data, workers=1).up_to_date
+    assert not prepare(config.data, workers=1, run=config.run_directory).up_to_date
     assert evaluate_trained(config.run_directory)["tokens"] > 0

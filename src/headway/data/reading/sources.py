@@ -235,8 +235,12 @@ def check_sources(sources: Sequence[Source]) -> None:
     """Look into the sources, so that a wrong field shows before hours of reading.
 
     Raises:
-        ConfigError, DataError: as in `pieces_of`.
+        ConfigError, DataError: as in `pieces_of`; or all files are empty.
     """
+    files = [file for source in sources for file in source.files]
+    if files and not any(file.bytes for file in files) and not any(source.stream for source in sources):
+        where = f"{files[0].location}{f' and {len(files) - 1} more' if len(files) > 1 else ''}"
+        raise DataError("the input holds no text", where=where, fix="check data.sources")
     open_tables(sources)
     for source in sources:
         _check_first_records(source)
