@@ -2,7 +2,7 @@
 
 TRL has a second template for most of them, with `{% generation %}` around what is trained. Headway reads the first one,
 as models have it. Both encode the same conversations with one small tokenizer, which has the special tokens of the
-template. Needs `pip install 'headway[hf]'`, and TRL's package, of which only the templates are read:
+template. Needs the extra `hf`, and TRL's package, of which only the templates are read:
 
     pip download trl --no-deps && unzip trl-*.whl -d trl
     python benchmarks/data/chat_masks.py trl/trl/chat_templates
