@@ -11,7 +11,7 @@ import pytest
 from headway.config import ModelConfig
 from headway.config.sections.early_stopping import EVALUATIONS
 from headway.models.build import build_model
-from headway.models.huggingface.checkpoint import export_model
+from headway.models.huggingface.export import export_model
 from support import headway, manifest
 
 OWN_LOSS = """

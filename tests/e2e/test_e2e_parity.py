@@ -18,7 +18,7 @@ def test_losses_agree_with_a_plain_transformers_loop(tiny: Callable[..., Path], 
     from headway.data.feeding.feed import TokenFeed
     from headway.data.store import TokenStore
     from headway.models.build import build_model
-    from headway.models.huggingface.checkpoint import export_model
+    from headway.models.huggingface.export import export_model
 
     config = headway.load_config(
         tiny(

@@ -9,7 +9,7 @@ import torch
 from headway.config import ModelConfig
 from headway.core.errors import ConfigError
 from headway.models.build import build_model, complete
-from headway.models.huggingface.checkpoint import export_model
+from headway.models.huggingface.export import export_model
 
 SMALL = {"dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "ffn_dim": 64, "max_sequence_length": 32}
 

@@ -340,7 +340,7 @@ def test_a_cache_and_documents_do_not_go_together() -> None:
 def test_transformers_computes_the_same(tmp_path: Path, kernel: str) -> None:
     """Llama with positions of our counting and a four-dimensional mask of ours."""
     transformers = pytest.importorskip("transformers")
-    from headway.models.huggingface.checkpoint import export_model
+    from headway.models.huggingface.export import export_model
 
     model = model_of().eval()
     export_model(model, tmp_path / "export")

@@ -156,8 +156,11 @@ def test_a_checkpoint_of_an_adapter_holds_what_is_trained(folder: Path, family: 
         ("qwen3", {"rank": 4, "also_trained": ["embed_tokens"]}),
         ("qwen2", {"rank": 4, "method": "dora", "targets": ["q_proj", "down_proj"]}),
         ("nemotron-h", {"rank": 4, "method": "rslora", "targets": ["q_proj", "v_proj"]}),
+        ("llama-tied", {"rank": 4, "targets": ["q_proj", "lm_head"]}),
+        ("llama-tied", {"rank": 4, "targets": ["embed_tokens"]}),
+        ("mixtral", {"rank": 4}),
     ],
-    ids=["lora", "tied-embeddings", "dora", "rslora"],
+    ids=["lora", "tied-embeddings", "dora", "rslora", "tied-head", "tied-embedding", "experts"],
 )
 def test_an_adapter_loads_in_peft_and_merges_to_the_same_logits(
     name: str, adapter: dict[str, Any], folder: Path, family: Callable[..., Path], tmp_path: Path

@@ -17,8 +17,9 @@ from headway.config import ModelConfig
 from headway.core.errors import CheckpointError, ConfigError
 from headway.models.build import build_model
 from headway.models.decoder import Decoder
-from headway.models.huggingface import checkpoint as huggingface
-from headway.models.huggingface.checkpoint import export_model, import_model
+from headway.models.huggingface import export as huggingface
+from headway.models.huggingface.checkpoint import import_model
+from headway.models.huggingface.export import export_model
 
 VOCAB, LENGTH = 96, 40
 SIZES = {"dim": 48, "layers": 2, "heads": 4, "ffn_dim": 80, "max_sequence_length": 64}

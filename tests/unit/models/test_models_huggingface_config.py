@@ -12,8 +12,9 @@ import torch
 from headway.config import ModelConfig
 from headway.core.errors import CheckpointError, ConfigError
 from headway.models.build import build_model
-from headway.models.huggingface.checkpoint import export_model, import_model, read_model_config
+from headway.models.huggingface.checkpoint import import_model, read_model_config
 from headway.models.huggingface.config import from_huggingface, to_huggingface
+from headway.models.huggingface.export import export_model
 
 SHAPE = {"dim": 48, "layers": 1, "heads": 4, "ffn_dim": 64, "max_sequence_length": 32, "vocab_size": 64}
 SPECIAL = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}

@@ -17,7 +17,8 @@ from headway.config import ModelConfig
 from headway.core.errors import ConfigError
 from headway.models.build import build_model
 from headway.models.decoder import Decoder
-from headway.models.huggingface.checkpoint import export_model, import_model
+from headway.models.huggingface.checkpoint import import_model
+from headway.models.huggingface.export import export_model
 from headway.models.huggingface.folder import MARKER, published
 from support import in_child
 
@@ -67,7 +68,7 @@ def test_what_a_killed_export_has_left_goes_with_the_next(model: Decoder, tmp_pa
     before = (out / "model.safetensors").read_bytes()
 
     def killed() -> None:
-        with published(out) as building:
+        with published(out, lambda _: None) as building:
             (building / "model.safetensors").write_bytes(b"new")
             if moment == "building":
                 os._exit(9)
@@ -83,7 +84,7 @@ def test_what_a_killed_export_has_left_goes_with_the_next(model: Decoder, tmp_pa
 
     assert in_child(killed) == 9
     assert len([*tmp_path.iterdir()]) > 1, "it was killed in time"
-    with published(out) as building:
+    with published(out, lambda _: None) as building:
         assert out.is_dir() and ((out / "model.safetensors").read_bytes() == before) == (moment[0] != "r")
         (building / "whole").touch()
     assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == ["out", "out/whole"]

@@ -15,7 +15,8 @@ from headway.config import ModelConfig
 from headway.core.errors import ConfigError
 from headway.models.build import build_model
 from headway.models.decoder import Decoder
-from headway.models.huggingface.checkpoint import export_model, import_model
+from headway.models.huggingface.checkpoint import import_model
+from headway.models.huggingface.export import export_model
 
 VOCAB = 96
 SIZES = {"dim": 48, "layers": 3, "heads": 4, "kv_heads": 2, "ffn_dim": 80, "max_sequence_length": 64, "init_std": 0.2}

@@ -18,7 +18,7 @@ from headway.core.errors import ConfigError
 from headway.models.build import build_model, complete
 from headway.models.decoder import Decoder
 from headway.models.facts import count_parameters, flops_per_token, kv_bytes_per_token, part_costs, scan_flops
-from headway.models.huggingface.checkpoint import export_model
+from headway.models.huggingface.export import export_model
 from headway.models.layers.attention import PackedDocuments
 from headway.models.layers.mamba import causal_conv, running_sum, scan
 

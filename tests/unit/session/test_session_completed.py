@@ -19,7 +19,7 @@ from headway.data.preparing.prepare import prepare
 from headway.data.store import TokenStore
 from headway.data.used_by import keep_manifest, mark_use, runs_using
 from headway.models.build import build_model
-from headway.models.huggingface.checkpoint import export_model
+from headway.models.huggingface.export import export_model
 from headway.session.attempt import RunOptions
 from headway.session.completed import completed, why_prepare
 from headway.session.preparing import prepare_if_needed

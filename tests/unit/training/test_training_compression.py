@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from headway.config import ModelConfig, load_config
-from headway.core.errors import ConfigError
+from headway.core.errors import CheckpointError, ConfigError
 from headway.core.requirements import install_command
 from headway.models.build import build_model
 from headway.models.hub.compressed import Compression, is_quantized, linear_layers, prune
-from headway.models.huggingface.checkpoint import export_model
+from headway.models.huggingface.export import export_model
 from headway.training.evaluation.compression import compress_trained
 from headway.training.evaluation.inference import continue_text, evaluate_trained, load_trained
 from support import headway_in_copy
@@ -224,3 +225,45 @@ def test_a_run_is_compressed_by_the_command(tiny: Callable[..., Path], tmp_path:
     (out / "mine.txt").touch()
     code, printed = headway_in_copy(*words, gib=2.0)
     assert code == 2 and "no earlier export wrote" in printed
+
+
+@pytest.mark.parametrize(
+    ("wanted", "damage", "words"),
+    [
+        (Compression(prune="2:4"), "written", "does not compute what the model computes"),
+        (Compression("int8"), "quantized", r"and 50\.00% is allowed"),
+    ],
+    ids=["written-otherwise", "quantized-otherwise"],
+)
+def test_a_folder_that_is_another_model_is_not_published(
+    wanted: Compression,
+    damage: str,
+    words: str,
+    corpus: Path,
+    exported: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from headway.training.evaluation import compression
+
+    write = compression.write_compressed
+
+    def otherwise(source: Path, folder: Path, *arguments: Any) -> torch.Tensor:
+        """As if a library wrote, or quantized, other weights than it was given."""
+        weights = load_file(source / "model.safetensors")
+        changed = tmp_path / "changed"
+        shutil.copytree(source, changed)
+        for name in [name for name in weights if "down_proj" in name or "lm_head" in name]:
+            weights[name] = weights[name].flip(0)
+        save_file(weights, changed / "model.safetensors", metadata={"format": "pt"})
+        expected = write(source if damage == "written" else changed, folder, *arguments)
+        if damage == "written":
+            shutil.copyfile(changed / "model.safetensors", folder / "model.safetensors")
+        return expected
+
+    monkeypatch.setattr(compression, "write_compressed", otherwise)
+    if wanted.quantize is not None:
+        pytest.importorskip("torchao")
+    with pytest.raises(CheckpointError, match=words):
+        compress_trained(exported, tmp_path / "out", wanted, **small(corpus))
+    assert not (tmp_path / "out").exists()

@@ -28,7 +28,7 @@ from headway.core.functions import load_function, name_of_function
 from headway.core.types import IGNORE_TARGET
 from headway.models.build import build_model, complete
 from headway.models.hub import implementation
-from headway.models.huggingface.checkpoint import export_model
+from headway.models.huggingface.export import export_model
 from headway.plan.layout import Layout
 from headway.plan.losses import logits_loss_bytes
 from headway.plan.memory import plan_memory

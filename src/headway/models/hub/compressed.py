@@ -25,6 +25,7 @@ from headway.models.hub.transformers_model import (
     load_transformers,
     quiet,
 )
+from headway.models.written import logits_as_stored, probe_logits
 
 Quantization = Literal["int8", "int4", "fp8"]
 Pruning = Literal["magnitude", "2:4"]
@@ -137,8 +138,12 @@ def load_quantized(folder: Path, device: torch.device) -> TransformersModel:
     return TransformersModel(config, network).eval()
 
 
-def write_compressed(source: Path, folder: Path, wanted: Compression, device: torch.device) -> None:
+def write_compressed(source: Path, folder: Path, wanted: Compression, device: torch.device) -> torch.Tensor:
     """Write the model of a folder into an empty folder, compressed; its tokenizer is not copied.
+
+    Returns:
+        What the compressed model computes while it is in memory: logits of `headway.models.written`, in fp32 if the
+        weights have whole values, else as it computes.
 
     Raises:
         ConfigError: transformers cannot load it, or it has no linear layers that can be compressed.
@@ -160,7 +165,11 @@ def write_compressed(source: Path, folder: Path, wanted: Compression, device: to
             with scratch_folder("headway-pruned-") as pruned:
                 network.save_pretrained(pruned)
                 network = _load(pruned, device, **quantizes)
+        config = complete_from_transformers(ModelConfig(from_pretrained=source), network.config)
+        model = TransformersModel(config, network)
+        expected = logits_as_stored(model) if wanted.quantize is None else probe_logits(model)
         network.save_pretrained(folder)
+    return expected
 
 
 def _load(folder: Path, device: torch.device, **options: Any) -> Any:

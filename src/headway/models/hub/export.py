@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import copy
 import shutil
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
 from headway.core.errors import ConfigError
 from headway.core.hub import is_on_hub, split_hub_name
 from headway.models.hub.folder import base_folder, is_adapter, open_folder
-from headway.models.hub.transformers_model import quiet
+from headway.models.hub.transformers_model import TransformersModel, quiet
 from headway.models.huggingface.checkpoint import copy_tokenizer
 from headway.models.huggingface.folder import check_not_foreign, mark, published
-
-if TYPE_CHECKING:
-    from headway.models.hub.transformers_model import TransformersModel
+from headway.models.written import FolderProof, check_same_logits, logits_as_stored, probe_logits
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -34,7 +33,7 @@ def export_transformers_model(
     """Write a model as a folder that transformers loads, or its adapter as one that peft loads.
 
     The tokenizer's settings and the chat template are those of the pretrained model. The folder is complete or absent,
-    as that of `headway.models.huggingface.checkpoint.export_model`.
+    as that of `headway.models.huggingface.export.export_model`.
 
     Args:
         model: On any device.
@@ -46,6 +45,7 @@ def export_transformers_model(
 
     Raises:
         ConfigError: the folder holds anything but an earlier export, or there is no adapter to merge.
+        CheckpointError: the folder, or the merged model, does not compute what the model computes.
         OSError: the export cannot be written.
     """
     folder = folder.resolve()
@@ -58,9 +58,14 @@ def export_transformers_model(
     network: Any = model.network
     if merge or dtype != "fp32":
         network = copy.deepcopy(network)  # the caller's model stays as it is
-    with published(folder) as building, quiet():
-        if merge:
-            network = network.merge_and_unload()
+    if merge:
+        network = _merged(model, network, folder)
+    written = TransformersModel(model.config, network) if merge else model
+    elsewhere = written.kept_elsewhere()  # what an adapter that is written alone adapts is not written
+    expected = logits_as_stored(written, lambda name: torch.float32 if name in elsewhere else _DTYPES[dtype])
+    frozen = {name: tensor for name, tensor in written.state_dict().items() if name in elsewhere}
+    proof = FolderProof(folder, expected, model.config.trust_remote_code, frozen)
+    with published(folder, proof) as building, quiet():
         network.to(_DTYPES[dtype])
         if model.has_adapter and not merge:
             for settings in network.peft_config.values() if not is_adapter(open_folder(source)) else ():
@@ -80,6 +85,28 @@ def export_transformers_model(
         if tokenizer_json is not None:
             (building / "tokenizer.json").write_bytes(tokenizer_json)
         mark(building)
+
+
+def _merged(model: TransformersModel, network: Any, folder: Path) -> Any:
+    """Add the adapters of a copy of a model to the weights that they adapt, and check that it still computes the same.
+
+    A matrix that an adapter changes is parted from the one that it is tied to, which the adapter does not change.
+    """
+    uses = Counter(id(p) for _, p in network.named_parameters(remove_duplicate=False))
+    settings = network.get_base_model().config
+    for module in network.modules():
+        adapted = getattr(module, "base_layer", None)
+        matrix = getattr(adapted, "weight", None)
+        if matrix is None or uses[id(matrix)] < 2:
+            continue
+        uses[id(matrix)] -= 1
+        adapted.weight = torch.nn.Parameter(matrix.detach().clone(), requires_grad=False)
+        settings.tie_word_embeddings = settings.get_text_config().tie_word_embeddings = False
+    with quiet():
+        merged = network.merge_and_unload()
+    found = probe_logits(TransformersModel(model.config, merged))
+    check_same_logits(found, probe_logits(model), folder)
+    return merged
 
 
 def _name(source: Path | str) -> str:

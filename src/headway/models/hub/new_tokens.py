@@ -8,11 +8,19 @@ from pathlib import Path
 
 import torch
 
+from headway.config import ModelConfig
 from headway.core.errors import ConfigError
 from headway.models.hub.folder import is_adapter
-from headway.models.hub.transformers_model import explained, load_transformers, quiet
+from headway.models.hub.transformers_model import (
+    TransformersModel,
+    complete_from_transformers,
+    explained,
+    load_transformers,
+    quiet,
+)
 from headway.models.huggingface.checkpoint import copy_tokenizer
 from headway.models.huggingface.folder import check_not_foreign, mark, published
+from headway.models.written import FolderProof, logits_as_stored
 
 
 def extend_vocabulary(source: Path, folder: Path, pieces: Mapping[int, Sequence[int]], tokenizer_json: bytes) -> None:
@@ -30,6 +38,7 @@ def extend_vocabulary(source: Path, folder: Path, pieces: Mapping[int, Sequence[
 
     Raises:
         ConfigError: The model is an adapter, transformers cannot load it, or the output folder holds something else.
+        CheckpointError: The copy does not compute what the extended model computes.
         OSError: The copy cannot be written.
     """
     folder = folder.resolve()
@@ -50,7 +59,9 @@ def extend_vocabulary(source: Path, folder: Path, pieces: Mapping[int, Sequence[
             old = matrix.float()
             for number, parts in pieces.items():
                 matrix[number] = old[list(parts)].mean(0).to(matrix.dtype)
-    with published(folder) as building, quiet():
+    config = complete_from_transformers(ModelConfig(from_pretrained=source), network.config)
+    proof = FolderProof(folder, logits_as_stored(TransformersModel(config, network)))
+    with published(folder, proof) as building, quiet():
         network.save_pretrained(building)
         copy_tokenizer(source, building, getattr(network.config, "max_position_embeddings", 0))
         (building / "tokenizer.json").write_bytes(tokenizer_json)

@@ -57,16 +57,13 @@ def build_for_shards(config: ModelConfig, *, seed: int, precision: str) -> tuple
     source = open_folder(config.from_pretrained, with_code=config.trust_remote_code)
     found = read_config(config)
     drawn = _DrawnOnTheHost()
-    with explained(folder), _parameters_on_meta():
-        network = load_transformers().AutoModelForCausalLM.from_config(
-            found, trust_remote_code=config.trust_remote_code, dtype=torch.float32
-        )
+    network = network_on_meta(config, found)
     with torch.device("meta"), drawn:
         model = with_adapter(config, network, seed)
     files = weight_files(folder)
     freeze_as_configured(model, precision, published=_published_type(model, files, getattr(found, "dtype", None)))
     state = model.state_dict(keep_vars=True)
-    names = {name: _name_in_folder(name) for name in state}
+    names = {name: name_in_folder(name) for name in state}
     aliases = _aliases(model)
     values = {name: value for name, p in state.items() if (value := drawn.value_of(p)) is not None}
     in_files = {
@@ -105,12 +102,26 @@ def build_for_shards(config: ModelConfig, *, seed: int, precision: str) -> tuple
     return model, first_value
 
 
+def network_on_meta(config: ModelConfig, found: Any) -> Any:
+    """Build the network of a config of transformers, without an adapter: parameters on the meta device, buffers not.
+
+    Raises:
+        ConfigError: transformers cannot build it.
+    """
+    assert config.from_pretrained is not None
+    folder = base_folder(config.from_pretrained, with_code=config.trust_remote_code)
+    with explained(folder), _parameters_on_meta():
+        return load_transformers().AutoModelForCausalLM.from_config(
+            found, trust_remote_code=config.trust_remote_code, dtype=torch.float32
+        )
+
+
 def _published_type(
     model: TransformersModel, files: dict[str, Path], configured: torch.dtype | None
 ) -> torch.dtype | None:
     """Return the type of a folder's embeddings, which is not always that of its config.json."""
     for name, module in model.named_modules():
-        key = _name_in_folder(f"{name}.weight")
+        key = name_in_folder(f"{name}.weight")
         if isinstance(module, nn.Embedding) and key in files and stored_type(files[key], key) != "BF16":
             return torch.float32
     return configured
@@ -195,7 +206,7 @@ def _parameters_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def _name_in_folder(name: str) -> str:
+def name_in_folder(name: str) -> str:
     """Return the name that transformers gives a tensor of the model's state."""
     name = name.removeprefix("network.").removeprefix("base_model.model.")
     for wrapper in _WRAPPERS:

@@ -130,7 +130,7 @@ class TransformersModel(nn.Module):
         """
         if mode == "none":
             return
-        if not self.causal.supports_gradient_checkpointing or not self._layers():
+        if not self.causal.supports_gradient_checkpointing or not self.layers():
             raise ConfigError(
                 f"{type(self.causal).__name__} cannot recompute its layers",
                 where="train.activation_checkpointing",
@@ -139,16 +139,16 @@ class TransformersModel(nn.Module):
         # torch.compile does not look into what transformers does for this, and does not accept a `context_fn` that does
         # nothing.
         options: dict[str, Any] = {"context_fn": selective_contexts} if mode == "selective" else {}
-        for layer in self._layers():
+        for layer in self.layers():
             layer.forward = _recomputed(layer.forward, options)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile every layer separately, as `Decoder.compile` does; the arguments are those of `torch.compile`."""
         options = {"dynamic": False, **kwargs}
-        for layer in self._layers() or [self.backbone]:
+        for layer in self.layers() or [self.backbone]:
             layer.forward = torch.compile(layer.forward, *args, **options)
 
-    def _layers(self) -> list[nn.Module]:
+    def layers(self) -> list[nn.Module]:
         """Return the modules that follow each other: the longest of the lists that are in no other list."""
         return max(_outermost_lists(self.backbone), key=len, default=[])
 

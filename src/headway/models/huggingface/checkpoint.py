@@ -1,26 +1,22 @@
-"""Import and export of Hugging Face checkpoints (safetensors, `config.json`, tokenizer) without `transformers`."""
+"""Import of Hugging Face checkpoints (safetensors, `config.json`, tokenizer) without `transformers`."""
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files.atomic import write_json
 from headway.core.files.foreign import LISTING_BYTES, open_regular, read_json_object
 from headway.models.decoder import Decoder
-from headway.models.huggingface.config import from_huggingface, to_huggingface
-from headway.models.huggingface.folder import check_not_foreign, mark, published
+from headway.models.huggingface.config import from_huggingface
 from headway.models.huggingface.weights import (
-    SELECTION_BIAS,
     fuse_weights,
     is_left_out,
     layer_prefix,
@@ -32,8 +28,8 @@ from headway.models.shape import Shape
 if TYPE_CHECKING:
     from headway.config import ModelConfig
 
-_WEIGHTS = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -63,7 +59,7 @@ def read_model_config(folder: Path) -> ModelConfig:
             else f"this belongs to a run of Headway: headway export {run}, then model.from_pretrained={run / 'export'}"
         )
         raise ConfigError("there is no Hugging Face checkpoint", where=str(path), fix=fix)
-    return from_huggingface(_read_json(path), str(path))
+    return from_huggingface(read_settings(path), str(path))
 
 
 def _is_run(folder: Path) -> bool:
@@ -105,12 +101,12 @@ def open_model(folder: Path) -> tuple[ModelConfig, Callable[[str], torch.Tensor]
 def weight_files(folder: Path) -> dict[str, Path]:
     """Map each tensor name to the file that holds it."""
     # This file comes before an index, which may be left over from earlier content. transformers uses this order too.
-    if (folder / _WEIGHTS).is_file():
-        return dict.fromkeys(_names_in(folder / _WEIGHTS), folder / _WEIGHTS)
-    if (folder / _INDEX).is_file():
-        weight_map = _read_json(folder / _INDEX).get("weight_map")
+    if (folder / WEIGHTS).is_file():
+        return dict.fromkeys(_names_in(folder / WEIGHTS), folder / WEIGHTS)
+    if (folder / INDEX).is_file():
+        weight_map = read_settings(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or any(Path(str(file)).name != file for file in weight_map.values()):
-            raise CheckpointError("the index of the weights is damaged", where=str(folder / _INDEX), fix=_FETCH_AGAIN)
+            raise CheckpointError("the index of the weights is damaged", where=str(folder / INDEX), fix=_FETCH_AGAIN)
         return {name: folder / file for name, file in weight_map.items()}
     if any(folder.glob("pytorch_model*.bin")):
         raise CheckpointError(
@@ -118,7 +114,7 @@ def weight_files(folder: Path) -> dict[str, Path]:
             where=str(folder),
             fix="if you trust them, convert them: AutoModelForCausalLM.from_pretrained(OLD).save_pretrained(NEW)",
         )
-    raise CheckpointError("there are no weights", where=str(folder), fix=f"give a folder with {_WEIGHTS} or {_INDEX}")
+    raise CheckpointError("there are no weights", where=str(folder), fix=f"give a folder with {WEIGHTS} or {INDEX}")
 
 
 _FETCH_AGAIN = "fetch the checkpoint again"
@@ -200,7 +196,7 @@ def read_tensor(path: Path, name: str) -> torch.Tensor:
         return tensor
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_settings(path: Path) -> dict[str, Any]:
     try:
         return read_json_object(path, LISTING_BYTES)
     except OSError as error:
@@ -208,119 +204,6 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(what, where=str(path), fix=_FETCH_AGAIN) from error
     except ValueError as error:
         raise CheckpointError(f"the file {error}", where=str(path), fix=_FETCH_AGAIN) from error
-
-
-def export_model(
-    model: Decoder,
-    folder: Path,
-    tokenizer_folder: Path | None = None,
-    *,
-    dtype: Literal["fp32", "bf16"] = "fp32",
-    max_shard_bytes: int = 5 * 10**9,
-    tokenizer_json: bytes | None = None,
-) -> None:
-    """Write a decoder as a Hugging Face checkpoint that transformers loads without further code.
-
-    The folder is complete or absent: the export is written next to it and renamed into place. It replaces an earlier
-    export, which survives under another name if the process is killed between the two renames.
-
-    Args:
-        model: On any device.
-        folder: Output folder.
-        tokenizer_folder: Contains `tokenizer.json`; its files are copied, and `config.json` gets its special tokens.
-        dtype: Dtype of the stored weights.
-        max_shard_bytes: Weights are split into files of at most this size (one tensor may be larger).
-        tokenizer_json: Overrides the file in the tokenizer's folder.
-
-    Raises:
-        ConfigError: the folder holds anything but an earlier export or cannot be replaced, the tokenizer is missing, or
-            no architecture of transformers computes this decoder.
-        OSError: the export cannot be written.
-    """
-    folder = folder.resolve()  # keep a link in place, and give "." a name
-    check_not_foreign(folder)
-    special_ids = _special_ids(tokenizer_folder)
-    config = to_huggingface(model.config, str(_DTYPES[dtype]).removeprefix("torch."), special_ids)
-    with published(folder) as building:
-        write_json(building / "config.json", config, exact=True)
-        write_json(building / "generation_config.json", {"_from_model_config": True, **special_ids}, exact=True)
-        if tokenizer_folder is not None:
-            copy_tokenizer(tokenizer_folder, building, model.config.max_sequence_length)
-            if tokenizer_json is not None:
-                (building / "tokenizer.json").write_bytes(tokenizer_json)
-        tensors = dict(to_huggingface_tensors(model.config, model.state_dict()))
-        _write_weights(tensors, building, _DTYPES[dtype], max_shard_bytes)
-        mark(building)
-
-
-def _write_weights(tensors: Mapping[str, torch.Tensor], folder: Path, dtype: torch.dtype, max_shard_bytes: int) -> None:
-    shards: list[list[str]] = [[]]
-    size = total = 0
-    for name, tensor in tensors.items():
-        needed = tensor.numel() * _stored(name, dtype).itemsize
-        if shards[-1] and size + needed > max_shard_bytes:
-            shards.append([])
-            size = 0
-        shards[-1].append(name)
-        size, total = size + needed, total + needed
-    weight_map = {}
-    for number, names in enumerate(shards, 1):
-        file = _WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        weight_map.update(dict.fromkeys(names, file))
-        content = {name: tensors[name].detach().to("cpu", _stored(name, dtype)).contiguous() for name in names}
-        try:
-            save_file(content, folder / file, metadata={"format": "pt"})
-        except SafetensorError as error:  # not an OSError, although a full disk is the usual reason
-            raise OSError(str(error)) from error
-        with (folder / file).open("rb") as written:
-            os.fsync(written.fileno())
-    if len(shards) > 1:
-        write_json(folder / _INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map}, exact=True)
-
-
-def _stored(name: str, dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if name.endswith(SELECTION_BIAS) else dtype
-
-
-def _special_ids(tokenizer_folder: Path | None) -> dict[str, int | None]:
-    """Return the ids of the special tokens that a tokenizer's files name; None for missing ones.
-
-    The ids are always written, since transformers otherwise assumes those of the first Llama.
-    """
-    ids: dict[str, int | None] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    if tokenizer_folder is None:
-        return ids
-    if not (tokenizer_folder / "tokenizer.json").is_file():
-        raise ConfigError(
-            "there is no tokenizer", where=str(tokenizer_folder / "tokenizer.json"), fix="give the tokenizer's folder"
-        )
-    tokenizer = _read_json(tokenizer_folder / "tokenizer.json")
-    try:
-        vocabulary: dict[Any, int] = _vocabulary(tokenizer)
-    except (AttributeError, IndexError, KeyError, TypeError):
-        raise CheckpointError(
-            "the file is no tokenizer",
-            where=str(tokenizer_folder / "tokenizer.json"),
-            fix="use the tokenizer of the run",
-        ) from None
-    config, names = (
-        _read_json(file) if (file := tokenizer_folder / name).is_file() else {}
-        for name in ("tokenizer_config.json", "special_tokens_map.json")
-    )
-    # The order of transformers: special_tokens_map.json is older, and wins unless the config has the newer key.
-    settings = {**names, **config} if "added_tokens_decoder" in config else {**config, **names}
-    for kind in ("bos", "eos", "pad"):
-        token = settings.get(f"{kind}_token")
-        text = token.get("content") if isinstance(token, dict) else token
-        ids[f"{kind}_token_id"] = vocabulary.get(text) if isinstance(text, str) else None
-    return ids
-
-
-def _vocabulary(tokenizer: dict[str, Any]) -> dict[str, int]:
-    """Return the id of every token; an end-of-text token may be an ordinary entry of the vocabulary."""
-    vocab = tokenizer.get("model", {}).get("vocab", {})
-    ids = dict(vocab) if isinstance(vocab, dict) else {entry[0]: number for number, entry in enumerate(vocab)}
-    return ids | {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or []}
 
 
 def copy_tokenizer(source: Path, folder: Path, max_sequence_length: int) -> None:

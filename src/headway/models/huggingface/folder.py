@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -73,8 +73,11 @@ def _is_written(path: Path, written: dict[str, str | None]) -> bool:
 
 
 @contextmanager
-def published(folder: Path) -> Iterator[Path]:
-    """Create a new folder that replaces `folder` when the block ends without an error.
+def published(folder: Path, prove: Callable[[Path], None]) -> Iterator[Path]:
+    """Create a new folder that replaces `folder` when the block ends without an error and the result is proven.
+
+    No model is published in another way, so `prove` compares what was written with the model that it was written from
+    (`headway.models.written`); what it raises leaves everything as it was.
 
     Removes the remains of a killed export next to the folder. If that export was killed between its two renames, the
     former folder is restored first.
@@ -89,6 +92,7 @@ def published(folder: Path) -> Iterator[Path]:
         building.mkdir()
         try:
             yield building
+            prove(building)
             sync_folder(building)
             if folder.exists():
                 folder.rename(old)

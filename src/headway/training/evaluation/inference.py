@@ -23,7 +23,7 @@ from headway.data.store import TokenStore
 from headway.data.tokenizing.begin_of_text import is_same_but_for_template, with_tokens_before
 from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.models.build import build_any_model, build_pretrained
-from headway.models.huggingface.checkpoint import export_model
+from headway.models.huggingface.export import export_model
 from headway.parallel.world import World, pick_device
 from headway.training.evaluation.evaluate import Evaluation, evaluate
 from headway.training.evaluation.generation import generate, stream_text
