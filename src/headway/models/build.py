@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from headway.config import ModelConfig
-from headway.config.derived.experts import resolved_balance
+from headway.config.derived.experts import BALANCE_KEYS, resolved_balance
 from headway.core.errors import ConfigError
 from headway.models.decoder import Decoder
 from headway.models.hub.folder import open_folder
@@ -31,7 +31,9 @@ _SOURCE_KEYS = {
     "neftune_alpha",
 }
 #: Keys that matter only in training; the config keeps them even if a checkpoint determines the shape.
-_TRAINING_KEYS = ("dropout", "init_std", "router_z_loss", "balance_bias_rate", "balance_loss")
+_TRAINING_KEYS = ("dropout", "init_std", *BALANCE_KEYS)
+#: Defaults that were other ones when older runs spelled out their configs.
+_FORMER_DEFAULTS = {"router_z_loss": 0.001}
 
 
 def complete(config: ModelConfig, vocab_size: int) -> ModelConfig:
@@ -137,7 +139,8 @@ def _given(config: ModelConfig) -> set[str]:
     return {
         key
         for key in given
-        if (value := getattr(config, key)) is not None and not (spelled_out and value == fields[key].default)
+        if (value := getattr(config, key)) is not None
+        and not (spelled_out and value in (fields[key].default, _FORMER_DEFAULTS.get(key)))
     }
 
 

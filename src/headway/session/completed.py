@@ -174,6 +174,7 @@ def _as_begun(config: Config) -> Config:
     Raises:
         ConfigError: a source is not there, or a run that begins asks for two codes.
     """
+    from headway.config.derived.experts import BALANCE_KEYS
     from headway.models.hub.implementation import check_own_code, choose_implementation
     from headway.training.custom_loss import teacher_config
 
@@ -187,6 +188,10 @@ def _as_begun(config: Config) -> Config:
         chosen = "auto" if before is None else before.model.implementation
         # A run with another model, or with an adapter now, is not that run; what differs is reported later.
         native = chosen == "native" and begun["from_pretrained"] == known[0] and config.model.adapter is None
+        if native and before is not None:
+            # A run of a version that balanced the experts of pretrained models continues to do so.
+            unset = [key for key in BALANCE_KEYS if getattr(config.model, key) is None]
+            begun |= {key: getattr(before.model, key) for key in unset}
         if config.model.implementation == "auto" and (native or chosen == "transformers"):
             begun["implementation"] = chosen
         config = config.model_copy(update={"model": config.model.model_copy(update=begun)})

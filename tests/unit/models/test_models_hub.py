@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import headway
 from headway.config import Config, ModelConfig, dump_config, load_config, resolve_lanes
-from headway.config.derived.identity import changes
+from headway.config.derived.identity import changes, identity
 from headway.core.errors import CheckpointError, ConfigError, DataError
 from headway.data.feeding.feed import TokenFeed
 from headway.models.build import build_any_model, build_model, complete
@@ -391,38 +391,93 @@ def test_two_workers_train_what_one_does(folder: Path, family: Callable[..., Pat
     assert state_hash(folder / "runs" / "sharded") == state_hash(folder / "runs" / "alone")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen3", "gemma-2", "nemotron-h", "mixtral"])
-def test_losses_of_50_steps_are_those_of_a_plain_loop_of_transformers(
-    name: str, folder: Path, family: Callable[..., Path]
-) -> None:
-    source = family(name)
-    optimizer = {"learning_rate": 1e-3, "weight_decay": 0.0}
-    config = _config(
-        folder,
-        f"plain-{name}",
-        {"from_pretrained": str(source)},
-        train={"steps": 50, "max_grad_norm": None},
-        optimizer=optimizer,
-        schedule={"name": "constant", "warmup": 0.0},
-    )
-    ours = _losses(headway.train(config).directory)
-
+def _plain_losses(source: Path, config: Config, steps: int) -> list[float]:
+    """The losses of a loop of transformers and PyTorch on the rows of a config."""
     config, store = completed(config.resolved())
     grid = resolve_lanes(config, 1)
     feed = TokenFeed.of(config, grid, store)
     model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).train()
     update = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0)
-    theirs = []
-    for step in range(50):
+    losses = []
+    for step in range(steps):
         batches = [batch for lane in range(grid.lanes) for batch in feed.batch(step, lane)]
         ids, targets = (torch.cat([b[key] for b in batches]) for key in ("ids", "targets"))
         loss = F.cross_entropy(model(ids).logits.flatten(0, 1).float(), targets.flatten())
         update.zero_grad()
         loss.backward()
         update.step()
-        theirs.append(loss.item())
-    assert ours == pytest.approx(theirs, abs=1e-4)
+        losses.append(loss.item())
+    return losses
+
+
+#: As in `_plain_losses`.
+PLAIN: dict[str, Any] = {
+    "optimizer": {"learning_rate": 1e-3, "weight_decay": 0.0},
+    "schedule": {"name": "constant", "warmup": 0.0},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3", "gemma-2", "nemotron-h", "mixtral"])
+def test_losses_of_50_steps_are_those_of_a_plain_loop_of_transformers(
+    name: str, folder: Path, family: Callable[..., Path]
+) -> None:
+    source, train = family(name), {"steps": 50, "max_grad_norm": None}
+    config = _config(folder, f"plain-{name}", {"from_pretrained": str(source)}, train=train, **PLAIN)
+    assert _losses(headway.train(config).directory) == pytest.approx(_plain_losses(source, config, 50), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe", "glm-4-moe"])
+def test_a_continued_mixture_is_trained_as_by_a_plain_loop(
+    name: str, folder: Path, family: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, train = family(name), {"steps": 10, "max_grad_norm": None}
+    model = {"from_pretrained": str(source), "implementation": "auto"}
+    config = _config(folder, f"continued-{name}", model, train=train, **PLAIN)
+    run = headway.train(config).directory
+    assert choose_implementation(config.model) == "native"
+    assert _losses(run) == pytest.approx(_plain_losses(source, config, 10), abs=1e-5)
+    assert capsys.readouterr().err.count("nothing is added to the loss for the routers of experts") == 1
+    biases = [b for name, b in load_trained(run).model.named_buffers() if name.endswith("selection_bias")]
+    assert len(biases) == (1 if name == "glm-4-moe" else 0)
+    assert not any(bias.any() for bias in biases)
+
+    asked = {**model, "balance_loss": 0.02, **({"balance_bias_rate": 0.01} if biases else {})}
+    config = _config(folder, f"balanced-{name}", asked, train=train, **PLAIN)
+    run = headway.train(config).directory
+    assert _losses(run) != pytest.approx(_plain_losses(source, config, 10), abs=1e-5)
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("added for the routers"))
+    assert "load-balancing loss with weight 0.02" in line and ("moves by 0.01 a step" in line) == bool(biases)
+    assert "z-loss" not in line
+    biases = [b for name, b in load_trained(run).model.named_buffers() if name.endswith("selection_bias")]
+    assert all(bias.any() for bias in biases)
+
+
+def test_a_run_that_began_with_balanced_experts_continues_with_them(folder: Path, family: Callable[..., Path]) -> None:
+    """As left by a version that balanced experts unasked: such a run says so in its own config."""
+    earlier = {"balance_loss": 0.01, "balance_bias_rate": 0.0, "router_z_loss": 0.001}
+    model = {"from_pretrained": str(family("mixtral")), "implementation": "auto"}
+    with pytest.raises(RuntimeError):
+        headway.train(_config(folder, "earlier", {**model, **earlier}, train={"steps": 4}), callbacks=[CrashAt(2)])
+    now = _config(folder, "earlier", model, train={"steps": 4})
+    found = completed(now.resolved())[0].model
+    assert {key: getattr(found, key) for key in earlier} == earlier
+    whole = headway.train(_config(folder, "as-earlier", {**model, **earlier}, train={"steps": 4})).directory
+    assert state_hash(headway.train(now).directory) == state_hash(whole)
+
+
+@pytest.mark.parametrize(("name", "implementation"), [("qwen3", "native"), ("qwen3", "transformers")])
+def test_configs_of_earlier_runs_keep_their_identity(
+    name: str, implementation: str, folder: Path, family: Callable[..., Path]
+) -> None:
+    """They have the former default of a key that has no effect there."""
+    now = _config(folder, "x", {"from_pretrained": str(family(name)), "implementation": implementation})
+    now = completed(now.resolved())[0]
+    values = now.model.model_dump(mode="json")
+    assert values["router_z_loss"] is None
+    then = now.model_copy(update={"model": ModelConfig.model_validate({**values, "router_z_loss": 0.001})})
+    assert identity(then) == identity(now) and identity(now)["model.router_z_loss"] == 0.001
+    assert complete(then.model, VOCAB) == then.model
 
 
 KINDS = pytest.mark.parametrize(

@@ -14,22 +14,42 @@ if TYPE_CHECKING:
     from headway.config.schema import Config
     from headway.config.sections.model import ModelConfig
 
-#: DeepSeek-V3, section 4.2, and the weight of Fedus et al. 2021, section 2.2.
-_BIAS_RATE, _BALANCE_LOSS = 0.001, 0.01
+#: DeepSeek-V3, section 4.2, and the weights of Fedus et al. 2021, section 2.2, and Zoph et al. 2022, section 3.2.
+_BIAS_RATE, _BALANCE_LOSS, _Z_LOSS = 0.001, 0.01, 0.001
+#: Keys of `model` that say how loads are balanced.
+BALANCE_KEYS = ("balance_bias_rate", "balance_loss", "router_z_loss")
 
 
 def resolved_balance(model: ModelConfig) -> dict[str, float | None]:
-    """Resolve `balance_bias_rate` and `balance_loss`, whose defaults follow from `router_score`.
+    """Resolve the keys that balance experts, where they are not given.
 
-    Softmax scores are balanced by the loss, since no softmax router of transformers has a bias.
+    Softmax scores are balanced by the loss, since no softmax router of transformers has a bias. The experts of a
+    pretrained model are balanced already, and trained by the cross-entropy alone.
     """
+    given = {key: getattr(model, key) for key in BALANCE_KEYS}
     if model.experts is None:
-        return {"balance_bias_rate": model.balance_bias_rate, "balance_loss": model.balance_loss}
-    rate, loss = (_BIAS_RATE, 0.0) if model.router_score == "sigmoid" else (0.0, _BALANCE_LOSS)
-    return {
-        "balance_bias_rate": rate if model.balance_bias_rate is None else model.balance_bias_rate,
-        "balance_loss": loss if model.balance_loss is None else model.balance_loss,
+        return given
+    if model.from_pretrained is not None:
+        found = dict.fromkeys(BALANCE_KEYS, 0.0)
+    elif model.router_score == "sigmoid":
+        found = {"balance_bias_rate": _BIAS_RATE, "balance_loss": 0.0, "router_z_loss": _Z_LOSS}
+    else:
+        found = {"balance_bias_rate": 0.0, "balance_loss": _BALANCE_LOSS, "router_z_loss": _Z_LOSS}
+    return {key: found[key] if value is None else value for key, value in given.items()}
+
+
+def balance_in_words(model: ModelConfig) -> str:
+    """Say what the native decoder adds to the training of experts."""
+    words = {
+        "balance_loss": "the routers' load-balancing loss with weight {:g}",
+        "router_z_loss": "their z-loss with weight {:g}",
+        "balance_bias_rate": "a bias of each expert that moves by {:g} a step",
     }
+    found = resolved_balance(model)
+    added = [text.format(found[key]) for key, text in words.items() if found[key]]
+    if not added:
+        return f"nothing is added to the loss for the routers of experts (model.{', model.'.join(words)})"
+    return f"added for the routers of experts: {', '.join(added)}"
 
 
 def sharding_problems(config: Config, neighbours: int) -> Iterator[ConfigError]:

@@ -91,6 +91,9 @@ _LATER = {
     "schedule.constant_ratio": (0.5,),
 }
 
+#: Keys that may be unset in configs where they have no effect, with the values that older runs have there.
+_UNSET = {"model.router_z_loss": 0.001}
+
 #: Keys of `parallel` that determine how sums of gradients are rounded, with their values that leave it to the model.
 _ROUNDING = {"parallel.reduce_precision": "fp32", "parallel.compression": "none", "parallel.reduce_every": "auto"}
 
@@ -105,6 +108,7 @@ def identity(config: Config) -> dict[str, Any]:
     rounding = {key: flat[key] for key, exact in _ROUNDING.items() if flat[key] != exact}
     if "parallel.compression" in rounding:
         rounding["parallel.powersgd_rank"] = flat["parallel.powersgd_rank"]
+    flat |= {key: value for key, value in _UNSET.items() if flat[key] is None}
     kept = {key: value for key, value in flat.items() if not is_incidental(key)}
     return {key: value for key, value in kept.items() if value not in _LATER.get(key, ())} | rounding
 

@@ -73,14 +73,15 @@ class ModelConfig(Section):
     """First layers that keep a feed-forward layer of width `ffn_dim`."""
     router_score: Literal["softmax", "sigmoid"] = "softmax"
     """Function that scores router logits: over all experts, or for each alone (DeepSeek-V3, section 2.1.2)."""
-    router_z_loss: Annotated[float, Field(ge=0.0)] = 0.001
-    """Weight of the router z-loss, a token's squared log-sum-exp (Zoph et al. 2022, equation 5), in each layer."""
+    router_z_loss: Annotated[float, Field(ge=0.0)] | None = None
+    """Weight of the router z-loss, a token's squared log-sum-exp (Zoph et al. 2022, equation 5), in each layer. When
+    not given, 0.001, and 0 with `from_pretrained`."""
     balance_bias_rate: Annotated[float, Field(ge=0.0)] | None = None
     """Balances loads by a bias of each expert that moves by this much per step and affects only the choice of experts
-    (Wang et al. 2024). When not given, 0.001 with sigmoid scores and 0 with softmax."""
+    (Wang et al. 2024). When not given, 0.001 with sigmoid scores, and 0 with softmax or `from_pretrained`."""
     balance_loss: Annotated[float, Field(ge=0.0)] | None = None
     """Weight of the load-balancing loss (Fedus et al. 2021, equation 4) in each layer. When not given, 0.01 with
-    softmax scores and 0 with sigmoid."""
+    softmax scores, and 0 with sigmoid or `from_pretrained`."""
     max_sequence_length: PositiveInt = 2048
     """Longest sequence that the model is meant for."""
     rope_theta: Annotated[float, Field(gt=0.0)] = 10_000.0

@@ -76,9 +76,10 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self.experts_per_token, self.dropout = shape.experts_per_token, config.dropout
         self.normalizes, self.scale = config.normalize_router_weights, config.router_scale
-        self.score, self.z_weight = config.router_score, config.router_z_loss
-        balance = resolved_balance(config)
-        self.balance_weight, self.bias_rate = balance["balance_loss"] or 0.0, balance["balance_bias_rate"] or 0.0
+        self.score = config.router_score
+        balance = {key: value or 0.0 for key, value in resolved_balance(config).items()}
+        self.z_weight, self.balance_weight = balance["router_z_loss"], balance["balance_loss"]
+        self.bias_rate = balance["balance_bias_rate"]
         self.router = nn.Linear(shape.dim, shape.experts, bias=False)
         self.experts = Experts(shape.experts, shape.dim, shape.expert_ffn_dim)
         self.shared = SharedExperts(shape.dim, shape.shared_ffn_dim) if shape.shared_ffn_dim else None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from headway.config.derived.experts import balance_in_words
 from headway.core.console import notice, warning
 from headway.core.errors import ConfigError
 from headway.core.types import IGNORE_TARGET, MicroBatch
@@ -51,6 +52,8 @@ def prove_model(
     """
     model = task.model
     if not isinstance(model, TransformersModel):
+        if kept is None and config.model.from_pretrained is not None and config.model.experts is not None:
+            notice(balance_in_words(config.model))
         return {}
     known = None if kept is None else kept.get(PROOFS)
     if isinstance(known, dict):
