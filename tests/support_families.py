@@ -100,6 +100,24 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "falcon-h1": ("FalconH1Config", {**_BAMBA, "mamba_d_ssm": 64, "head_dim": 8}),
+    "lfm-2": ("Lfm2Config", {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3, "block_ff_dim": 64}),
+    "jamba": (
+        "JambaConfig",
+        {
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "mamba_d_state": 8,
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+            "mamba_dt_rank": 4,
+            "use_mamba_kernels": False,
+        },
+    ),
+    "bloom": ("BloomConfig", {"n_layer": 2, "n_head": 4}),
     "mamba-2": (
         "Mamba2Config",
         {

@@ -356,3 +356,31 @@ def test_transformers_computes_the_same(tmp_path: Path, kernel: str) -> None:
         ours = model(ids, documents=documents)
         expected = theirs(input_ids=ids, position_ids=documents.positions_BT, attention_mask=mask).logits
     torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
+
+
+HYBRID = {
+    "layers": 4,
+    "layer_pattern": "M*M-",
+    "mamba": {"heads": 4, "head_dim": 16, "state_dim": 8, "groups": 2, "chunk": 16},
+    "activation": "relu2",
+    "rotary_fraction": 0,
+}
+MIXTURE = {"experts": 4, "expert_ffn_dim": 32}
+
+
+@pytest.mark.parametrize("variant", [{}, GEMMA, HYBRID, MIXTURE], ids=["llama", "gemma 3", "nemotron-h", "mixtral"])
+def test_no_bit_and_no_gradient_passes_from_one_document_to_the_next(variant: dict[str, Any]) -> None:
+    model = model_of(**variant).eval()
+    ids, documents = packed(documents_of((30, 34)))
+    leaf = model.embedding(ids).detach().requires_grad_()
+    handle = model.embedding.register_forward_hook(lambda *_: leaf)
+    (gradient,) = torch.autograd.grad(model(ids, documents=documents)[:, 30:].square().sum(), leaf)
+    handle.remove()
+    assert not gradient[:, :30].any() and gradient[:, 30:].any(-1).all()
+    if variant is MIXTURE:
+        return  # how many tokens an expert multiplies may change how their products are rounded
+    other = ids.clone()
+    other[:, :30] = (other[:, :30] + 1) % 256
+    with torch.no_grad():
+        first, second = (model(given, documents=documents) for given in (ids, other))
+    assert torch.equal(first[:, 30:], second[:, 30:]) and not torch.equal(first[:, :30], second[:, :30])

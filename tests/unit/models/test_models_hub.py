@@ -207,20 +207,53 @@ def test_eval_and_generate_work(folder: Path, family: Callable[..., Path]) -> No
         assert "".join(continue_text(load_trained(place), "red green", **options))
 
 
-def test_a_model_that_mixes_packed_documents_is_refused_with_the_leak(
-    folder: Path, family: Callable[..., Path]
+#: Families that carry something from one packed document into the next. The initial weights of the small ones let less
+#: through than products in 16 bits are rounded by.
+LEAKING = ("nemotron-h", "lfm-2", "jamba", "falcon-h1", "bloom", "mamba-2", "gpt-oss")
+APART = ("qwen3", "llama-3", "mistral", "gemma-2", "gpt-2", "mixtral", "qwen3-moe", "deepseek-v3")
+
+
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", LEAKING)
+def test_a_model_that_mixes_packed_documents_is_refused(
+    name: str, precision: str, folder: Path, tmp_path: Path
 ) -> None:
-    model = {"from_pretrained": str(family("nemotron-h"))}
-    config = _config(folder, "leak", model, data={"document_mask": True})
-    with pytest.raises(ConfigError, match=r"does not tell packed documents apart: .* by \d+\.\d%"):
+    # With small weights little leaks, as in models that are trained.
+    changes = {} if name == "nemotron-h" else {"initializer_range": 0.02}
+    model = {"from_pretrained": str(write_family(name, tmp_path / "model", **changes))}
+    config = _config(folder, tmp_path.name, model, data={"document_mask": True}, train={"precision": precision})
+    with pytest.raises(ConfigError, match=r"does not tell packed documents apart: .*gradients .* reach the one before"):
         headway.train(config)
 
 
-def test_a_model_that_keeps_packed_documents_apart_trains(folder: Path, family: Callable[..., Path]) -> None:
-    config = _config(folder, "mask", {"from_pretrained": str(family("qwen3"))}, data={"document_mask": True})
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", APART)
+def test_a_model_that_keeps_packed_documents_apart_trains(
+    name: str, precision: str, folder: Path, family: Callable[..., Path]
+) -> None:
+    train = {"precision": precision, "steps": 1, "activation_checkpointing": "full" if name == "qwen3" else "none"}
+    model = {"from_pretrained": str(family(name))}
+    config = _config(folder, f"mask-{name}-{precision}", model, data={"document_mask": True}, train=train)
     run = headway.train(config).directory
     proofs = manifest(run)["context"]["model_proofs"]
-    assert proofs["leak"] < 1e-3 and proofs["loss_from_hidden"]
+    assert proofs["leak"] < (1e-3 if precision == "fp32" else 2e-2)
+
+
+@pytest.mark.parametrize("strategy", ["zero3", pytest.param("deepspeed_zero3", marks=pytest.mark.slow)])
+def test_documents_are_proven_apart_where_weights_are_sharded(
+    strategy: str, folder: Path, family: Callable[..., Path], tmp_path: Path
+) -> None:
+    data, train = {"document_mask": True}, {"steps": 1, "micro_batch": 1}
+    parallel = {"workers": 2, "strategy": strategy}
+    leaking = write_family("jamba", tmp_path / "model", initializer_range=0.02)
+    for name, source in (("apart", family("qwen3")), ("leak", leaking)):
+        model = {"from_pretrained": str(source)}
+        config = _config(folder, f"{name}-{strategy}", model, data=data, train=train, parallel=parallel)
+        if name == "apart":
+            headway.train(config)
+            continue
+        with pytest.raises(ConfigError, match="gradients of its logits reach the one before"):
+            headway.train(config)
 
 
 def test_logits_that_are_scaled_or_capped_are_not_computed_from_hidden_states(

@@ -238,6 +238,26 @@ class TransformersModel(nn.Module):
         logits: torch.Tensor = self.causal(ids_BT, position_ids=positions_BT, **self.pass_options).logits
         return logits
 
+    @contextmanager
+    def embeddings_of_pass(self) -> Iterator[list[torch.Tensor]]:
+        """Give what the input embeddings return in a pass as leaves of its graph, so that gradients end there."""
+        leaves: list[torch.Tensor] = []
+
+        def cut(_: nn.Module, inputs: Any, x_BTD: torch.Tensor) -> torch.Tensor:
+            leaves.append(x_BTD.detach().requires_grad_())
+            return leaves[-1]
+
+        handle = self.causal.get_input_embeddings().register_forward_hook(cut)
+        try:
+            yield leaves
+        finally:
+            handle.remove()
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether tokens choose their experts, which then multiply tokens of all documents together."""
+        return bool(getattr(self.causal.config.get_text_config(), "num_experts_per_tok", None))
+
     def new_cache(self, rows: int, capacity: int) -> list[torch.Tensor]:
         """Create an empty cache for `next_logits`; it holds ids, since models keep states of many kinds."""
         return []

@@ -188,10 +188,11 @@ def scan(
     C = -(-T // Q)
     # Positions after the end add nothing and decay nothing, so that the last state is that of the last position.
     x, log_decay, b, c = (_in_chunks(t, C, Q) for t in (x_BTHP, log_decay_BTH, b_BTGN, c_BTGN))
-    sum_BCHQ = running_sum(log_decay.transpose(2, 3))
+    links = None if documents_BT is None else _Links.of(documents_BT, C, Q)
+    # Sums begin anew in each document: in a difference of sums the earlier one would leave its rounding.
+    sum_BCHQ = running_sum(log_decay.transpose(2, 3), None if links is None else links.number_BCQ.unsqueeze(2))
     spread_BCHIJ = sum_BCHQ.unsqueeze(-1) - sum_BCHQ.unsqueeze(-2)
     unseen = torch.ones(Q, Q, dtype=torch.bool, device=x.device).triu(1)
-    links = None if documents_BT is None else _Links.of(documents_BT, C, Q)
     if links is not None:
         unseen = unseen | links.other_BCIJ.unsqueeze(2)
     decay_BCHIJ = spread_BCHIJ.masked_fill(unseen, -torch.inf).exp()
@@ -202,11 +203,11 @@ def scan(
     weight = (score_BCGIJ.unsqueeze(3) * decay_BCHIJ.unflatten(2, (G, -1))).flatten(2, 3)
     y_BCHQP = weight @ x.transpose(2, 3)
 
-    to_end_BCHQ = (sum_BCHQ[..., -1:] - sum_BCHQ).exp()
-    from_start_BCHQ = sum_BCHQ.exp()
+    to_end_BCHQ, from_start_BCHQ = sum_BCHQ[..., -1:] - sum_BCHQ, sum_BCHQ
     if links is not None:
-        to_end_BCHQ = to_end_BCHQ * links.at_end_BCQ.unsqueeze(2)
-        from_start_BCHQ = from_start_BCHQ * links.at_start_BCQ.unsqueeze(2)
+        to_end_BCHQ = to_end_BCHQ.masked_fill(~links.at_end_BCQ.unsqueeze(2), -torch.inf)
+        from_start_BCHQ = from_start_BCHQ.masked_fill(~links.at_start_BCQ.unsqueeze(2), -torch.inf)
+    to_end_BCHQ, from_start_BCHQ = to_end_BCHQ.exp(), from_start_BCHQ.exp()
     decayed = x_BCGQRP * _by_group(to_end_BCHQ, G)
     added = b_BCGQN.transpose(-1, -2) @ decayed.flatten(4)  # (B, C, G, N, R * P): what each chunk adds to the state
     start = _pass_states(added, sum_BCHQ[..., -1], P, None if links is None else links.passes_BCC, first)
@@ -237,6 +238,8 @@ def _over_widths(x_BH: torch.Tensor, groups: int, width: int) -> torch.Tensor:
 class _Links(NamedTuple):
     """Which positions and chunks belong to the same document."""
 
+    number_BCQ: torch.Tensor
+    """Numbers of the documents."""
     other_BCIJ: torch.Tensor
     """True for two positions of a chunk in different documents."""
     at_end_BCQ: torch.Tensor
@@ -255,6 +258,7 @@ class _Links(NamedTuple):
         end_BC = number_BCQ[..., -1]
         before_BC = torch.cat((torch.full_like(end_BC[:, :1], -1), end_BC[:, :-1]), dim=1)
         return cls(
+            number_BCQ,
             number_BCQ.unsqueeze(-1) != number_BCQ.unsqueeze(-2),
             number_BCQ == end_BC.unsqueeze(-1),
             number_BCQ == before_BC.unsqueeze(-1),
@@ -297,13 +301,21 @@ def _pass_states(
     return start + first.unsqueeze(1) * _over_widths(before_BHC.exp().transpose(1, 2), G, width)
 
 
-def running_sum(x: torch.Tensor) -> torch.Tensor:
-    """Sum the elements up to each one along the last dimension.
+def running_sum(x: torch.Tensor, documents: torch.Tensor | None = None) -> torch.Tensor:
+    """Sum the elements up to each one along the last dimension, from the first one of its document if these are given.
 
     It adds shifted copies, whose distance doubles, since `torch.cumsum` is not deterministic on GPUs.
+
+    Args:
+        x: (..., Q).
+        documents: Numbers that do not fall along the last dimension, (..., Q).
     """
     step = 1
     while step < x.shape[-1]:
-        x = x + F.pad(x[..., :-step], (step, 0))
+        shifted = F.pad(x[..., :-step], (step, 0))
+        if documents is not None:
+            begins = F.pad(documents[..., step:] != documents[..., :-step], (step, 0), value=True)
+            shifted = shifted.masked_fill(begins, 0.0)
+        x = x + shifted
         step *= 2
     return x

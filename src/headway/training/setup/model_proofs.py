@@ -6,7 +6,7 @@ config of the run. Results that training depends on are kept in its checkpoints,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -71,7 +71,7 @@ def prove_model(
     cuda = [world.device] if world.device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices=cuda), kept_buffers(model):
-            found = _passes(config, model, state, batch, world)
+            found = _passes(config, model, state, strategy, batch, world)
             if config.determinism != "off":
                 _check_repeats(config.train.precision, task, state, strategy, world, batch=batch)
     except NotImplementedError as error:
@@ -94,7 +94,7 @@ def prove_model(
 
 
 def _passes(
-    config: Config, model: TransformersModel, state: TrainState, batch: MicroBatch, world: World
+    config: Config, model: TransformersModel, state: TrainState, strategy: Strategy, batch: MicroBatch, world: World
 ) -> dict[str, Any]:
     """Compare forward passes that must agree, in evaluation mode: dropout would differ."""
     ids, targets = batch["ids"][:1], batch["targets"][:1].clone()
@@ -120,6 +120,8 @@ def _passes(
             ours = float(trained(ids, targets))
             theirs = float(probe(model.reference_loss, ids, targets))
             leak = _leak(model, probe, ids) if config.data.document_mask else None
+            bits_differ = leak is not None and not model.has_experts and _bits_differ(model, probe, ids)
+        reaches = leak is not None and _gradient_reaches(config, model, state, strategy, ids, world)
     finally:
         model.train(was_training)
     items = max(1, int((targets != IGNORE_TARGET).sum()))
@@ -131,12 +133,9 @@ def _passes(
             where="model.from_pretrained",
             fix="another version of transformers; or another train.precision",
         )
-    if leak is not None and not leak <= (_ROUNDED_TOLERANCE if rounded else 1e-3):
-        raise ConfigError(
-            f"{name} does not tell packed documents apart: the one before changes logits by {leak:.1%} of the largest",
-            where="data.document_mask",
-            fix="data.document_mask=false, or data.packing=best_fit to cut fewer documents",
-        )
+    if leak is not None:
+        signs = [not leak <= (_ROUNDED_TOLERANCE if rounded else 1e-3), bits_differ, reaches]
+        _check_apart(name, leak, [any(found) for found in zip(*world.gather([float(s) for s in signs]), strict=True)])
     how = "from hidden states, a chunk of rows at a time" if is_projected else "from the logits of a whole micro-batch"
     notice(f"{name} by transformers ({_in_words(model.kernels())}): the loss is computed {how}")
     if weight := config.model.router_aux_weight:
@@ -146,15 +145,78 @@ def _passes(
     return {"loss_from_hidden": is_projected, "first_loss": ours / items, "leak": leak}
 
 
+def _two_documents(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Return a row that is packed from two documents of the same length, its positions, and that length."""
+    half = min(_PACKED, ids.shape[1]) // 2
+    positions = torch.arange(half, device=ids.device).repeat(2).unsqueeze(0)
+    return ids[:, : 2 * half], positions, half
+
+
 def _leak(model: TransformersModel, probe: Any, ids: torch.Tensor) -> float:
     """Return the largest difference of a packed document's logits from its own alone, relative to the largest logit."""
-    half = min(_PACKED, ids.shape[1]) // 2
-    packed = ids[:, : 2 * half]
-    positions = torch.arange(half, device=ids.device).unsqueeze(0)
-    together = probe(model.packed_logits, packed, positions.repeat(1, 2))
-    alone = [probe(model.packed_logits, part, positions) for part in packed.split(half, dim=1)]
+    packed, positions, half = _two_documents(ids)
+    together = probe(model.packed_logits, packed, positions)
+    alone = [probe(model.packed_logits, part, positions[:, :half]) for part in packed.split(half, dim=1)]
     difference = (together - torch.cat(alone, dim=1)).abs().max()
     return float(difference / together.abs().max().clamp_min(1e-30))
+
+
+def _bits_differ(model: TransformersModel, probe: Any, ids: torch.Tensor) -> bool:
+    """Return whether other ids in the first of two packed documents change any bit of the second one's logits.
+
+    Experts multiply the tokens of both together, and their number may change how the products are rounded.
+    """
+    packed, positions, half = _two_documents(ids)
+    other = packed.clone()
+    other[:, :half] = (other[:, :half] + 1) % model.causal.get_input_embeddings().num_embeddings
+    first, second = (probe(model.packed_logits, given, positions)[:, half:] for given in (packed, other))
+    return not torch.equal(first, second)
+
+
+def _gradient_reaches(
+    config: Config, model: TransformersModel, state: TrainState, strategy: Strategy, ids: torch.Tensor, world: World
+) -> bool:
+    """Return whether the second of two packed documents has a gradient with respect to the first one's embeddings."""
+    packed, positions, half = _two_documents(ids)
+    engine = state.engine
+    strategy.begin()
+    with strategy.micro_batch(True, last=engine is not None), model.embeddings_of_pass() as leaves, torch.enable_grad():
+        with autocast(config.train.precision, world.device):
+            logits = state.trained(packed, probe=partial(model.packed_logits, packed, positions))
+        # Squares, since a sum of logits could have no gradient by itself. Without a loss scale: zero times infinity
+        # would be no zero.
+        loss = logits[:, half:].float().square().sum()
+        if engine is None:
+            (gradient,) = torch.autograd.grad(loss, leaves[:1])
+        else:
+            engine.backward(loss)
+            gradient = cast(torch.Tensor, leaves[0].grad)
+    if engine is not None:
+        strategy.end_lane()
+        strategy.reduce()
+        engine.skip()
+    strategy.begin()
+    return bool(gradient[:, :half].count_nonzero())
+
+
+def _check_apart(name: str, leak: float, signs: Sequence[bool]) -> None:
+    """Check that none of three proofs, on any worker, has found that one document reaches the next.
+
+    Raises:
+        ConfigError: one has.
+    """
+    words = (
+        f"the one before changes logits by {leak:.1%} of the largest",
+        "other ids in the one before change bits of the logits",
+        "gradients of its logits reach the one before",
+    )
+    found = [text for text, sign in zip(words, signs, strict=True) if sign]
+    if found:
+        raise ConfigError(
+            f"{name} does not tell packed documents apart: {'; '.join(found)}",
+            where="data.document_mask",
+            fix="data.document_mask=false, or data.packing=best_fit to cut fewer documents",
+        )
 
 
 def _check_repeats(
