@@ -100,6 +100,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "falcon-h1": ("FalconH1Config", {**_BAMBA, "mamba_d_ssm": 64, "head_dim": 8}),
+    "llama-4": (
+        "Llama4TextConfig",
+        {
+            "head_dim": 8,
+            "intermediate_size_mlp": 64,
+            "num_local_experts": 2,
+            "num_experts_per_tok": 1,
+            "attention_chunk_size": 16,
+        },
+    ),
     "lfm-2": ("Lfm2Config", {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3, "block_ff_dim": 64}),
     "jamba": (
         "JambaConfig",

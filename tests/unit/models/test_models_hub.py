@@ -239,6 +239,29 @@ def test_a_model_that_keeps_packed_documents_apart_trains(
     assert proofs["leak"] < (1e-3 if precision == "fp32" else 2e-2)
 
 
+class Poison(headway.Callback):
+    """Makes one weight infinite after the last step, as a fault of a machine may."""
+
+    def on_step(self, job: Any, step: int, metrics: dict[str, float]) -> None:
+        with torch.no_grad():
+            weight = next(p for p in job.state.model.parameters() if p.ndim == 2 and p.requires_grad)
+            weight[1, 1] = float("inf") if step == 3 else weight[1, 1]
+
+
+@pytest.mark.parametrize("adapter", [None, {"rank": 2}], ids=["native", "adapter"])
+def test_a_run_whose_weights_are_not_finite_is_not_used(
+    adapter: dict[str, Any] | None, folder: Path, family: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = {"from_pretrained": str(family("qwen3")), "implementation": "auto", "adapter": adapter}
+    config = _config(folder, tmp_path.name, model, evaluation={"every": None})
+    run = headway.train(config, callbacks=[Poison()]).directory
+    for verb in (("generate", run, "--prompt", "red"), ("export", run, tmp_path / "out")):
+        ended = command(*verb)
+        assert ended.returncode == 4 and "a weight is not finite: model." in ended.stderr, ended.stderr
+        assert "checkpoints list" in ended.stderr
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("strategy", ["zero3", pytest.param("deepspeed_zero3", marks=pytest.mark.slow)])
 def test_documents_are_proven_apart_where_weights_are_sharded(
     strategy: str, folder: Path, family: Callable[..., Path], tmp_path: Path

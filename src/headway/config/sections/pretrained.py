@@ -50,7 +50,7 @@ class AdapterConfig(Section):
     """Dropout on the input of adapters."""
     targets: Literal["all-linear"] | list[str] = "all-linear"
     """Names of the layers that get adapters, such as `[q_proj, v_proj]`; `all-linear`: all linear layers but the output
-    projection."""
+    projection, and but the `out_proj` of Mamba layers that kernels read past an adapter."""
     also_trained: list[str] = []
     """Names of modules that are trained in full, such as `[embed_tokens, lm_head]`."""
     also_trained_rate: Annotated[float, Field(gt=0.0)] = 1.0

@@ -18,6 +18,7 @@ from headway.config import ModelConfig
 from headway.core.errors import ConfigError, missing_extra
 from headway.core.files.foreign import read_json_object
 from headway.core.files.scratch import scratch_folder
+from headway.models.finite import check_finite
 from headway.models.hub.transformers_model import (
     TransformersModel,
     complete_from_transformers,
@@ -134,6 +135,8 @@ def load_quantized(folder: Path, device: torch.device) -> TransformersModel:
     with explained(folder):
         found = library.AutoConfig.from_pretrained(folder, local_files_only=True)
         network = _load(folder, device, dtype="auto")
+    # Of torchao's tensors the scales decide: their codes are integers, or floats that have no infinity.
+    check_finite(((name, getattr(p, "scale", p)) for name, p in network.named_parameters()), folder)
     config = complete_from_transformers(ModelConfig(from_pretrained=folder), found)
     return TransformersModel(config, network).eval()
 

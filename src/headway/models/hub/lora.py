@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Set
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from headway.core.errors import ConfigError
 from headway.core.random import derive_seed
@@ -13,6 +16,9 @@ from headway.core.requirements import install_command
 
 if TYPE_CHECKING:
     from headway.config.sections.pretrained import AdapterConfig
+
+#: Types of models with Mamba layers whose output projection peft refuses to adapt.
+_READ_BY_KERNELS = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
 
 
 def add_adapter(network: Any, config: AdapterConfig, seed: int) -> Any:
@@ -22,6 +28,7 @@ def add_adapter(network: Any, config: AdapterConfig, seed: int) -> Any:
         ConfigError: the model has no such layers, or peft is missing.
     """
     peft = _peft()
+    _check_also_trained(network, config.also_trained)
     trained_embeddings = {"embed_tokens", "lm_head", "embeddings", "wte"} & set(config.also_trained)
     # peft adds the names of tied modules to the list that it gets, and those of the config belong to the run.
     also_trained = [*config.also_trained]
@@ -31,6 +38,7 @@ def add_adapter(network: Any, config: AdapterConfig, seed: int) -> Any:
         lora_alpha=config.alpha,
         lora_dropout=config.dropout,
         target_modules=config.targets,
+        exclude_modules=_past_adapters(network) if config.targets == "all-linear" else None,
         modules_to_save=also_trained or None,
         use_rslora=config.method == "rslora",
         use_dora=config.method == "dora",
@@ -39,14 +47,63 @@ def add_adapter(network: Any, config: AdapterConfig, seed: int) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "adapter"))
         try:
-            return peft.get_peft_model(network, settings)
+            adapted = peft.get_peft_model(network, settings)
         except (ValueError, TypeError, NotImplementedError) as error:
             words = " ".join(str(error).split())[:300]
             raise ConfigError(
                 f"the model cannot have this adapter: {words}",
                 where="model.adapter.targets, model.adapter.also_trained",
-                fix="name linear layers of the model, or targets: all-linear",
+                fix=f"targets: [{', '.join(_linear_names(network))}], or some of these; these can have one",
             ) from error
+    _check_targets(adapted, config.targets)
+    return adapted
+
+
+def _past_adapters(network: Any) -> list[str] | None:
+    """Return the names of layers that get no adapter, since kernels read their weights and not what they return."""
+    return ["out_proj"] if network.config.model_type in _READ_BY_KERNELS else None
+
+
+def _linear_names(network: Any) -> list[str]:
+    """Return the last names of the linear layers that can have an adapter, but for the output projection's."""
+    head, without = network.get_output_embeddings(), _past_adapters(network) or []
+    modules = ((name.split(".")[-1], module) for name, module in network.named_modules() if ".lora_" not in name)
+    found = {name for name, module in modules if isinstance(module, nn.Linear) and module is not head}
+    return sorted(found.difference(without, ("base_layer",)))
+
+
+def _check_also_trained(network: Any, names: Sequence[str]) -> None:
+    """Check that the model has the modules that are trained in full; peft leaves out those that it does not find.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    modules = [name for name, _ in network.named_modules() if name]
+    for wanted in names:
+        if not any(name.endswith(wanted) for name in modules):
+            raise _unknown(wanted, "also_trained", {name.split(".")[-1] for name in modules} | {*modules})
+
+
+def _check_targets(adapted: Any, targets: str | Sequence[str]) -> None:
+    """Check that every name of a list of targets has found a layer; peft is content with one that does.
+
+    Raises:
+        ConfigError: one has not.
+    """
+    if isinstance(targets, str):
+        return
+    # peft may have renamed the targets to those of stacked experts; what is left of the list must be there.
+    wanted = {*targets} & {*(next(iter(adapted.peft_config.values())).target_modules or ())}
+    found = adapted.base_model.targeted_module_names
+    for name in sorted(wanted):
+        if not any(place == name or place.endswith(f".{name}") for place in found):
+            raise _unknown(name, "targets", {place.split(".")[-1] for place in found} | {*_linear_names(adapted)})
+
+
+def _unknown(name: str, key: str, known: Set[str]) -> ConfigError:
+    near = get_close_matches(name, sorted(known), n=1)
+    meant = f"did you mean {near[0]}?" if near else f"one of {', '.join(sorted(k for k in known if '.' not in k))}"
+    return ConfigError(f"the model has no module {name}", where=f"model.adapter.{key}", fix=meant)
 
 
 def load_adapter(network: Any, folder: Path) -> Any:

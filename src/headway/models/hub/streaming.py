@@ -13,6 +13,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from headway.core.errors import CheckpointError
+from headway.models.finite import check_finite
 from headway.models.hub.folder import base_folder, is_adapter, open_folder
 from headway.models.hub.frozen import freeze_as_configured
 from headway.models.hub.quantized import quantize
@@ -87,6 +88,8 @@ def build_for_shards(config: ModelConfig, *, seed: int, precision: str) -> tuple
         if key is None:
             return model.buffers_at_first[name]
         whole = read_tensor(files[key], key).float()
+        if isinstance(state[name], nn.Parameter):
+            check_finite([(key, whole)], files[key])
         if name.endswith((".codes", ".scales")):
             adapter = config.adapter
             assert adapter is not None and (adapter.frozen_precision == "int8" or adapter.frozen_precision == "nf4")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,11 +15,14 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from headway.core.errors import CheckpointError, ConfigError, HeadwayError
+from headway.core.files.foreign import LISTING_BYTES, read_json_object
 from headway.core.requirements import install_command
 from headway.core.types import IGNORE_TARGET, Fusion
+from headway.models.finite import check_finite
 from headway.models.hub.folder import base_folder, is_adapter, open_folder
 from headway.models.hub.fusions import find_fusions
 from headway.models.hub.router_loss import balance_loss
+from headway.models.huggingface.largest import check_sizes
 from headway.models.loss import linear_cross_entropy
 from headway.models.recompute import selective_contexts
 
@@ -67,8 +70,11 @@ class TransformersModel(nn.Module):
     @property
     def backbone(self) -> nn.Module:
         """The model without its output projection."""
-        backbone: nn.Module = getattr(self.causal, self.causal.base_model_prefix)
-        return backbone
+        named: nn.Module | None = getattr(self.causal, self.causal.base_model_prefix, None)
+        if named is not None:
+            return named
+        embedding = self.causal.get_input_embeddings()
+        return next((child for child in self.causal.children() if embedding in set(child.modules())), self.causal)
 
     @property
     def pass_options(self) -> dict[str, Any]:
@@ -380,6 +386,7 @@ def build_transformers_model(config: ModelConfig, *, seed: int) -> TransformersM
             output_loading_info=True,
         )
     _check_report(report, folder)
+    check_finite(network.named_parameters(), folder)
     return with_adapter(config, network, seed)
 
 
@@ -396,6 +403,7 @@ def with_adapter(config: ModelConfig, network: Any, seed: int) -> TransformersMo
             )
         with explained(folder):
             network = load_adapter(network, folder)
+        check_finite(network.named_parameters(), folder)
     elif config.adapter is not None:
         from headway.models.hub.lora import add_adapter
 
@@ -457,8 +465,11 @@ def quiet() -> Iterator[None]:
 def explained(folder: Path) -> Iterator[None]:
     """Turn what transformers raises for a folder, which can be anything, into an error in three parts.
 
-    Warnings of the libraries that it loads, such as torchao's about kernels for other machines, are not shown.
+    Sizes in its config.json are bounded first, since transformers builds whatever they ask for. Warnings of the
+    libraries that it loads, such as torchao's about kernels for other machines, are not shown.
     """
+    with suppress(OSError, ValueError):  # reported by whoever reads it
+        check_sizes(read_json_object(folder / "config.json", LISTING_BYTES), str(folder / "config.json"))
     try:
         with quiet():
             yield

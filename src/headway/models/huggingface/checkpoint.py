@@ -15,6 +15,7 @@ from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files.atomic import write_json
 from headway.core.files.foreign import LISTING_BYTES, open_regular, read_json_object
 from headway.models.decoder import Decoder
+from headway.models.finite import check_finite
 from headway.models.huggingface.config import from_huggingface
 from headway.models.huggingface.weights import (
     fuse_weights,
@@ -93,6 +94,8 @@ def open_model(folder: Path) -> tuple[ModelConfig, Callable[[str], torch.Tensor]
 
     def read(name: str) -> torch.Tensor:
         parts = [read_tensor(files[part], part).float() for part in names[name]]
+        for part, tensor in zip(names[name], parts, strict=True):
+            check_finite([(part, tensor)], files[part])
         return fuse_weights(name, parts, config)
 
     return config, read

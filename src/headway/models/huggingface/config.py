@@ -14,6 +14,7 @@ from headway.models.facts import count_parameters
 from headway.models.huggingface import mixtures
 from headway.models.huggingface.families import FAMILIES, architecture_of
 from headway.models.huggingface.family import Family
+from headway.models.huggingface.largest import check_sizes
 from headway.models.huggingface.rope import from_rotary_keys, rotary_settings, to_rotary_keys
 from headway.models.shape import Shape
 
@@ -24,26 +25,6 @@ _MODEL_TYPES = {**{name: family.model_type for name, family in FAMILIES.items()}
 #: Of families with experts, as `Family` has it.
 _MIXTURE = Family("", {}, required={"mlp_bias": False, **mixtures.REQUIRED})
 
-#: Key -> the largest accepted size, far above that of any existing model. A config with a larger size is damaged or
-#: hostile, and building that many modules would exhaust time and memory.
-_LARGEST = {
-    "num_hidden_layers": 10_000,
-    "vocab_size": 2**24,
-    "hidden_size": 2**20,
-    "intermediate_size": 2**22,
-    "num_attention_heads": 2**16,
-    "num_key_value_heads": 2**16,
-    "head_dim": 2**16,
-    "max_position_embeddings": 2**26,
-    "sliding_window": 2**31,
-    "num_local_experts": 2**16,
-    "num_experts": 2**16,
-    "n_routed_experts": 2**16,
-    "n_shared_experts": 2**10,
-    "num_experts_per_tok": 2**16,
-    "moe_intermediate_size": 2**22,
-    "first_k_dense_replace": 10_000,
-}
 #: Activations, by their names in `ModelConfig`, as transformers calls them.
 _ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu_pytorch_tanh", "relu2": "relu2"}
 _MOST_PARAMETERS = 10**14
@@ -60,7 +41,7 @@ def from_huggingface(values: dict[str, Any], where: str) -> ModelConfig:
         ConfigError: the architecture or a variant of it is not supported, or the sizes are not those of any model.
     """
     architecture = _architecture(values, where)
-    _check_sizes(values, where)
+    check_sizes(values, where)
     family = FAMILIES.get(architecture, _MIXTURE)
     renamed = {key: values[name] for name, key in family.other_names.items() if name in values}
     values = {**_DEFAULTS[architecture], **values, **renamed}
@@ -112,17 +93,6 @@ def from_huggingface(values: dict[str, Any], where: str) -> ModelConfig:
             fix="give a sound checkpoint",
         )
     return config
-
-
-def _check_sizes(values: dict[str, Any], where: str) -> None:
-    for key, largest in _LARGEST.items():
-        value = values.get(key)
-        if isinstance(value, int | float) and not value <= largest:  # NaN too
-            raise ConfigError(
-                f"{key} is {value!r}, more than any model has (up to {largest:,} is read)",
-                where=where,
-                fix="give a sound checkpoint",
-            )
 
 
 def _architecture(values: dict[str, Any], where: str) -> str:

@@ -23,6 +23,7 @@ from headway.data.store import TokenStore
 from headway.data.tokenizing.begin_of_text import is_same_but_for_template, with_tokens_before
 from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.models.build import build_any_model, build_pretrained
+from headway.models.finite import check_finite
 from headway.models.huggingface.export import export_model
 from headway.parallel.world import World, pick_device
 from headway.training.evaluation.evaluate import Evaluation, evaluate
@@ -128,6 +129,8 @@ def _from_run(path: Path, step: int | None, device: torch.device) -> TrainedMode
     saved = store.load(info)
     for name, tensor in tensors.items():
         tensor.copy_(saved[name])
+    fix = f"take another step (--step); headway checkpoints list {path} shows which there are"
+    check_finite(tensors.items(), info.path, fix)
     begin = tokenizer.saved_begin_of_text()
     return TrainedModel(model.to(device).eval(), tokenizer, tokenizer_folder, begin, info.step, config)
 
