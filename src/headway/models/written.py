@@ -193,6 +193,8 @@ def _replaced(module: nn.Module, prefix: str, values: Values, without: Set[nn.Mo
 
 def _state_of(part: nn.Module) -> list[tuple[dict[str, Any], str]]:
     """Return where the floats of a module's own state lie, parameters and persistent buffers."""
-    buffers = [(part._buffers, key) for key in part._buffers if key not in part._non_persistent_buffers_set]
-    found = [*((part._parameters, key) for key in part._parameters), *buffers]
+    parameters: dict[str, Any] = part._parameters
+    buffers: dict[str, Any] = part._buffers
+    found = [(parameters, key) for key in parameters]
+    found += [(buffers, key) for key in buffers if key not in part._non_persistent_buffers_set]
     return [(place, key) for place, key in found if place[key] is not None and place[key].is_floating_point()]

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 
+from headway.core.console import notice
 from headway.core.errors import ConfigError
 from headway.core.hub import is_on_hub, split_hub_name
 from headway.models.hub.folder import base_folder, is_adapter, open_folder
@@ -95,13 +96,16 @@ def _merged(model: TransformersModel, network: Any, folder: Path) -> Any:
     uses = Counter(id(p) for _, p in network.named_parameters(remove_duplicate=False))
     settings = network.get_base_model().config
     for module in network.modules():
-        adapted = getattr(module, "base_layer", None)
+        adapted: Any = getattr(module, "base_layer", None)
         matrix = getattr(adapted, "weight", None)
         if matrix is None or uses[id(matrix)] < 2:
             continue
         uses[id(matrix)] -= 1
         adapted.weight = torch.nn.Parameter(matrix.detach().clone(), requires_grad=False)
         settings.tie_word_embeddings = settings.get_text_config().tie_word_embeddings = False
+        notice(
+            "an adapter changes one of two tied matrices: the folder has both, and tie_word_embeddings is false there"
+        )
     with quiet():
         merged = network.merge_and_unload()
     found = probe_logits(TransformersModel(model.config, merged))

@@ -74,7 +74,9 @@ class TransformersModel(nn.Module):
         if named is not None:
             return named
         embedding = self.causal.get_input_embeddings()
-        return next((child for child in self.causal.children() if embedding in set(child.modules())), self.causal)
+        around = (child for child in self.causal.children() if embedding in set(child.modules()))
+        backbone: nn.Module = next(around, self.causal)
+        return backbone
 
     @property
     def pass_options(self) -> dict[str, Any]:
