@@ -134,10 +134,25 @@ def probe_logits(model: nn.Module) -> torch.Tensor:
     was_training = model.training
     model.eval()
     try:
-        logits: torch.Tensor = model(ids_BT.to(next(iter(devices), torch.device("cpu"))))
+        with _whole_products():
+            logits: torch.Tensor = model(ids_BT.to(next(iter(devices), torch.device("cpu"))))
     finally:
         model.train(was_training)
     return logits.float().cpu()
+
+
+@contextmanager
+def _whole_products() -> Iterator[None]:
+    """Compute products and convolutions in fp32 without TF32, which GPUs use for convolutions by default."""
+    cudnn: Any = torch.backends.cudnn
+    convolutions, products = cudnn.conv.fp32_precision, torch.get_float32_matmul_precision()
+    cudnn.conv.fp32_precision = "ieee"
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        cudnn.conv.fp32_precision = convolutions
+        torch.set_float32_matmul_precision(products)
 
 
 def _logits(model: nn.Module, values: Values) -> torch.Tensor:
