@@ -27,7 +27,7 @@ from headway.config import ModelConfig
 from headway.models.build import build_model
 from headway.models.decoder import Decoder
 from headway.models.facts import flops_per_token
-from headway.models.huggingface.checkpoint import export_model
+from headway.models.huggingface.export import export_model
 
 Step = Callable[[], torch.Tensor]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from headway.config import ModelConfig
 from headway.models.build import build_model
-from headway.models.huggingface.checkpoint import export_model
+from headway.models.huggingface.export import export_model
 
 MADE_OF = ("pretrained", "adapter", "teacher")
 

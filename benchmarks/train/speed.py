@@ -106,7 +106,7 @@ class Workload:
         from headway.data.feeding.feed import TokenFeed
         from headway.data.remote_store import open_store
         from headway.models.build import build_model
-        from headway.models.huggingface.checkpoint import export_model
+        from headway.models.huggingface.export import export_model
 
         config = load_config(self.config, [])
         store = open_store(config.data)

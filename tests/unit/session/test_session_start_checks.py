@@ -18,7 +18,7 @@ from headway.cli.application import application
 from headway.config import ModelConfig, load_config
 from headway.core.errors import HeadwayError
 from headway.models.build import build_model
-from headway.models.huggingface.checkpoint import export_model
+from headway.models.huggingface.export import export_model
 from headway.session.attempt import RunOptions
 from headway.session.preparing import prepare_if_needed
 from headway.session.preview import preview
