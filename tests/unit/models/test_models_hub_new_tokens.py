@@ -23,17 +23,17 @@ transformers = pytest.importorskip("transformers")
 
 @pytest.mark.parametrize(
     ("family", "rows"),
-    [("llama-3", 320), ("qwen3", 302), ("gpt-2", 320), ("qwen3", 320)],
+    [("llama-3", 320), ("qwen3", 305), ("gpt-2", 320), ("qwen3", 320)],
     ids=["untied", "tied", "gpt-2", "padded"],
 )
 def test_rows_of_new_tokens_are_means_of_their_pieces(family: str, rows: int, tmp_path: Path) -> None:
     source, folder = write_family(family, tmp_path / "model", vocab_size=rows), tmp_path / "extended"
     old = Tokenizer.load(chat_tokenizer(source))
-    assert old.vocab_size == 302
+    assert old.vocab_size == 305
     tokens = {"wide seas": False, "<|tool|>": True}
-    pieces = {302 + number: old.encode_batch([token])[0] for number, token in enumerate(tokens)}
+    pieces = {305 + number: old.encode_batch([token])[0] for number, token in enumerate(tokens)}
     assert all(len(parts) > 1 for parts in pieces.values())
-    extend_vocabulary(source, folder, pieces, with_new_tokens(old.content, tokens, 302))
+    extend_vocabulary(source, folder, pieces, with_new_tokens(old.content, tokens, 305))
 
     before, after = (load_file(place / "model.safetensors") for place in (source, folder))
     assert before.keys() == after.keys()
@@ -41,18 +41,18 @@ def test_rows_of_new_tokens_are_means_of_their_pieces(family: str, rows: int, tm
         if matrix.shape[:1] != (rows,):
             assert torch.equal(matrix, after[name])
             continue
-        assert torch.equal(matrix[:302], after[name][:302]) and len(after[name]) == max(rows, 304)
+        assert torch.equal(matrix[:305], after[name][:305]) and len(after[name]) == max(rows, 307)
         for number, parts in pieces.items():
             torch.testing.assert_close(after[name][number], torch.stack([matrix[p] for p in parts]).mean(0))
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    assert tokenizer("rain<|tool|>wide seas", add_special_tokens=False)["input_ids"][-2:] == [303, 302]
-    assert tokenizer.chat_template and len(tokenizer) == 304 == Tokenizer.load(folder).vocab_size
-    assert Tokenizer.load(folder).encode_batch(["rain wide seas"])[0][-1] == 302
+    assert tokenizer("rain<|tool|>wide seas", add_special_tokens=False)["input_ids"][-2:] == [306, 305]
+    assert tokenizer.chat_template and len(tokenizer) == 307 == Tokenizer.load(folder).vocab_size
+    assert Tokenizer.load(folder).encode_batch(["rain wide seas"])[0][-1] == 305
     assert Tokenizer.load(folder).encode_batch(["<|tool|>"]) == old.encode_batch(["<|tool|>"])  # a text does not
-    model = complete(Config.model_validate({"model": {"from_pretrained": str(folder)}}).model, 304)
-    built = build_any_model(model, vocab_size=304, seed=0).eval()
-    ids = torch.tensor([[5, 303, 302, 7]])
+    model = complete(Config.model_validate({"model": {"from_pretrained": str(folder)}}).model, 307)
+    built = build_any_model(model, vocab_size=307, seed=0).eval()
+    ids = torch.tensor([[5, 306, 305, 7]])
     with torch.no_grad():
         expected = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(ids).logits
         torch.testing.assert_close(built(ids), expected, rtol=1e-4, atol=1e-5)
@@ -82,4 +82,4 @@ def test_the_verb_refuses_what_cannot_be_added(tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "mine.txt").write_text("x")
     with pytest.raises(ConfigError, match="no earlier export"):
-        extend_vocabulary(source, tmp_path / "new", {302: [5]}, b"{}")
+        extend_vocabulary(source, tmp_path / "new", {305: [5]}, b"{}")
