@@ -1,32 +1,45 @@
-"""Two machines on loopback: a node process that is killed is started again, and the run ends as if it never was."""
+"""Two machines on loopback: a worker that is killed is named, whichever machine it is on, and the run continues."""
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from headway.core.coordination.heartbeat import Reading, read_heartbeat
+from headway.core.process.waiting import wait_until
 from ports import free_ports
 from support import headway, state_hash
 from waits import LONG
 
 pytestmark = pytest.mark.slow
 
+KILLS = 20
+
+
+def log_of(folder: Path, number: int) -> Path:
+    return folder / f"machine-{number}.log"
+
 
 @pytest.fixture
-def start(tiny: Callable[..., Path], tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def start(tiny: Callable[..., Path], tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     config, port = tiny(train={"steps": 8}), free_ports(1)[0]
-    started: list[subprocess.Popen[str]] = []
+    started: list[subprocess.Popen[bytes]] = []
 
-    def begin(number: int) -> subprocess.Popen[str]:
+    def begin(number: int, *words: str, faults: str = "") -> subprocess.Popen[bytes]:
         options = ("--machines", "2", "--node", str(number), "--lead", f"127.0.0.1:{port}")
-        command = [sys.executable, "-m", "headway", "train", str(config), "name=hurt", *options]
-        environment = {**os.environ, "HEADWAY_SECRET": "0123456789abcdef", "HEADWAY_FAULTS": "kill@step=5%1"}
-        started.append(subprocess.Popen(command, text=True, stderr=subprocess.PIPE, env=environment))
+        command = [sys.executable, "-m", "headway", "train", str(config), "name=hurt", *words, *options]
+        environment = {**os.environ, "HEADWAY_SECRET": "0123456789abcdef", "HEADWAY_FAULTS": faults}
+        with log_of(tmp_path, number).open("wb") as log:
+            started.append(subprocess.Popen(command, stderr=log, env=environment))
         return started[-1]
 
     yield begin
@@ -36,15 +49,72 @@ def start(tiny: Callable[..., Path], tmp_path: Path) -> Iterator[Callable[..., s
 
 
 def test_a_worker_of_another_machine_that_dies_is_named_and_the_run_goes_on(
-    start: Callable[..., subprocess.Popen[str]], tiny: Callable[..., Path], tmp_path: Path
+    start: Callable[..., subprocess.Popen[bytes]], tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
-    lead, node = start(0), start(1)
-    said, other = lead.communicate(timeout=LONG)[1], node.communicate(timeout=LONG)[1]
+    faults = "kill@step=5%1"
+    lead, node = start(0, faults=faults), start(1, faults=faults)
+    codes = lead.wait(LONG), node.wait(LONG)
+    said, other = (log_of(tmp_path, number).read_text() for number in (0, 1))
     # `max_failures` is 0 in tests: the failure ends the run, on both machines alike.
-    assert (lead.returncode, node.returncode) == (1, 1), said + other
+    assert codes == (1, 1), said + other
     assert "worker 1 on" in said and "died (signal 9) after step 5" in said
     run = tmp_path / "runs" / "hurt"
     done = headway("train", tiny(train={"steps": 8}), "name=hurt", "--workers", "2")
     assert done.returncode == 0, done.stderr
     assert headway("train", tiny(train={"steps": 8}), "name=whole", "--workers", "2").returncode == 0
     assert state_hash(run) == state_hash(tmp_path / "runs" / "whole")
+
+
+def reading_of(folder: Path, rank: int) -> Reading | None:
+    """The newest heartbeat of a worker; None before its first one."""
+    try:
+        page = os.open(folder / f"heartbeat-{rank}", os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        return read_heartbeat(page)
+    finally:
+        os.close(page)
+
+
+def record_of(folder: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((folder / "attempt.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def has_stepped(folder: Path) -> bool:
+    readings = [reading_of(folder, rank) for rank in range(2)]
+    return all(reading is not None and reading.has_finished_a_step for reading in readings)
+
+
+@pytest.mark.timeout(900)
+def test_of_twenty_killed_workers_twenty_are_named(
+    start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    """On both machines, at other moments of a step each time; the alert gets the same name."""
+    alerts = tmp_path / "alerts"
+    words = (
+        "train.steps=100000", "checkpoint.every=1000 steps", f"supervise.max_failures={KILLS + 1}",
+        "supervise.max_delay_seconds=0.1", f"telemetry.alert=cat >> {alerts}",
+    )  # fmt: skip
+    lead, _ = start(0, *words), start(1, *words)
+    attempts = tmp_path / "runs/hurt/attempts"
+    killed, named = list[int](), list[int]()
+    for number in range(1, KILLS + 1):
+        folder, victim = attempts / f"{number:03}", int(number % 3 > 0)
+        assert wait_until(lambda folder=folder: has_stepped(folder) or lead.poll() is not None, LONG, 0.02)
+        time.sleep(0.05 * (number % 7))
+        reading = reading_of(folder, victim)
+        assert reading is not None, log_of(tmp_path, 0).read_text()
+        os.kill(reading.pid, signal.SIGKILL)
+        killed.append(victim)
+        assert wait_until(lambda folder=folder: "decision" in record_of(folder), LONG, 0.02)
+        named.append(record_of(folder)["rank"])
+    assert named == killed
+    lead.send_signal(signal.SIGTERM)
+    assert lead.wait(LONG) == 75
+    told = [line for line in alerts.read_text().splitlines() if "ended: worker" in line]
+    assert [f"worker {rank} on" in line for rank, line in zip(killed, told, strict=True)] == [True] * KILLS

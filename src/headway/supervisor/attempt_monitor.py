@@ -39,7 +39,7 @@ from headway.supervisor.diagnose import SAVED_KINDS, Evidence, last_exchange
 from headway.supervisor.follower_process import FollowerProcess
 from headway.supervisor.log import SupervisorLog
 from headway.supervisor.machines.roster import Member
-from headway.supervisor.machines.team import MachineEnd, Team
+from headway.supervisor.machines.team import MachineEnd, Team, most_telling
 from headway.supervisor.processes import GRACE_SECONDS, ask_for_stacks, end_all, file_size, reap_orphans
 from headway.supervisor.restart_policy import AttemptOutcome, Decision
 from headway.supervisor.watchdog import Finding, Watchdog
@@ -125,6 +125,7 @@ class AttemptMonitor:
         self._done = False
         self._workers = WorkerStatuses(config.parallel.all_workers, range(config.parallel.workers))
         self._facts: dict[str, Any] = {}
+        self._killed: set[int] = set()
 
     def begin(self, lock: OwnerLock | None, started: float | None = None, restarts: int = 0) -> Attempt:
         """Take the run directory: from here on, processes of earlier attempts cannot publish anything."""
@@ -358,14 +359,16 @@ class AttemptMonitor:
         more = "more machines" if self._can_grow() else "all of them again"
         self._say(f"asking workers to save, to continue with {more}")
         self._team.signal(_GROW_SIGNAL)
-        for pid in self._workers.alive:
+        for pid in self._workers.alive.values():
             with suppress(ProcessLookupError):
                 os.kill(pid, _GROW_SIGNAL)
 
     def _hurry(self) -> None:
         """Kill the remaining workers, so that the agent reports at once instead of waiting half a minute for them."""
         self._team.signal(signal.SIGKILL)
-        for pid in self._workers.alive:
+        self._look()  # those that have died by now are not killed here
+        for rank, pid in self._workers.alive.items():
+            self._killed.add(rank)
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -398,7 +401,7 @@ class AttemptMonitor:
             self._passed_on += 1
             if several and not self._workers.alive:
                 self._look()  # they may have begun since the last look
-            targets = self._workers.alive if several else [process.pid]
+            targets = list(self._workers.alive.values()) if several else [process.pid]
             if not self._workers.readings and not targets and process.poll() is None:
                 # An agent whose workers have not begun has nothing to save. Once they are gone, it reports why.
                 targets, number = [process.pid], signal.SIGKILL
@@ -423,18 +426,18 @@ class AttemptMonitor:
 
     def _ended(self, process: AttemptProcess, found: Finding | None) -> AttemptOutcome:
         """Return the outcome that the ends of the attempt processes show."""
-        return self._evidence.explain_end(self._worst_end(process), found)
+        return self._evidence.explain_end(self._worst_end(process, found), found)
 
     def _patience_seconds(self, process: AttemptProcess) -> float:
         """Return how long the machines may take to end after the first of them has."""
-        worst = self._worst_end(process)
+        worst = self._worst_end(process, None)
         if worst.is_good:
             return self.config.supervise.save_seconds
         return _SAVE_SECONDS if worst.code in SAVED_KINDS else _REPORT_SECONDS
 
-    def _worst_end(self, process: AttemptProcess) -> MachineEnd:
+    def _worst_end(self, process: AttemptProcess, found: Finding | None) -> MachineEnd:
         """Return the end of the workers of a machine that says most about why the attempt has ended."""
         ends = list(self._team.ends.values())
         if process.code is not None:
-            ends.insert(0, MachineEnd(process.code, self._done, self._reported))
-        return min(ends, key=lambda end: end.severity)
+            ends.append(MachineEnd(process.code, self._done, self._reported, killed_here=self._killed))
+        return most_telling(ends, found)

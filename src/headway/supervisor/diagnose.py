@@ -68,7 +68,7 @@ class Evidence:
         if stopping is not None and (reported is None or reported.get("signal")):
             what = f"stopped by {stopping} before a checkpoint could be saved; the newest one is intact"
             return AttemptOutcome("preempted", what, 75, str(self.config.run_directory), "run the same command again")
-        if found is not None and reported is None:
+        if found is not None and (reported is None or end.is_consequence):
             return self.blame(found)
         if reported is not None and reported.get("signal") is None:
             self._keep_traceback(reported)
@@ -77,7 +77,7 @@ class Evidence:
                 "error", reported, None if deliberate else f"worker {reported['rank']} crashed: {reported['what']}"
             )
             return replace(crash, facts={"exchanges": exchanges(self.readings)})
-        rank, number = (reported or {}).get("rank", 0), (reported or {}).get("signal") or (-code if code < 0 else None)
+        rank, number = end.rank, end.signal
         how = "cause unknown" if lost and not number else in_words(-number if number else code)
         if self.attempt is None or rank not in self.readings:
             what = f"worker {rank} died ({how}) before its first step"

@@ -27,10 +27,10 @@ class WorkerStatuses:
     _pages: dict[int, int] = field(default_factory=dict)
 
     @property
-    def alive(self) -> list[int]:
-        """Process numbers of the workers of this machine that are alive."""
-        alive = (rank for rank, state in self.states.items() if state is not None and rank in self._here)
-        return [pid for rank in alive if (pid := self.readings[rank].pid) > 1]
+    def alive(self) -> dict[int, int]:
+        """Process numbers of the workers of this machine that are alive, by rank."""
+        living = [rank for rank, state in self.states.items() if state is not None and state.state != DEAD]
+        return {rank: pid for rank in living if rank in self._here and (pid := self.readings[rank].pid) > 1}
 
     @property
     def missing(self) -> list[int]:

@@ -31,7 +31,7 @@ from headway.session.attempt import RunOptions
 from headway.supervisor import attempt_monitor, log, supervisor, worker_status
 from headway.supervisor.attempt_monitor import AttemptMonitor
 from headway.supervisor.machines.roster import Member
-from headway.supervisor.machines.team import Team
+from headway.supervisor.machines.team import MachineEnd, Team
 from headway.supervisor.restart_policy import AttemptOutcome, RestartPolicy
 from headway.supervisor.watchdog import Finding
 from headway.supervisor.worker_pool import WorkerPool
@@ -272,6 +272,63 @@ def test_a_death_is_said_within_a_second_and_its_attempt_over_within_two(
     assert killed[0] - told[0] >= attempt_monitor._HURRY_SECONDS, "or nobody would hear of it from the agent"
     assert stack.exists() == (stack_after < math.inf)
     assert killed[0] - told[0] <= max(1.0, stack_after + 0.5) or not stack.exists()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("other_reports", [True, False])
+def test_of_two_machines_the_worker_that_died_first_is_named(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, victim: int, other_reports: bool
+) -> None:
+    """Both agents report a worker that SIGKILL has ended: one was killed from outside, one because of that."""
+    config = load_config(tiny())
+    config = config.model_copy(update={"parallel": config.parallel.model_copy(update={"machines": 2})})
+    team = Team()
+    attempt = AttemptMonitor(config, RunOptions(), WorkerPool(config, None), [], own_process=False, team=team)
+    folder, now, killed = attempt.begin(None).directory, time.monotonic(), list[float]()
+    for rank in (0, 1):
+        page = Heartbeat(folder / f"heartbeat-{rank}")
+        page._pid = 1000 + rank
+        page.beat(Phase.COMPUTE, 7)
+    dead = {1000 + victim}
+
+    def reports(rank: int) -> dict[str, Any]:
+        return {"kind": "error", "exit_code": 1, "what": "died", "rank": rank, "signal": 9}
+
+    def kill(pid: int, number: int) -> None:
+        if pid not in dead:
+            killed.append(now)
+            dead.add(pid)
+        assert number == signal.SIGKILL
+
+    def listen(seconds: float) -> list[Any]:
+        nonlocal now
+        now += seconds
+        if len(dead) == 2 and (victim or other_reports):
+            known = reports(1)
+            team.ends[1] = MachineEnd(1, False, known, 1, killed_here=() if victim else (1,))
+        return [reports(0)] if len(dead) == 2 else []
+
+    def state(pid: int) -> ProcessState:
+        return ProcessState(pid, DEAD if pid in dead else "S", 1, pid, signal.SIGKILL if pid in dead else None)
+
+    page_of_1 = worker_status.WorkerStatuses(2, range(1, 2))
+    monkeypatch.setattr(worker_status, "process_state", state)
+    monkeypatch.setattr(attempt_monitor, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(attempt_monitor, "ask_for_stacks", lambda *_: None)
+    monkeypatch.setattr("os.kill", kill)
+
+    def look() -> None:
+        page_of_1.look(folder)
+        team.readings, team.states = page_of_1.readings, page_of_1.states
+
+    monkeypatch.setattr(team, "look", look)
+    monkeypatch.setattr(team, "signal", lambda number: kill(1001, number))
+    monkeypatch.setattr(Team, "all_ended", property(lambda team: 1 in team.ends))
+    process: Any = SimpleNamespace(pid=-1, code=1, listen=listen, poll=lambda: 1 if len(dead) == 2 else None)
+    ending = attempt._watch(process, None)
+    page_of_1.close()
+    assert (ending.kind, ending.rank, ending.signal) == ("died", victim, signal.SIGKILL)
+    assert len(killed) == 1, "the other one was killed here"
 
 
 def test_workers_that_have_begun_since_the_last_look_hear_a_signal_too(

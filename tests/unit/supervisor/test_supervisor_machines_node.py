@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from headway.config import load_config
+from headway.core.coordination.heartbeat import Heartbeat, Phase
+from headway.core.process.table import DEAD, ProcessState
+from headway.supervisor import worker_status
 from headway.supervisor.machines.line import Line
-from headway.supervisor.machines.node import _Node
+from headway.supervisor.machines.node import _Node, _NodeAttempt
 from headway.supervisor.machines.place import Place, Seat
+from headway.supervisor.worker_status import WorkerStatuses
 
 
 class Heard:
@@ -38,3 +46,36 @@ def test_a_machine_that_becomes_a_spare_has_no_workers_left(tiny: Callable[..., 
     node._attempt = cast(Any, attempt)
     node._handle({"kind": "spare"}, cast(Line, attempt))
     assert attempt.has_ended and node._attempt is None and attempt.said == [("ended", 3)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_only_workers_that_lived_until_then_count_as_killed_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Otherwise the death that came first would be taken for one of those that followed from it."""
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr("os.kill", lambda *told: sent.append(told))
+    monkeypatch.setattr(
+        worker_status, "process_state", lambda pid: ProcessState(pid, DEAD if pid == 1002 else "S", 1, pid)
+    )
+    for rank in (2, 3):
+        page = Heartbeat(tmp_path / f"heartbeat-{rank}")
+        page._pid = 1000 + rank
+        page.beat(Phase.COMPUTE, 7)
+    process: Any = SimpleNamespace(pid=999, poll=lambda: None)
+    attempt = _NodeAttempt(1, tmp_path, tmp_path, process, WorkerStatuses(4, range(2, 4)), own_process=False)
+    attempt.signal(number)
+    attempt.workers.close()
+    assert sent == [(1003, number)]
+    assert attempt.killed == ({3} if number == signal.SIGKILL else set())
+
+
+def test_workers_that_have_not_begun_are_killed_with_their_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr("os.kill", lambda *told: sent.append(told))
+    process: Any = SimpleNamespace(pid=999, poll=lambda: None)
+    attempt = _NodeAttempt(1, tmp_path, tmp_path, process, WorkerStatuses(4, range(2, 4)), own_process=False)
+    attempt.signal(signal.SIGTERM)
+    assert sent == [(999, signal.SIGKILL)] and attempt.killed == {2, 3}

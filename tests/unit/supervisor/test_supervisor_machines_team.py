@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from headway.supervisor.machines.assembly import Machines
 from headway.supervisor.machines.messages import pack_workers, unpack_workers
 from headway.supervisor.machines.place import Place, Seat
 from headway.supervisor.machines.roster import Member, Refusal
-from headway.supervisor.machines.team import MachineEnd, Team
+from headway.supervisor.machines.team import MachineEnd, Team, most_telling
+from headway.supervisor.watchdog import Finding
 
 READING = Reading(
     41,
@@ -320,16 +322,56 @@ def test_the_end_waits_for_the_machines_that_are_there(lead: Played, begun: Team
     assert looks == 2
 
 
+def killed_worker(rank: int, killed_here: tuple[int, ...] = ()) -> MachineEnd:
+    """The end of a machine one of whose workers was killed by SIGKILL."""
+    reported = {"exit_code": 1, "what": "died", "rank": rank, "signal": 9}
+    return MachineEnd(1, False, reported, killed_here=killed_here)
+
+
 def test_the_end_that_says_most_decides() -> None:
     crashed = MachineEnd(1, False, {"exit_code": 1, "what": "connection closed"})
-    killed = MachineEnd(1, False, {"exit_code": 1, "what": "died", "signal": 9})
+    killed, ended_here = killed_worker(1), killed_worker(0, killed_here=(0,))
     saved = MachineEnd(75, False, {"exit_code": 75, "what": "stopped"})
     cancelled = MachineEnd(7, False, {"exit_code": 7, "what": "cancelled"})
     full = MachineEnd(4, False, {"exit_code": 4, "what": "disk"})
     good, gone = MachineEnd(0, True), MachineEnd(-9)
-    order = [full, saved, killed, crashed, good]
+    order = [full, saved, killed, crashed, ended_here, good]
     for place, end in enumerate(order):
-        assert min(reversed(order[place:]), key=lambda one: one.severity) is end
-    assert min([saved, cancelled], key=lambda one: one.severity) is cancelled
-    assert min([crashed, gone], key=lambda one: one.severity) is gone
+        assert most_telling(list(reversed(order[place:])), None) is end
+    assert most_telling([saved, cancelled], None) is cancelled
+    assert most_telling([crashed, gone], None) is gone
     assert not MachineEnd(0, False).is_good, "without its word that is no success"
+
+
+@pytest.mark.parametrize("victim", range(4))
+def test_a_kill_by_the_supervisor_is_never_taken_for_the_first(victim: int) -> None:
+    """Of four machines one loses its worker; the supervisor then kills the other three by the same signal."""
+    found = Finding("died", victim, "died", suspects=(victim,))
+    ends = [killed_worker(rank, killed_here=() if rank == victim else (rank,)) for rank in range(4)]
+    for order in permutations(ends):
+        assert most_telling(order, found).rank == most_telling(order, None).rank == victim
+
+
+def test_of_two_kills_the_one_that_was_found_first_counts() -> None:
+    found = Finding("died", 2, "died", suspects=(2,))
+    assert most_telling([killed_worker(1), killed_worker(2)], found).rank == 2
+
+
+def test_an_attempt_process_that_is_killed_stands_for_its_first_worker() -> None:
+    gone = MachineEnd(-9, first_rank=4)
+    assert (gone.rank, gone.signal, gone.is_consequence) == (4, 9, False)
+    assert MachineEnd(-9, first_rank=4, killed_here=[4, 5]).is_consequence
+
+
+@pytest.mark.parametrize("killed", [[1], [], None, "1"])
+def test_a_machine_tells_which_workers_the_supervisor_killed(
+    lead: Played, of: Callable[..., Machines], killed: object
+) -> None:
+    lead.join(1)
+    team = of("2").assemble(lambda: None)
+    team._attempt = 1
+    reported = {"exit_code": 1, "what": "died", "rank": 1, "signal": 9}
+    ended = {"kind": "attempt_ended", "attempt": 1, "code": 1, "reported": reported, "killed": killed}
+    lead.here[1].inbox.append(ended)
+    team.look()
+    assert team.ends[1].rank == 1 and team.ends[1].is_consequence == (killed == [1])

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -194,6 +194,8 @@ class _NodeAttempt:
     reported: dict[str, Any] | None = None
     told: bool = False
     looked: float = 0.0
+    killed: set[int] = field(default_factory=set)
+    """Ranks of the workers that were alive when they were killed because the lead said so."""
 
     @classmethod
     def begin(cls, order: Mapping[str, Any], place: Place, line: Line, own_process: bool) -> _NodeAttempt | None:
@@ -239,7 +241,7 @@ class _NodeAttempt:
                 self._take(message)
             self.told = True
             ending = {"code": self.process.code, "done": self.done, "reported": self.reported}
-            line.send("attempt_ended", attempt=self.number, **ending)
+            line.send("attempt_ended", attempt=self.number, killed=sorted(self.killed), **ending)
 
     def _take(self, message: dict[str, Any]) -> None:
         if message["kind"] == "done":
@@ -250,9 +252,13 @@ class _NodeAttempt:
     def signal(self, number: int) -> None:
         """Send a signal to all workers; if none has begun, there is nothing to save."""
         self.workers.look(self.folder)
-        targets = self.workers.alive
+        alive = self.workers.alive
+        targets = list(alive.values())
         if not self.workers.readings and self.process.poll() is None:
             targets, number = [self.process.pid], signal.SIGKILL
+            self.killed.update(self.workers.here or ())
+        if number == signal.SIGKILL:
+            self.killed.update(alive)
         for pid in targets:
             try:
                 os.kill(pid, number)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headway.config import Config
 from headway.core.coordination.heartbeat import Reading
@@ -19,6 +20,9 @@ from headway.supervisor.machines.interfaces import interface_of
 from headway.supervisor.machines.lead import Lead
 from headway.supervisor.machines.messages import unpack_workers
 from headway.supervisor.machines.roster import Member
+
+if TYPE_CHECKING:
+    from headway.supervisor.watchdog import Finding
 
 #: How long a machine may take to end its processes, beyond what their last writes take.
 _END_SECONDS = 90.0
@@ -33,6 +37,26 @@ class MachineEnd:
     is_done: bool = False
     reported: Mapping[str, Any] | None = None
     """The error that it has reported."""
+    first_rank: int = 0
+    killed_here: Collection[int] = ()
+    """Ranks of its workers that the supervisor has killed, because another worker had died."""
+
+    @property
+    def rank(self) -> int:
+        """The worker that it is about: the one that it reports, or the first one of the machine."""
+        rank = self.reported.get("rank") if self.reported is not None else None
+        return rank if isinstance(rank, int) else self.first_rank
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that has killed that worker, or the attempt process; None without one."""
+        reported = self.reported.get("signal") if self.reported is not None else None
+        return reported or (-self.code if self.code < 0 else None)
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether the supervisor itself has killed that worker, so that its end says nothing about the cause."""
+        return self.signal == signal.SIGKILL and self.rank in self.killed_here
 
     @property
     def is_good(self) -> bool:
@@ -43,12 +67,23 @@ class MachineEnd:
     def severity(self) -> int:
         """How much it says about the cause, 0 for most: deliberate errors, then kills, then what follows from both."""
         code = self.reported["exit_code"] if self.reported is not None else self.code
-        killed = self.code < 0 or (self.reported is not None and self.reported.get("signal"))
         if self.is_good:
+            return 5
+        if self.is_consequence:
             return 4
         if self.reported is not None and code not in (0, 1):
             return 1 if code == Preempted.exit_code else 0
-        return 2 if killed else 3
+        return 3 if self.signal is None else 2
+
+
+def most_telling(ends: Collection[MachineEnd], found: Finding | None) -> MachineEnd:
+    """Return the end that says most about why an attempt has ended.
+
+    Args:
+        ends: Those of the machines that have ended, in any order.
+        found: What the watchdog has found first; of two ends that say as much, that of this worker counts.
+    """
+    return min(ends, key=lambda end: (end.severity, found is None or end.rank != found.rank, end.rank))
 
 
 class Team:
@@ -147,8 +182,10 @@ class Team:
         if message["kind"] == "attempt_ended":
             code, reported = message.get("code"), message.get("reported")
             if isinstance(code, int):
-                known = _checked_report(reported, self._ranks[number])
-                self.ends[number] = MachineEnd(code, message.get("done") is True, known)
+                ranks, killed = self._ranks[number], message.get("killed")
+                known = _checked_report(reported, ranks)
+                killed_here = killed if isinstance(killed, list) else ()
+                self.ends[number] = MachineEnd(code, message.get("done") is True, known, ranks.start, killed_here)
         elif message["kind"] == "ended":
             self._ended.add(number)
 
