@@ -6,7 +6,9 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -237,6 +239,58 @@ def test_a_real_run_whose_node_goes_down_is_queued_again(slurm: Slurm, pair: Pat
     assert (found["JobState"], found["ExitCode"]) == ("COMPLETED", "0:0"), log_of(handle)
     assert int(found["Restarts"]) >= 1
     check(pair, "down", whole)
+
+
+def node_process(job: str, number: int) -> int:
+    """The process of `headway train` on a machine of a job."""
+    import psutil
+
+    found: dict[int, int] = {}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            about = process.environ()
+            is_there = about.get("SLURM_JOB_ID") == job and about.get("SLURM_PROCID") == str(number)
+            if is_there and "train" in process.cmdline():
+                found[process.pid] = process.ppid()
+    (first,) = [pid for pid, parent in found.items() if parent not in found]
+    return first
+
+
+def after(slurm: Slurm, handle: Handle) -> str:
+    """A job that begins when another one has completed."""
+    queued = slurm.ask("sbatch", "--parsable", "--partition=low", f"--dependency=afterok:{handle.id}",
+                       "--output=/dev/null", "--wrap=true")  # fmt: skip
+    return queued.strip()
+
+
+@pytest.mark.parametrize("determinism", ["run", "elastic"])
+def test_a_machine_that_is_killed_does_not_fail_the_job(
+    slurm: Slurm, tiny: Callable[..., Path], determinism: str
+) -> None:
+    """The lead decides: it asks for all machines again, or finishes without the one that is gone."""
+    supervise = {"lost_seconds": 10, "rejoin_seconds": 500}
+    config = tiny(determinism=determinism, train={"steps": 90}, checkpoint={"every": "10 steps"}, supervise=supervise)
+    name = f"killed-{determinism}"
+    handle = launched(config, "--machines", "2", f"name={name}", "launch.slurm.partition=low", path_with())
+    follower = after(slurm, handle)
+    run = config.parent / "runs" / name
+    wait_for_records(slurm, run)
+    killed = time.monotonic()
+    os.kill(node_process(handle.id, 1), signal.SIGKILL)
+    restarts = "0"
+    if determinism == "run":
+        assert wait_until(lambda: slurm.job(handle.id)["JobState"] == "PENDING", LONG, 0.2), log_of(handle)
+        print(f"queued again {time.monotonic() - killed:.0f} s after the kill")
+        assert "the command on machine 1" in log_of(handle) and "nothing starts it again" in log_of(handle)
+        restarts = "1"
+        again_at_once(slurm, handle.id)
+    found = ended(slurm, handle.id)
+    print(f"{determinism}: over {time.monotonic() - killed:.0f} s after the kill")
+    assert (found["JobState"], found["Restarts"], found["ExitCode"]) == ("COMPLETED", restarts, "0:0"), log_of(handle)
+    assert ended(slurm, follower)["JobState"] == "COMPLETED"
+    whole = ("train", config, "name=whole", f"determinism={determinism}", "--workers", "2")
+    assert headway(*whole).returncode == 0
+    assert state_hash(run) == state_hash(config.parent / "runs/whole")
 
 
 def test_a_real_run_that_is_cancelled_has_saved_and_continues_by_hand(

@@ -223,6 +223,19 @@ def missing_extra(package: str, extra: str, purpose: str) -> ConfigError:
     )
 
 
+def exit_code_of(error: BaseException | None) -> int:
+    """Return the exit code of a command that ends with an error; 0 without one."""
+    if error is None:
+        return 0
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(error, SystemExit):
+        code: object = error.code or 0
+    else:
+        code = getattr(explain_refusal(error) or error, "exit_code", 1)
+    return code if isinstance(code, int) else 1
+
+
 def error_with(exit_code: int) -> type[HeadwayError] | None:
     """Return the type of error that ends a process with this exit code, if exactly one type does."""
     kinds = (ConfigError, DataError, CheckpointError, DivergedError, Preempted, BudgetReached, Cancelled)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.config.sections.launch import SlurmConfig
-from headway.core.coordination.launch_variables import MACHINES, SECRET_FILE
+from headway.core.coordination.launch_variables import CODE_FILE, MACHINES, SECRET_FILE
 from headway.core.errors import ConfigError
 from headway.core.process.waiting import wait_until
 from headway.launchers.job import Job
@@ -26,6 +26,8 @@ from headway.session.completed import why_prepare
 CONFIG, SCRIPT, PREPARE = "config.yaml", "job.sh", "prepare.sh"
 #: The file that says that a person has ended the job, so that the script does not queue it again.
 CANCELLED = "cancelled"
+#: The file in which the lead leaves its exit code. That of the step is the highest one of all machines.
+CODE = "code"
 _LOG = "slurm-%j.log"
 #: Slurm's own margin when it enforces a limit.
 _KILL_SECONDS = 30
@@ -58,7 +60,7 @@ step=$!
 while wait $step; kill -0 $step 2>/dev/null; do :; done
 code=0
 wait $step || code=$?
-
+{lead_code}
 # While bash runs, a job that nobody has ended is RUNNING. After `scancel` it is COMPLETING, in which `scontrol requeue`
 # would bring it back; so would it be after a preemption, of which there is a time, or of its limit.
 about=$(scontrol show job "$SLURM_JOB_ID" 2>/dev/null; squeue --noheader --jobs "$SLURM_JOB_ID" --format=%T 2>/dev/null
@@ -84,7 +86,16 @@ exit $code
 _MACHINES = f"""\
 export {MACHINES}={{machines}}
 export {SECRET_FILE}={{secret}}
+export {CODE_FILE}={{code}}
+rm -f {{code}}
 [ -e {{secret}} ] || (umask 077 && head --bytes=32 /dev/urandom | base64 > {{secret}})
+"""
+
+
+_LEAD_CODE = """\
+# The step gives the highest code of all machines. That of the lead is the run's: it may have finished without a machine
+# that was killed, or have asked for all of them again.
+if grep --quiet --line-regexp --extended-regexp '[0-9]+' {code} 2>/dev/null; then code=$(cat {code}); fi
 """
 
 
@@ -275,15 +286,17 @@ def _script(job: Job) -> str:
     # A machine that dies must not end the others: they save, and say what is to follow.
     srun = ["srun", "--kill-on-bad-exit=0", "--wait=0", *container_options(job.config.launch.slurm)]
     part = f' --part "$SLURM_ARRAY_TASK_ID/{job.parts}"' if job.parts > 1 else ""
-    machines = ""
+    machines = lead_code = ""
     if job.suite is not None and job.machines > 1:
         srun = []  # it starts a step for each cell
     elif job.machines > 1:
-        secret = shlex.quote(str(folder / "secret"))
-        machines = _MACHINES.format(machines=job.machine_range, secret=secret)
+        secret, code = (shlex.quote(str(folder / name)) for name in ("secret", CODE))
+        machines = _MACHINES.format(machines=job.machine_range, secret=secret, code=code)
+        lead_code = _LEAD_CODE.format(code=code)
     return _SCRIPT.format(
         head=script_head(job, batch_options(job, folder)),
         machines=machines.rstrip(),
+        lead_code=lead_code,
         srun=shlex.join(srun),
         command=f"{shlex.join(job.command(str(folder / CONFIG)))}{part}",
         cancelled=shlex.quote(str(folder / CANCELLED)),

@@ -10,7 +10,7 @@ import pytest
 
 from headway.core.errors import ConfigError
 from headway.launchers.launcher import Handle
-from headway.launchers.slurm import CANCELLED, CONFIG, LAUNCHER, PREPARE, SCRIPT
+from headway.launchers.slurm import CANCELLED, CODE, CONFIG, LAUNCHER, PREPARE, SCRIPT
 from headway.launchers.slurm_array import SlurmPool
 from support_launchers import Programs, job
 
@@ -103,8 +103,33 @@ def test_the_exit_code_of_the_step_is_that_of_the_job(
     assert ["scontrol", "requeue", "7"] in programs.calls
 
 
-def run_script(tmp_path: Path, *overrides: str) -> int:
-    script = LAUNCHER.files(job(*overrides, machines=1, out=tmp_path / "out"))[SCRIPT]
+@pytest.mark.parametrize(
+    ("lead", "step", "code", "again"),
+    [
+        ("75", 137, 75, True),  # a machine was killed, and the lead asks for all of them
+        ("0", 137, 0, False),  # the run has finished without it
+        ("2", 75, 2, False),  # the others have waited in vain for a lead that refused its config
+        (None, 75, 75, True),
+        (None, 137, 137, False),
+        ("", 75, 75, True),
+    ],
+)
+def test_of_several_machines_the_code_of_the_lead_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lead: str | None, step: int, code: int, again: bool
+) -> None:
+    programs = Programs(tmp_path, monkeypatch, "scontrol", "squeue", "sacct")
+    programs.answer("show", stdout=RUNNING)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / CODE).write_text("0\n")  # of an earlier start of the job
+    leaves = "" if lead is None else f"printf '{lead}\\n' > $HEADWAY_CODE_FILE"
+    (tmp_path / "programs" / "srun").write_text(f"#!/bin/bash\n{leaves}\nexit {step}\n")
+    (tmp_path / "programs" / "srun").chmod(0o755)
+    assert run_script(tmp_path, "launch.slurm.setup=['set -e']", machines=2) == code
+    assert (["scontrol", "requeue", "7"] in programs.calls) is again
+
+
+def run_script(tmp_path: Path, *overrides: str, machines: int = 1) -> int:
+    script = LAUNCHER.files(job(*overrides, machines=machines, out=tmp_path / "out"))[SCRIPT]
     environment = {"PATH": f"{tmp_path / 'programs'}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
     return subprocess.run(["bash", "-c", script], env=environment, check=False, timeout=60).returncode
 

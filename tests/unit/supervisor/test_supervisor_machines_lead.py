@@ -82,9 +82,21 @@ def test_a_node_that_closes_its_connection_is_gone_at_once(lead: Lead, join: Cal
     soon(lambda: 1 in lead.here)
     session = lead.here[1].session
     assert lead.why_gone(session) is None
+    assert lead.closed == {}
     line.close()
     soon(lambda: lead.why_gone(session) is not None)
-    assert lead.here == {}
+    assert lead.here == {} and 0.0 <= lead.closed[1] < 20.0
+    join()
+    soon(lambda: 1 in lead.here)
+    assert lead.closed == {}, "it has come back"
+
+
+def test_a_node_knows_a_lead_whose_machine_is_there_without_it(lead: Lead, join: Callable[..., Line]) -> None:
+    line = join()
+    soon(lambda: line.is_up)
+    assert not line.is_refused
+    lead.close(exit_code=0)
+    soon(lambda: line.is_refused)
 
 
 def test_a_silent_machine_is_lost_and_so_is_a_silent_lead(stack: ExitStack, port: int) -> None:
@@ -96,7 +108,7 @@ def test_a_silent_machine_is_lost_and_so_is_a_silent_lead(stack: ExitStack, port
     session = lead.here[1].session
     with line.pausing():  # it says nothing, and its connection stays open
         soon(lambda: lead.why_gone(session))
-    assert "said nothing for" in str(lead.why_gone(session))
+    assert "said nothing for" in str(lead.why_gone(session)) and lead.closed == {}
     soon(lambda: line.session == 2)
     with lead.pausing():
         soon(lambda: not line.is_up)

@@ -111,6 +111,9 @@ def test_the_tasks_of_a_step_agree_on_a_lead_and_a_secret_that_other_steps_do_no
     other = find_place(config, {**STEP, "SLURM_JOB_ID": "8"})
     assert first is not None and second is not None and other is not None
     assert (first.number, second.number) == (0, 1)
+    assert not first.is_restarted, "a task that has ended is not started again"
+    numbered = find_place(config, {**STEP, "HEADWAY_NODE": "1", "HEADWAY_SECRET": "x" * 16})
+    assert numbered is not None and numbered.is_restarted, "it may be, by who numbers machines"
     assert (first.host, first.port, first.secret) == (second.host, second.port, second.secret)
     assert first.secret != other.secret and len(first.secret) == 32
     file = config.run_directory.parent / ".headway-secret"

@@ -49,6 +49,7 @@ class Played:
     def __init__(self, *_: Any) -> None:
         self.here: dict[int, Member] = {}
         self.gone: dict[int, str] = {}
+        self.closed: dict[int, float] = {}
         self.told: list[tuple[list[int], str, dict[str, Any]]] = []
         self.signals: list[tuple[str, int]] = []
         self.refusals: list[Refusal] = []
@@ -112,10 +113,11 @@ def lead(monkeypatch: pytest.MonkeyPatch) -> Played:
 
 @pytest.fixture
 def of(lead: Played, tiny: Callable[..., Path]) -> Callable[..., Machines]:
-    def make(machines: str, determinism: str = "elastic", **supervise: float) -> Machines:
+    def make(machines: str, determinism: str = "elastic", *, is_restarted: bool = True, **supervise: float) -> Machines:
         config = load_config(tiny(parallel={"machines": machines}, determinism=determinism, supervise=supervise))
         now = iter(range(100_000))  # every look takes a second
-        return Machines(config, Seat(Place(0, "h", 1, b"s" * 16), "i"), lambda: float(next(now)))
+        place = Place(0, "h", 1, b"s" * 16, is_restarted)
+        return Machines(config, Seat(place, "i"), lambda: float(next(now)))
 
     return make
 
@@ -160,6 +162,47 @@ def test_a_run_of_one_number_waits_for_a_lost_machine_and_gives_up_in_time(
     assert 50 <= len(looks) <= 52
     lead.join(1)
     assert numbers(machines.assemble(lambda: None)) == [1]
+
+
+@pytest.mark.parametrize(
+    ("machines", "determinism", "gives_up"),
+    [("2", "run", True), ("2", "elastic", False), ("4", "run", True), ("2:4", "elastic", False)],
+)
+def test_a_machine_that_nothing_starts_again_is_not_waited_for(
+    lead: Played, of: Callable[..., Machines], machines: str, determinism: str, gives_up: bool
+) -> None:
+    """As a task of a step of Slurm that was killed; another one of these may still come."""
+    run = of(machines, determinism, is_restarted=False, rejoin_seconds=500.0, lost_seconds=15.0)
+    for number in range(1, int(machines[-1])):
+        lead.join(number)
+    run.assemble(lambda: None)
+    lead.lose(1, "the connection was closed")
+    looks: list[int] = []
+
+    def look() -> None:
+        looks.append(1)
+        lead.closed = {1: float(len(looks))}
+
+    if gives_up:
+        with pytest.raises(Preempted, match=r"the command on machine 1 \(host-1\) has ended, and nothing starts it"):
+            run.assemble(look)
+        assert 14 <= len(looks) <= 17, "it may come back as long as a machine may be silent"
+    else:
+        assert 1 not in numbers(run.assemble(look))
+
+
+def test_a_machine_that_is_silent_or_may_be_started_again_is_waited_for(
+    lead: Played, of: Callable[..., Machines]
+) -> None:
+    for restarted, closed in ((True, {1: 400.0}), (False, {})):
+        lead.join(1)
+        lead.closed = {}
+        machines = of("2", "run", is_restarted=restarted, rejoin_seconds=50.0)
+        machines.assemble(lambda: None)
+        lead.lose(1, "silent")
+        lead.closed = dict(closed)
+        with pytest.raises(Preempted, match="did not come within 50 s"):
+            machines.assemble(lambda: None)
 
 
 def test_the_first_attempt_waits_for_all_machines_for_as_long_as_one_may_be_silent(

@@ -9,6 +9,7 @@ import typer
 
 from headway.cli.common import ConfigArgument, OverridesArgument, load
 from headway.core.console import print_lines
+from headway.core.coordination.launch_code import leaving_code
 from headway.core.coordination.launch_variables import LEAD, NODE
 from headway.core.coordination.launched import machines_from_environment
 from headway.core.startup.garbage import pause_collection
@@ -96,15 +97,16 @@ def train(
     for variable, value in ((NODE, node), (LEAD, lead)):
         if value is not None:
             os.environ[variable] = value
-    numbers = {"workers": workers, "machines": machines or machines_from_environment()}
-    chosen = [f"parallel.{key}={value}" for key, value in numbers.items() if value is not None]
-    loaded = load(config, [*(overrides or []), *chosen])
-    if dry_run:
-        from headway.session.attempt import RunOptions
-        from headway.session.preview import preview
+    with leaving_code():
+        numbers = {"workers": workers, "machines": machines or machines_from_environment()}
+        chosen = [f"parallel.{key}={value}" for key, value in numbers.items() if value is not None]
+        loaded = load(config, [*(overrides or []), *chosen])
+        if dry_run:
+            from headway.session.attempt import RunOptions
+            from headway.session.preview import preview
 
-        print_lines(preview(loaded, RunOptions(restart, accept_changes, start_epoch)))
-        return
-    from headway.api import train as run
+            print_lines(preview(loaded, RunOptions(restart, accept_changes, start_epoch)))
+            return
+        from headway.api import train as run
 
-    run(loaded, restart=restart, accept_changes=accept_changes, start_epoch=start_epoch, own_process=True)
+        run(loaded, restart=restart, accept_changes=accept_changes, start_epoch=start_epoch, own_process=True)

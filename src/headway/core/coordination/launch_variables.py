@@ -7,6 +7,8 @@ A leaf that imports nothing: `core.startup.early_stop` reads it before anything 
 MACHINES, NODE, LEAD = "HEADWAY_MACHINES", "HEADWAY_NODE", "HEADWAY_LEAD"
 #: What the machines of a run share, by which they recognise each other; or a file with it.
 SECRET, SECRET_FILE = "HEADWAY_SECRET", "HEADWAY_SECRET_FILE"
+#: A file on a disk that all machines share, in which the lead leaves the exit code of the run for its launcher.
+CODE_FILE = "HEADWAY_CODE_FILE"
 #: By these schedulers number machines, where NODE does not.
 NODE_NUMBERS = ("JOB_COMPLETION_INDEX", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "RANK")
 #: By these torchrun, Ray and Kubeflow describe one worker. A node process is none, and its workers get their own.

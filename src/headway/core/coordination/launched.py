@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Self
 
-from headway.core.coordination.launch_variables import MACHINES
+from headway.core.coordination.launch_variables import MACHINES, NODE, NODE_NUMBERS
 from headway.core.errors import ConfigError
 
 _FIX = "start workers with torchrun, or unset RANK WORLD_SIZE"
@@ -97,6 +97,14 @@ def machines_from_environment(environment: Mapping[str, str] | None = None) -> s
         return environment[MACHINES]
     tasks = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_STEP_NUM_NODES", "1")
     return tasks if "SLURM_PROCID" in environment and tasks.isdecimal() and int(tasks) > 1 else None
+
+
+def machine_number(environment: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the number of this machine as the user or a scheduler gives it, and the variable that has it."""
+    for name in (NODE, *NODE_NUMBERS):
+        if name in environment and (name == NODE or environment[name]):
+            return environment[name], name
+    return None
 
 
 def world_size_from_environment() -> int | None:

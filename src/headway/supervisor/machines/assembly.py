@@ -10,7 +10,7 @@ from typing import Any
 
 from headway.config import Config, usable_machines
 from headway.core.console import notice, warning
-from headway.core.errors import INTERRUPTED, ConfigError, Preempted
+from headway.core.errors import ConfigError, Preempted, exit_code_of
 from headway.core.format import format_seconds
 from headway.core.version import __version__
 from headway.supervisor.machines.folders import check_answers, mark, patience_seconds
@@ -41,7 +41,7 @@ class Machines:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         parallel = config.parallel
-        self._config, self._clock = config, clock
+        self._config, self._place, self._clock = config, seat.place, clock
         self._lead = Lead(
             seat.place,
             Roster(
@@ -83,16 +83,24 @@ class Machines:
 
         Raises:
             ConfigError: a machine was started in another way than this one.
-            Preempted: not enough have come in time.
+            Preempted: not enough have come in time, or will come at all.
         """
         begun, told = self._clock(), False
         while True:
             look()
             self._check_refusals()
             here, waited = self._lead.here, self._clock() - begun
+            ended = self._ended()
+            most = self._config.parallel.machines - len(ended)
             usable = usable_machines(self._config, 1 + len(here))
-            if usable and (len(here) == self._config.parallel.machines - 1 or waited >= self._patience(here)):
+            if usable and (len(here) == most - 1 or waited >= self._patience(here)):
                 break
+            if not usable_machines(self._config, most):
+                raise Preempted(
+                    f"the command on {self._named(ended)} has ended, and nothing starts it again",
+                    where="--machines",
+                    fix="run the same command again on all machines",
+                )
             if waited >= self._config.supervise.rejoin_seconds:
                 raise Preempted(
                     f"{self._missing(here)} did not come within {format_seconds(waited)}",
@@ -155,12 +163,18 @@ class Machines:
             return self._config.supervise.lost_seconds
         return 0.0 if set(self._before) <= set(here) else _BACK_SECONDS
 
+    def _ended(self) -> list[int]:
+        """Return the machines that will not come: their command has ended, and is not started again."""
+        if self._place.is_restarted:
+            return []
+        limit = self._config.supervise.lost_seconds
+        return [number for number, seconds in sorted(self._lead.closed.items()) if seconds >= limit]
+
     def _missing(self, here: dict[int, Any]) -> str:
-        names = [
-            f"{number} ({self._before[number]})" if number in self._before else str(number)
-            for number in range(1, self._config.parallel.machines)
-            if number not in here
-        ]
+        return self._named([number for number in range(1, self._config.parallel.machines) if number not in here])
+
+    def _named(self, numbers: Sequence[int]) -> str:
+        names = [f"{number} ({self._before[number]})" if number in self._before else str(number) for number in numbers]
         return f"machine{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
     def _check_refusals(self) -> None:
@@ -194,12 +208,7 @@ class Machines:
         if error is None:
             self._lead.close(exit_code=0)
             return
-        code = getattr(error, "exit_code", 1)
-        if isinstance(error, KeyboardInterrupt):
-            code = INTERRUPTED
-        elif isinstance(error, SystemExit) and isinstance(error.code, int):
-            code = error.code
         parts = {name: getattr(error, name, None) for name in ("what", "where", "fix")}
         if parts["what"] is None:
             parts["what"] = f"the lead ended with {type(error).__name__}"
-        self._lead.close(exit_code=code, **parts)
+        self._lead.close(exit_code=exit_code_of(error), **parts)

@@ -57,6 +57,13 @@ class Lead:
             return dict(self._roster.members)
 
     @property
+    def closed(self) -> dict[int, float]:
+        """Seconds since the connection of a machine was closed that has not come back, by its number."""
+        now = self._clock()
+        with self._courier.lock:
+            return {number: now - at for number, at in self._roster.closed.items()}
+
+    @property
     def address(self) -> str:
         """The address of this machine at which the others have reached it."""
         with self._courier.lock:
@@ -204,11 +211,11 @@ class Lead:
         try:
             action()
         except ChannelError as error:
-            self._leave(number, str(error))
+            self._leave(number, str(error), self._clock())
 
-    def _leave(self, number: int, why: str) -> None:
+    def _leave(self, number: int, why: str, closed_at: float | None = None) -> None:
         self._known.pop(number).end.close()
-        self._roster.leave(number, why)
+        self._roster.leave(number, why, closed_at)
 
     def _forget(self) -> None:
         for end in (self._listener, *(c.end for c in (*self._unknown, *self._known.values()))):

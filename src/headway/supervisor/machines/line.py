@@ -42,6 +42,8 @@ class Line:
         self.lost_at = time.monotonic()
         """When the connection was lost, or the first try."""
         self.why = "it cannot be reached"
+        self.is_refused = False
+        """Whether no process listened at the lead's port at the last try, while its machine answered."""
         self.interface_address: str | None = None
         self.refusal: dict[str, Any] | None = None
         self._courier = Courier(self._turn, self._forget)
@@ -94,7 +96,9 @@ class Line:
                 self._courier.lock.acquire()
         except (OSError, UnicodeError) as error:  # UnicodeError: a name that DNS could not hold
             self.why = f"it cannot be reached: {getattr(error, 'strerror', None) or error}"
+            self.is_refused = isinstance(error, ConnectionRefusedError)
             return
+        self.is_refused = False
         self.interface_address = str(end.getsockname()[0])
         self._connection = Connection(end, Channel(self._place.secret, is_lead=False), time.monotonic())
         self._greeted = False

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.config import Config
-from headway.core.coordination.launch_variables import LEAD, NODE, NODE_NUMBERS, OF_A_WORKER, SECRET, SECRET_FILE
+from headway.core.coordination.launch_variables import LEAD, NODE, OF_A_WORKER, SECRET, SECRET_FILE
+from headway.core.coordination.launched import machine_number
 from headway.core.errors import ConfigError
 from headway.core.files.foreign import open_regular
 from headway.core.process.waiting import VISIBILITY_TIMEOUT, wait_until
@@ -36,6 +37,9 @@ class Place:
     host: str
     port: int
     secret: bytes
+    is_restarted: bool = True
+    """Whether the command of a machine may be started again after its end, as far as is known; tasks of a step of Slurm
+    are not."""
 
     @property
     def leads(self) -> bool:
@@ -64,8 +68,10 @@ def find_place(config: Config, environment: MutableMapping[str, str] | None = No
     environment = os.environ if environment is None else environment
     if config.parallel.machines == 1 or (NODE not in environment and "LOCAL_RANK" in environment):
         return None  # torchrun has started this process as a worker
+    numbered, in_a_step = machine_number(environment), "SLURM_STEP_NODELIST" in environment
     number, host, port = find_number_and_lead(config.parallel.machines, environment)
-    return Place(number, host, port, _secret(config, environment, number))
+    is_task = in_a_step and numbered is not None and numbered[1] == "SLURM_PROCID"
+    return Place(number, host, port, _secret(config, environment, number), is_restarted=not is_task)
 
 
 def find_number_and_lead(most: int, environment: MutableMapping[str, str]) -> tuple[int, str, int]:
@@ -78,9 +84,8 @@ def find_number_and_lead(most: int, environment: MutableMapping[str, str]) -> tu
     Raises:
         ConfigError: the number of this machine or the lead's address is missing or cannot be used.
     """
-    node, lead = environment.get(NODE), environment.get(LEAD)
-    if node is None:
-        node = next((environment[name] for name in NODE_NUMBERS if environment.get(name)), None)
+    found, lead = machine_number(environment), environment.get(LEAD)
+    node = None if found is None else found[0]
     if lead is None and "SLURM_STEP_NODELIST" in environment:
         lead = f"{_first_of_step(environment)}:{_port_of_step(environment)}"
     if lead is None and environment.get("MASTER_ADDR"):

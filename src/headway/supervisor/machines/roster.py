@@ -67,6 +67,8 @@ class Roster:
     members: dict[int, Member] = field(default_factory=dict)
     departed: dict[int, str] = field(default_factory=dict)
     """Why a connection has ended, by its session."""
+    closed: dict[int, float] = field(default_factory=dict)
+    """When the connection of a machine was closed that has not come back, by its number."""
     refusals: list[Refusal] = field(default_factory=list)
     _sessions: int = 0
     _met: set[int] = field(default_factory=set)
@@ -85,6 +87,7 @@ class Roster:
         member.differs = self.compare(hello.get("machine")).others
         self.members[number] = member
         self._met.add(number)
+        self.closed.pop(number, None)
         return member
 
     def _refusal(self, hello: Mapping[str, Any], now: float) -> Refusal | None:
@@ -114,9 +117,17 @@ class Roster:
         """Whether every machine has been here."""
         return len(self._met) == self.most - 1
 
-    def leave(self, number: int, why: str) -> None:
-        """Remove a machine."""
+    def leave(self, number: int, why: str, closed_at: float | None = None) -> None:
+        """Remove a machine.
+
+        Args:
+            number: The machine.
+            why: The reason, in words.
+            closed_at: When its connection was closed, as by the end of its process; None if it is silent.
+        """
         self.departed[self.members.pop(number).session] = why
+        if closed_at is not None:
+            self.closed[number] = closed_at
 
     def silent(self, now: float, lost_seconds: float) -> list[Member]:
         """Return the machines that have said nothing for too long."""
