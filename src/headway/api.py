@@ -129,7 +129,7 @@ def train(
     if seat is not None and not seat.place.leads:
         from headway.supervisor.machines.node import run_node
 
-        run_node(config, seat, own_process=own_process)
+        run_node(config, seat, options, own_process=own_process)
         return Run(config.run_directory)
     config = _with_precision(config, restart)
     if alone and several and not config.supervise.enabled:

@@ -34,6 +34,8 @@ from headway.runs.ownership import OwnerLock
 _ATTEMPT_FILE = "attempt.json"
 #: Keys of an attempt's record: the price of its machines, and how many attempts of the same command came before it.
 PRICE_KEY, RESTARTS_KEY = "usd_per_hour", "restarts"
+#: Key of `attempt.json` on several machines: fingerprint of what their common config says about the mathematics.
+IDENTITY_KEY = "identity"
 #: A key of the record of an attempt that was killed: its last write, in Unix seconds, noted by the next attempt.
 LAST_SIGN_KEY = "last_sign"
 #: A run directory was copied if its files are newer than its attempt by this much; then their times mean nothing.

@@ -271,10 +271,15 @@ def _record_outcome(attempt: Attempt) -> Iterator[None]:
     attempt.finish(FINISHED, 0)
 
 
-def final_step(config: Config) -> int | None:
-    """Return the step at which a run ends: the last one, or the newest saved one if early stopping ends it there."""
+def final_step(config: Config, newest: tuple[int, Mapping[str, Any]] | None = None) -> int | None:
+    """Return the step at which a run ends: the last one, or the newest saved one if early stopping ends it there.
+
+    Args:
+        config: Resolved.
+        newest: Step and context of the newest checkpoint; that of the run directory if None.
+    """
     run, wanted = RunDirectory(config.run_directory), config.train.early_stopping
-    if wanted is not None and (newest := newest_manifest(run)) is not None:
+    if wanted is not None and (newest := newest or newest_manifest(run)) is not None:
         step, context = newest
         if reason_to_stop(wanted, recorded_evaluations(context, run.path, step)) is not None:
             return step

@@ -25,7 +25,7 @@ from headway.core.format import format_seconds
 from headway.core.machine.system import host_name
 from headway.core.process.faults import RESTARTS_VARIABLE
 from headway.runs.ownership import OwnerLock
-from headway.runs.run_directory import RESTARTS_KEY, Attempt, RunDirectory, command_line
+from headway.runs.run_directory import IDENTITY_KEY, RESTARTS_KEY, Attempt, RunDirectory, command_line
 from headway.session.attempt import (
     RunOptions,
     note_restart,
@@ -139,6 +139,8 @@ class AttemptMonitor:
         }
         if parallel.machines > 1:
             facts["machines"] = [host_name(), *(member.host for member in self._team.members)]
+        if self._team.identity is not None:
+            facts[IDENTITY_KEY] = self._team.identity
         self.record = run.begin_attempt(command_line(), self.lock, started, **facts)
         self._log = SupervisorLog(self.record.directory / "supervisor.log")
         self._has_begun()

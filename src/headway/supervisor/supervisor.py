@@ -209,6 +209,8 @@ class _Supervisor:
     def _next(self) -> Decision:
         """Make one attempt and decide what follows; raise the error that ends the run."""
         team = self._assemble()
+        if team is None:
+            return Decision(False, "finished")
         numbers = {"workers": self._pool.size, "machines": len(team) + 1, "min_machines": None}
         parallel = self._wanted.model_copy(update=numbers)
         config = self._config.model_copy(update={"parallel": parallel})
@@ -251,8 +253,8 @@ class _Supervisor:
         self._pool.grow(newest_checkpoint(self._config.run_directory))
         return Decision(True, f"to continue with {self._pool.size} workers again")
 
-    def _assemble(self) -> Team:
-        """Return the machines of the next attempt, once they are there."""
+    def _assemble(self) -> Team | None:
+        """Return the machines of the next attempt, once they are there; None if the run was finished before."""
         if self._machines is None:
             return Team()
 
@@ -261,7 +263,7 @@ class _Supervisor:
             self._check_not_cancelled()
             self._check_signals("while it waited for other machines")
 
-        return self._machines.assemble(look)
+        return self._machines.assemble(look, self._options.restart)
 
     @property
     def _signal(self) -> str:

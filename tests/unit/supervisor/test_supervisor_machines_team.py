@@ -127,7 +127,8 @@ def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assembly, "_POLL_SECONDS", 0.0)
 
 
-def numbers(team: Team) -> list[int]:
+def numbers(team: Team | None) -> list[int]:
+    assert team is not None
     return [member.number for member in team.members]
 
 
@@ -137,6 +138,7 @@ def test_an_elastic_run_uses_the_machines_that_share_its_lanes_and_names_the_spa
     machines = of("3")
     lead.join(1), lead.join(2)
     team = machines.assemble(lambda: None)
+    assert team is not None
     assert numbers(team) == [1] and team.world_size == 2
     assert "machine 2 (host-2) is a hot spare: the run uses 2 of 3 machines" in capsys.readouterr().err
     assert ([2], "spare", {}) in lead.told
@@ -205,6 +207,22 @@ def test_a_machine_that_is_silent_or_may_be_started_again_is_waited_for(
             machines.assemble(lambda: None)
 
 
+@pytest.mark.parametrize("starts_over", [False, True])
+def test_the_lead_of_a_finished_run_does_not_wait_for_machines_that_know_it(
+    lead: Played, of: Callable[..., Machines], monkeypatch: pytest.MonkeyPatch, starts_over: bool
+) -> None:
+    monkeypatch.setattr(assembly, "recorded_end", lambda *_: {"exit_code": 0})
+    machines, looks = of("2", "run", lost_seconds=15.0, rejoin_seconds=50.0), list[int]()
+    if starts_over:
+        with pytest.raises(Preempted, match="did not come"):
+            machines.assemble(lambda: None, starts_over=True)
+        return
+    assert machines.assemble(lambda: looks.append(1)) is None
+    assert 6 <= len(looks) <= 17, "a machine that is only late is taken in"
+    lead.join(1)
+    assert numbers(machines.assemble(lambda: None)) == [1], "it is not asked while it has all machines"
+
+
 def test_the_first_attempt_waits_for_all_machines_for_as_long_as_one_may_be_silent(
     lead: Played, of: Callable[..., Machines]
 ) -> None:
@@ -223,6 +241,7 @@ def test_machines_are_asked_once_whether_they_see_the_folder_and_work_apart_if_o
     lead.answers = {1: {"file": False}}
     lead.join(1)
     team = machines.assemble(lambda: None)
+    assert team is not None
     assert "machines share no folder: checkpoints go through the remote tier" in capsys.readouterr().err
     assert "own_disks" in str(team.variables()) and '"own_disks": true' in str(team.variables())
     (asked,) = [content for _, kind, content in lead.told if kind == "look"]
@@ -232,7 +251,8 @@ def test_machines_are_asked_once_whether_they_see_the_folder_and_work_apart_if_o
     lead.lose(1, "silent")
     lead.answers = {}
     lead.join(1)
-    assert '"own_disks": false' in str(machines.assemble(lambda: None).variables()), "a new one is asked"
+    team = machines.assemble(lambda: None)
+    assert team is not None and '"own_disks": false' in str(team.variables()), "a new one is asked"
     assert sum(kind == "look" for _, kind, _ in lead.told) == 2
 
 
@@ -247,6 +267,7 @@ def test_a_machine_that_does_not_say_what_it_sees_is_dropped(lead: Played, of: C
     lead.mute = {1}
     member = lead.join(1)
     team = machines.assemble(lambda: None)
+    assert team is not None
     assert "does not say what it sees" in str(lead.why_gone(member.session)) and team.lost() is not None
 
 
@@ -412,6 +433,7 @@ def test_a_machine_tells_which_workers_the_supervisor_killed(
 ) -> None:
     lead.join(1)
     team = of("2").assemble(lambda: None)
+    assert team is not None
     team._attempt = 1
     reported = {"exit_code": 1, "what": "died", "rank": 1, "signal": 9}
     ended = {"kind": "attempt_ended", "attempt": 1, "code": 1, "reported": reported, "killed": killed}

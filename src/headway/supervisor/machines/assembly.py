@@ -13,6 +13,7 @@ from headway.core.console import notice, warning
 from headway.core.errors import ConfigError, Preempted, exit_code_of
 from headway.core.format import format_seconds
 from headway.core.version import __version__
+from headway.supervisor.machines.ending import ANY_TIME, LOOK_AT_RUN_SECONDS, is_finished_in_tier, recorded_end
 from headway.supervisor.machines.folders import check_answers, mark, patience_seconds
 from headway.supervisor.machines.lead import Lead
 from headway.supervisor.machines.likeness import compare_machines, describe_machine
@@ -41,7 +42,7 @@ class Machines:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         parallel = config.parallel
-        self._config, self._place, self._clock = config, seat.place, clock
+        self._config, self._seat, self._clock = config, seat, clock
         self._lead = Lead(
             seat.place,
             Roster(
@@ -75,17 +76,22 @@ class Machines:
                 signals.append(number)
         return signals
 
-    def assemble(self, look: Callable[[], object]) -> Team:
+    def assemble(self, look: Callable[[], object], starts_over: bool = False) -> Team | None:
         """Wait until the machines that the run needs have joined, and return those that work in the next attempt.
 
         Args:
             look: Called several times a second; raises an error to give up.
+            starts_over: Whether an earlier run of this name does not count.
+
+        Returns:
+            None if the run was finished before, so that other machines need not come.
 
         Raises:
             ConfigError: a machine was started in another way than this one.
             Preempted: not enough have come in time, or will come at all.
         """
         begun, told = self._clock(), False
+        look_at = begun + self._config.supervise.lost_seconds
         while True:
             look()
             self._check_refusals()
@@ -107,6 +113,10 @@ class Machines:
                     where="supervise.rejoin_seconds",
                     fix="run the same command again on all machines",
                 )
+            if not (self._has_begun or starts_over or usable) and self._clock() >= look_at:
+                look_at = self._clock() + LOOK_AT_RUN_SECONDS
+                if self._is_finished():
+                    return None
             if not told and waited > 1.0:
                 told = True
                 notice(f"waiting for {self._missing(here)}")
@@ -120,7 +130,16 @@ class Machines:
         self._lead.tell(self._spares, "spare")
         self._has_begun = True
         self._before = {member.number: member.host for member in members}
-        return Team(self._lead, members, self._config.parallel.workers, own_disks=own_disks)
+        workers, identity = self._config.parallel.workers, self._seat.identity
+        return Team(self._lead, members, workers, own_disks=own_disks, identity=identity)
+
+    def _is_finished(self) -> bool:
+        """Return whether the run was finished before, so that machines that know it do not come; report it."""
+        end = recorded_end(self._config, self._seat.identity, ANY_TIME)
+        finished = is_finished_in_tier(self._config) if end is None else end["exit_code"] == 0
+        if finished:
+            notice(f"{self._config.run_directory} is finished: all its steps are done")
+        return finished
 
     def _ask_about_folders(self, members: Sequence[Member], look: Callable[[], object]) -> bool:
         """Return whether some machine has a disk of its own; each is asked once, when it has joined.
@@ -165,7 +184,7 @@ class Machines:
 
     def _ended(self) -> list[int]:
         """Return the machines that will not come: their command has ended, and is not started again."""
-        if self._place.is_restarted:
+        if self._seat.place.is_restarted:
             return []
         limit = self._config.supervise.lost_seconds
         return [number for number, seconds in sorted(self._lead.closed.items()) if seconds >= limit]

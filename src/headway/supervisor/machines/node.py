@@ -31,6 +31,7 @@ from headway.core.version import __version__
 from headway.runs.run_directory import Attempt, RunDirectory
 from headway.session.attempt import RunOptions, WorkerDied, write_config
 from headway.supervisor.attempt_client import AttemptProcess, load_ahead
+from headway.supervisor.machines.ending import ANY_TIME, LOOK_AT_RUN_SECONDS, is_finished_in_tier, recorded_end
 from headway.supervisor.machines.folders import look_for, own_folder
 from headway.supervisor.machines.interfaces import interface_of
 from headway.supervisor.machines.likeness import describe_machine
@@ -44,27 +45,32 @@ _POLL_SECONDS, _LOOK_SECONDS = 0.05, 0.2
 _STACK_SECONDS, _GIVE_UP_SECONDS = 2.0, 5.0
 #: How long a machine that was asked to stop before it had joined tries to tell the lead.
 _FIRST_SECONDS = 15.0
+#: How long a machine tries to reach the lead before it looks at the run, and at the run's remote tier.
+_FIRST_LOOK_SECONDS, _TIER_SECONDS = 3.0, 60.0
 _AGAIN = "run the same command again on all machines"
 
 
-def run_node(config: Config, seat: Seat, *, own_process: bool) -> None:
+def run_node(config: Config, seat: Seat, options: RunOptions, *, own_process: bool) -> None:
     """Run this machine's workers until the run is over.
 
     Args:
         config: Resolved.
         seat: The place of this machine, which is not the lead's.
+        options: Whether an earlier run of this name counts.
         own_process: This process does nothing else.
 
     Raises:
         HeadwayError: with the exit code of the run, or because the lead is gone.
         KeyboardInterrupt: Ctrl-C came twice, or ended the run.
     """
-    _Node(config, seat, own_process).run()
+    _Node(config, seat, own_process, starts_over=options.restart).run()
 
 
 class _Node:
-    def __init__(self, config: Config, seat: Seat, own_process: bool) -> None:
+    def __init__(self, config: Config, seat: Seat, own_process: bool, *, starts_over: bool = False) -> None:
         self._config, self._place, self._own_process = config, seat.place, own_process
+        self._identity, self._starts_over = seat.identity, starts_over
+        self._started, self._look_at = time.time(), time.monotonic() + _FIRST_LOOK_SECONDS
         self._hello = {
             "host": host_name(),
             "workers": config.parallel.workers,
@@ -113,7 +119,8 @@ class _Node:
                 session = line.session
                 notice(f"machine {self._place.number} has joined the lead at {self._place.host}:{self._place.port}")
             elif not line.is_up:
-                self._wait_for_lead(line)
+                if self._wait_for_lead(line):
+                    return
                 session = 0 if line.session == session else session
             self._pass_on(line)
             if self._attempt is not None:
@@ -121,8 +128,12 @@ class _Node:
             else:
                 time.sleep(_POLL_SECONDS)
 
-    def _wait_for_lead(self, line: Line) -> None:
-        """End the workers, since no one supervises them, and give up after a time."""
+    def _wait_for_lead(self, line: Line) -> bool:
+        """End the workers, since no one supervises them, and give up after a time.
+
+        Returns:
+            Whether the run is finished.
+        """
         line.check_refused()
         if self._attempt is not None:
             notice(f"the lead is lost: {line.why}; the workers of this machine are ended")
@@ -131,12 +142,42 @@ class _Node:
         if self._signals and (line.session or time.monotonic() - self._began > _FIRST_SECONDS):
             self._check_interrupted()
             raise Preempted(f"stopped by {signal.Signals(self._signals[0]).name} without the lead", fix=_AGAIN)
-        if gone >= self._config.supervise.rejoin_seconds:
+        place, gives_up = f"--lead {self._place.host}:{self._place.port}", gone >= self._config.supervise.rejoin_seconds
+        if self._is_over(gone, gives_up):
+            return True
+        if self._has_lead_ended(line, gone):
+            raise Preempted("the lead's command has ended, and nothing starts it again", where=place, fix=_AGAIN)
+        if gives_up:
             raise Preempted(
                 f"the lead has been gone for {format_seconds(gone)}: {line.why}",
-                where=f"--lead {self._place.host}:{self._place.port}",
+                where=place,
                 fix=f"{_AGAIN} (supervise.rejoin_seconds sets how long they wait for each other)",
             )
+        return False
+
+    def _is_over(self, gone: float, gives_up: bool) -> bool:
+        """Return whether the run is finished: its lead may have left long ago, and never answer.
+
+        Raises:
+            HeadwayError: it ended with an error that another start would meet again.
+        """
+        now = time.monotonic()
+        if self._starts_over or (now < self._look_at and not gives_up):
+            return False
+        self._look_at = now + LOOK_AT_RUN_SECONDS
+        end = recorded_end(self._config, self._identity, ANY_TIME if gives_up else self._started)
+        if end is None and (gives_up or gone >= _TIER_SECONDS) and is_finished_in_tier(self._config):
+            end = {"exit_code": 0}
+        if end is None:
+            return False
+        notice(f"{self._config.run_directory} has ended without this machine")
+        _raise_end(end)
+        return True
+
+    def _has_lead_ended(self, line: Line, gone: float) -> bool:
+        """Return whether the lead's process is known to be gone for good."""
+        was_there = line.session > 0 and line.is_refused and gone >= self._config.supervise.lost_seconds
+        return was_there and not self._place.is_restarted
 
     def _pass_on(self, line: Line) -> None:
         """Report this machine's signals to the lead, which has all machines save and stop."""

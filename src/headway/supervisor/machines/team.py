@@ -94,11 +94,19 @@ class Team:
         members: The machines, in the order of their ranks.
         workers: Workers per machine.
         own_disks: Whether every machine has a folder of its own, since some do not see the lead's.
+        identity: Fingerprint of the config that all machines were started with; None for a run on one machine.
     """
 
     def __init__(
-        self, lead: Lead | None = None, members: Sequence[Member] = (), workers: int = 1, *, own_disks: bool = False
+        self,
+        lead: Lead | None = None,
+        members: Sequence[Member] = (),
+        workers: int = 1,
+        *,
+        own_disks: bool = False,
+        identity: str | None = None,
     ) -> None:
+        self.identity = identity
         self._lead, self.members, self._workers, self._own_disks = lead, members, workers, own_disks
         self._ranks = {m.number: range(i * workers, (i + 1) * workers) for i, m in enumerate(members, 1)}
         self._attempt: int | None = None
