@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,12 +32,19 @@ class Machine:
     def name(self) -> str:
         return self.stands.name
 
-    def start(self, *words: str, faults: str = "") -> None:
-        """Start `headway train` there."""
-        command = [sys.executable, "-m", "headway", "train", *words, "--node", str(self.number)]
+    def start(self, *words: str, faults: str = "", lead: str | None = None, within: Sequence[str] = ()) -> None:
+        """Start `headway train` there.
+
+        Args:
+            words: More of its command line.
+            faults: `HEADWAY_FAULTS`.
+            lead: Where it looks for the lead; the lead's address when not given.
+            within: A command that runs the one after it.
+        """
+        command = [*within, sys.executable, "-m", "headway", "train", *words, "--node", str(self.number)]
         self.logs.append(self.folder / f"{self.name}-{len(self.logs)}.log")
         variables = {"HEADWAY_SECRET": SECRET, "HEADWAY_FAULTS": faults, "OMP_NUM_THREADS": "1"}
-        self.stands.start([*command, "--lead", self.stands.lead], self.logs[-1], variables)
+        self.stands.start([*command, "--lead", lead or self.stands.lead], self.logs[-1], variables)
 
     def wait(self) -> int:
         """Return the exit code of its command."""

@@ -250,7 +250,7 @@ def node_process(job: str, number: int) -> int:
         with suppress(psutil.Error):
             about = process.environ()
             is_there = about.get("SLURM_JOB_ID") == job and about.get("SLURM_PROCID") == str(number)
-            if is_there and "train" in process.cmdline():
+            if is_there and "SLURM_STEP_ID" in about and "train" in process.cmdline():
                 found[process.pid] = process.ppid()
     (first,) = [pid for pid, parent in found.items() if parent not in found]
     return first
@@ -291,6 +291,17 @@ def test_a_machine_that_is_killed_does_not_fail_the_job(
     whole = ("train", config, "name=whole", f"determinism={determinism}", "--workers", "2")
     assert headway(*whole).returncode == 0
     assert state_hash(run) == state_hash(config.parent / "runs/whole")
+
+
+def test_a_lead_that_is_killed_fails_the_job_soon(slurm: Slurm, pair: Path) -> None:
+    """It leaves no code, so that of the step holds; the other machine does not wait for it."""
+    words = ("--machines", "2", "name=headless", "launch.slurm.partition=low", "supervise.rejoin_seconds=500")
+    handle = launched(pair, *words, path_with())
+    wait_for_records(slurm, pair.parent / "runs/headless")
+    os.kill(node_process(handle.id, 0), signal.SIGKILL)
+    found = ended(slurm, handle.id)
+    assert (found["JobState"], found["Restarts"], found["ExitCode"]) == ("FAILED", "0", "137:0"), log_of(handle)
+    assert "the lead's command has ended, and nothing starts it again" in log_of(handle)
 
 
 def test_a_real_run_that_is_cancelled_has_saved_and_continues_by_hand(

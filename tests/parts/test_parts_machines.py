@@ -148,6 +148,52 @@ def test_a_lead_that_is_lost_and_comes_back_continues_the_run(
     check(config, "run", states)
 
 
+def with_files_of_its_own(folder: Path, hosts: Path) -> tuple[str, ...]:
+    """A command that runs another one where names are known by a file of its own, and by no server."""
+    switch = folder / "nsswitch.conf"
+    switch.write_text("hosts: files\n")
+    mount = 'mount --bind "$0" /etc/hosts && mount --bind "$1" /etc/nsswitch.conf && shift && exec "$@"'
+    return "unshare", "--mount", "sh", "-c", mount, str(hosts), str(switch)
+
+
+@pytest.mark.parametrize("late", ["the name", "the lead"])
+def test_a_lead_whose_name_appears_late_is_found(
+    config: Path, two: list[Machine], states: dict[str, str], late: str
+) -> None:
+    """As names of pods do, some seconds after the pods; the lead does not wait for its own."""
+    first, second = two
+    hosts = config.parent / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n")
+    within = with_files_of_its_own(config.parent, hosts)
+    lead, command = "lead.of-a-job:29450", words(config, "run")
+    second.start(*command, lead=lead, within=within)
+    if late == "the name":
+        first.start(*command, lead=lead, within=within)
+        first.says("is not known here, or not yet")
+    time.sleep(5.0)
+    assert "joined" not in second.text and second.stands.code is None
+    with hosts.open("a") as file:  # of the same file, which is mounted elsewhere
+        file.write(f"{first.stands.lead.partition(':')[0]} lead.of-a-job\n")
+    began = time.monotonic()
+    if late == "the lead":
+        first.start(*command, lead=lead, within=within)
+    second.says("has joined the lead at lead.of-a-job:29450")
+    print(f"joined {time.monotonic() - began:.1f} s after {late} was there")
+    assert ends(two) == [0, 0], said(two)
+    check(config, "run", states)
+
+
+def test_a_lead_whose_name_never_appears_ends_all_with_75(config: Path, two: list[Machine]) -> None:
+    """So that a scheduler starts them again: 2 would fail a Job of Kubernetes for good."""
+    hosts = config.parent / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n")
+    command = [*words(config, "run"), "supervise.rejoin_seconds=8"]
+    for machine in two:
+        machine.start(*command, lead="lead.of-a-job:29450", within=with_files_of_its_own(config.parent, hosts))
+    assert ends(two) == [75, 75], said(two)
+    assert "machine 1 did not come within" in two[0].text and "it cannot be reached" in two[1].text
+
+
 def test_both_machines_are_lost_and_the_same_commands_continue(
     config: Path, two: list[Machine], states: dict[str, str]
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from headway.config import Config, dump_config
 from headway.config.sections.launch import KubernetesConfig, VolumeConfig
-from headway.core.coordination.launch_variables import LEAD, MACHINES, SECRET
+from headway.core.coordination.launch_variables import LEAD, LISTEN, MACHINES, SECRET
 from headway.core.errors import ConfigError
 from headway.core.storage import scheme_of
 from headway.launchers.api_server import read_amount, value_problems
@@ -191,6 +191,8 @@ def _environment(job: Job, lead: str | None) -> list[dict[str, Any]]:
         found += [
             {"name": MACHINES, "value": job.machine_range},
             {"name": LEAD, "value": f"{lead}:{job.config.launch.port}"},
+            # Names of pods appear some seconds after their start, so a lead must not need its own.
+            {"name": LISTEN, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             {"name": SECRET, "valueFrom": {"secretKeyRef": {"name": secret_name(job), "key": SECRET}}},
         ]
     return found

@@ -96,6 +96,7 @@ def test_machines_meet_at_the_first_pod_and_exit_codes_are_answered() -> None:
     environment = {one["name"]: one.get("value", one.get("valueFrom")) for one in pod["containers"][0]["env"]}
     assert environment["HEADWAY_MACHINES"] == "2" and environment["HEADWAY_LEAD"] == "tiny-run-0.tiny-run:30000"
     assert environment["HEADWAY_SECRET"] == {"secretKeyRef": {"name": "tiny-run-machines", "key": "HEADWAY_SECRET"}}
+    assert environment["HEADWAY_LISTEN"] == {"fieldRef": {"fieldPath": "status.podIP"}}, "its name is known later"
     (service,) = [document for document in documents(files) if document["kind"] == "Service"]
     assert service["spec"]["clusterIP"] == "None" and pod["subdomain"] == service["metadata"]["name"] == "tiny-run"
     assert service["spec"]["selector"].items() <= plain["spec"]["template"]["metadata"]["labels"].items()

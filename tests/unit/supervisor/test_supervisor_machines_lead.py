@@ -14,6 +14,7 @@ import pytest
 
 from headway.core.errors import ConfigError
 from headway.core.process.waiting import wait_until
+from headway.supervisor.machines import line as machines_line
 from headway.supervisor.machines.interfaces import interface_of
 from headway.supervisor.machines.lead import Lead
 from headway.supervisor.machines.line import Line
@@ -175,6 +176,41 @@ def test_a_process_can_be_copied_while_its_thread_pauses(lead: Lead, join: Calla
 def test_a_port_in_use_and_an_unknown_name_are_errors_of_the_command(port: int) -> None:
     with socket.create_server(("127.0.0.1", port)), pytest.raises(ConfigError, match="cannot listen"):
         Lead(Place(0, "127.0.0.1", port, SECRET), Roster(2, 1, "1", "i"), 15.0)
-    for name in ("no such host.invalid", "node..one"):
-        with pytest.raises(ConfigError, match="not known here"):
-            Lead(Place(0, name, port, SECRET), Roster(2, 1, "1", "i"), 15.0)
+    with pytest.raises(ConfigError, match="cannot be one"):
+        Lead(Place(0, "node..one", port, SECRET), Roster(2, 1, "1", "i"), 15.0)
+    strange = Place(0, "127.0.0.1", port, SECRET, listen="192.0.2.1")  # for documentation: no machine has it
+    with pytest.raises(ConfigError, match="cannot listen") as found:
+        Lead(strange, Roster(2, 1, "1", "i"), 15.0)
+    assert found.value.where == "HEADWAY_LISTEN=192.0.2.1"
+
+
+def unknown_until(there: list[str]) -> Callable[..., Any]:
+    """Look names up; names that end with `.late` are loopback once they are in the list."""
+    real = socket.getaddrinfo
+
+    def look_up(host: Any, *rest: Any, **more: Any) -> Any:
+        if str(host).endswith(".late") and host not in there:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return real("127.0.0.1" if str(host).endswith(".late") else host, *rest, **more)
+
+    return look_up
+
+
+@pytest.mark.parametrize("listen", [None, "127.0.0.1"])
+def test_a_lead_whose_name_appears_later_listens_at_once_and_is_found(
+    stack: ExitStack, port: int, monkeypatch: pytest.MonkeyPatch, listen: str | None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    there: list[str] = []
+    monkeypatch.setattr(socket, "getaddrinfo", unknown_until(there))
+    monkeypatch.setattr(machines_line, "_RETRY_SECONDS", 0.05)
+    lead = Lead(Place(0, "lead.late", port, SECRET, listen=listen), Roster(2, 1, "1", "i"), 30.0)
+    stack.callback(lead.close, exit_code=0)
+    assert ("not known here, or not yet" in capsys.readouterr().err) == (listen is None)
+    line = Line(Place(1, "lead.late", port, SECRET), dict(HELLO), 30.0)
+    stack.callback(line.close)
+    soon(lambda: "Name or service not known" in line.why)
+    assert not line.is_refused and lead.here == {}
+    there.append("lead.late")
+    soon(lambda: line.is_up and 1 in lead.here)
+    assert lead.address == "127.0.0.1"

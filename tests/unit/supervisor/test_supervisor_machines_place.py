@@ -112,8 +112,12 @@ def test_the_tasks_of_a_step_agree_on_a_lead_and_a_secret_that_other_steps_do_no
     assert first is not None and second is not None and other is not None
     assert (first.number, second.number) == (0, 1)
     assert not first.is_restarted, "a task that has ended is not started again"
+    assert first.listen is None
     numbered = find_place(config, {**STEP, "HEADWAY_NODE": "1", "HEADWAY_SECRET": "x" * 16})
     assert numbered is not None and numbered.is_restarted, "it may be, by who numbers machines"
+    pod = {"JOB_COMPLETION_INDEX": "0", "HEADWAY_LEAD": "job-0.job", "HEADWAY_SECRET": "x" * 16}
+    leads = find_place(config, {**pod, "HEADWAY_LISTEN": "10.0.0.7"})
+    assert leads is not None and (leads.listen, leads.is_restarted) == ("10.0.0.7", True)
     assert (first.host, first.port, first.secret) == (second.host, second.port, second.secret)
     assert first.secret != other.secret and len(first.secret) == 32
     file = config.run_directory.parent / ".headway-secret"

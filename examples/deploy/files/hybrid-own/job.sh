@@ -14,6 +14,8 @@ module load cuda
 source .venv/bin/activate
 export HEADWAY_MACHINES=2
 export HEADWAY_SECRET_FILE=/home/you/deploy/secret
+export HEADWAY_CODE_FILE=/home/you/deploy/code
+rm -f /home/you/deploy/code
 [ -e /home/you/deploy/secret ] || (umask 077 && head --bytes=32 /dev/urandom | base64 > /home/you/deploy/secret)
 # Bash must outlive the signal that stops the run: it decides what follows.
 trap : TERM USR1
@@ -24,6 +26,9 @@ step=$!
 while wait $step; kill -0 $step 2>/dev/null; do :; done
 code=0
 wait $step || code=$?
+# The step gives the highest code of all machines. That of the lead is the run's: it may have finished without a machine
+# that was killed, or have asked for all of them again.
+if grep --quiet --line-regexp --extended-regexp '[0-9]+' /home/you/deploy/code 2>/dev/null; then code=$(cat /home/you/deploy/code); fi
 
 # While bash runs, a job that nobody has ended is RUNNING. After `scancel` it is COMPLETING, in which `scontrol requeue`
 # would bring it back; so would it be after a preemption, of which there is a time, or of its limit.

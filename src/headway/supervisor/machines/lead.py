@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from headway.core.console import notice, warning
-from headway.core.coordination.launch_variables import LEAD, SECRET
+from headway.core.coordination.launch_variables import LEAD, LISTEN, SECRET
 from headway.core.errors import ConfigError
 from headway.core.process.signals import STOP_SIGNALS
 from headway.core.process.waiting import wait_until
@@ -24,6 +24,9 @@ from headway.supervisor.machines.roster import Member, Refusal, Roster
 _MOST_UNKNOWN = 32
 #: How long the others may take to hear how the run ended.
 _FAREWELL_SECONDS = 5.0
+_ANY_IPV6 = "::"
+#: How a socket of both families shows an address of IPv4.
+_MAPPED = "::ffff:"
 
 
 class Lead:
@@ -69,7 +72,7 @@ class Lead:
         with self._courier.lock:
             for connection in self._known.values():
                 with suppress(OSError):
-                    return str(connection.end.getsockname()[0])
+                    return str(connection.end.getsockname()[0]).removeprefix(_MAPPED)
         return str(self._listener.getsockname()[0])
 
     def why_gone(self, session: int) -> str | None:
@@ -226,36 +229,55 @@ class Lead:
 def _listen(place: Place) -> socket.socket:
     """Listen where the others look for the lead.
 
-    That is the address that its name stands for, if this machine has it. A name may also stand for another one, which
-    leads here (a service of Kubernetes), or on this machine for loopback; then every interface is listened on.
+    That is the address that the launcher says, or the one that the lead's name stands for, if this machine has it. A
+    name may also stand for another one, which leads here (a service of Kubernetes), or on this machine for loopback, or
+    not be known yet (names of pods appear seconds after their start); then every interface is listened on.
 
     Raises:
-        ConfigError: the name is unknown, or the port is in use.
+        ConfigError: the name cannot be one, this machine does not have the address, or the port is in use.
     """
-    try:
-        found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:  # UnicodeError: a name that DNS could not hold
-        raise ConfigError(
-            f"the lead's name is not known here: {getattr(error, 'strerror', None) or error}",
-            where=f"--lead {place.host}:{place.port}",
-            fix=f"give a name or an address of machine 0 (--lead, {LEAD})",
-        ) from error
-    family, _, _, _, address = found[0]
-    is_loopback = str(address[0]).startswith("127.") or address[0] == "::1"
-    meant = place.host in ("localhost", address[0])
-    everywhere = "::" if family == socket.AF_INET6 else ""
     last: OSError | None = None
-    for host in [str(address[0])] if meant else [everywhere] if is_loopback else [str(address[0]), everywhere]:
+    for family, host in _addresses(place):
+        both = host == _ANY_IPV6 and socket.has_dualstack_ipv6()
         try:
-            listener = socket.create_server((host, place.port), family=family, backlog=128)
+            listener = socket.create_server((host, place.port), family=family, backlog=128, dualstack_ipv6=both)
         except OSError as error:
             last = error
             continue
         listener.setblocking(False)
         return listener
     assert last is not None, "one address was tried"
+    where = f"--lead {place.host}:{place.port}" if place.listen is None else f"{LISTEN}={place.listen}"
     raise ConfigError(
         f"the lead cannot listen for the other machines: {last.strerror or last}",
-        where=f"--lead {place.host}:{place.port}",
+        where=where,
         fix=f"choose a free port (--lead, {LEAD}); the secret ({SECRET}) keeps strangers out",
     )
+
+
+def _addresses(place: Place) -> list[tuple[socket.AddressFamily, str]]:
+    """Return where the lead may listen, the best address first."""
+    if place.listen is not None:
+        return [(socket.AF_INET6 if ":" in place.listen else socket.AF_INET, place.listen)]
+    try:
+        found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:  # a name that DNS could not hold
+        raise ConfigError(
+            f"the lead's name cannot be one: {error}",
+            where=f"--lead {place.host}:{place.port}",
+            fix=f"give a name or an address of machine 0 (--lead, {LEAD})",
+        ) from error
+    except OSError as error:
+        notice(
+            f"the lead's name {place.host} is not known here, or not yet ({error.strerror or error}): it listens on"
+            f" every interface, at port {place.port}"
+        )
+        both = [(socket.AF_INET6, _ANY_IPV6)] if socket.has_dualstack_ipv6() else []
+        return [*both, (socket.AF_INET, "")]
+    family, _, _, _, address = found[0]
+    own = (family, str(address[0]))
+    if place.host in ("localhost", own[1]):
+        return [own]
+    is_loopback = own[1].startswith("127.") or own[1] == "::1"
+    everywhere = (family, _ANY_IPV6 if family == socket.AF_INET6 else "")
+    return [everywhere] if is_loopback else [own, everywhere]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.config import Config
-from headway.core.coordination.launch_variables import LEAD, NODE, OF_A_WORKER, SECRET, SECRET_FILE
+from headway.core.coordination.launch_variables import LEAD, LISTEN, NODE, OF_A_WORKER, SECRET, SECRET_FILE
 from headway.core.coordination.launched import machine_number
 from headway.core.errors import ConfigError
 from headway.core.files.foreign import open_regular
@@ -40,6 +40,8 @@ class Place:
     is_restarted: bool = True
     """Whether the command of a machine may be started again after its end, as far as is known; tasks of a step of Slurm
     are not."""
+    listen: str | None = None
+    """The address of this machine at which it listens when it leads; None for the one that `host` stands for."""
 
     @property
     def leads(self) -> bool:
@@ -71,7 +73,14 @@ def find_place(config: Config, environment: MutableMapping[str, str] | None = No
     numbered, in_a_step = machine_number(environment), "SLURM_STEP_NODELIST" in environment
     number, host, port = find_number_and_lead(config.parallel.machines, environment)
     is_task = in_a_step and numbered is not None and numbered[1] == "SLURM_PROCID"
-    return Place(number, host, port, _secret(config, environment, number), is_restarted=not is_task)
+    return Place(
+        number,
+        host,
+        port,
+        _secret(config, environment, number),
+        is_restarted=not is_task,
+        listen=environment.get(LISTEN) or None,
+    )
 
 
 def find_number_and_lead(most: int, environment: MutableMapping[str, str]) -> tuple[int, str, int]:
