@@ -290,7 +290,8 @@ class AttemptMonitor:
             if now > start_by and self._workers.missing:
                 folder = self.record.directory if self.record is not None else None
                 return self._workers.not_begun(self.config.supervise.start_seconds, folder)
-            if found is None and math.isinf(ended_at):
+            # Who waits for workers that have ended regularly is not hung; for one that was killed there is more to do.
+            if found is None and (math.isinf(ended_at) or any(end.signal for end in self._ends(process))):
                 found = self._judge(now)
                 found_at = now
                 if found is not None and found.kind == "died":
@@ -439,7 +440,11 @@ class AttemptMonitor:
 
     def _worst_end(self, process: AttemptProcess, found: Finding | None) -> MachineEnd:
         """Return the end of the workers of a machine that says most about why the attempt has ended."""
+        return most_telling(self._ends(process), found)
+
+    def _ends(self, process: AttemptProcess) -> list[MachineEnd]:
+        """Return the ends of the machines whose workers have ended."""
         ends = list(self._team.ends.values())
         if process.code is not None:
             ends.append(MachineEnd(process.code, self._done, self._reported, killed_here=self._killed))
-        return most_telling(ends, found)
+        return ends

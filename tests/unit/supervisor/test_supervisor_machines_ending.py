@@ -47,6 +47,12 @@ def test_a_finished_run_is_finished_for_the_same_config_only(finished: Callable[
     assert recorded_end(finished(), "another one", ANY_TIME) is None
     assert recorded_end(finished("name=other"), IDENTITY, ANY_TIME) is None
     (shard,) = tmp_path.glob("runs/tiny/checkpoints/step-00000002/*.safetensors")
+    ledger = tmp_path / "runs/tiny/ledger.jsonl"
+    kept = ledger.read_bytes()
+    ledger.write_bytes(b"no ledger")
+    assert recorded_end(finished(), IDENTITY, ANY_TIME) is None, "whoever trains reports that"
+    ledger.write_bytes(kept)
+    assert recorded_end(finished(), IDENTITY, ANY_TIME) == {"exit_code": 0}
     shard.unlink()
     assert recorded_end(finished(), IDENTITY, ANY_TIME) is None, "an attempt has to make its last checkpoint again"
 

@@ -45,6 +45,13 @@ def recorded_end(config: Config, identity: str, since: float) -> Mapping[str, An
     """
     if (code := left_code()) is not None:
         return {"exit_code": code, "what": f"the lead has ended with exit code {code}", "fix": "see what it printed"}
+    try:
+        return _end_in_directory(config, identity, since)
+    except (OSError, HeadwayError):  # whoever trains reports it
+        return None
+
+
+def _end_in_directory(config: Config, identity: str, since: float) -> Mapping[str, Any] | None:
     run = RunDirectory(config.run_directory)
     records = run.attempt_records()
     record = records[-1] if records else {}
