@@ -226,21 +226,6 @@ def test_a_real_run_on_two_machines_is_queued_again_by_itself_and_preempted(
     check(pair, "both", whole)
 
 
-def test_a_real_run_whose_node_goes_down_is_queued_again(slurm: Slurm, pair: Path, whole: dict[str, str]) -> None:
-    handle = launched(pair, "--machines", "2", "name=down", "launch.slurm.partition=low", path_with())
-    wait_for_records(slurm, pair.parent / "runs/down")
-    slurm.stop("slurmd", "-N", "n2")
-    slurm.ask("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=pulled")
-    assert wait_until(lambda: slurm.job(handle.id)["JobState"] != "RUNNING", LONG, 0.2), slurm.log()
-    slurm.start("slurmd", "-N", "n2")
-    slurm.ask("scontrol", "update", "NodeName=n2", "State=RESUME")
-    again_at_once(slurm, handle.id)
-    found = ended(slurm, handle.id)
-    assert (found["JobState"], found["ExitCode"]) == ("COMPLETED", "0:0"), log_of(handle)
-    assert int(found["Restarts"]) >= 1
-    check(pair, "down", whole)
-
-
 def node_process(job: str, number: int) -> int:
     """The process of `headway train` on a machine of a job."""
     import psutil
@@ -302,6 +287,21 @@ def test_a_lead_that_is_killed_fails_the_job_soon(slurm: Slurm, pair: Path) -> N
     found = ended(slurm, handle.id)
     assert (found["JobState"], found["Restarts"], found["ExitCode"]) == ("FAILED", "0", "137:0"), log_of(handle)
     assert "the lead's command has ended, and nothing starts it again" in log_of(handle)
+
+
+def test_a_real_run_whose_node_goes_down_is_queued_again(slurm: Slurm, pair: Path, whole: dict[str, str]) -> None:
+    handle = launched(pair, "--machines", "2", "name=down", "launch.slurm.partition=low", path_with())
+    wait_for_records(slurm, pair.parent / "runs/down")
+    slurm.stop("slurmd", "-N", "n2")
+    slurm.ask("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=pulled")
+    assert wait_until(lambda: slurm.job(handle.id)["JobState"] != "RUNNING", LONG, 0.2), slurm.log()
+    slurm.start("slurmd", "-N", "n2")
+    slurm.ask("scontrol", "update", "NodeName=n2", "State=RESUME")
+    again_at_once(slurm, handle.id)
+    found = ended(slurm, handle.id)
+    assert (found["JobState"], found["ExitCode"]) == ("COMPLETED", "0:0"), log_of(handle)
+    assert int(found["Restarts"]) >= 1
+    check(pair, "down", whole)
 
 
 def test_a_real_run_that_is_cancelled_has_saved_and_continues_by_hand(
