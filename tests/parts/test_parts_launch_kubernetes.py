@@ -97,7 +97,7 @@ def test_kubectl_applies_reads_and_deletes_every_kind(api: Api, tmp_path: Path, 
 def test_a_pod_is_deleted_and_the_run_ends_with_the_same_bits(
     api: Api, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
-    volumes = f"launch.kubernetes.volumes=[{{claim: all, mount: {tmp_path}}}]"
+    volumes = f"launch.kubernetes={{volumes: [{{claim: all, mount: {tmp_path}}}], prepared: true}}"
     config = tiny(train={"steps": 300}, checkpoint={"every": "1 h"})
     words = ("--on", "kubernetes", "-y", "name=pods", "launch.image=local", volumes)
     done = headway("launch", config, *words, fresh=True)
@@ -124,7 +124,7 @@ def test_a_pod_is_deleted_and_the_run_ends_with_the_same_bits(
 
 
 def test_a_final_exit_code_fails_the_job_at_once(api: Api, tiny: Callable[..., Path], tmp_path: Path) -> None:
-    volumes = f"launch.kubernetes.volumes=[{{claim: all, mount: {tmp_path}}}]"
+    volumes = f"launch.kubernetes={{volumes: [{{claim: all, mount: {tmp_path}}}], prepared: true}}"
     config = tiny(optimizer={"learning_rate": 1e30}, train={"skip_limit": 1})
     done = headway("launch", config, "--on", "kubernetes", "-y", "name=bad", "launch.image=local", volumes, fresh=True)
     assert done.returncode == 0, done.stderr
