@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import headway
 from headway.cli.application import application
 from headway.config import ModelConfig, load_config
+from headway.core.coordination.launch_variables import CODE_FILE
 from headway.core.errors import HeadwayError
 from headway.models.build import build_model
 from headway.models.huggingface.export import export_model
@@ -208,6 +209,14 @@ def test_a_dry_run_without_a_store_says_what_it_would_prepare(folder: Path) -> N
     assert not config.data.store.exists() and not config.run_directory.exists()
     prepare_if_needed(config, RunOptions(), own_process=False)
     assert "rows of 32 tokens" in preview(config, RunOptions())
+
+
+def test_a_dry_run_leaves_no_exit_code_for_a_launcher(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lead makes one before it prepares the data, and other machines would take its code for that of the run."""
+    monkeypatch.setenv(CODE_FILE, str(folder / "code"))
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    done = CliRunner().invoke(application(), ["train", str(write_config(folder)), "--dry-run"])
+    assert done.exit_code == 0 and not (folder / "code").exists(), done.output
 
 
 def test_a_check_of_a_config_finds_what_a_prepared_store_leaves(folder: Path) -> None:

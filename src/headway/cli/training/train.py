@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from typing import Annotated
 
 import typer
@@ -97,7 +98,8 @@ def train(
     for variable, value in ((NODE, node), (LEAD, lead)):
         if value is not None:
             os.environ[variable] = value
-    with leaving_code():
+    # The end of a dry run is not the end of the run, for which a lead makes one before it prepares the data.
+    with nullcontext() if dry_run else leaving_code():
         numbers = {"workers": workers, "machines": machines or machines_from_environment()}
         chosen = [f"parallel.{key}={value}" for key, value in numbers.items() if value is not None]
         loaded = load(config, [*(overrides or []), *chosen])
