@@ -396,15 +396,21 @@ def _rows_fingerprint(rows: int) -> str:
     return fingerprint({"rows": rows})
 
 
-def _dataset_code(dataset: Any) -> list[Any]:
-    """Return what decides the samples of a dataset: its class, functions that it was given, and datasets within it."""
+def _dataset_code(dataset: Any, seen: set[int] | None = None) -> list[Any]:
+    """Return what decides the samples of a dataset: its class, functions that it was given, and datasets within it.
+
+    Args:
+        dataset: The dataset.
+        seen: By `id`, the datasets around it; one within may refer to one of them.
+    """
+    seen = {id(dataset)} if seen is None else seen | {id(dataset)}
     found: list[Any] = [type(dataset)]
     for value in getattr(dataset, "__dict__", {}).values():
         for item in value if isinstance(value, list | tuple) and len(value) <= _FEW else [value]:
             if inspect.isroutine(item) or isinstance(item, partial):
                 found.append(item)
-            elif hasattr(type(item), "__getitem__") and hasattr(item, "__dict__"):
-                found.extend(_dataset_code(item))
+            elif id(item) not in seen and hasattr(type(item), "__getitem__") and hasattr(item, "__dict__"):
+                found.extend(_dataset_code(item, seen))
     return found
 
 

@@ -275,6 +275,19 @@ def test_a_dataset_of_another_size_is_refused(config: Callable[..., Config]) -> 
         Trainer(Model(), Squares(4), loss, config()).fit(accept_changes=True)
 
 
+class Parts(Squares):
+    """A dataset whose parts know the whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.half = Squares(3)
+        self.half.whole = self  # type: ignore[attr-defined]
+
+
+def test_datasets_may_refer_to_each_other(config: Callable[..., Config]) -> None:
+    assert Trainer(Model(), Parts(), loss, config()).fit().step == 6
+
+
 class Seen(Callback):
     """Which samples steps have used."""
 
