@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.core.files.atomic import append_json_line
 from headway.core.files.reserve import (
     RESERVE_BYTES,
     RESERVE_FILE,
@@ -76,3 +77,23 @@ def test_it_is_kept_for_a_full_disk_only(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="Input/output"):
         write_with_reserve(tmp_path, refuse)
     assert (tmp_path / RESERVE_FILE).exists()
+
+
+def test_a_line_that_cannot_be_flushed_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Network file systems report a full disk or a quota only when a file is flushed."""
+    file, flush, refusals = tmp_path / "ledger.jsonl", os.fsync, [errno.EDQUOT]
+    append_json_line(file, {"step": 1}, flush=True)
+    take_reserve(tmp_path)
+
+    def refuse(descriptor: int) -> None:
+        if refusals:
+            raise OSError(refusals.pop(), "Disk quota exceeded")
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    write_with_reserve(tmp_path, lambda: append_json_line(file, {"step": 2}, flush=True))
+    assert file.read_text() == '{"step":1}\n{"step":2}\n' and not (tmp_path / RESERVE_FILE).exists()
+    refusals.append(errno.EDQUOT)
+    with pytest.raises(OSError, match="quota"):
+        write_with_reserve(tmp_path, lambda: append_json_line(file, {"step": 3}, flush=True))
+    assert file.read_text() == '{"step":1}\n{"step":2}\n'

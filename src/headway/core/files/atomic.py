@@ -158,7 +158,8 @@ def append_json_line(path: Path, value: Any, *, flush: bool = False) -> None:
     Args:
         path: The file.
         value: The record.
-        flush: Return only when the record, and the name of a new file, would survive a power cut.
+        flush: Return only when the record, and the name of a new file, would survive a power cut. A record that cannot
+            be flushed is removed again; no other process may append to the file then.
     """
     line = json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n"
     is_new = flush and not path.exists()
@@ -166,11 +167,18 @@ def append_json_line(path: Path, value: Any, *, flush: bool = False) -> None:
         # A kill during a write may have left a line without its end. A new line keeps this record intact.
         if file.tell() and not ends_with_newline(path):
             line = "\n" + line
-        rest = memoryview(line.encode("utf-8", "backslashreplace"))
-        while rest:  # a disk that becomes full accepts a part and raises for the rest
-            rest = rest[file.write(rest) :]
-        if flush:
-            os.fsync(file.fileno())
+        end = file.tell()
+        try:
+            rest = memoryview(line.encode("utf-8", "backslashreplace"))
+            while rest:  # a disk that becomes full accepts a part and raises for the rest
+                rest = rest[file.write(rest) :]
+            if flush:
+                os.fsync(file.fileno())
+        except OSError:
+            if flush:  # network file systems say only here that they are full, and a second try must not add it twice
+                with suppress(OSError):
+                    file.truncate(end)
+            raise
         if is_new:
             sync_folder(path.parent)
 
