@@ -129,7 +129,12 @@ def changed_values(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[
 
 
 def _change(key: str, before: Any, after: Any) -> Iterator[str]:
-    """Yield the differences of one value; for lists of sections, such as sources, item by item."""
+    """Yield the differences of one value; of sections key by key, and for lists of them, such as sources, by item."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in [*before, *(name for name in after if name not in before)]:
+            if name not in before or name not in after or before[name] != after[name]:
+                yield from _change(f"{key}.{name}", before.get(name), after.get(name))
+        return
     lists = [before or [], after or []]
     if not all(isinstance(value, list) and all(isinstance(item, dict) for item in value) for value in lists):
         yield f"{key} was {_shown(key, before)} and is now {_shown(key, after)}"

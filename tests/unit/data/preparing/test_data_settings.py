@@ -152,7 +152,9 @@ def test_what_means_the_same_is_no_difference(tmp_path: Path, asked: Callable[..
     assert named(begin_of_text="never") == []
     assert named(tokenizer={"path": str(data.store)}) == [], "a model trained on the store brings its vocabulary"
     other = chat_tokenizer(tmp_path / "other")
-    assert len(named(tokenizer={"path": str(other)})) == 1 == len(named(tokenizer={"path": "none"}))
+    assert named(tokenizer={"vocab_size": 400}) == ["data.tokenizer.vocab_size was 300 and is now 400"]
+    for path in (str(other), "none"):
+        assert f"data.tokenizer.path was not set and is now {path}" in named(tokenizer={"path": path})
     moved = [steps[0], {**steps[1], "blocked_words": "other.txt"}, steps[2]]
     assert len(named(clean=moved)) == 1, "another list of words"
     shutil.move(tmp_path / "a.jsonl", tmp_path / "gone.jsonl")
