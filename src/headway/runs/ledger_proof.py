@@ -119,7 +119,8 @@ class LedgerProof:
         named = len({step for steps in skipped for step in steps if step < (self.checkpoint_step or 0)})
         return (
             f"not all rows were trained on: {self.not_updated:,} {plural(self.not_updated, 'step')} had no update (a"
-            f" decision to skip, or an overflow in fp16), as the newest checkpoint counts; the ledger names {named:,}"
+            f" decision to skip, an overflow in fp16, or no trained token), as the newest checkpoint counts; the ledger"
+            f" names {named:,}"
         )
 
 
@@ -148,7 +149,8 @@ def prove(run: Path, store: Path | None = None, every_row: bool | None = None) -
     proof.restored = list(restored_from_others(record))
     proof.checkpoint_step = max((checkpoint.step for checkpoint in record.checkpoints), default=None)
     if proof.checkpoint_step is not None:
-        proof.not_updated = as_int(dig(_manifest(record, proof.checkpoint_step), "cursor", "skipped_steps")) or 0
+        cursor = dig(_manifest(record, proof.checkpoint_step), "cursor")
+        proof.not_updated = sum(as_int(dig(cursor, key)) or 0 for key in ("skipped_steps", "steps_without_target"))
     proof.problems += [
         *_ends_problems(proof),
         *_attempt_problems(proof, record),

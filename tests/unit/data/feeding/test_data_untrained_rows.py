@@ -133,6 +133,7 @@ def test_steps_without_a_target_are_named_and_no_divergence(capsys: pytest.Captu
     assert np.isfinite(losses).all() and (np.diff(without) == 1).sum() > 2
     cursor = {"step": 30, "skipped_steps": 0, "skipped_in_row": 0, "steps_without_target": len(without)}
     assert manifest(Path("runs/chats"))["cursor"] == cursor
+    assert prove(Path("runs/chats")).not_updated == len(without), "their rows changed no weight"
     assert said.count(" · no target · ") == len(without) and "nan" not in said and "going back" not in said
 
 
