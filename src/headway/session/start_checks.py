@@ -15,7 +15,6 @@ from headway.config import Config, LaneGrid, MeshShape, resolve_lanes, resolve_m
 from headway.config.checks.contradictions import combined
 from headway.core.coordination.launched import world_size_from_environment
 from headway.core.errors import ConfigError, HeadwayError
-from headway.core.functions import load_function
 from headway.core.hub import is_on_hub
 from headway.core.storage import check_filesystem
 from headway.data.preparing.prepare import check_steps
@@ -36,6 +35,7 @@ from headway.session.spending import check_cost
 from headway.tracking.sinks import check_trackers
 from headway.training.job import load_callbacks
 from headway.training.setup.available import check_available, check_installed_for
+from headway.training.task import loss_code
 
 
 @dataclass(frozen=True)
@@ -123,14 +123,14 @@ def check_parts(config: Config, *, makes_callbacks: bool = True) -> None:
 
 
 def _check_parts(config: Config, found: _Problems, here: bool) -> None:
-
+    """Find what `check_parts` checks, but for callbacks; devices only if the run would be on this machine."""
     found.of(lambda: check_installed_for(config))
     if here:
         found.of(lambda: check_available(config, pick_device(config.train.device)))
     found.of(lambda: check_keys_present(config.checkpoint))
     found.of(lambda: check_trackers(config.track))
     if config.loss is not None:
-        found.of(lambda: load_function(config.loss or "", "loss"))
+        found.of(lambda: loss_code(config.loss or ""))
     if config.parallel.tensor > 1:
         found.of(lambda: _check_is_cut(config))
 

@@ -232,11 +232,18 @@ def language_model_fingerprints(config: Config, store: TokenStore) -> dict[str, 
     from headway.models.hub.folder import pretrained_fingerprints
 
     data = config.segments[-1].data if config.segments else store.fingerprint
-    loss: dict[str, str] = {}
-    if config.loss is not None:
-        module, function = load_function(config.loss, "loss")
-        loss["loss"] = code_identity(function, module, "loss")
-    return {"data": data, "tokenizer": store.tokenizer_fingerprint, **pretrained_fingerprints(config), **loss}
+    known = {"data": data, "tokenizer": store.tokenizer_fingerprint, **pretrained_fingerprints(config)}
+    return known if config.loss is None else {**known, "loss": loss_code(config.loss)}
+
+
+def loss_code(name: str) -> str:
+    """Return the identity of the loss that a config names.
+
+    Raises:
+        ConfigError: it is not there, or it reads a value that has no identity.
+    """
+    module, function = load_function(name, "loss")
+    return code_identity(function, module, "loss")
 
 
 def own_code(config: Config) -> dict[str, str]:

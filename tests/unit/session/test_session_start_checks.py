@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,6 +189,20 @@ def test_a_mistake_is_found_before_a_byte_is_written(
     assert (checked.exit_code == 0) == wrong.device, checked.output
     if not wrong.device:
         assert wrong.said in str(checked.exception)
+    assert _files(folder) == before
+
+
+def test_a_loss_without_an_identity_is_found_before_a_byte_is_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = "import threading\nlock = threading.Lock()\ndef loss(logits, batch):\n    with lock: return logits.sum()\n"
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    exec(compile(cell, "<ipython-input-1>", "exec"), vars(main))
+    config = write_config(folder)
+    before = _files(folder)
+    with pytest.raises(HeadwayError, match="reads 'lock', lock, which has no identity"):
+        headway.train(load_config(config, ["loss=__main__:loss"]))
     assert _files(folder) == before
 
 
