@@ -61,6 +61,9 @@ def test_changed_sources_are_prepared_or_refused(tmp_path: Path) -> None:
         assert refused.returncode == 2, refused.stderr
         for words in (f"{tmp_path}/runs/tiny uses it", "data.store", "go back to what this one was prepared from"):
             assert words in refused.stderr, refused.stderr
+    # Machines of a cloud share no disk with this one, and prepare a store of their own.
+    remote = "checkpoint.remote.url=s3://bucket/runs"
+    assert headway("launch", config, "name=b", remote, "--on", "sky", "--dry-run").returncode == 0
     assert TokenStore.open(store).fingerprint == second.fingerprint and not (tmp_path / "runs/b").exists()
     assert headway("train", config, "name=b", f"data.store={tmp_path}/second").returncode == 0
 

@@ -87,23 +87,7 @@ def run(
 ) -> None:
     """Run `headway launch`."""
     job = _job(config, list(overrides or []), machines, smoke, out)
-    _check_store(job)
     start(job, on, _table, dry_run=dry_run, yes=yes)
-
-
-def _check_store(job: Job) -> None:
-    """Report what the run will prepare in the place of the token store that is here.
-
-    Raises:
-        ConfigError: that store is not what the config says, and other runs use it.
-    """
-    from headway.core.console import notice
-    from headway.session.attempt import RunOptions
-    from headway.session.completed import why_prepare
-
-    why = why_prepare(job.config, RunOptions())
-    if why is not None and job.config.data.store.exists():
-        notice(f"{job.config.data.store} will be prepared anew: {why}")
 
 
 def _job(config: Path, overrides: list[str], machines: str, smoke: bool, out: Path | None) -> Job:
