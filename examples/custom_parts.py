@@ -41,7 +41,8 @@ class Confidence(headway.Callback):
         self.evaluations = 0
 
     def on_step(self, job: Any, step: int, metrics: dict[str, float]) -> None:
-        metrics["mine/confidence"] = math.exp(-metrics["train/loss"])
+        if "train/loss" in metrics:  # a step without a trained token has none
+            metrics["mine/confidence"] = math.exp(-metrics["train/loss"])
 
     def on_evaluation(self, job: Any, step: int, result: Any) -> None:
         self.evaluations += 1

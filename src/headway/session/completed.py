@@ -50,7 +50,7 @@ def why_prepare(config: Config, options: RunOptions) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         if keeps:
             _check_same_data(run, data)
-        why = f"there is no token store yet; from {', '.join(source.path for source in data.sources)}"
+        why = "there is no token store yet"
     except OSError:
         return None  # whoever opens it reports that
     else:

@@ -38,7 +38,8 @@ def prepare_if_needed(config: Config, options: RunOptions, own_process: bool) ->
         from headway.session.start_checks import examine_unprepared  # loads PyTorch
 
         examine_unprepared(config, options)
-    notice(f"preparing {config.data.store}: {why}")
+    paths = ", ".join(source.path for source in config.data.sources)
+    notice(f"preparing {config.data.store} from {paths}: {why}")
     with released(config.data.store, config.run_directory) if options.restart else nullcontext():
         if own_process:
             _prepare_in_a_process(config)

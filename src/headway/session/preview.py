@@ -90,7 +90,7 @@ def _preview_unprepared(run: UnpreparedRun, options: RunOptions) -> str:
         [
             *_run_state(config, options),
             _model(config.model, train),
-            f"data       {config.data.store}: would be prepared{read}: {run.why}",
+            f"data       {config.data.store}: would be prepared{read}, since {run.why}",
             f"           {suggest('data prepare')} prepares it without training",
             f"training   {train.batches.sum_in_words(train.steps)}: {tokens} tokens",
             *_workers(config, run.mesh, run.grid),

@@ -78,7 +78,10 @@ class Callback:
         """Act before the first step of an attempt; `job.state.cursor.step` is where it starts."""
 
     def on_step(self, job: Job, step: int, metrics: dict[str, float]) -> None:
-        """Act after every step, with the metrics of the run directory's `metrics.jsonl`; more can be added here."""
+        """Act after every step, with the metrics of the run directory's `metrics.jsonl`; more can be added here.
+
+        A step without a target, or one that a rollback left out, has no `train/loss`.
+        """
 
     def on_evaluation(self, job: Job, step: int, result: Evaluation) -> None:
         """Act after an evaluation."""

@@ -168,7 +168,7 @@ def test_training_prepares_a_store_that_is_missing_or_not_what_the_config_says(
 ) -> None:
     prepare_if_needed(own(), RunOptions(), own_process=False)
     said = capsys.readouterr().err
-    assert f"preparing {tmp_path}/own: there is no token store yet; from {tmp_path}/corpus.jsonl" in said
+    assert f"preparing {tmp_path}/own from {tmp_path}/corpus.jsonl: there is no token store yet" in said
     assert "60 documents" in said and TokenStore.open(tmp_path / "own").splits
     assert why_prepare(own(), RunOptions()) is None
     assert why_prepare(own("data.remote=s3://bucket/store", f"data.store={tmp_path}/none"), RunOptions()) is None

@@ -53,7 +53,7 @@ def add_adapter(network: Any, config: AdapterConfig, seed: int) -> Any:
             raise ConfigError(
                 f"the model cannot have this adapter: {words}",
                 where="model.adapter.targets, model.adapter.also_trained",
-                fix=f"targets: [{', '.join(_linear_names(network))}], or some of these; these can have one",
+                fix=f"targets: layers that can have one: {', '.join(_linear_names(network))}",
             ) from error
     _check_targets(adapted, config.targets)
     return adapted

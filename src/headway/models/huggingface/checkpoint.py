@@ -200,6 +200,11 @@ def read_tensor(path: Path, name: str) -> torch.Tensor:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
+    """Read a JSON object of a checkpoint.
+
+    Raises:
+        CheckpointError: it cannot be read, or is no JSON object.
+    """
     try:
         return read_json_object(path, LISTING_BYTES)
     except OSError as error:
