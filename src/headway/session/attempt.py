@@ -32,6 +32,7 @@ from headway.core.errors import (
     ConfigError,
     HeadwayError,
     Preempted,
+    SavesFailed,
     explain_refusal,
     explaining_refusals,
 )
@@ -255,7 +256,9 @@ def _record_outcome(attempt: Attempt) -> Iterator[None]:
     try:
         yield
     except HeadwayError as error:
-        attempt.finish(outcome_of(error.exit_code, error.what), error.exit_code, error=type(error).__name__)
+        is_failure = isinstance(error, SavesFailed)  # with the code of a state that is saved, which it is not
+        outcome = error.what if is_failure else outcome_of(error.exit_code, error.what)
+        attempt.finish(outcome, error.exit_code, error=type(error).__name__)
         raise
     except KeyboardInterrupt:
         attempt.finish("interrupted", INTERRUPTED)

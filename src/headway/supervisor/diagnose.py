@@ -11,7 +11,7 @@ from typing import Any
 from headway.config import Config
 from headway.core.coordination.heartbeat import Reading
 from headway.core.credentials.secrets import redact
-from headway.core.errors import INTERRUPTED, BudgetReached, Cancelled, Preempted
+from headway.core.errors import INTERRUPTED, BudgetReached, Cancelled, Preempted, SavesFailed
 from headway.runs.run_directory import Attempt
 from headway.session.attempt import final_step
 from headway.supervisor.machines.roster import Member
@@ -62,7 +62,10 @@ class Evidence:
             return AttemptOutcome("error", "interrupted", INTERRUPTED)
         stopping = signal.Signals(self.signals[0]).name if self.signals else None
         if reported is not None and reported["exit_code"] != 1:
-            return _error(SAVED_KINDS.get(reported["exit_code"], "error"), reported)
+            kind = SAVED_KINDS.get(reported["exit_code"], "error")
+            if reported.get("type") == SavesFailed.__name__:
+                kind = "error"  # the code lets a scheduler start the run again, but nothing is saved
+            return _error(kind, reported)
         if stopping is not None and newest_checkpoint(self.config.run_directory) == final_step(self.config):
             return AttemptOutcome("finished", "finished", 0)  # the signal came after the last save
         if stopping is not None and (reported is None or reported.get("signal")):

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headway.checkpoint.save.fence import Fenced
-from headway.core.console import alert
 from headway.core.coordination.heartbeat import report_failed_saves
 from headway.core.errors import CheckpointError, HeadwayError, SavesFailed
 from headway.training.job import Callback
@@ -65,8 +64,6 @@ class FailedSaves(Callback):
         mine = self._explain(job) if job.world.is_first else None
         what, where, fix, moves = job.world.gather_json(mine)[0]
         kind = SavesFailed if moves else CheckpointError
-        if moves and job.world.is_first:  # for a supervisor exit code 75 is no reason to alert
-            alert(what)
         return kind(what, where=where, fix=fix)
 
     def end_without(self, error: CheckpointError) -> HeadwayError:

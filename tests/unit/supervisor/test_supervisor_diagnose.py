@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from headway.config import Config
 from headway.core.coordination.heartbeat import Exchange, Heartbeat, Reading, read_heartbeat
 from headway.runs.run_directory import Attempt, RunDirectory
-from headway.supervisor.diagnose import diagnose, last_exchange
+from headway.supervisor.diagnose import Evidence, diagnose, last_exchange
+from headway.supervisor.machines.team import MachineEnd
 from headway.supervisor.watchdog import Finding
 
 BEFORE, INSIDE = Exchange(6, "gather of numbers"), Exchange(7, "sum of gradients")
@@ -53,3 +55,11 @@ def test_who_waited_is_told_and_where_if_it_is_one_place(page: Reading, attempt:
     assert died.what.endswith("in phase 'starting'; last exchange 6 (gather of numbers), finished"), "it is over"
     alone = diagnose(Finding("died", 0, "died", suspects=(0,)), {0: page}, attempt)
     assert "exchanges" not in alone.record() and alone.what.endswith("in phase 'starting'")
+
+
+@pytest.mark.parametrize(("error", "kind"), [("SavesFailed", "error"), ("Preempted", "preempted")])
+def test_a_run_that_saves_nothing_has_failed(error: str, kind: str) -> None:
+    """Its exit code is that of a run that has saved and stopped, so that a scheduler starts it again."""
+    reported = {"rank": 0, "type": error, "what": "10 saves in a row have failed", "exit_code": 75}
+    outcome = Evidence(Config(), None, {}, [], lambda rank: None).explain_end(MachineEnd(75, False, reported), None)
+    assert (outcome.kind, outcome.what, outcome.exit_code) == (kind, reported["what"], 75)
