@@ -7,6 +7,10 @@ from typing import NamedTuple
 
 #: Template of a source with `format: chat`, for its readers. It names no field, so no template of a user equals it.
 CHAT = "chat:"
+#: The same with `format: completion`.
+COMPLETION = "completion:"
+#: Templates of records whose fields are found by their names, and which say what of them is trained.
+LAYOUTS = frozenset((CHAT, COMPLETION))
 
 
 class Part(NamedTuple):

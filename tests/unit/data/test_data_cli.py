@@ -120,7 +120,7 @@ def test_verify_ends_with_the_data_exit_code(tmp_path: Path, config_file: Path) 
 
 def test_dry_run_lists_and_writes_nothing(tmp_path: Path, config_file: Path) -> None:
     shown = run("data", "prepare", config_file, "--dry-run").stdout
-    assert "a.jsonl" in shown and "jsonl" in shown and "1 of unknown format ignored" in shown
+    assert "a.jsonl" in shown and "jsonl" in shown and "left out: 1 " in shown
     (source,) = json.loads(run("data", "prepare", config_file, "--dry-run", "--json").stdout)
     assert source["files"][0]["format"] == "jsonl" and source["files"][0]["bytes"] > 1000
     assert not (tmp_path / "stores").exists()

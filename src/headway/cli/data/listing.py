@@ -23,6 +23,7 @@ def list_sources(settings: DataConfig, json: bool, pool: DataPool | None = None)
         DataError: a source has no files, or cannot be reached.
     """
     from headway.core.format import counted, format_bytes
+    from headway.data.reading.endings import describe_left_out
     from headway.data.reading.sources import find_sources
 
     sources = find_sources(settings.sources, most=settings.max_document_bytes)
@@ -35,11 +36,11 @@ def list_sources(settings: DataConfig, json: bool, pool: DataPool | None = None)
     print_table(["SOURCE", "FORMAT", "SIZE", "FILE"], rows, numeric=[2])
     for source, config in zip(sources, settings.sources, strict=True):
         size = format_bytes(sum(file.bytes for file in source.files))
-        ignored = f", {source.ignored} of unknown format ignored" if source.ignored else ""
+        ignored = f", {describe_left_out(source.left_out)}" if source.left_out else ""
         limit = f", at most {config.limit} read" if config.limit else ""
         files = counted(len(source.files), "file")
         what = "a stream of unknown length" if source.stream else f"{files}, {size}"
-        print_line(f"{source.name}: {what}{ignored}{limit}")
+        print_line(f"{source.name}: {what}{limit}{ignored}")
     print_line(f"would be written to {settings.store}")
     if submitted is not None:
         print_lines(submitted)
@@ -81,4 +82,5 @@ def _facts(source: Source) -> dict[str, Any]:
         for file in source.files
     ]
     stream = {"stream": source.location} if source.stream else {}
-    return {"name": source.name, "ignored_files": source.ignored, "files": files, **stream}
+    left_out = {"ignored_files": source.ignored, "left_out": dict(source.left_out)}
+    return {"name": source.name, **left_out, "files": files, **stream}

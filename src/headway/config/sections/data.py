@@ -16,7 +16,7 @@ from headway.config.base import LocalPath, Section, Share, conflict
 from headway.config.batches import Batches
 from headway.config.sections.clean import CleanStep, step_list
 from headway.config.sections.pretrained import PretrainedSource
-from headway.config.template import CHAT, parse_template
+from headway.config.template import CHAT, COMPLETION, LAYOUTS, parse_template
 from headway.config.units import SHARE_OR_INTERVAL, Amount, Bytes, Interval, share_or_interval
 from headway.core.errors import ConfigError
 from headway.core.hub import is_on_hub
@@ -30,6 +30,24 @@ MAX_DOCUMENT_BYTES = 64 * 2**20
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "*.tiktoken", "tekken.json", "*.model")
 
 
+# Templates of the formats whose records say by the names of their fields what they are.
+_TEMPLATES = {"chat": CHAT, "completion": COMPLETION}
+_DELIMITERS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|"}
+
+
+def _pattern_list(value: Any) -> Any:
+    """Accept one pattern in place of a list."""
+    return [value] if isinstance(value, str) else value
+
+
+def _delimiter(value: Any) -> Any:
+    """Accept names of delimiters, which YAML and shells make hard to write."""
+    value = _DELIMITERS.get(value, value) if isinstance(value, str) else value
+    if value is not None and (not isinstance(value, str) or len(value) != 1 or not value.isascii() or value in '"\r\n'):
+        raise ValueError("a delimiter is one ASCII character other than a quote, or tab, comma, semicolon, pipe")
+    return value
+
+
 class SourceConfig(Section):
     """One source of text."""
 
@@ -39,12 +57,23 @@ class SourceConfig(Section):
     `stdlib:` the source text of Python's standard library."""
     name: str | None = None
     """Name in manifests and reports; the last part of the path when not given."""
-    format: Literal["auto", "text", "jsonl", "parquet", "csv", "arrow", "chat"] = "auto"
+    format: Literal["auto", "text", "jsonl", "parquet", "csv", "arrow", "chat", "completion"] = "auto"
     """`auto` uses the file's extension, below `.gz`, `.zst`, `.bz2` and `.xz`. A text file is one document. `chat`:
     conversations in JSON Lines, Parquet or Arrow, rendered with the tokenizer's chat template; only what the assistant
-    says is trained ([continue-a-model.md](continue-a-model.md))."""
+    says is trained ([continue-a-model.md](continue-a-model.md)). `completion`: records with `prompt` and `completion`,
+    of which only the completion is trained."""
+    exclude: Annotated[list[str], BeforeValidator(_pattern_list)] = []
+    """Files of a folder or glob to leave out: `*.log`, `drafts/*`. A pattern without a slash is for the names of files
+    and folders at any depth, one with a slash for the whole path below the source; `*` crosses folders."""
+    also: Annotated[list[str], BeforeValidator(_pattern_list)] = []
+    """Further files of a folder to read, which are left out otherwise because of their endings: `*.rst`, `*.py`,
+    `*.json`. Patterns as in `exclude`."""
+    delimiter: Annotated[str, BeforeValidator(_delimiter)] | None = None
+    """The character between the columns of a CSV file, or `tab`. When not given: a tab in `.tsv` files, a comma in
+    others."""
     field: str = "text"
-    """The field (JSON Lines) or column (Parquet, CSV, Arrow) with a document's text; `a.b` is field `b` of `a`."""
+    """The field (JSON Lines) or column (Parquet, CSV, Arrow) with a document's text; `a.b` is field `b` of `a`. In a
+    file without `text` it is `content`, `body`, `message` or the only one with text, if that is unambiguous."""
     template: str | None = None
     """Renders several fields into one document, e.g. `Question: {question}\\nAnswer: {meta.answer}`, instead of
     `field`; `{{` and `}}` are braces."""
@@ -72,16 +101,28 @@ class SourceConfig(Section):
     @property
     def text_template(self) -> str | None:
         """The template for readers."""
-        return CHAT if self.format == "chat" else self.template
+        return _TEMPLATES.get(self.format, self.template)
 
     @model_validator(mode="after")
-    def _check_chat(self) -> Self:
-        if self.format == "chat" and (self.template is not None or self.field != "text"):
-            raise conflict("the fields of conversations are found by their names", "format", "field", "template")
-        if self.format == "chat" and self.clean:
-            raise conflict("cleaning steps are for texts, not for conversations", "format", "clean")
-        if self.format == "chat" and self.path == "stdlib:":
-            raise conflict("the standard library has no conversations", "format", "path")
+    def _check_layout(self) -> Self:
+        if self.format not in _TEMPLATES:
+            return self
+        what = "conversations" if self.format == "chat" else "prompts and completions"
+        if self.template is not None or self.field != "text":
+            raise conflict(f"the fields of {what} are found by their names", "format", "field", "template")
+        if self.clean:
+            raise conflict(f"cleaning steps are for texts, not for {what}", "format", "clean")
+        if self.path == "stdlib:":
+            raise conflict(f"the standard library has no {what}", "format", "path")
+        return self
+
+    @model_validator(mode="after")
+    def _check_files(self) -> Self:
+        given = [key for key in ("exclude", "also", "delimiter") if getattr(self, key)]
+        if given and self.path.startswith(("python:", "stdlib:")):
+            raise conflict(f"{given[0]} is for files", "path", given[0])
+        if self.delimiter is not None and self.format not in ("auto", "csv", "completion"):
+            raise conflict("a delimiter is for CSV files", "format", "delimiter")
         return self
 
     @model_validator(mode="after")
@@ -287,14 +328,16 @@ class DataConfig(Section):
     """Tokens attend only to their own document of a row, and positions restart with each document."""
 
     @model_validator(mode="after")
-    def _check_chat(self) -> Self:
-        if not any(source.format == "chat" for source in self.sources):
+    def _check_layouts(self) -> Self:
+        formats = {source.format for source in self.sources if source.text_template in LAYOUTS}
+        if not formats:
             return self
+        what = "conversations" if "chat" in formats else "prompts and completions"
         if self.clean:
-            text = "these steps are for texts, and a source has conversations: give them to the others"
+            text = f"these steps are for texts, and a source has {what}: give them to the others"
             raise conflict(text, "clean", "sources")
         if self.dedup.paragraphs:
-            raise conflict("conversations have no paragraphs", "dedup.paragraphs", "sources")
+            raise conflict(f"{what} have no paragraphs", "dedup.paragraphs", "sources")
         return self
 
     @model_validator(mode="after")

@@ -35,6 +35,7 @@ DEPTH = 100
 _VALUES = 8_000_000
 _SHORT_BYTES = 2 * _VALUES
 _BLOCK_BYTES = 256 * 1024
+_KINDS = {stat.S_ISFIFO: "a FIFO", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device"}
 _FLAGS = {"rb": os.O_RDONLY, "r+b": os.O_RDWR, "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT}
 #: Paths of files that a shell or another process has opened for this one: `headway train <(generate)`.
 _HANDED_OVER = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
@@ -76,11 +77,20 @@ def open_regular(
         raise
 
 
+def kind_of_file(path: Path) -> str:
+    """Return what a path is that is neither a regular file nor a folder: "a FIFO", ..."""
+    return _kind(path.stat().st_mode)
+
+
+def _kind(mode: int) -> str:
+    return next((name for is_kind, name in _KINDS.items() if is_kind(mode)), "something else")
+
+
 def _check(path: Path, found: os.stat_result, most: int | None) -> None:
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(found.st_mode):
-        raise ForeignFileError("is not a regular file", path)
+        raise ForeignFileError(f"is not a regular file but {_kind(found.st_mode)}", path)
     if most is not None and found.st_size > most:
         raise _too_large(path, most, found.st_size)
 

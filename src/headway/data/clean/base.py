@@ -44,6 +44,20 @@ class Step:
         return around(before, first_difference(before, after))
 
 
+def lines_of(text: str) -> list[str]:
+    """Return the lines of a text that are not blank, without white space around them."""
+    return [line for line in map(str.strip, with_line_feeds(text).split("\n")) if line]
+
+
+def with_line_feeds(text: str) -> str:
+    """Return a text whose lines end in LF, not in CR LF or in CR alone.
+
+    Rules about lines see the same lines whatever ends them. That is no new version of any step: texts without a CR
+    alone give what they gave.
+    """
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+
+
 def utf8_size(text: str) -> int:
     """Return the bytes of a text in UTF-8.
 

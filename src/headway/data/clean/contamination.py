@@ -6,7 +6,7 @@ import hashlib
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -206,7 +206,9 @@ def _all_grams(words: Hashes, lengths: Sequence[int]) -> Iterator[tuple[int, Has
 
 def _texts(item: EvaluationSet) -> Iterator[str]:
     values = item.model_dump(exclude={"name"}, exclude_unset=True)
-    for piece in pieces_of(find_sources([SourceConfig(**values)])):
+    # A field that is only likely to be the question would leave a contamination unseen.
+    sources = [replace(source, strict=True) for source in find_sources([SourceConfig(**values)])]
+    for piece in pieces_of(sources):
         for batch in read_batches(piece):
             if batch.bad:
                 raise batch.bad[0].error()

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from headway.config.sections.clean import GopherQualityStep
-from headway.data.clean.base import Step, shown_number
+from headway.data.clean.base import Step, lines_of, shown_number
 from headway.data.clean.counts import Drop
 
 
@@ -52,7 +52,7 @@ class GopherQuality(Step):
 
     def _by_lines(self, text: str) -> Drop | None:
         """Check the shares of lines that are bullet points or end in an ellipsis."""
-        lines = [line for line in map(str.strip, text.split("\n")) if line]
+        lines = lines_of(text)
         bullets, limit = self._bullets, self._config.max_bullet_lines
         if (share := sum([line.startswith(bullets) for line in lines]) / len(lines)) > limit:
             return _above("bullet lines", share, limit)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.config.sections.clean import GopherRepetitionStep
-from headway.data.clean.base import Step, shown_number
+from headway.data.clean.base import Step, lines_of, shown_number, with_line_feeds
 from headway.data.clean.counts import Drop
 from headway.data.clean.ngrams import Hashes, longer, mixed
 
@@ -39,12 +39,12 @@ class GopherRepetition(Step):
 
     def _by_parts(self, text: str) -> Drop | None:
         config = self._config
-        lines = [line for line in map(str.strip, text.split("\n")) if line]
+        lines = lines_of(text)
         drop = _repeated(lines, "line", config.max_duplicate_lines, config.max_duplicate_line_characters)
         # Without a repeated line, no paragraph can be repeated.
         if drop or len(set(lines)) == len(lines):
             return drop
-        paragraphs = [part for part in map(str.strip, _PARAGRAPH.split(text)) if part]
+        paragraphs = [part for part in map(str.strip, _PARAGRAPH.split(with_line_feeds(text))) if part]
         limits = config.max_duplicate_paragraphs, config.max_duplicate_paragraph_characters
         return _repeated(paragraphs, "paragraph", *limits)
 

@@ -11,7 +11,7 @@ from headway.config.sections.clean import C4Step, FinewebStep
 from headway.core.errors import DataError
 from headway.core.files.foreign import SETTINGS_BYTES, read_bytes
 from headway.core.files.hashes import fingerprint
-from headway.data.clean.base import Step, shown_number
+from headway.data.clean.base import Step, lines_of, shown_number
 from headway.data.clean.counts import Drop
 
 _POLICIES = re.compile("terms of use|privacy policy|cookie policy|uses cookies|use of cookies|use cookies")
@@ -69,10 +69,8 @@ class C4(Step):
         config, kept = self._config, []
         fewest, longest, terminal = config.min_words_per_line, config.max_word_length, config.terminal_punctuation
         javascript, policies = javascript and config.javascript_lines, policies and config.policy_lines
-        for raw in text.split("\n"):
-            line = raw.strip()
-            if not line:
-                continue
+        for whole in lines_of(text):
+            line = whole
             if config.citations and "[" in line:
                 line, count = _CITATION.subn("", line)
                 removed["citation markers removed"] += count
@@ -146,7 +144,7 @@ class Fineweb(Step):
     def apply(self, text: str) -> str | Drop:
         """Check punctuation, repeated lines and short lines."""
         config = self._config
-        lines = [line for line in map(str.strip, text.split("\n")) if line]
+        lines = lines_of(text)
         if not lines:
             return Drop("no lines", "holds no line")
         share = sum([line[-1] in _TERMINALS for line in lines]) / len(lines)

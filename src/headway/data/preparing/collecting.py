@@ -62,7 +62,7 @@ class UnitCollector:
             raise result.error
         if self._key is not None:
             if result.failed is not None:
-                raise result.failed.error()
+                raise result.failed.error(result.also_failed)
             self.survey.add(result)
             if result.kept is not None:
                 self._kept.append(result.kept)

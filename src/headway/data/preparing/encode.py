@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.config.template import CHAT
+from headway.config.template import CHAT, COMPLETION
 from headway.config.units import Amount
 from headway.core.errors import DataError
 from headway.core.process.faults import fault_point
@@ -19,6 +19,7 @@ from headway.data.reading.locating import places_of
 from headway.data.reading.readers import read_batches
 from headway.data.reading.sources import Piece
 from headway.data.tokenizing.chat import ChatEncoder
+from headway.data.tokenizing.completions import CompletionEncoder
 from headway.data.tokenizing.library import UnencodableTextError
 from headway.data.tokenizing.tokenizer import Tokenizer
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from headway.data.clean import Cleaner
     from headway.data.dedup import DocumentPrints
     from headway.data.tokenizing.encoders import TextEncoder
+
+    _AnyEncoder = TextEncoder | ChatEncoder | CompletionEncoder
 
 
 class PieceWorker:
@@ -110,7 +113,8 @@ class PieceWorker:
                 bad = [document for document in bad if document.after <= texts_before]
                 empty = sum(number for after, number in batch.empty.items() if after <= texts_before)
             if bad and not self.recipe.skip_bad:
-                result.failed, count, bad, ended = bad[0], bad[0].after, [], True
+                result.failed, *result.also_failed = bad
+                count, bad, ended = result.failed.after, [], True
             result.skipped += len(bad)
             result.cut += sum(document.rest for document in bad)
             result.too_large += sum(document.too_large for document in bad)
@@ -163,8 +167,10 @@ class PieceWorker:
         train = [text for text, out in zip(texts, held_out, strict=True) if not out]
         return train, [text for text, out in zip(texts, held_out, strict=True) if out]
 
-    def _encoder_of(self, piece: Piece) -> TextEncoder | ChatEncoder:
+    def _encoder_of(self, piece: Piece) -> _AnyEncoder:
         assert self._encoder is not None
+        if piece.template == COMPLETION:
+            return CompletionEncoder(self._encoder, self.recipe.begin, self._end)
         if piece.template != CHAT:
             return self._encoder
         if self._chat is None:
@@ -172,7 +178,7 @@ class PieceWorker:
         return self._chat
 
     def _encode(
-        self, encoder: TextEncoder | ChatEncoder, texts: list[str], numbers: Sequence[int], encoding: _Encoding
+        self, encoder: _AnyEncoder, texts: list[str], numbers: Sequence[int], encoding: _Encoding
     ) -> list[tuple[str, SplitPart]]:
         """Encode texts, those for training first, so that one call encodes all and no id is copied twice.
 
@@ -214,17 +220,19 @@ class PieceWorker:
             result.trained_tokens += int(np.count_nonzero(part.trained))
         return [*zip(SPLITS, part.split(len(train)), strict=True)]
 
-    def _part(self, encoder: TextEncoder | ChatEncoder, texts: list[str]) -> SplitPart | None:
+    def _part(self, encoder: _AnyEncoder, texts: list[str]) -> SplitPart | None:
         """Encode texts; return None if a special token is in them."""
         if isinstance(encoder, ChatEncoder):
             return SplitPart(*encoder.encode_masked(texts))
         ids, lengths = encoder.encode(texts)
         if self.recipe.unavoidable and np.isin(ids, list(self.recipe.unavoidable)).any():
             return None
+        if isinstance(encoder, CompletionEncoder):
+            return SplitPart(*encoder.encode_masked(texts))
         tokens = framed(ids, lengths, self._end, self.recipe.begin)
         return SplitPart(tokens, lengths + (1 + len(self.recipe.begin)))
 
-    def _problems(self, encoder: TextEncoder | ChatEncoder, texts: list[str], first: int) -> Iterator[tuple[int, str]]:
+    def _problems(self, encoder: _AnyEncoder, texts: list[str], first: int) -> Iterator[tuple[int, str]]:
         """Find the texts that cannot be encoded by bisection; yield their numbers, counted from `first`, and why."""
         try:
             ids, lengths = encoder.encode(texts)

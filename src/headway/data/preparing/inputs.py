@@ -141,12 +141,16 @@ def _by_file(unit: Unit) -> Iterator[list[Piece]]:
 
 
 def _outline(pieces: Sequence[Piece]) -> dict[str, Any]:
-    """Describe a file's pieces in a unit: name, format, bytes, and their span if they are not the whole file."""
+    """Describe a file's pieces in a unit: how it is read, bytes, and their span if they are not the whole file."""
     file, start, end = pieces[0].file, pieces[0].span, pieces[-1].span
     size = sum(piece.bytes for piece in pieces)
     facts: dict[str, Any] = {"path": file.name, "format": file.format, "bytes": size}
     if file.compression:
         facts["compression"] = file.compression
+    if file.delimiter != ",":
+        facts["delimiter"] = file.delimiter
+    if file.field is not None:
+        facts["field"] = file.field
     if start is not None and end is not None and size != file.bytes:
         facts["span"] = [start[0], end[1]]
     return facts

@@ -115,6 +115,8 @@ class PieceResult:
     """Skipped documents that are larger than `data.max_document_bytes`."""
     failed: BadDocument | None = None
     """The malformed document at which reading stopped, if malformed documents are not skipped."""
+    also_failed: list[BadDocument] = field(default_factory=list)
+    """The malformed documents that were read together with it."""
     ended: bool = False
     """The budget ended the piece."""
     error: DataError | None = None

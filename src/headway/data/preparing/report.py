@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from headway.core.files.hashes import fingerprint
 from headway.core.format import UNKNOWN, format_bytes, format_count, format_seconds, plural
 from headway.data.preparing.build import Builder, Outcome
 from headway.data.preparing.records import recorded_encoder
+from headway.data.reading.endings import describe_left_out
 from headway.data.reading.sources import Source
 from headway.data.store import SKIPPED
 
@@ -50,6 +52,8 @@ class PrepareReport:
     empty_files: int
     ignored_files: int
     """Files in folders that were ignored because of their suffix."""
+    left_out: dict[str, int]
+    """The same by kind: `.pdf`, ..."""
     encoder: str | None
     """The encoder of the preparation that made the store in its present state, this or an earlier one; None if
     unknown."""
@@ -79,9 +83,10 @@ class PrepareReport:
             (self.unencodable, "document", f"that the tokenizer cannot encode skipped, listed in {SKIPPED}"),
             (self.without_tokens, "document", "without a token"),
             (self.empty_documents, "document", "without text"),
-            (self.ignored_files, "file", "of unknown format ignored"),
         )
         parts += [f"{_many(count, what)} {why}" for count, what, why in omitted if count]
+        if self.left_out:
+            parts.append(describe_left_out(self.left_out))
         return f"{self.store}: " + " · ".join(parts)
 
 
@@ -144,6 +149,7 @@ def report_of(
         empty_documents=total("empty"),
         empty_files=sum(not file.bytes for source in sources for file in source.files),
         ignored_files=sum(source.ignored for source in sources),
+        left_out=dict(sum((Counter(source.left_out) for source in sources), Counter[str]())),
         encoder=recorded_encoder(path),
         workers=workers,
         seconds=seconds,

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from headway.config.derived.identity import changed_values
 from headway.config.sections.clean import CleanStep, step_settings
 from headway.config.sections.data import DataConfig, stored_names
-from headway.config.template import CHAT
+from headway.config.template import CHAT, LAYOUTS
 from headway.core.credentials.secrets import redact_values
 from headway.core.errors import HeadwayError
 from headway.core.files.atomic import write_json
@@ -175,7 +175,7 @@ def source_settings(data: DataConfig, number: int) -> dict[str, Any]:
     facts: dict[str, Any] = {"name": stored_names(data.sources)[number], "field": config.field}
     if config.template is not None:
         facts["template"] = config.template
-    if config.format == "chat":
+    if config.text_template in LAYOUTS:
         facts["format"] = config.format
     if config.limit is not None:
         facts["limit"] = str(config.limit)

@@ -28,44 +28,49 @@ from headway.data.reading.table_texts import (
     Span,
     TableTexts,
     columns_for,
+    field_of,
     grouped,
     import_pyarrow,
     texts_of,
 )
 
 
-def arrow_spans(file: SourceFile, field: str, template: str | None, size: int) -> list[tuple[Span | None, int]]:
+def arrow_spans(
+    file: SourceFile, field: str, template: str | None, size: int, may_differ: bool = False
+) -> tuple[str, list[tuple[Span | None, int]]]:
     """Divide an Arrow file into ranges of record batches of about `size` bytes.
 
     Returns:
-        Ranges with their bytes. A range holds batch numbers for an IPC file and byte offsets for a stream. It is None
-        for a whole stream whose batches depend on earlier messages (dictionaries).
+        The column of its text, and ranges with their bytes. A range holds batch numbers for an IPC file and byte
+        offsets for a stream. It is None for a whole stream whose batches depend on earlier messages (dictionaries).
 
     Raises:
         ConfigError: pyarrow is not installed.
         DataError: the file is not a readable Arrow file, or has no such text column.
     """
     with open_arrow(file) as (stream, reader):
+        if may_differ:
+            field = field_of(reader.schema, field)
         columns_for(reader.schema, field, template, file.location)
         if hasattr(reader, "num_record_batches"):
             count = reader.num_record_batches
             share = max(1, -(-count * size // max(1, file.bytes)))
             starts = range(0, count, share)
-            return [
+            return field, [
                 ((first, min(first + share, count)), file.bytes * min(share, count - first) // count)
                 for first in starts
             ]
         if not file.ranges or any(_has_dictionary(part.type) for part in reader.schema):
-            return [(None, file.bytes)]
+            return field, [(None, file.bytes)]
         try:
             found = stream_messages(stream, 0, file.bytes, file.bytes)
             messages = [(message.start, message.end) for message in found if message.kind != SCHEMA]
         except MalformedError as error:
             raise DataError(f"the Arrow stream is damaged: {error}", where=file.location, fix=REPAIR) from None
     if not messages:
-        return []
+        return field, []
     groups = grouped([end - start for start, end in messages], size)
-    return [((messages[first][0], messages[end - 1][1]), part) for first, end, part in groups]
+    return field, [((messages[first][0], messages[end - 1][1]), part) for first, end, part in groups]
 
 
 def read_arrow(

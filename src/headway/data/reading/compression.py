@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import io
 import lzma
@@ -12,6 +13,8 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
 from headway.core.errors import missing_extra
+from headway.data.reading.archives import HEAD_BYTES, check_text
+from headway.data.reading.documents import ContentError
 from headway.data.reading.places import SourceFile, open_file
 
 #: Compressions by file ending.
@@ -22,12 +25,19 @@ _ZSTD_WINDOW = 2**31
 # Limits of the compressed bytes passed to zstd at a time.
 _FEWEST, _MOST = 64, 2**12
 # Exceptions of truncated or damaged compressed streams.
-_DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
+_DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, ContentError)
+# Byte order marks of encodings other than UTF-8, the longer ones first.
+_MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32-le",
+    codecs.BOM_UTF32_BE: "utf-32-be",
+    codecs.BOM_UTF16_LE: "utf-16-le",
+    codecs.BOM_UTF16_BE: "utf-16-be",
+}
 
 
 @contextmanager
 def open_content(file: SourceFile, start: int = 0, end: int | None = None) -> Iterator[BinaryIO]:
-    """Open a file during a block, as a stream of its decompressed bytes.
+    """Open a file during a block, as a stream of its decompressed bytes; UTF-16 and UTF-32 become UTF-8.
 
     Args:
         file: The file.
@@ -37,19 +47,82 @@ def open_content(file: SourceFile, start: int = 0, end: int | None = None) -> It
     Raises:
         ConfigError: the file needs zstd, but the extra is not installed.
         DataError: the file cannot be opened.
+        Exception: its beginning is damaged, or that of an archive; see `is_damage`.
     """
     library = _zstandard(file.name) if file.compression == "zstd" else None
     with open_file(file, start, end) as raw:
         if file.compression == "gzip":
-            yield cast(BinaryIO, gzip.GzipFile(fileobj=raw, mode="rb"))
+            content = cast(BinaryIO, gzip.GzipFile(fileobj=raw, mode="rb"))
         elif file.compression == "bz2":
-            yield _joined(raw, bz2.BZ2Decompressor)
+            content = _joined(raw, bz2.BZ2Decompressor)
         elif file.compression == "xz":
-            yield _joined(raw, lzma.LZMADecompressor, padding=b"\0")
+            content = _joined(raw, lzma.LZMADecompressor, padding=b"\0")
         elif library is not None:
-            yield _joined(raw, lambda: _ZstdFrame(library))
+            content = _joined(raw, lambda: _ZstdFrame(library))
         else:
-            yield raw
+            content = raw
+        yield content if start else _as_utf8(content, file)
+
+
+def is_transcoded(stream: BinaryIO) -> bool:
+    """Return whether a stream of `open_content` is not the file's bytes, but their translation to UTF-8."""
+    return isinstance(getattr(stream, "raw", None), _Transcoded)
+
+
+def _as_utf8(content: BinaryIO, file: SourceFile) -> BinaryIO:
+    """Return a stream that begins at a file's first byte as UTF-8, by the byte order mark.
+
+    Raises:
+        ContentError: it is an archive.
+    """
+    head = cast(Any, content).peek(HEAD_BYTES)[:HEAD_BYTES]
+    check_text(head, file.location)
+    for mark, encoding in _MARKS.items():
+        if head.startswith(mark):
+            content.read(len(mark))
+            return cast(BinaryIO, io.BufferedReader(_Transcoded(content, encoding), _BLOCK))
+    return content
+
+
+class _Transcoded(io.RawIOBase):
+    """The text of a stream as UTF-8.
+
+    Args:
+        stream: The bytes, without the byte order mark.
+        encoding: A name of the standard library, with the order of bytes.
+    """
+
+    def __init__(self, stream: BinaryIO, encoding: str) -> None:
+        super().__init__()
+        self._reader, self._encoding = BlockReader(stream), encoding
+        self._decoder = codecs.getincrementaldecoder(encoding)()
+        self._ready = memoryview(b"")
+        self._error: ContentError | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            if self._error is not None:
+                raise self._error
+            block = self._reader.read(_BLOCK)
+            self._ready = memoryview(self._decoded(block).encode())
+            if not block:
+                break
+        if not self._ready and self._error is not None:
+            raise self._error
+        count = min(len(buffer), len(self._ready))
+        buffer[:count], self._ready = self._ready[:count], self._ready[count:]
+        return count
+
+    def _decoded(self, block: bytes) -> str:
+        """Decode a block; the text before a fault comes first, and then the error."""
+        try:
+            return self._decoder.decode(block, final=not block)
+        except UnicodeDecodeError as error:
+            self._error = ContentError(f"its mark says {self._encoding}, but it is not: {error.reason}")
+            return error.object[: error.start].decode(self._encoding)
 
 
 class BlockReader:

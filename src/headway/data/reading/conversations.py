@@ -1,9 +1,13 @@
-"""Conversations: what a record of a source with `format: chat` becomes until it is encoded.
+"""Records that say what of them is trained: conversations, and prompts with completions, until they are encoded.
 
-A record has one of three layouts, found by its fields: `messages` (role and content), `conversations` (ShareGPT: from
-and value), or `instruction` with `input` and `output` (Alpaca). All become one JSON text with the messages and tools in
-the first layout, so that conversations pass through the pipeline as texts do: counted, split and deduplicated by
-content. The model's chat template renders them when they are encoded (`headway.data.tokenizing.chat`).
+A conversation (`format: chat`) has one of four layouts, found by its fields: `messages` (role and content),
+`conversations` (ShareGPT: from and value), `instruction` with `input` and `output` (Alpaca), or `prompt` and
+`completion` as lists of messages. All become one JSON text with the messages and tools in the first layout, so that
+conversations pass through the pipeline as texts do: counted, split and deduplicated by content. The model's chat
+template renders them when they are encoded (`headway.data.tokenizing.chat`).
+
+A record with `prompt` and `completion` as texts (`format: completion`) becomes JSON with these two
+(`headway.data.tokenizing.completions`).
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ from headway.data.reading.documents import BadRecordError, MissingFieldError
 
 #: Fields of all layouts.
 CHAT_FIELDS = ("messages", "conversations", "instruction", "input", "output", "system", "tools")
+#: Fields of `format: completion`, and of a conversation in two parts.
+COMPLETION_FIELDS = ("prompt", "completion")
 
 _ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
 _SHAREGPT_ROLES = {
@@ -28,7 +34,7 @@ _SHAREGPT_ROLES = {
     "observation": "tool",
     "function_response": "tool",
 }
-_LAYOUTS = "messages, conversations, or instruction and output"
+_LAYOUTS = "messages, conversations, instruction and output, or prompt and completion"
 
 
 def conversation_text(record: Any, by_orjson: bool = False) -> str:
@@ -63,13 +69,55 @@ def conversation_text(record: Any, by_orjson: bool = False) -> str:
     return text
 
 
+def completion_text(record: Any) -> str:
+    """Return a record's prompt and completion as JSON.
+
+    Raises:
+        BadRecordError: it lacks one of them, or has no completion.
+    """
+    if not isinstance(record, Mapping):
+        raise BadRecordError(f"holds {type(record).__name__}, not an object with fields")
+    for field in COMPLETION_FIELDS:
+        if field not in record:
+            names = ", ".join(sorted(map(str, record))[:20]) or "none"
+            raise MissingFieldError(f"no field '{field}'; there are: {names}")
+        if isinstance(record[field], list):
+            raise BadRecordError(f"field '{field}' holds a list of messages, which format: chat reads")
+    found = {field: _text(record, field) for field in COMPLETION_FIELDS}
+    if not found["completion"]:
+        raise BadRecordError("field 'completion' is empty, so nothing of the record would be trained")
+    try:
+        text = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadRecordError(f"not valid UTF-8: {error.reason} at character {error.start:,}") from None
+    return text
+
+
+def layout_format(fields: Sequence[str]) -> str | None:
+    """Return the format that reads records with these fields by their names; None if they have no such layout."""
+    present = {*fields}
+    if {"messages", "conversations"} & present or {"instruction", "output"} <= present:
+        return "chat"
+    return "completion" if {*COMPLETION_FIELDS} <= present else None
+
+
+def chat_fields(present: Sequence[str] | None = None) -> list[str]:
+    """Return the fields of a conversation that are there; all where that is unknown."""
+    if present is None:
+        return [*CHAT_FIELDS, *COMPLETION_FIELDS]
+    # In two parts only if it is not there as a whole: such tables often repeat the first message as their prompt.
+    parts = COMPLETION_FIELDS if layout_format(present) == "completion" else ()
+    return [name for name in (*CHAT_FIELDS, *parts) if name in present]
+
+
 def check_layout(columns: Sequence[str], present: Sequence[str], where: str) -> None:
     """Check that a table's columns have one of the layouts.
 
     Raises:
         DataError: they have none.
     """
-    if not {"messages", "conversations"} & {*columns} and not {"instruction", "output"} <= {*columns}:
+    if layout_format(columns) is None:
         names = ", ".join(sorted(present)[:20]) or "none"
         what = f"no conversations: none of the columns {_LAYOUTS}; there are: {names}"
         raise DataError(what, where=where, fix="rename the columns, or set the source's format to the file's")
@@ -88,8 +136,23 @@ def _messages(record: Mapping[str, Any]) -> list[dict[str, Any]]:
         question = f"{asked}\n\n{more}" if asked and more else asked or more
         user, assistant = {"role": "user", "content": question}, {"role": "assistant", "content": answer}
         return [*_system(record), user, assistant]
+    if layout_format([*record]) == "completion":
+        return _messages_in_parts(record)
     names = ", ".join(sorted(map(str, record))[:20]) or "none"
     raise MissingFieldError(f"no conversation: none of the fields {_LAYOUTS}; there are: {names}")
+
+
+def _messages_in_parts(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the messages of a prompt and of its completion."""
+    if any(isinstance(record[field], str) for field in COMPLETION_FIELDS):
+        raise BadRecordError("fields 'prompt' and 'completion' hold text, not messages: format: completion reads them")
+    prompt, completion = (
+        [_message(turn, number) for number, turn in enumerate(_turns(record, field))] for field in COMPLETION_FIELDS
+    )
+    if any(message["role"] == "assistant" for message in prompt):
+        # Every turn of the assistant is trained.
+        raise BadRecordError("the prompt has turns of the assistant, which would be trained like the completion")
+    return prompt + completion
 
 
 def _turns(record: Mapping[str, Any], field: str) -> list[Any]:

@@ -21,13 +21,32 @@ from headway.data.reading.compression import BlockReader, is_damage, open_conten
 from headway.data.reading.documents import BadDocument, BadRecordError, too_large
 from headway.data.reading.json_lines import BOM, damaged
 from headway.data.reading.pieces import Piece
+from headway.data.reading.places import SourceFile
 from headway.data.reading.records import check_fields, text_getter, wanted_fields
 
 # Bytes scanned for the ends of rows at a time.
 _BLOCK = 2**16
 # A row too large is reported at its end, or at this multiple of the limit, since a row may have no end.
 _COUNTED = 16
-_COMMA, _QUOTE = b',"'
+_QUOTE = ord('"')
+# Other delimiters than that of a file, which its first line shows if the file has them.
+_DELIMITERS = ",\t;|"
+
+
+def first_rows(file: SourceFile, count: int, most: int) -> list[list[str]]:
+    """Return the first rows of a file, that of the names included; fewer before one that is too large or damaged."""
+    csv.field_size_limit(2**31 - 1)
+    rows: list[list[str]] = []
+    try:
+        with open_content(file, 0, _BLOCK) as stream:
+            for values, _ in islice(_quick_rows(stream, min(most, 2**20), file.delimiter), count):
+                rows.append(cast(list[str], values))
+    except (_TooLargeError, csv.Error):
+        pass
+    except Exception as error:
+        if not is_damage(error):
+            raise
+    return rows
 
 
 class _TooLargeError(Exception):
@@ -60,10 +79,11 @@ def csv_documents(piece: Piece) -> Iterator[str | BadDocument]:
     try:
         try:
             with open_content(piece.file) as stream:
-                yield from table.documents(_quick_rows(stream, piece.most))
+                yield from table.documents(_quick_rows(stream, piece.most, piece.file.delimiter))
         except _TooLargeError:
             with open_content(piece.file) as stream:
-                yield from table.documents(islice(_careful_rows(stream, piece.most), table.rows, None))
+                rows = _careful_rows(stream, piece.most, piece.file.delimiter)
+                yield from table.documents(islice(rows, table.rows, None))
     except Exception as error:
         if not is_damage(error):
             raise
@@ -127,10 +147,26 @@ class _Table:
                     where=self.place,
                     fix="check the source's format",
                 )
+            self._check_divided(values)
             check_fields(values, self._piece.field, self._piece.template, self.place)
             self._names, self.rows, self._lines = values, 1, lines
             return True
         return False
+
+    def _check_divided(self, names: list[str]) -> None:
+        """Check that the first row is not all names in one, because another delimiter stands between them.
+
+        Raises:
+            DataError: it is.
+        """
+        there = [sign for sign in _DELIMITERS if sign in names[0]] if len(names) == 1 else []
+        if there and not self._piece.file.delimiter_given:
+            wanted, used = _shown(there[0]), _shown(self._piece.file.delimiter)
+            raise DataError(
+                f"the first line is one name, {names[0]!r:.80}, with another delimiter in it",
+                where=self.place,
+                fix=f"set the source's delimiter: '{wanted}' (or '{used}' if it is one name)",
+            )
 
     def _columns(self) -> list[tuple[str, int]]:
         """Return names and places of the needed columns."""
@@ -153,7 +189,11 @@ class _Table:
             return BadDocument(self.place, str(error))
 
 
-def _quick_rows(stream: BinaryIO, most: int) -> Iterator[_Row]:
+def _shown(delimiter: str) -> str:
+    return "tab" if delimiter == "\t" else delimiter
+
+
+def _quick_rows(stream: BinaryIO, most: int, delimiter: str = ",") -> Iterator[_Row]:
     """Yield rows as `csv` finds them.
 
     Raises:
@@ -162,7 +202,7 @@ def _quick_rows(stream: BinaryIO, most: int) -> Iterator[_Row]:
     guard = _RowGuard(stream, most)
     # Invalid UTF-8 becomes surrogates here, which are detected later in the fields that matter.
     text = io.TextIOWrapper(cast(BinaryIO, guard), encoding="utf-8-sig", errors="surrogateescape", newline="")
-    rows = csv.reader(text, strict=True)
+    rows = csv.reader(text, strict=True, delimiter=delimiter)
     for values in rows:
         if guard.since_row > most - guard.block:
             raise _TooLargeError  # the rest of the previous block may belong to this row
@@ -200,9 +240,9 @@ class _RowGuard(io.RawIOBase):
         return data
 
 
-def _careful_rows(stream: BinaryIO, most: int) -> Iterator[_Row]:
+def _careful_rows(stream: BinaryIO, most: int, delimiter: str = ",") -> Iterator[_Row]:
     """Yield the same rows as `_quick_rows`, without holding rows of more than `most` bytes in memory."""
-    scan = _RowScan()
+    scan = _RowScan(delimiter)
     parts: list[bytes] = []
     size = lines = 0
     reported = False
@@ -214,7 +254,7 @@ def _careful_rows(stream: BinaryIO, most: int) -> Iterator[_Row]:
             lines += _line_ends(block[start:following])
             parts.append(block[start:end])
             large = _LargeRow(size, more=False, rest=False) if size > most else None
-            yield None if reported else large or _parsed(parts), lines
+            yield None if reported else large or _parsed(parts, delimiter), lines
             parts, size, reported, start = [], 0, False, following
         size += len(block) - start
         lines += _line_ends(block[start:])
@@ -225,7 +265,7 @@ def _careful_rows(stream: BinaryIO, most: int) -> Iterator[_Row]:
             reported = True
             yield _LargeRow(size, more=True, rest=False), lines
     if size and not reported:  # the last row has no line end
-        yield _LargeRow(size, more=False, rest=scan.is_quoted) if size > most else _parsed(parts), lines + 1
+        yield _LargeRow(size, more=False, rest=scan.is_quoted) if size > most else _parsed(parts, delimiter), lines + 1
 
 
 def _blocks(reader: BlockReader) -> Iterator[bytes]:
@@ -242,9 +282,9 @@ def _line_ends(data: bytes) -> int:
     return data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n")
 
 
-def _parsed(parts: list[bytes]) -> list[str]:
+def _parsed(parts: list[bytes], delimiter: str) -> list[str]:
     """Parse the bytes of one row."""
-    return next(csv.reader([b"".join(parts).decode("utf-8", "surrogateescape")], strict=True))
+    return next(csv.reader([b"".join(parts).decode("utf-8", "surrogateescape")], strict=True, delimiter=delimiter))
 
 
 class _RowScan:
@@ -253,9 +293,9 @@ class _RowScan:
     It has the states of Python's `csv` (Modules/_csv.c), without those for malformed rows.
     """
 
-    _STOP = re.compile(rb"[,\r\n]")
-
-    def __init__(self) -> None:
+    def __init__(self, delimiter: str) -> None:
+        self._delimiter = ord(delimiter)
+        self._stop = re.compile(rb"[%s\r\n]" % re.escape(delimiter.encode()))
         self._begins, self.is_quoted, self._after_quote = True, False, False
 
     def row_end(self, data: bytes, start: int) -> tuple[int, int] | None:
@@ -273,12 +313,12 @@ class _RowScan:
             elif data[place] == _QUOTE and (self._begins or self._after_quote):
                 self.is_quoted, self._begins, self._after_quote = True, False, False
             else:
-                stop = self._STOP.search(data, place)
+                stop = self._stop.search(data, place)
                 self._begins, self._after_quote = stop is not None, False
                 if stop is None:
                     return None
                 place = stop.start()
-                if data[place] != _COMMA:
+                if data[place] != self._delimiter:
                     return place, place + (2 if data.startswith(b"\r\n", place) else 1)
             place += 1
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from headway.core.errors import DataError
@@ -10,6 +11,21 @@ from headway.core.format import format_bytes
 
 #: Limit of the bytes unpacked at once, as a multiple of the size limit of one document: all of it is in memory.
 UNPACKED = 16
+# Further bad documents that an error lists.
+_LISTED = 4
+
+
+class ContentError(Exception):
+    """The content of a file is not text, or not what its beginning says.
+
+    Args:
+        what: What it is.
+        fix: What to do.
+    """
+
+    def __init__(self, what: str, fix: str | None = None) -> None:
+        super().__init__(what)
+        self.fix = fix
 
 
 class BadRecordError(Exception):
@@ -33,11 +49,21 @@ class BadDocument:
     """Whether it stands for the rest of a file."""
     too_large: bool = field(default=False, compare=False)
     """Whether its only known fault is a size above `data.max_document_bytes`."""
+    fix: str | None = field(default=None, compare=False)
+    """What to do, where that is known."""
 
-    def error(self) -> DataError:
-        """Return the error for a preparation that does not skip bad documents."""
-        mend = "raise data.max_document_bytes" if self.too_large else "repair it"
-        return DataError(self.reason, where=self.where, fix=f"{mend}, or set data.bad_documents: skip")
+    def error(self, others: Sequence[BadDocument] = ()) -> DataError:
+        """Return the error for a preparation that does not skip bad documents.
+
+        Args:
+            others: Further bad documents, which the message lists too.
+        """
+        mend = self.fix or ("raise data.max_document_bytes" if self.too_large else "repair it")
+        listed = [f"; also {other.where}: {other.reason}" for other in others[:_LISTED]]
+        if len(others) > _LISTED:
+            listed.append(f"; and {len(others) - _LISTED:,} more in this part of the file")
+        what = "".join((self.reason, *listed))
+        return DataError(what, where=self.where, fix=f"{mend}, or set data.bad_documents: skip")
 
 
 class TooLargeError(Exception):

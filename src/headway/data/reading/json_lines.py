@@ -15,13 +15,23 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, BinaryIO
 
 from headway.config.sections.data import MAX_DOCUMENT_BYTES
-from headway.config.template import CHAT, template_fields
+from headway.config.template import LAYOUTS, template_fields
+from headway.core.errors import HeadwayError
 from headway.core.files.foreign import given_twice, repeated_keys
-from headway.data.reading.compression import BlockReader, is_damage, open_content
-from headway.data.reading.documents import BadDocument, BadRecordError, Batch, MissingFieldError, too_large
+from headway.data.reading.compression import BlockReader, is_damage, is_transcoded, open_content
+from headway.data.reading.documents import (
+    BadDocument,
+    BadRecordError,
+    Batch,
+    ContentError,
+    MissingFieldError,
+    too_large,
+)
+from headway.data.reading.json_arrays import ItemTooLongError, array_items, holds_array, read_array
 from headway.data.reading.places import SourceFile, open_file, stamp_of
 from headway.data.reading.records import text_getter
 
@@ -31,6 +41,8 @@ _TAIL = 2**16
 # Line numbers in a remote file are reported up to this offset only: to count the lines means to fetch them.
 _COUNTED_REMOTELY = 64 * 2**20
 _ONLY_TEXT = {str}
+# Items of an array that show which fields its records have.
+_FIRST_ITEMS = 100
 
 # A line too long is reported at its end, or at this multiple of the limit, since a line may have no end.
 _COUNTED = 16
@@ -57,12 +69,16 @@ def read_json_lines(
 ) -> Iterator[Batch]:
     """Yield the texts of a file, or of the lines that begin in a byte range, in batches of about a mebibyte.
 
-    A line of more than `most` bytes is malformed, and at most `most` bytes of it are held in memory.
+    A `.json` file may hold one array of records instead of lines. A line of more than `most` bytes is malformed, and at
+    most `most` bytes of it are held in memory.
     """
     start, end = span or (0, None)
     reader = _LineReader(file, field, template, most)
     try:
         with open_content(file, start, end) as stream:
+            if span is None and holds_array(file, stream):
+                yield from read_array(stream, file, field, template, most)
+                return
             for position, lines in _line_blocks(stream, start, end, most):
                 yield reader.batch(position, lines)
     except Exception as error:
@@ -71,34 +87,64 @@ def read_json_lines(
         yield Batch([], [damaged(reader.where(), error)])
 
 
+def first_records(
+    file: SourceFile, most: int = MAX_DOCUMENT_BYTES, keys: frozenset[str] | None = frozenset()
+) -> Iterator[tuple[str, Any]]:
+    """Yield the records in the first mebibyte of a file, or the first items of its array, each with its place.
+
+    What is no record is passed over, and so are lines that give one of `keys` twice: the readers report it.
+    """
+    try:
+        with open_content(file, 0, BLOCK) as stream:
+            if holds_array(file, stream):
+                items = islice(array_items(stream, min(most, BLOCK)), _FIRST_ITEMS)
+                yield from ((f"{file.location}:item {number}", item) for number, item in enumerate(items, 1))
+                return
+            # The last line of a short file has no end, and comes by itself.
+            blocks = islice(_line_blocks(stream, 0, BLOCK, most), 1 if file.bytes > BLOCK else 2)
+            lines = [line for _, block in blocks for line in block]
+    except Exception as error:
+        if isinstance(error, HeadwayError) or not (is_damage(error) or isinstance(error, ItemTooLongError)):
+            raise
+        return
+    for number, line in enumerate(lines, 1):
+        if not isinstance(line, LongLine):
+            with suppress(BadRecordError):
+                yield f"{file.location}:{number}", load_record(bytes(line).removeprefix(BOM), keys)
+
+
 def first_complaint(
     file: SourceFile, field: str, template: str | None, most: int = MAX_DOCUMENT_BYTES
 ) -> BadDocument | None:
     """Return what is wrong with the first record, if no record in the first mebibyte has the needed fields."""
-    text_of, keys, first = text_getter(field, template), keys_of_text(field, template), None
-    try:
-        with open_content(file, 0, BLOCK) as stream:
-            _, lines = next(_line_blocks(stream, 0, BLOCK, most), (0, []))
-    except Exception as error:
-        if not is_damage(error):
-            raise
-        return None
-    for number, line in enumerate(lines, 1):
-        if isinstance(line, LongLine):
-            continue
+    text_of, first = text_getter(field, template), None
+    for where, record in first_records(file, most, keys_of_text(field, template)):
         try:
-            text_of(load_record(bytes(line).removeprefix(BOM), keys))
+            text_of(record)
             return None
         except MissingFieldError as error:
-            first = first or BadDocument(f"{file.location}:{number}", str(error))
+            first = first or BadDocument(where, str(error))
         except BadRecordError:
             continue
     return first
 
 
+def must_be_whole(file: SourceFile) -> bool:
+    """Return whether a file cannot be cut at its line ends: it is one array, or not in UTF-8."""
+    try:
+        with open_content(file, 0, BLOCK) as stream:
+            return is_transcoded(stream) or holds_array(file, stream)
+    except Exception as error:
+        if not is_damage(error):
+            raise
+        return False
+
+
 def damaged(where: str, error: BaseException) -> BadDocument:
     """Return the bad document for the rest of a file that cannot be read."""
-    return BadDocument(where, f"the file cannot be read from here on: {error}", rest=True)
+    fix = error.fix if isinstance(error, ContentError) else None
+    reason = str(error) if fix is not None else f"the file cannot be read from here on: {error}"
+    return BadDocument(where, reason, rest=True, fix=fix)
 
 
 def _line_blocks(stream: BinaryIO, start: int, end: int | None, most: int) -> Iterator[tuple[int, list[Line]]]:
@@ -333,7 +379,7 @@ class _LineReader:
 
 def keys_of_text(field: str, template: str | None) -> frozenset[str] | None:
     """Return the keys from which the text of a record is made; None if any may be, as in a conversation."""
-    if template == CHAT:
+    if template in LAYOUTS:
         return None
     fields = [field] if template is None else template_fields(template)
     return frozenset(key for name in fields for key in name.split("."))
@@ -385,7 +431,7 @@ def load_record(line: bytes, keys: frozenset[str] | None) -> Any:
         return found
 
     # A file that holds one array is a common mistake, which the parser's message does not explain.
-    hint = "; an array has to become one object per line: jq -c '.[]'" if line.lstrip()[:1] == b"[" else ""
+    hint = "; an array is read from a file named .json, or as lines: jq -c '.[]'" if line.lstrip()[:1] == b"[" else ""
     try:
         record = json.loads(line.decode(), object_pairs_hook=noting_repeated)
     except UnicodeDecodeError as error:

@@ -8,6 +8,7 @@ from itertools import count
 
 from headway.data.reading.compression import open_content
 from headway.data.reading.documents import BadRecordError
+from headway.data.reading.json_arrays import holds_array
 from headway.data.reading.json_lines import BOM, keys_of_text, load_record
 from headway.data.reading.pieces import Piece
 from headway.data.reading.records import text_getter
@@ -50,6 +51,8 @@ def _sound_lines(piece: Piece) -> Iterator[int]:
     start, end = piece.span or (0, None)
     position = 0
     with open_content(piece.file) as stream:
+        if holds_array(piece.file, stream):
+            return
         for number in count(1):
             begins, line = position, stream.readline(piece.most + 1)
             if not line or (end is not None and begins >= end):

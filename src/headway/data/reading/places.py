@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from headway.core.errors import DataError
-from headway.core.files.foreign import open_regular
+from headway.core.files.foreign import kind_of_file, open_regular
 from headway.core.files.paths import expanded
 from headway.core.storage import scheme_of
 from headway.data.reading.remote import DataStorage
@@ -61,6 +61,12 @@ class SourceFile(Place):
     """text, jsonl, csv, parquet, arrow, or stream for a source without files."""
     compression: str | None = None
     """gzip, zstd, bz2, xz or None."""
+    delimiter: str = ","
+    """What separates the columns of a CSV file."""
+    delimiter_given: bool = field(default=False, compare=False)
+    """Whether the config says so."""
+    field: str | None = None
+    """Field of its text where that was found in the file; None for the source's."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +84,19 @@ def is_remote(path: str) -> bool:
     return scheme_of(path) not in (None, "file", "local")
 
 
-def list_places(path: str, options: Mapping[str, Any], wanted: Callable[[str], bool] = lambda name: True) -> Listing:
+def list_places(
+    path: str,
+    options: Mapping[str, Any],
+    wanted: Callable[[str], bool] = lambda name: True,
+    excluded: Callable[[str], bool] = lambda name: False,
+) -> Listing:
     """List the files that a path, glob, folder or URL refers to.
 
     Args:
         path: The path.
         options: Storage options for `fsspec`.
         wanted: Whether a file of this name will be read; others are listed even if they cannot be.
+        excluded: Whether a file or folder of this name is left out of a folder or glob, whatever it is.
 
     Raises:
         ConfigError: a package that the URL needs is not installed.
@@ -93,9 +105,11 @@ def list_places(path: str, options: Mapping[str, Any], wanted: Callable[[str], b
     if is_remote(path):
         kind, found = DataStorage(path, options).find()
         places = [Place(f.url, f.name, f.bytes, False, f.version, f.ranges, options) for f in found]
+        places = [place for place in places if kind == "file" or not excluded(place.name)]
     else:
-        kind, local = _local(_without_scheme(path))
+        kind, local = _local(_without_scheme(path), excluded)
         named = [(found, unicode_name(name)) for found, name in local]
+        named = [(found, name) for found, name in named if kind == "file" or not excluded(name)]
         places = [
             Place(str(found), name, _size(found) if wanted(name) else _listed_size(found)) for found, name in named
         ]
@@ -112,7 +126,7 @@ def _without_scheme(path: str) -> str:
     return path.removeprefix(f"{scheme}://") if scheme else path
 
 
-def _local(path: str) -> tuple[str, Iterator[tuple[Path, str]]]:
+def _local(path: str, excluded: Callable[[str], bool]) -> tuple[str, Iterator[tuple[Path, str]]]:
     """Return the kind of a local path, and its files with their names relative to it."""
     if path == STDLIB:
         root = Path(sysconfig.get_paths()["stdlib"])
@@ -121,11 +135,14 @@ def _local(path: str) -> tuple[str, Iterator[tuple[Path, str]]]:
         return "folder", found
     place = expanded(path)
     if place.is_dir():
-        return "folder", _walk(place)
+        return "folder", _walk(place, excluded=excluded)
     if place.is_file() or _is_broken_link(place):
         return "file", iter([(place, place.name)])
     if glob.has_magic(path):
         return "glob", _matches(place)
+    if place.exists():
+        what = f"it is {kind_of_file(place)}, whose bytes come once, and an input may be read several times"
+        raise DataError(what, where=path, fix="write it to a file, or name a function: python:MODULE:FUNCTION")
     return "nothing", iter(())
 
 
@@ -175,7 +192,11 @@ def _matching(folder: Path, parts: Sequence[str], above: _Folders = ()) -> Itera
 
 
 def _walk(
-    folder: Path, inside: str = "", without: AbstractSet[str] = frozenset(), above: _Folders = ()
+    folder: Path,
+    inside: str = "",
+    without: AbstractSet[str] = frozenset(),
+    above: _Folders = (),
+    excluded: Callable[[str], bool] = lambda name: False,
 ) -> Iterator[tuple[Path, str]]:
     """Yield the files below a folder, except hidden ones. Links are followed unless they lead to an enclosing folder.
 
@@ -184,6 +205,7 @@ def _walk(
         inside: Prefix of the yielded names.
         without: Names of folders to skip.
         above: Device and inode of the enclosing folders.
+        excluded: Whether a folder of this name is not entered.
     """
     try:
         down = _one_further(folder, above)
@@ -193,8 +215,8 @@ def _walk(
     if down is None:
         return
     for name, is_folder, is_file in sorted(entries):
-        if is_folder and name not in without:
-            yield from _walk(folder / name, f"{inside}{name}/", without, down)
+        if is_folder and name not in without and not excluded(unicode_name(f"{inside}{name}")):
+            yield from _walk(folder / name, f"{inside}{name}/", without, down, excluded)
         elif is_file and not _is_skipped_list(folder / name):
             yield folder / name, f"{inside}{name}"
 

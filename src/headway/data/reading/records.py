@@ -7,9 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
-from headway.config.template import CHAT, parse_template, template_fields
+from headway.config.template import CHAT, COMPLETION, parse_template, template_fields
 from headway.core.errors import DataError
-from headway.data.reading.conversations import CHAT_FIELDS, conversation_text
+from headway.data.reading.conversations import (
+    COMPLETION_FIELDS,
+    chat_fields,
+    completion_text,
+    conversation_text,
+    layout_format,
+)
 from headway.data.reading.documents import BadRecordError, MissingFieldError
 
 _MISSING = object()
@@ -29,6 +35,8 @@ def text_getter(field: str, template: str | None, by_orjson: bool = False) -> Ca
     """
     if template == CHAT:
         return partial(conversation_text, by_orjson=by_orjson)
+    if template == COMPLETION:
+        return completion_text
     return _rendering(template, by_orjson) if template is not None else _one_field(field)
 
 
@@ -121,7 +129,9 @@ def unicode_text(text: str) -> str:
 def wanted_fields(field: str, template: str | None, present: Sequence[str] | None = None) -> list[str]:
     """Return the fields that form a document's text; those of a conversation may be absent where `present` is known."""
     if template == CHAT:
-        return [name for name in CHAT_FIELDS if present is None or name in present]
+        return chat_fields(present)
+    if template == COMPLETION:
+        return [*COMPLETION_FIELDS]
     return [field] if template is None else template_fields(template)
 
 
@@ -147,7 +157,13 @@ def check_unique_name(wanted: str, present: Sequence[str], where: str) -> None:
 
 def missing_field(wanted: str, present: Sequence[str], where: str) -> DataError:
     """Return the error for a record or table that lacks a needed field."""
-    return DataError(f"no field '{wanted}'{fields_there(wanted, present)}", where=where, fix="set the source's field")
+    return DataError(f"no field '{wanted}'{fields_there(wanted, present)}", where=where, fix=field_fix(present))
+
+
+def field_fix(present: Sequence[str]) -> str:
+    """Return what to do about records without the needed field."""
+    layout = layout_format(present)
+    return f"set the source's format: {layout}" if layout else "set the source's field"
 
 
 def fields_there(wanted: str, present: Sequence[str]) -> str:
@@ -157,4 +173,6 @@ def fields_there(wanted: str, present: Sequence[str]) -> str:
     near = difflib.get_close_matches(wanted, present, 1)
     guess = f"; did you mean '{near[0]}'?" if near else ""
     names = ", ".join(sorted(present)[:20]) or "none"
-    return f"; there are: {names}{guess}"
+    layout = layout_format(present)
+    hint = f"; format: {layout} reads records with these fields" if layout else ""
+    return f"; there are: {names}{guess}{hint}"

@@ -3,54 +3,56 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any
 
 from headway.config.sections.data import MAX_DOCUMENT_BYTES, SourceConfig, source_name, stored_names
-from headway.config.template import CHAT
+from headway.config.template import LAYOUTS
 from headway.config.units import Amount
-from headway.core.console import progress, warning
+from headway.core.console import notice, progress, warning
 from headway.core.errors import ConfigError, DataError
 from headway.core.storage import missing_fix
 from headway.data.reading import huggingface_datasets as hub
 from headway.data.reading import streams
+from headway.data.reading.archives import archive_named, unpacking
 from headway.data.reading.arrow_files import arrow_spans
-from headway.data.reading.compression import ENDINGS
-from headway.data.reading.json_lines import first_complaint
+from headway.data.reading.csv_rows import first_rows
+from headway.data.reading.endings import KNOWN, TABLES, delimiter_of, describe_left_out, format_of, kind_of, matches
+from headway.data.reading.guessing import DEFAULT, fields_of_records, fields_of_rows, guessed_field
+from headway.data.reading.json_lines import first_complaint, first_records, must_be_whole
 from headway.data.reading.pieces import Piece as Piece
-from headway.data.reading.places import STDLIB, Listing, Place, is_remote, list_places, stamp_of
+from headway.data.reading.places import Listing, Place, is_remote, list_places, stamp_of
 from headway.data.reading.places import SourceFile as SourceFile
+from headway.data.reading.records import field_fix
 from headway.data.reading.table_texts import Span
 from headway.data.reading.tables import parquet_spans
 
 #: Bytes of a large file that one worker processes at a time.
 PIECE_BYTES = 4 * 2**20
 
-_FORMATS = {
-    ".txt": "text",
-    ".text": "text",
-    ".md": "text",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".csv": "csv",
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".arrow": "arrow",
-    ".arrows": "arrow",
-    ".feather": "arrow",
-    ".ipc": "arrow",
-}
-# Formats with their own index and compression.
-_TABLES = ("parquet", "arrow")
-# Formats whose records may hold the messages of a conversation.
-_WITH_LISTS = ("jsonl", *_TABLES)
-# Tables opened in parallel: opening a remote table is mostly latency.
+# Files opened in parallel: opening a remote file is mostly latency.
 _OPENED = 16
-_KNOWN = f"({', '.join(_FORMATS)}, all but tables also under {', '.join(ENDINGS)}, and .json under these)"
+# Rows of a CSV file that show which of its columns hold text.
+_FIRST_ROWS = 20
 _SET_FORMAT = "set the source's format: text, jsonl, csv, parquet or arrow"
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """What opening a file has shown."""
+
+    stamp: str
+    """The file's stamp at that time; empty for a remote file, which carries its version itself."""
+    field: str
+    spans: list[tuple[Span | None, int]]
+    """Division of a table, with the bytes of each part."""
+    has_field: bool = True
+    """Whether its records have the field."""
+    whole: bool = False
+    """Whether a file of JSON has no lines at which it could be cut."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,8 @@ class Source:
     """Field or column that holds a document's text."""
     files: list[SourceFile]
     """Its files in order; empty for a stream."""
-    ignored: int = 0
-    """Number of files in its folder that were skipped because of an unknown file extension."""
+    left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Numbers of the files in its folder that are not read, by kind (`endings.kind_of`)."""
     template: str | None = None
     """Template over several fields, instead of `field`."""
     stream: streams.Stream | None = None
@@ -74,10 +76,22 @@ class Source:
     """Amount of it to use, from its beginning."""
     most: int = MAX_DOCUMENT_BYTES
     """Size limit of a record in bytes (`data.max_document_bytes`)."""
-    _cuts: dict[SourceFile, tuple[str, list[tuple[Span | None, int]]]] = dataclasses.field(
-        default_factory=dict, repr=False, compare=False
-    )
-    """Division of each opened table, with the table's stamp at that time (`open_tables`)."""
+    strict: bool = False
+    """Whether its text is in `field` and no other, even where no file has one of that name."""
+    _opened: dict[SourceFile, _Opened] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    """What opening some files has shown (`open_tables`)."""
+    _said: set[str] = dataclasses.field(default_factory=set, repr=False, compare=False)
+    """Fields that were found, and said."""
+
+    @property
+    def ignored(self) -> int:
+        """Number of files in its folder that are not read."""
+        return sum(self.left_out.values())
+
+    @property
+    def may_differ(self) -> bool:
+        """Whether the field of its text may be another one in a file that has none of that name."""
+        return self.template is None and self.field == DEFAULT and not self.strict
 
     @property
     def bytes(self) -> int:
@@ -107,7 +121,7 @@ def find_sources(
     sources: list[Source] = []
     owners: dict[tuple[Any, ...], int] = {}
     for number, (config, name) in enumerate(zip(configs, stored_names(configs), strict=True)):
-        found, ignored = _find(config, iterables or {})
+        found, left_out = _find(config, iterables or {})
         files, stream = [], None
         if callable(found):
             stream = found
@@ -122,7 +136,7 @@ def find_sources(
             if not files:
                 warning(f"source '{name}' has no files of its own: earlier sources have them all")
         how = config.text_template, stream, config.path, config.limit, most
-        sources.append(Source(name, config.field, files, ignored, *how))
+        sources.append(Source(name, config.field, files, left_out, *how))
     return sources
 
 
@@ -132,7 +146,7 @@ def _reading_of(file: SourceFile, config: SourceConfig) -> tuple[Any, ...]:
     own = tuple(step.model_dump_json() for step in config.clean)  # with other steps a source has other text
     if file.format == "text":
         return place, "text", None, None, own
-    return place, file.format, config.field, config.text_template, own
+    return place, file.format, config.field, config.text_template, own, file.delimiter
 
 
 def _behind_a_limit(file: SourceFile, owner: str, name: str) -> ConfigError:
@@ -144,66 +158,72 @@ def _behind_a_limit(file: SourceFile, owner: str, name: str) -> ConfigError:
     )
 
 
-def _find(config: SourceConfig, iterables: Mapping[str, Any]) -> tuple[list[SourceFile] | streams.Stream, int]:
-    """Return a source's files in order, or its stream, and the number of skipped files."""
+def _find(
+    config: SourceConfig, iterables: Mapping[str, Any]
+) -> tuple[list[SourceFile] | streams.Stream, Mapping[str, int]]:
+    """Return a source's files in order, or its stream, and the numbers of files that are left out by kind."""
     if config.path == streams.PREFIX:
-        return streams.given_stream(config.name or source_name(config.path), iterables), 0
+        return streams.given_stream(config.name or source_name(config.path), iterables), {}
     if config.path.startswith(streams.PREFIX):
-        return streams.function_stream(config.path), 0
+        return streams.function_stream(config.path), {}
     if hub.is_named(config.path):
-        return _dataset(hub.find_named(config)), 0
+        return _dataset(hub.find_named(config)), {}
     path = hub.local_path(config.path)
-    listing = list_places(path, config.storage_options, lambda name: _format_of(config, name) is not None)
+    excluded: set[str] = set()
+
+    def is_excluded(name: str) -> bool:
+        if not matches(name, config.exclude):
+            return False
+        excluded.add(name)
+        return True
+
+    listing = list_places(path, config.storage_options, lambda name: format_of(config, name) is not None, is_excluded)
+    if config.exclude and not excluded:
+        warning(f"exclude of {config.path} matches no file: {', '.join(config.exclude)}")
     saved = hub.find_saved(listing.places, config) if listing.kind == "folder" else None
     if saved is not None:
-        return _dataset(saved), 0
-    files, ignored = [], 0
+        return _dataset(saved), {}
+    files, left_out = [], Counter[str]()
     for place in listing.places:
-        kind = _format_of(config, place.name)
+        kind = format_of(config, place.name)
         if kind is None and listing.kind == "file":
-            what = f"the ending of '{place.name}' is no known format {_KNOWN}"
-            raise DataError(what, where=place.location, fix=_SET_FORMAT)
+            raise _unknown_file(place)
         if kind is None:
-            ignored += 1
+            left_out[kind_of(place.name)] += 1
         else:
-            files.append(_file(place, *kind))
+            files.append(_file(place, *kind, config))
     if not files:
-        raise _nothing_found(config.path, listing, ignored)
-    return files, ignored
+        raise _nothing_found(config.path, listing, left_out)
+    return files, left_out
+
+
+def _unknown_file(place: Place) -> DataError:
+    archive = archive_named(place.name)
+    if archive is not None:
+        what = f"the file is {archive}, not text"
+        return DataError(what, where=place.location, fix=unpacking(place.location, archive))
+    return DataError(f"the ending of '{place.name}' is no known format {KNOWN}", where=place.location, fix=_SET_FORMAT)
 
 
 def _dataset(found: hub.Found) -> list[SourceFile] | streams.Stream:
-    return found if callable(found) else [_file(place, "arrow", None) for place in found]
+    return found if callable(found) else [SourceFile(**vars(place), format="arrow") for place in found]
 
 
-def _file(place: Place, kind: str, compression: str | None) -> SourceFile:
-    return SourceFile(**{**vars(place), "format": kind, "compression": compression})
+def _file(place: Place, kind: str, compression: str | None, config: SourceConfig) -> SourceFile:
+    how: dict[str, Any] = {"format": kind, "compression": compression}
+    if kind == "csv":
+        how |= {"delimiter": delimiter_of(config, place.name), "delimiter_given": config.delimiter is not None}
+    return SourceFile(**{**vars(place), **how})
 
 
-def _format_of(config: SourceConfig, name: str) -> tuple[str, str | None] | None:
-    """Return format and compression of a file; None if its extension is unknown."""
-    endings = [ending.lower() for ending in PurePosixPath(name).suffixes]
-    compression = ENDINGS.get(endings[-1]) if endings else None
-    if compression:
-        endings.pop()
-    if config.path == STDLIB:
-        return "text", None
-    if config.format not in ("auto", "chat"):
-        return config.format, None if config.format in _TABLES else compression
-    kind = _FORMATS.get(endings[-1]) if endings else None
-    if (compression or config.format == "chat") and endings[-1:] == [".json"]:
-        return "jsonl", compression  # the shards of C4, Dolma and others; a plain .json is often one large value
-    if config.format == "chat" and kind not in _WITH_LISTS:
-        return None
-    if kind is None or (kind in _TABLES and compression):
-        return None
-    return kind, compression
-
-
-def _nothing_found(path: str, listing: Listing, ignored: int) -> DataError:
+def _nothing_found(path: str, listing: Listing, left_out: Mapping[str, int]) -> DataError:
     fix = "check data.sources"
-    if ignored:
-        what, fix = f"none of the {ignored} files has a known ending {_KNOWN}", _SET_FORMAT
+    if left_out:
+        count = sum(left_out.values())
+        what, fix = f"none of the {count} files has a known ending {KNOWN}; {describe_left_out(left_out)}", _SET_FORMAT
+        archives = [place for place in listing.places if archive_named(place.name)]
+        if archives:
+            fix = unpacking(archives[0].location, archive_named(archives[0].name) or "")
     elif listing.kind == "folder":
         what = "the folder holds no files (hidden ones are not read)"
     else:
@@ -249,7 +269,8 @@ def check_sources(sources: Sequence[Source]) -> None:
 def open_tables(sources: Sequence[Source]) -> None:
     """Open all tables in parallel to determine their division, so that `pieces_of` need not open them one by one.
 
-    Tables of a source with a limit are not opened, since the limit may be reached before them.
+    Remote files of another format are opened too if the field of their text must be found. Files of a source with a
+    limit are not opened, since the limit may be reached before them.
 
     Raises:
         ConfigError, DataError: as in `pieces_of`.
@@ -259,27 +280,67 @@ def open_tables(sources: Sequence[Source]) -> None:
         for source in sources
         if source.limit is None
         for file in source.files
-        if file.format in _TABLES and file not in source._cuts
+        if file not in source._opened and (file.format in TABLES or (not file.local and _has_own_field(source, file)))
     ]
     if not new:
         return
     with progress("opening tables", len(new), "files") as bar, ThreadPoolExecutor(min(_OPENED, len(new))) as pool:
-        for _ in pool.map(_cut_table, *zip(*new, strict=True)):
+        for _ in pool.map(_open, *zip(*new, strict=True)):
             bar.advance()
 
 
-def _cut_table(source: Source, file: SourceFile) -> list[tuple[Span | None, int]]:
-    """Return the present parts of a table, each with its bytes."""
+def _open(source: Source, file: SourceFile) -> _Opened:
+    """Return what the present content of a file shows."""
     stamp = stamp_of(file) if file.local else ""  # for a remote file, `file` itself holds the version
-    known = source._cuts.get(file)
-    if known is None or known[0] != stamp:
+    known = source._opened.get(file)
+    if known is None or known.stamp != stamp:
+        known = source._opened[file] = _look_into(source, file, stamp)
+        _say_field(source, file, known.field)
+    return known
+
+
+def _look_into(source: Source, file: SourceFile, stamp: str) -> _Opened:
+    if file.format in TABLES:
+        if not file.bytes:
+            return _Opened(stamp, source.field, [])  # like any other empty file
         spans_of = parquet_spans if file.format == "parquet" else arrow_spans
-        known = source._cuts[file] = (stamp, [*spans_of(file, source.field, source.template, PIECE_BYTES)])
-    return known[1]
+        return _Opened(stamp, *spans_of(file, source.field, source.template, PIECE_BYTES, source.may_differ))
+    fields: Mapping[str, bool] = {}
+    if source.may_differ and file.format == "csv":
+        names, *rows = first_rows(file, _FIRST_ROWS, source.most) or [[]]
+        fields = fields_of_rows(names, rows)
+    elif source.may_differ:
+        fields = fields_of_records(record for _, record in first_records(file, source.most))
+    field = guessed_field(fields)
+    whole = _may_be_cut(file) and _is_foreseen(file) and must_be_whole(file)
+    return _Opened(stamp, field or source.field, [], DEFAULT in fields or field is not None, whole)
+
+
+def _say_field(source: Source, file: SourceFile, field: str) -> None:
+    if field != source.field and field not in source._said:
+        source._said.add(field)
+        notice(
+            f"{source.name}: {file.name} has no field '{source.field}': the text of this file and of others like it"
+            f" is read from '{field}'"
+        )
+
+
+def _has_own_field(source: Source, file: SourceFile) -> bool:
+    """Return whether a file is opened for the field of its text.
+
+    Of remote files, each of which takes a request, all are if the first of them has no field of that name.
+    """
+    if not source.may_differ or file.format not in ("jsonl", "csv") or not file.bytes:
+        return False
+    first = next(other for other in source.files if other.format == file.format and other.bytes)
+    return file.local or file == first or _open(source, first).field != source.field
 
 
 def _file_pieces(number: int, source: Source, file: SourceFile) -> Iterator[Piece]:
     try:
+        field = source.field
+        if file.format in TABLES or _has_own_field(source, file):
+            field = _open(source, file).field
         spans = list(_spans(source, file))
     except DataError as error:
         if source.limit is None:
@@ -287,17 +348,19 @@ def _file_pieces(number: int, source: Source, file: SourceFile) -> Iterator[Piec
         # The limit may be reached before this file, and then its error does not matter.
         yield Piece(number, file, source.field, None, file.bytes, source.template, problem=error, most=source.most)
         return
+    if field != source.field:
+        file = dataclasses.replace(file, field=field)
     for span, size in spans:
-        yield Piece(number, file, source.field, span, size, source.template, most=source.most)
+        yield Piece(number, file, field, span, size, source.template, most=source.most)
 
 
 def _spans(source: Source, file: SourceFile) -> Iterator[tuple[tuple[int, int] | None, int]]:
     """Yield the parts of a file, each with its bytes."""
-    if file.format in _TABLES:
-        if file not in source._cuts:
+    if file.format in TABLES:
+        if file not in source._opened:
             open_tables([source])
-        yield from _cut_table(source, file)
-    elif _is_cut(file):
+        yield from _open(source, file).spans
+    elif _may_be_cut(file) and not (_is_foreseen(file) and _open(source, file).whole):
         for start in range(0, file.bytes, PIECE_BYTES):
             end = min(start + PIECE_BYTES, file.bytes)
             yield (start, end), end - start
@@ -308,10 +371,15 @@ def _spans(source: Source, file: SourceFile) -> Iterator[tuple[tuple[int, int] |
 def longest_piece(sources: Sequence[Source]) -> int:
     """Estimate the bytes of the largest piece that a worker must process; 0 if there are only streams."""
     files = (file for source in sources for file in source.files)
-    return max((PIECE_BYTES if file.format in _TABLES or _is_cut(file) else file.bytes for file in files), default=0)
+    return max((PIECE_BYTES if file.format in TABLES or _may_be_cut(file) else file.bytes for file in files), default=0)
 
 
-def _is_cut(file: SourceFile) -> bool:
+def _is_foreseen(file: SourceFile) -> bool:
+    """Return whether a file is opened to see whether it has lines: a remote one only if its name leaves that open."""
+    return file.local or file.name.lower().endswith(".json")
+
+
+def _may_be_cut(file: SourceFile) -> bool:
     return file.format == "jsonl" and not file.compression and file.bytes > PIECE_BYTES and file.ranges
 
 
@@ -336,9 +404,14 @@ def _check_first_records(source: Source) -> None:
         DataError: none of the first records has the fields.
     """
     first = next((file for file in source.files if file.bytes), None)
-    if first is not None and first.format == "jsonl":
-        complaint = first_complaint(first, source.field, source.template, source.most)
-        if complaint is not None:
-            fix = "set the source's field" if source.template is None else "name fields in the template that are there"
-            fix = "rename the fields, or leave format: chat out" if source.template == CHAT else fix
-            raise DataError(complaint.reason, where=complaint.where, fix=fix)
+    if first is None or first.format != "jsonl" or (source.may_differ and _open(source, first).has_field):
+        return
+    complaint = first_complaint(first, source.field, source.template, source.most)
+    if complaint is None:
+        return
+    fix = "name fields in the template that are there"
+    if source.template is None:
+        fix = field_fix([*fields_of_records(record for _, record in first_records(first, source.most))])
+    elif source.template in LAYOUTS:
+        fix = f"rename the fields, or leave format: {source.template[:-1]} out"
+    raise DataError(complaint.reason, where=complaint.where, fix=fix)

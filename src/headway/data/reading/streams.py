@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from headway.config.sections.data import MAX_DOCUMENT_BYTES
-from headway.config.template import CHAT
+from headway.config.template import LAYOUTS
 from headway.config.units import Amount
 from headway.core.errors import ConfigError, DataError, HeadwayError
 from headway.core.functions import load_function
@@ -90,7 +90,7 @@ def read_stream(
     left = math.inf if limit is None else limit.amount
     for number, item in enumerate(_items(name, stream), 1):
         try:
-            text = unicode_text(item) if isinstance(item, str) and template != CHAT else text_of(item)
+            text = unicode_text(item) if isinstance(item, str) and template not in LAYOUTS else text_of(item)
         except BadRecordError as error:
             fields_seen = fields_seen or not isinstance(error, MissingFieldError)
             batch.add(BadDocument(f"{name}:item {number}", str(error)))

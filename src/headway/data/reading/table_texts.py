@@ -27,6 +27,7 @@ from headway.data.reading.documents import (
     TooLargeError,
     too_large,
 )
+from headway.data.reading.guessing import guessed_field
 from headway.data.reading.json_lines import damaged
 from headway.data.reading.places import Place
 from headway.data.reading.records import check_unique_name, missing_field, text_getter, wanted_fields
@@ -132,6 +133,11 @@ def columns_for(schema: Any, field: str, template: str | None, where: str) -> li
             fix = "name columns of text in the template" if template is not None else "set the source's field"
             raise DataError(f"column '{column}' holds {kind}{many}", where=where, fix=fix)
     return columns
+
+
+def field_of(schema: Any, field: str) -> str:
+    """Return the column of a table's text: the given one, or another one where that is missing and plain."""
+    return guessed_field({column.name: _is_text(column.type) for column in schema}) or field
 
 
 def _columns_of_conversations(schema: Any, where: str) -> list[str]:

@@ -20,6 +20,7 @@ from headway.data.reading.table_texts import (
     Span,
     TableTexts,
     columns_for,
+    field_of,
     given,
     grouped,
     import_pyarrow,
@@ -32,18 +33,25 @@ _DELTA_ROWS = 16
 _HEADER_BYTES = 256
 
 
-def parquet_spans(file: SourceFile, field: str, template: str | None, size: int) -> list[tuple[Span, int]]:
+def parquet_spans(
+    file: SourceFile, field: str, template: str | None, size: int, may_differ: bool = False
+) -> tuple[str, list[tuple[Span | None, int]]]:
     """Divide a Parquet file into ranges of row groups of at least `size` bytes, with their shares of the file's bytes.
+
+    Returns:
+        The column of its text, and the ranges.
 
     Raises:
         ConfigError: pyarrow is not installed.
         DataError: the file is not a readable Parquet file, or has no such text column.
     """
     with open_parquet(file) as parquet:
+        if may_differ:
+            field = field_of(parquet.schema_arrow, field)
         columns_for(parquet.schema_arrow, field, template, file.location)
         groups = [parquet.metadata.row_group(i).total_byte_size for i in range(parquet.num_row_groups)]
     total = max(1, sum(groups))
-    return [((first, end), file.bytes * part // total) for first, end, part in grouped(groups, size)]
+    return field, [((first, end), file.bytes * part // total) for first, end, part in grouped(groups, size)]
 
 
 def read_parquet(

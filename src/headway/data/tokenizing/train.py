@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from headway.config.template import COMPLETION
 from headway.config.units import Amount
 from headway.core.console import Progress
 from headway.core.errors import ConfigError
@@ -18,6 +19,7 @@ from headway.data.feeding.order import permute
 from headway.data.reading.documents import text_size
 from headway.data.reading.readers import read_batches
 from headway.data.reading.sources import Piece, Source, open_tables, pieces_of
+from headway.data.tokenizing.completions import joined
 from headway.data.tokenizing.patterns import PATTERNS, pattern_of
 from headway.data.tokenizing.patterns import pre_tokenizer as pre_tokenizer_of
 from headway.data.tokenizing.spec import END_OF_TEXT, at_words_of, parts
@@ -213,9 +215,10 @@ def _within(pieces: Iterator[Piece], limit: Amount | None) -> Iterator[tuple[Pie
 def _beginning(piece: Piece, left: int) -> Iterator[tuple[str, int]]:
     """Yield the first texts of a piece with their UTF-8 bytes; the last one is cut to keep the total within `left`."""
     for batch in read_batches(piece):
-        for text in batch.texts:
+        for read in batch.texts:
             if left <= 0:
                 return
+            text = joined(read) if piece.template == COMPLETION else read
             utf8 = text.encode()
             if len(utf8) > left:
                 text = utf8[:left].decode(errors="ignore")

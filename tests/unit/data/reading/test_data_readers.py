@@ -146,8 +146,8 @@ def test_line_numbers_are_counted_anew_when_a_file_changes(tmp_path: Path, monke
 
 
 def test_a_field_that_no_record_has_is_a_mistake_of_the_config(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"texts": "x", "id": 1}\n' * 3)
-    with pytest.raises(DataError, match="there are: id, texts; did you mean 'texts'") as caught:
+    (tmp_path / "a.jsonl").write_text('{"texts": "x", "more": "y", "id": 1}\n' * 3)
+    with pytest.raises(DataError, match="there are: id, more, texts; did you mean 'texts'") as caught:
         read(tmp_path / "a.jsonl")
     assert caught.value.where == f"{tmp_path}/a.jsonl:1"
     # One record that has it makes the others malformed documents.
@@ -384,8 +384,8 @@ def test_malformed_csv_rows_do_not_pile_up(tmp_path: Path) -> None:
 
 
 def test_missing_column_is_a_mistake_of_the_config(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("id,content\n1,x\n")
-    with pytest.raises(DataError, match="no field 'text'; there are: content, id"):
+    (tmp_path / "a.csv").write_text("id,content,body\n1,x,y\n")
+    with pytest.raises(DataError, match="no field 'text'; there are: body, content, id"):
         read(tmp_path / "a.csv")
     assert read(tmp_path / "a.csv", field="content").texts == ["x"]
     for name in ("b.parquet", "c.arrow", "d.feather"):
@@ -422,7 +422,7 @@ def test_nulls_are_malformed_and_named_by_their_row(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.feather"])
-@pytest.mark.parametrize("kept", [0, 5, -20])
+@pytest.mark.parametrize("kept", [5, -20])
 def test_a_cut_table_with_a_footer_is_refused(tmp_path: Path, name: str, kept: int) -> None:
     write_as(tmp_path / name, TEXTS)
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:kept])

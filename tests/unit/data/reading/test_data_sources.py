@@ -209,8 +209,10 @@ def test_compressed_json_is_read_by_lines_as_c4_and_dolma_name_their_shards(tmp_
     (tmp_path / "dataset_info.json").write_text("{}")
     assert read(tmp_path).texts == ["here", "there"] * 2
     (tmp_path / "array.json.gz").write_bytes(gzip.compress(b'[{"text": "here"},\n {"text": "there"}]'))
-    (bad, *_) = read(tmp_path / "array.json.gz").bad
-    assert "an array has to become one object per line" in bad.reason
+    assert read(tmp_path / "array.json.gz").texts == ["here", "there"]
+    (tmp_path / "array.jsonl").write_text('[{"text": "here"}]')
+    (bad,) = read(tmp_path / "array.jsonl").bad
+    assert "an array is read from a file named .json" in bad.reason
 
 
 def test_a_folder_that_cannot_be_listed_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
