@@ -134,3 +134,18 @@ def test_fineweb_short_lines(reason: Ask) -> None:
 
 def test_fineweb_without_lines(reason: Ask) -> None:
     assert reason(" \n\t\n", "fineweb") == "no lines"
+
+
+@pytest.mark.parametrize("step", ["c4", "fineweb", "gopher_quality", "gopher_repetition"])
+@pytest.mark.parametrize("end", ["\r", "\r\n"])
+def test_lines_end_in_carriage_returns_too(cleaner: Make, prose: str, step: str, end: str) -> None:
+    """Rules about lines find the same in a text whatever ends its lines."""
+    menu = "\n".join(["Home", "- About us...", "Read more", "Home", "Home", *LINES])
+    settings = {"min_words": 1} if step == "gopher_quality" else {}
+    for text in (prose, menu, "\n".join(LINES * 4), "\n\n".join([*LINES, *LINES, "Something else is here."])):
+        expected, found = (
+            through(cleaner({"step": step, **settings}), form) for form in (text, text.replace("\n", end))
+        )
+        kept = expected[0] is not None
+        assert (found[0] is not None, found[1]) == (kept, expected[1])
+        assert step != "c4" or found[0] == expected[0]
