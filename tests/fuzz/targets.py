@@ -258,6 +258,16 @@ def _make_jsonl(folder: Path) -> None:
     _packed(folder, "a.jsonl", "\n".join(lines).encode())
 
 
+def _make_json(folder: Path) -> None:
+    records = [{"text": text, "id": number, "more": {"deep": [1]}} for number, text in enumerate(TEXTS)]
+    _packed(folder, "a.json", json.dumps(records, indent=1).encode())
+
+
+def _make_utf_16(folder: Path) -> None:
+    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in TEXTS]
+    _packed(folder, "a.jsonl", "\n".join(lines).encode("utf-16"))
+
+
 def _packed(folder: Path, name: str, content: bytes) -> None:
     """A file as it is, and packed."""
     import bz2
@@ -332,6 +342,8 @@ TARGETS = {
         Target("parquet", _make_tables(["parquet"]), _read_sources),
         Target("csv", _make_csv, _read_sources),
         Target("jsonl", _make_jsonl, _read_sources),
+        Target("json", _make_json, _read_sources),
+        Target("utf-16", _make_utf_16, _read_sources),
         Target("imports", _make_imports, _read_import, ("*.bin", "*.idx", "*.ds", "*.index", "*.metadata")),
     )
 }  # fmt: skip

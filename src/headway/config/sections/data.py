@@ -62,21 +62,21 @@ class SourceConfig(Section):
     conversations in JSON Lines, Parquet or Arrow, rendered with the tokenizer's chat template; only what the assistant
     says is trained ([continue-a-model.md](continue-a-model.md)). `completion`: records with `prompt` and `completion`,
     of which only the completion is trained."""
-    exclude: Annotated[list[str], BeforeValidator(_pattern_list)] = []
-    """Files of a folder or glob to leave out: `*.log`, `drafts/*`. A pattern without a slash is for the names of files
-    and folders at any depth, one with a slash for the whole path below the source; `*` crosses folders."""
-    also: Annotated[list[str], BeforeValidator(_pattern_list)] = []
-    """Further files of a folder to read, which are left out otherwise because of their endings: `*.rst`, `*.py`,
-    `*.json`. Patterns as in `exclude`."""
-    delimiter: Annotated[str, BeforeValidator(_delimiter)] | None = None
-    """The character between the columns of a CSV file, or `tab`. When not given: a tab in `.tsv` files, a comma in
-    others."""
     field: str = "text"
     """The field (JSON Lines) or column (Parquet, CSV, Arrow) with a document's text; `a.b` is field `b` of `a`. In a
     file without `text` it is `content`, `body`, `message` or the only one with text, if that is unambiguous."""
     template: str | None = None
     """Renders several fields into one document, e.g. `Question: {question}\\nAnswer: {meta.answer}`, instead of
     `field`; `{{` and `}}` are braces."""
+    delimiter: Annotated[str, BeforeValidator(_delimiter)] | None = None
+    """The character between the columns of a CSV file, or `tab`. When not given: a tab in `.tsv` files, a comma in
+    others."""
+    exclude: Annotated[list[str], BeforeValidator(_pattern_list)] = []
+    """Files of a folder or glob to leave out: `*.log`, `drafts/*`. A pattern without a slash is for the names of files
+    and folders at any depth, one with a slash for the whole path below the source; `*` crosses folders."""
+    also: Annotated[list[str], BeforeValidator(_pattern_list)] = []
+    """Further files of a folder to read, which are left out otherwise because of their endings: `*.rst`, `*.py`,
+    `*.json`. Patterns as in `exclude`."""
     limit: Amount | None = None
     """Read at most this much: `10k documents` or `2 GB` (of text, in input order)."""
     weight: Annotated[float, Field(gt=0.0)] | None = None

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 from headway.config.sections.data import MAX_DOCUMENT_BYTES
 from headway.config.template import LAYOUTS, template_fields
 from headway.core.errors import HeadwayError
-from headway.core.files.foreign import given_twice, repeated_keys
+from headway.core.files.foreign import given_twice, open_regular, repeated_keys
 from headway.data.reading.compression import BlockReader, is_damage, is_transcoded, open_content
 from headway.data.reading.documents import (
     BadDocument,
@@ -111,6 +111,24 @@ def first_records(
         if not isinstance(line, LongLine):
             with suppress(BadRecordError):
                 yield f"{file.location}:{number}", load_record(bytes(line).removeprefix(BOM), keys)
+
+
+def begins_with_field(file: SourceFile, field: str) -> bool:
+    """Return whether the first line of a local file is a record with a field; if not, `first_records` tells more.
+
+    It reads little: all files of a source are asked, at every preparation.
+    """
+    from orjson import loads
+
+    if not file.local or file.compression:
+        return False
+    try:
+        with open_regular(file.path, buffering=0) as stream:
+            line, end, _ = stream.read(_TAIL).removeprefix(BOM).partition(b"\n")
+        record = loads(line) if end else None
+    except (OSError, ValueError):
+        return False
+    return isinstance(record, dict) and field in record
 
 
 def first_complaint(

@@ -22,7 +22,7 @@ from headway.data.reading.arrow_files import arrow_spans
 from headway.data.reading.csv_rows import first_rows
 from headway.data.reading.endings import KNOWN, TABLES, delimiter_of, describe_left_out, format_of, kind_of, matches
 from headway.data.reading.guessing import DEFAULT, fields_of_records, fields_of_rows, guessed_field
-from headway.data.reading.json_lines import first_complaint, first_records, must_be_whole
+from headway.data.reading.json_lines import begins_with_field, first_complaint, first_records, must_be_whole
 from headway.data.reading.pieces import Piece as Piece
 from headway.data.reading.places import Listing, Place, is_remote, list_places, stamp_of
 from headway.data.reading.places import SourceFile as SourceFile
@@ -167,6 +167,7 @@ def _find(
     if config.path.startswith(streams.PREFIX):
         return streams.function_stream(config.path), {}
     if hub.is_named(config.path):
+        _check_has_files(config)
         return _dataset(hub.find_named(config)), {}
     path = hub.local_path(config.path)
     excluded: set[str] = set()
@@ -182,7 +183,10 @@ def _find(
         warning(f"exclude of {config.path} matches no file: {', '.join(config.exclude)}")
     saved = hub.find_saved(listing.places, config) if listing.kind == "folder" else None
     if saved is not None:
+        _check_has_files(config)
         return _dataset(saved), {}
+    if config.also and not any(matches(place.name, config.also) for place in listing.places):
+        warning(f"also of {config.path} matches no file: {', '.join(config.also)}")
     files, left_out = [], Counter[str]()
     for place in listing.places:
         kind = format_of(config, place.name)
@@ -195,6 +199,14 @@ def _find(
     if not files:
         raise _nothing_found(config.path, listing, left_out)
     return files, left_out
+
+
+def _check_has_files(config: SourceConfig) -> None:
+    """Check that a dataset is not given settings of files."""
+    given = [key for key in ("exclude", "also", "delimiter") if getattr(config, key)]
+    if given:
+        what = f"{given[0]} is for files, and this is a dataset"
+        raise ConfigError(what, where=f"data.sources, {config.path}", fix=f"leave {given[0]} out")
 
 
 def _unknown_file(place: Place) -> DataError:
@@ -306,6 +318,8 @@ def _look_into(source: Source, file: SourceFile, stamp: str) -> _Opened:
         spans_of = parquet_spans if file.format == "parquet" else arrow_spans
         return _Opened(stamp, *spans_of(file, source.field, source.template, PIECE_BYTES, source.may_differ))
     fields: Mapping[str, bool] = {}
+    if source.may_differ and file.format == "jsonl" and begins_with_field(file, DEFAULT):
+        return _Opened(stamp, DEFAULT, [])
     if source.may_differ and file.format == "csv":
         names, *rows = first_rows(file, _FIRST_ROWS, source.most) or [[]]
         fields = fields_of_rows(names, rows)
