@@ -264,7 +264,7 @@ def _make_json(folder: Path) -> None:
 
 
 def _make_utf_16(folder: Path) -> None:
-    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in TEXTS]
+    lines = [json.dumps({"text": text, "id": n}, ensure_ascii=False) for n, text in enumerate(TEXTS)]
     _packed(folder, "a.jsonl", "\n".join(lines).encode("utf-16"))
 
 

@@ -17,6 +17,8 @@ import pytest
 from headway.config.sections.data import SourceConfig
 from headway.core.errors import ConfigError, DataError
 from headway.data.reading import json_arrays
+from headway.data.reading.conversations import chat_fields, conversation_text
+from headway.data.reading.documents import BadRecordError
 from headway.data.reading.endings import describe_left_out
 from headway.data.reading.readers import read_batches
 from headway.data.reading.sources import PIECE_BYTES, Source, find_sources, pieces_of
@@ -211,6 +213,21 @@ def test_conversations_without_their_format_say_so(folder: Fill, record: dict[st
     assert fix in caught.value.what and fix in str(caught.value.fix)
 
 
+def test_a_conversation_in_two_parts_is_one() -> None:
+    user, answer = {"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}
+    record = {"prompt": [user], "completion": [answer]}
+    assert json.loads(conversation_text(record)) == {"messages": [user, answer]}
+    for parts, reason in (
+        ({"prompt": [user, answer, user]}, "would be trained like the completion"),
+        ({"prompt": "x", "completion": "y"}, "format: completion reads them"),
+        ({"completion": [user]}, "no turn of the assistant"),
+    ):
+        with pytest.raises(BadRecordError, match=reason):
+            conversation_text({**record, **parts})
+    assert chat_fields(["prompt", "completion", "id"]) == ["prompt", "completion"]
+    assert chat_fields(["messages", "prompt", "completion"]) == ["messages"]
+
+
 # Which files
 
 
@@ -296,9 +313,13 @@ def test_what_is_no_delimiter_is_refused(delimiter: str) -> None:
         SourceConfig(path="a.csv", delimiter=delimiter)
 
 
-def test_settings_of_files_are_refused_for_functions() -> None:
+def test_settings_of_files_are_refused_where_there_are_none(tmp_path: Path) -> None:
     with pytest.raises((ConfigError, ValueError), match="exclude is for files"):
         SourceConfig(path="python:a:b", exclude=["x"])
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_dict({"text": ["x"]}).save_to_disk(str(tmp_path / "saved"))
+    with pytest.raises(ConfigError, match="also is for files, and this is a dataset"):
+        find(tmp_path / "saved", also=["*.rst"])
 
 
 # Encodings

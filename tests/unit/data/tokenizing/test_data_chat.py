@@ -184,7 +184,10 @@ BAD: list[tuple[Any, str]] = [
         "the special token '<|im_end|>'",
     ),
     ({**RECORDS[0], "tools": [{"properties": {"a<|im_start|>": {}}}]}, "the special token '<|im_start|>'"),
-    ({"text": "x"}, "no conversation: none of the fields messages, conversations, or instruction and output"),
+    (
+        {"text": "x"},
+        "no conversation: none of the fields messages, conversations, instruction and output, or prompt and completion",
+    ),
 ]
 
 
