@@ -127,8 +127,11 @@ def describe_left_out(kinds: Mapping[str, int]) -> str:
     groups: dict[str, list[str]] = {}
     in_order = sorted(kinds, key=lambda kind: (-kinds[kind], kind))
     for kind in in_order[:_NAMED]:
-        groups.setdefault(_advice(kind), []).append(f"{kinds[kind]:,} {kind}")
-    parts = [f"{', '.join(named)}{advice}" for advice, named in groups.items()]
+        groups.setdefault(_advice(kind), []).append(kind)
+    parts = []
+    for advice, group in groups.items():
+        named = ", ".join(f"{kinds[kind]:,} {kind}" for kind in group)
+        parts.append(named + advice.format(patterns=[f"*{kind}" for kind in group]))
     if len(in_order) > _NAMED:
         parts.append(f"{sum(kinds[kind] for kind in in_order[_NAMED:]):,} of {len(in_order) - _NAMED} other kinds")
     return f"left out: {'; '.join(parts)}"
@@ -137,7 +140,7 @@ def describe_left_out(kinds: Mapping[str, int]) -> str:
 def _advice(kind: str) -> str:
     endings = PurePosixPath(f"x{kind}").suffixes
     if endings and endings[0] in _ASKED:
-        return f": also: '*{kind}' reads them"
+        return ": also: {patterns} reads them"
     if any(ending in _DOCUMENTS.split() for ending in endings):
         return ": convert them first"
     return ": unpack them first" if archive_named(f"x{kind}") else ""

@@ -142,7 +142,13 @@ def test_lines_end_in_carriage_returns_too(cleaner: Make, prose: str, step: str,
     """Rules about lines find the same in a text whatever ends its lines."""
     menu = "\n".join(["Home", "- About us...", "Read more", "Home", "Home", *LINES])
     settings = {"min_words": 1} if step == "gopher_quality" else {}
-    for text in (prose, menu, "\n".join(LINES * 4), "\n\n".join([*LINES, *LINES, "Something else is here."])):
+    for text in (
+        prose,
+        f"- A list of one.\n{prose}",
+        menu,
+        "\n".join(LINES * 4),
+        "\n\n".join([*LINES, *LINES, "Something else is here."]),
+    ):
         expected, found = (
             through(cleaner({"step": step, **settings}), form) for form in (text, text.replace("\n", end))
         )

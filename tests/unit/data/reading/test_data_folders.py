@@ -65,12 +65,12 @@ def tarred(form: int = tarfile.PAX_FORMAT) -> bytes:
 
 
 def test_what_is_left_out_is_named_by_kind_with_advice(folder: Fill) -> None:
-    files = dict.fromkeys(["a.pdf", "b/c.PDF", "d.docx", "e.zip", "f.tar.gz", "g.rst", "h.png", "LICENSE"], "x")
+    files = dict.fromkeys(["a.pdf", "b/c.PDF", "d.docx", "e.zip", "f.tar.gz", "g.rst", "h.py", "h.png", "LICENSE"], "x")
     (source,) = find(folder({"text.txt": "here", **files}))
-    assert names(source) == ["text.txt"] and source.ignored == 8
+    assert names(source) == ["text.txt"] and source.ignored == 9
     assert describe_left_out(source.left_out) == (
-        "left out: 2 .pdf, 1 .docx: convert them first; 1 .png, 1 without an ending; 1 .rst: also: '*.rst' reads them;"
-        " 1 .tar.gz, 1 .zip: unpack them first"
+        "left out: 2 .pdf, 1 .docx: convert them first; 1 .png, 1 without an ending; 1 .py, 1 .rst: also: ['*.py',"
+        " '*.rst'] reads them; 1 .tar.gz, 1 .zip: unpack them first"
     )
 
 
