@@ -250,7 +250,10 @@ def _files_fingerprint(sources: Sequence[Source]) -> str:
                 str(s.limit),
                 s.most,
                 s.location if s.stream else "",
-                [[f.name, f.format, f.bytes, stamp_of(f) if f.local else f.version, f.delimiter] for f in s.files],
+                [
+                    [f.name, f.format, f.bytes, stamp_of(f) if f.local else f.version, *f.delimiter.strip(",")]
+                    for f in s.files
+                ],
             ]
             for s in sources
         ]

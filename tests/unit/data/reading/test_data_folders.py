@@ -10,18 +10,21 @@ import socket
 import tarfile
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headway.config.sections.data import SourceConfig
 from headway.core.errors import ConfigError, DataError
-from headway.data.reading import json_arrays
+from headway.data.reading import compression, json_arrays
 from headway.data.reading.conversations import chat_fields, conversation_text
 from headway.data.reading.documents import BadRecordError
 from headway.data.reading.endings import describe_left_out
+from headway.data.reading.places import Place, open_file
 from headway.data.reading.readers import read_batches
-from headway.data.reading.sources import PIECE_BYTES, Source, find_sources, pieces_of
+from headway.data.reading.sources import PIECE_BYTES, Source, find_sources, open_tables, pieces_of
 from support_sources import find, read
 
 Fill = Callable[..., Path]
@@ -419,3 +422,41 @@ def test_an_empty_file_of_any_format_is_empty(folder: Fill, name: str) -> None:
     path = folder({name: "", "b.txt": "x"})
     found = [text for piece in pieces_of(find(path)) for batch in read_batches(piece) for text in batch.texts]
     assert found == ["x"] and read(path / name).texts == []
+
+
+# Elsewhere
+
+
+def test_remote_files_are_asked_for_their_field_only_if_the_first_lacks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = pytest.importorskip("fsspec").filesystem("memory")
+    opened: list[str] = []
+
+    def noted(place: Place, *arguments: Any) -> Any:
+        opened.append(place.name)
+        return open_file(place, *arguments)
+
+    monkeypatch.setattr(compression, "open_file", noted)
+    for place, first in (("usual", "text"), ("other", "body")):
+        for number in range(4):
+            field = first if number == 0 else "body"
+            files.pipe(f"/{place}/{number}.jsonl", f'{{"{field}": "{number}"}}\n'.encode())
+        files.pipe(f"/{place}/drafts/x.jsonl", b'{"text": "draft"}\n')
+    try:
+        (usual,) = find("memory://usual", exclude="drafts")
+        assert [piece.field for piece in pieces_of([usual])] == ["text"] * 4 and opened == ["0.jsonl"]
+        opened.clear()
+        (other,) = find("memory://other", exclude=["drafts"])
+        open_tables([other])
+        assert sorted(opened) == [f"{number}.jsonl" for number in range(4)]
+        assert [piece.field for piece in pieces_of([other])] == ["body"] * 4 and len(opened) == 4
+        assert read("memory://other", exclude=["drafts"]).texts == ["0", "1", "2", "3"]
+        assert read("memory://other", exclude=["drafts"], limit="2 documents").texts[:2] == ["0", "1"]
+    finally:
+        files.rm("/usual", recursive=True)
+        files.rm("/other", recursive=True)
+
+
+def test_an_evaluation_set_is_read_from_the_named_field_alone(folder: Fill) -> None:
+    (source,) = find(folder({"a.jsonl": '{"body": "x"}\n'}))
+    with pytest.raises(DataError, match="no field 'text'"):
+        list(pieces_of([replace(source, strict=True)]))
