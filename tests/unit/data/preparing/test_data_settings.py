@@ -114,6 +114,9 @@ OTHER_OF_A_SOURCE: dict[str, Any] = {
     "split": "test",
     "streaming": True,
     "storage_options": {"endpoint_url": "https://there"},
+    "exclude": ["*.bak"],
+    "also": ["*.py"],
+    "delimiter": ";",
 }
 
 
