@@ -261,7 +261,7 @@ def _validated(tree: Entry) -> Suite:
     try:
         return Suite.model_validate(tree.plain())
     except ValidationError as error:
-        raise combined(complaints(tree, error, Suite), tree.place_of) from None
+        raise combined(complaints(tree, error, Suite), tree.place_of, None) from None
 
 
 def flattened(values: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

@@ -12,6 +12,10 @@ from headway.core.requirements import install_command
 
 HUB = "hf://"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+#: Endings of files, which names of repositories do not have.
+_FILES = (".json", ".jsonl", ".model", ".tiktoken", ".txt", ".yaml")
+#: What may be the name of a repository: an organisation and a name.
+_REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w./-]+)?")
 
 
 def is_on_hub(source: Path | str | None) -> TypeGuard[str]:
@@ -23,6 +27,15 @@ def split_hub_name(source: str) -> tuple[str, str | None]:
     """Split `hf://organisation/name@revision` into repository and revision."""
     name, _, revision = source.removeprefix(HUB).partition("@")
     return name, revision or None
+
+
+def or_on_hub(path: Path | str) -> str:
+    """Return words that end a fix with the name on the Hub that a missing path may stand for: `hf://Qwen/Qwen3-0.6B`
+    for `Qwen/Qwen3-0.6B`; empty if it is no such name, or if its first part is a folder here."""
+    name = str(path)
+    if _REPOSITORY.fullmatch(name) is None or Path(name).parent.exists() or Path(name).suffix in _FILES:
+        return ""
+    return f"; on the Hugging Face Hub its name is {HUB}{name}"
 
 
 def is_pinned(source: Path | str) -> bool:

@@ -68,7 +68,7 @@ def parse_trackers(texts: Sequence[str]) -> list[TrackConfig]:
         return _Chosen.model_validate(tree.plain()).track
     except ValidationError as error:
         model: type[BaseModel] = _Chosen
-        raise combined(complaints(tree, error, model)) from None
+        raise combined(complaints(tree, error, model), reference=None) from None
 
 
 def resolve(config: TrackConfig, where: str) -> Target:

@@ -16,6 +16,7 @@ from headway.config import Config, Interval, ModelConfig, TrainConfig, changes, 
 from headway.config.loading import document
 from headway.config.loading.complaints import FOREIGN, OURS, known_keys
 from headway.config.loading.load import PRESETS
+from headway.config.loading.reference import line_of
 from headway.core.errors import ConfigError
 from headway.core.format import printable
 from waits import LONG
@@ -248,6 +249,35 @@ def test_all_problems_are_told_at_once(write: Any) -> None:
 def test_a_value_that_could_be_two_kinds_is_one_problem(write: Any) -> None:
     error = refusal(write("train: {steps: 1, lanes: many}"))
     assert error.what == "train.lanes: should be a valid integer or 'auto' (given: 'many')"
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ("train.steps=abc", "train.steps (integer; default not set): Optimizer steps. Give this or `tokens`."),
+        ("optimizer.learning_rate=fast", "optimizer.learning_rate (number; default `0.0003`): Peak learning rate;"),
+        ("data.sources.0.weight=much", "data.sources.0.weight (number; default not set): Share of the training rows,"),
+        ("data.clean=[{step: length, min_characters: few}]", "data.clean.0.min_characters (integer; default not set):"),
+        ("callbacks=5", "callbacks (list of text; default none): Your own callbacks, as `package.module:Class`,"),
+    ],
+)
+def test_a_wrong_type_is_answered_with_the_line_of_the_key(write: Any, given: str, line: str) -> None:
+    """A wheel holds no docs, so the error does not point at them."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(write("base: quickstart"), [given])
+    assert caught.value.fix is not None and caught.value.fix.startswith(line)
+    assert ".md" not in caught.value.fix
+    with pytest.raises(ConfigError) as several:
+        load_config(write("base: quickstart"), [given, "train.max_grad_norm=none"])
+    assert line in several.value.what and "docs/" not in several.value.render()
+
+
+def test_every_key_has_a_line() -> None:
+    """Except sections, which have a table of their own."""
+    for key in known_keys():
+        line = line_of(key)
+        assert line is None or (line.startswith(f"{key} (") and "](" not in line and not line.endswith(": ")), key
+    assert line_of("train") is None and line_of("train.nothing") is None
 
 
 def test_values_are_told_where_the_last_file_gave_them(write: Any) -> None:

@@ -85,7 +85,7 @@ def test_a_name_in_code_or_in_a_message_is_found() -> None:
         ("optimizer.name", "lyon", "should be 'adamw', 'muon', 'lion', 'adafactor' or 'adamw8bit' (given: 'lyon')",
          "did you mean lion?"),
         ("parallel.strategy", "zer3", "should be 'auto', 'single', 'ddp', ", "did you mean zero3?"),
-        ("parallel.strategy", "{a: 1}", "should be 'auto', ", "config-reference.md"),
+        ("parallel.strategy", "{a: 1}", "should be 'auto', ", "parallel.strategy ("),
         ("optimizer.name", "no_module:SPEC", "cannot be imported", "importable from the working directory"),
         ("parallel.strategy", "json:nothing", "the module json has no StrategySpec nothing", "check the"),
         ("optimizer.name", "json:dumps", "json:dumps is no OptimizerSpec, but a function", "OptimizerSpec"),

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from headway.config import Config
-from headway.core.errors import ConfigError
+from headway.config import Config, ModelConfig, SourceConfig
+from headway.core.errors import ConfigError, DataError
+from headway.core.hub import or_on_hub
+from headway.data.reading.sources import find_sources
 from headway.data.tokenizing.tokenizer import Tokenizer
+from headway.models.build import complete
 from headway.models.hub.folder import open_folder, pinned_source, weights_fingerprint
 from hub_server import HubServer
 from support_chat import chat_tokenizer
@@ -116,3 +119,25 @@ def test_a_tokenizer_of_the_hub_is_fetched_without_the_weights(hub: HubServer, t
     assert sorted(file.name for file in Path(loaded.where).parent.iterdir()) == sorted(files)
     with pytest.raises(ConfigError, match="there is no such model"):
         Tokenizer.load("hf://org/none")
+
+
+def test_a_name_of_the_hub_without_its_prefix_is_offered_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model, a tokenizer and a dataset alike; a folder that is only incomplete is none of the Hub's."""
+    monkeypatch.chdir(tmp_path)
+    offer = "on the Hugging Face Hub its name is hf://Qwen/Qwen3-0.6B"
+    for implementation in ("auto", "transformers"):
+        model = {"from_pretrained": "Qwen/Qwen3-0.6B", "implementation": implementation}
+        with pytest.raises(ConfigError) as caught:
+            complete(ModelConfig.model_validate(model), 1)
+        assert offer in str(caught.value.fix)
+    with pytest.raises(DataError) as missing:
+        Tokenizer.load("Qwen/Qwen3-0.6B")
+    assert offer in str(missing.value.fix)
+    with pytest.raises(DataError) as missing:
+        find_sources([SourceConfig(path="Qwen/Qwen3-0.6B")])
+    assert offer in str(missing.value.fix)
+    (tmp_path / "models").mkdir()
+    for name in ("models/mine", "corpus/a.jsonl", "/Qwen/Qwen3-0.6B", "Qwen", "a/b/c", "../Qwen3-0.6B"):
+        assert or_on_hub(name) == "", name

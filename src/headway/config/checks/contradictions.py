@@ -33,7 +33,7 @@ from headway.core.errors import ConfigError
 if TYPE_CHECKING:
     from headway.config.schema import Config
 
-REFERENCE = "see docs/config-reference.md, or headway config schema --markdown"
+REFERENCE = "headway config schema --markdown lists all keys"
 
 
 def find_problems(config: Config, trains: bool = True) -> list[ConfigError]:
@@ -69,17 +69,26 @@ def find_problems(config: Config, trains: bool = True) -> list[ConfigError]:
     ]
 
 
-def combined(problems: Sequence[ConfigError], place_of: Callable[[str], str] | None = None) -> ConfigError:
-    """Combine all problems into one error, one per line; `place_of` turns dotted keys into files and lines."""
+def combined(
+    problems: Sequence[ConfigError], place_of: Callable[[str], str] | None = None, reference: str | None = REFERENCE
+) -> ConfigError:
+    """Combine all problems into one error, one per line.
+
+    Args:
+        problems: At least one.
+        place_of: Turns dotted keys into files and lines.
+        reference: Where all keys are listed, for what is not a `Config` too.
+    """
     problems = list({problem.what: problem for problem in problems}.values())
     places = [_places(problem, place_of) for problem in problems]
     if len(problems) == 1:
-        return ConfigError(problems[0].what, where=places[0], fix=problems[0].fix or REFERENCE)
+        return ConfigError(problems[0].what, where=places[0], fix=problems[0].fix or reference)
     lines = [
         f"\n    {problem.what} ({place})" + (f": {problem.fix}" if problem.fix else "")
         for problem, place in zip(problems, places, strict=True)
     ]
-    return ConfigError(f"{len(problems)} problems in the config:{''.join(lines)}", fix=f"correct them; {REFERENCE}")
+    fix = "; ".join(filter(None, ("correct them", reference)))
+    return ConfigError(f"{len(problems)} problems in the config:{''.join(lines)}", fix=fix)
 
 
 def _places(problem: ConfigError, place_of: Callable[[str], str] | None) -> str:

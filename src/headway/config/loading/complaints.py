@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from headway.config.base import FUNCTION_PATTERN
 from headway.config.loading.document import Entry
-from headway.config.loading.reference import sections_of
+from headway.config.loading.reference import line_of, sections_of
 from headway.config.schema import NAME_PATTERN, Config
 from headway.config.sections.cost import OFFER_PATTERN
 from headway.config.sections.track import TRACKIO_PATTERN
@@ -112,7 +112,7 @@ def _complaint(tree: Entry, key: str, details: list[Mapping[str, Any]], model: t
     fix = _as_text(key, tree.nearest(key)) if kind in ("string_type", "path_type") else None
     if kind == "choice" and (near := difflib.get_close_matches(str(given), context["names"], n=1)):
         fix = f"did you mean {near[0]}?"
-    return ConfigError(f"{key or 'the config'}: {wanted}{shown}", where=key, fix=fix)
+    return ConfigError(f"{key or 'the config'}: {wanted}{shown}", where=key, fix=fix or line_of(key, model))
 
 
 def _as_text(key: str, given: Entry) -> str | None:

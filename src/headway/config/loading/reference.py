@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 import typing
 from collections.abc import Iterable, Iterator
@@ -21,6 +22,8 @@ from headway.config.schema import Config
 from headway.config.specs import Choices
 from headway.config.units import BYTES, TOKENS, Interval
 
+#: A link to another page, in brackets of its own; a terminal cannot follow it.
+_LINK = re.compile(r" ?\(\[[^\]]*\]\([^)]*\)\)")
 _HEAD = """# Config reference
 
 Written by `headway config schema --markdown`; do not edit. Values can be overridden on the command line, for example
@@ -130,6 +133,31 @@ def sections_of(annotation: Any) -> Iterator[type[BaseModel]]:
         yield annotation
     for argument in typing.get_args(annotation):
         yield from sections_of(argument)
+
+
+def line_of(key: str, model: type[BaseModel] = Config) -> str | None:
+    """Return what the reference says of a dotted key, in one line of plain text; None if it has no line, or different
+    ones in several kinds of a section.
+
+    List positions in the key count for nothing: `data.sources.0.weight` is the key of any source.
+    """
+    *path, name = (part for part in key.split(".") if not part.isdecimal())
+    owners = [model]
+    for part in path:
+        fields = (owner.model_fields[part] for owner in owners if part in owner.model_fields)
+        owners = [section for info in fields for section in sections_of(info.annotation)]
+    lines = {_line(owner, name) for owner in owners if name in owner.model_fields}
+    line = lines.pop() if len(lines) == 1 else None
+    return None if line is None else f"{key} {line}"
+
+
+def _line(owner: type[BaseModel], name: str) -> str | None:
+    info = owner.model_fields[name]
+    default, meaning = _default(info), _meaning(info, descriptions(owner).get(name))
+    if default == "see below":  # a section, which has a table of its own
+        return None
+    given = default if info.is_required() else f"default {default}"
+    return f"({_field_type(info)}; {given}): {_LINK.sub('', meaning)}".replace("\\|", "|")
 
 
 def _table(title: str, model: type[BaseModel], prefix: str) -> str:

@@ -14,6 +14,7 @@ from headway.config.template import LAYOUTS
 from headway.config.units import Amount
 from headway.core.console import notice, progress, warning
 from headway.core.errors import ConfigError, DataError
+from headway.core.hub import or_on_hub
 from headway.core.storage import missing_fix
 from headway.data.reading import huggingface_datasets as hub
 from headway.data.reading import streams
@@ -240,7 +241,8 @@ def _nothing_found(path: str, listing: Listing, left_out: Mapping[str, int]) -> 
         what = "the folder holds no files (hidden ones are not read)"
     else:
         what = "the glob matches no files" if listing.kind == "glob" else "there is no such file or folder"
-        fix = missing_fix(path) if is_remote(path) else f"{fix}; paths are relative to the working directory"
+        local = f"{fix}; paths are relative to the working directory{or_on_hub(path)}"
+        fix = missing_fix(path) if is_remote(path) else local
     return DataError(what, where=path, fix=fix)
 
 

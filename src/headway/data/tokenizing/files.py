@@ -9,7 +9,7 @@ from pathlib import Path
 from headway.config.sections.data import TOKENIZER_FILES
 from headway.core.errors import DataError
 from headway.core.files.foreign import read_bytes
-from headway.core.hub import is_on_hub, snapshot
+from headway.core.hub import is_on_hub, or_on_hub, snapshot
 from headway.data.tokenizing.settings_files import BEGINS, TokenizerSettings, read_settings
 
 #: Globs of the settings that may lie next to a vocabulary.
@@ -42,7 +42,8 @@ def read_tokenizer(source: Path | str, pattern: str | None = None) -> FoundToken
     try:
         data = read_bytes(path)
     except OSError as error:
-        raise DataError(f"no tokenizer can be read: {error.strerror}", where=str(path), fix=_FIX) from None
+        fix = f"{_FIX}{or_on_hub(source)}"
+        raise DataError(f"no tokenizer can be read: {error.strerror}", where=str(path), fix=fix) from None
     return _converted(path, data, read_settings(path.parent), pattern)
 
 

@@ -22,6 +22,7 @@ from headway.models.finite import check_finite
 from headway.models.hub.folder import base_folder, is_adapter, open_folder
 from headway.models.hub.fusions import find_fusions
 from headway.models.hub.router_loss import balance_loss
+from headway.models.huggingface.checkpoint import check_is_there
 from headway.models.huggingface.largest import check_sizes
 from headway.models.loss import linear_cross_entropy
 from headway.models.recompute import selective_contexts
@@ -335,10 +336,11 @@ def read_config(config: ModelConfig) -> Any:
     """Read the config of a pretrained model by transformers.
 
     Raises:
-        ConfigError: transformers does not know the model, or it comes with code that may not run.
+        ConfigError: there is none, transformers does not know the model, or it comes with code that may not run.
     """
     assert config.from_pretrained is not None
     folder = base_folder(config.from_pretrained, with_code=config.trust_remote_code)
+    check_is_there(folder)
     with explained(folder):
         found = load_transformers().AutoConfig.from_pretrained(
             folder, trust_remote_code=config.trust_remote_code, local_files_only=True

@@ -215,7 +215,7 @@ def _check_apart(name: str, leak: float, signs: Sequence[bool]) -> None:
         raise ConfigError(
             f"{name} does not tell packed documents apart: {'; '.join(found)}",
             where="data.document_mask",
-            fix="data.document_mask=false, or data.packing=best_fit to cut fewer documents",
+            fix="data.document_mask=false; with data.packing=pad a row has one document",
         )
 
 
