@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,8 +42,10 @@ STUB = """
 import json, os, sys
 
 def simple_evaluate(**given):
+    if "killed" in given["tasks"]:
+        os.kill(os.getpid(), 9)
     if "missing" in given["tasks"]:
-        raise ValueError("no task missing")
+        raise ValueError("no task missing,\\n  only known")
     offline = [f"HF_{library}_OFFLINE" for library in ("HUB", "DATASETS", "EVALUATE")]
     seen = {name: os.environ.get(name) for name in (*offline, "CUDA_VISIBLE_DEVICES")}
     if "wait" in given["tasks"]:
@@ -111,10 +114,26 @@ def test_the_process_sees_its_device_and_no_network(
     assert not output.with_suffix(".order").exists()
 
 
-def test_a_failure_names_its_reason_and_log(stub: Path) -> None:
-    with pytest.raises(HeadwayError, match="the benchmarks failed: ValueError: no task missing") as caught:
+def test_a_failure_names_its_reason_and_log(stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a message of three lines; the traceback is in the log, which is kept."""
+    monkeypatch.setattr(tempfile, "tempdir", str(stub / "kept"))
+    (stub / "kept").mkdir()
+    with pytest.raises(HeadwayError, match="the benchmarks failed: ValueError: no task missing, only") as caught:
         run_benchmarks(stub / "model", None, BenchmarksConfig(tasks=["missing"]), "cpu")
-    assert "Traceback" in str(caught.value), "its log is gone by then"
+    assert "Traceback" not in caught.value.render() and len(caught.value.render().splitlines()) == 3
+    log = Path(str(caught.value.where))
+    assert "Traceback" in log.read_text() and [path.name for path in log.parent.iterdir()] == ["results.log"]
+    with pytest.raises(HeadwayError, match="the benchmarks failed: signal 9\n"):
+        run_benchmarks(stub / "model", None, BenchmarksConfig(tasks=["killed"]), "cpu")
+    run = stub / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "config.yaml").write_text("train: {steps: 1}")
+    with pytest.raises(HeadwayError, match="no checkpoint") as caught:
+        run_benchmarks(run, None, BenchmarksConfig(tasks=["known"]), "cpu")
+    assert "fix" not in caught.value.what and str(run) in caught.value.what, caught.value.what
+    left = len(list((stub / "kept").iterdir()))
+    run_benchmarks(stub / "model", None, BenchmarksConfig(tasks=["known"]), "cpu")
+    assert len(list((stub / "kept").iterdir())) == left == 3, "the log of a success is not kept"
     assert benchmark_at_end(stub / "model", 5, BenchmarksConfig(tasks=["missing"]), "cpu") == {}, "only a warning"
 
 

@@ -23,7 +23,7 @@ from headway.config.specs import Choices
 from headway.config.units import BYTES, TOKENS, Interval
 
 #: A link to another page, in brackets of its own; a terminal cannot follow it.
-_LINK = re.compile(r" ?\(\[[^\]]*\]\([^)]*\)\)")
+_LINK = re.compile(r" ?\(\[[^\]]*\]\([^)]*\)\)|; \[[^\]]*\]\([^)]*\)")
 _HEAD = """# Config reference
 
 Written by `headway config schema --markdown`; do not edit. Values can be overridden on the command line, for example

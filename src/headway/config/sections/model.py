@@ -22,8 +22,8 @@ class ModelConfig(Section):
     pins to a commit. Shape and initial weights come from it. A resumed run needs it too, and unchanged
     ([continue-a-model.md](continue-a-model.md))."""
     implementation: Literal["auto", "native", "transformers"] = "auto"
-    """Code that computes a pretrained model. `native`: the decoder of this package, for the families in
-    [continue-a-model.md](continue-a-model.md). `transformers`: its class there. `auto`: `native` where it computes
+    """Code that computes a pretrained model. `native`: the decoder of this package, for the families that it knows
+    ([continue-a-model.md](continue-a-model.md)). `transformers`: its class there. `auto`: `native` where it computes
     exactly this model and there is no adapter."""
     trust_remote_code: bool = False
     """Run code that comes with a pretrained model."""

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +24,8 @@ from headway.core.files.foreign import read_json_object
 #: What lm-eval adds to a task's metrics.
 _NO_METRICS = frozenset(("name", "alias", "sample_len", "sample_count"))
 _LOOK_SECONDS = 1.0
+#: Most characters of the message of an error of lm-eval.
+_MOST_WORDS = 500
 
 
 def run_tasks(folder: Path, order: dict[str, Any]) -> dict[str, Any]:
@@ -93,11 +96,23 @@ def main() -> None:
             place = Path(order["place"]) / "model"
             step = export_run(model, step, place)
             results = run_tasks(place, order)
-    except HeadwayError as error:
-        sys.stderr.write(f"{error.render()}\n")
-        sys.exit(error.exit_code)
+    except Exception as error:
+        _explain(error, Path(order["failure"]))
+        sys.exit(error.exit_code if isinstance(error, HeadwayError) else 1)
     kept = {key: order[key] for key in ("tasks", "limit", "few_shot")}
     write_json(Path(order["output"]), {"step": step, "results": results, **kept, "lm_eval": version("lm_eval")})
+
+
+def _explain(error: Exception, file: Path) -> None:
+    """Write the traceback to the log, and for the process that has asked what it says of the failure."""
+    traceback.print_exc()
+    if isinstance(error, HeadwayError):
+        why = {"what": error.what, "where": error.where, "fix": error.fix}
+    else:
+        words = " ".join(str(error).split())[:_MOST_WORDS]
+        why = {"what": f"{type(error).__name__}: {words}" if words else type(error).__name__}
+    with suppress(OSError):  # a full disk; the exit code tells of the failure too
+        write_json(file, why)
 
 
 def _end_with(parent: int) -> None:

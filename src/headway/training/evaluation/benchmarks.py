@@ -35,9 +35,13 @@ if TYPE_CHECKING:
 FOLDER = "benchmarks"
 #: Keep libraries of Hugging Face from asking the Hub.
 _OFFLINE = dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE", "TRANSFORMERS_OFFLINE"), "1")
-_LAST_CHARACTERS = 4000
-#: Ending of the folder with the exported model, next to the results.
-_EXPORT = ".export"
+#: Endings of what lies next to the results: the order, the log, what the process says of its failure, and the folder
+#: with the exported model.
+_ORDER, _LOG, _FAILURE, _EXPORT = ".order", ".log", ".failure", ".export"
+_FIX = (
+    "lm-eval ls tasks lists its tasks; data that are neither files nor in the cache need a download"
+    " (evaluation.benchmarks.download=true)"
+)
 
 
 def results_path(run: Path, step: int) -> Path:
@@ -114,10 +118,10 @@ class BenchmarkProcess:
         # The process sees no other GPU, so it cannot take memory on one by accident.
         gpus = _visible_gpu(device)
         output.parent.mkdir(parents=True, exist_ok=True)
-        order, log, place = (output.with_suffix(ending) for ending in (".order", ".log", _EXPORT))
+        order, log, failure, place = (output.with_suffix(ending) for ending in (_ORDER, _LOG, _FAILURE, _EXPORT))
         settings = wanted.model_dump(mode="json", include={"tasks", "limit", "few_shot", "rows"})
         given = {"model": str(model), "step": step, "output": str(output), "nice": nice, "place": str(place)}
-        given["parent"] = os.getpid()
+        given |= {"parent": os.getpid(), "failure": str(failure)}
         write_json(order, {**settings, **given, "device": "cpu" if device == "cpu" else "cuda:0"})
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpus, "TOKENIZERS_PARALLELISM": "false"}
         environment |= {} if wanted.download else _OFFLINE
@@ -139,7 +143,7 @@ class BenchmarkProcess:
         """Wait for the end, and return the results.
 
         Raises:
-            HeadwayError: there are none; the end of the log says why.
+            HeadwayError: there are none; its words are those of the process, and the log has the traceback.
         """
         try:
             code = self.process.wait(max(0.0, self.began + self.seconds - time.monotonic()))
@@ -153,19 +157,25 @@ class BenchmarkProcess:
         except BaseException:
             self.stop()
             raise
+        why = self._failure()
         self._remove_order()
-        try:
-            if code == 0:
+        if code == 0:
+            try:
                 return read_json_object(self.output)
-            lines = _end_of(self.log).strip().splitlines()
-        except (OSError, ValueError) as error:
-            lines = [str(error)]
-        raise HeadwayError(
-            f"the benchmarks failed: {lines[-1] if lines else f'exit code {code}'}",
-            where=str(self.log),
-            fix="lm-eval ls tasks lists its tasks; data that are neither files nor in the cache need a download"
-            " (evaluation.benchmarks.download=true)",
-        )
+            except (OSError, ValueError) as error:
+                why = {"what": str(error)}
+        ended = f"signal {-code}" if code < 0 else f"exit code {code}"
+        what = f"the benchmarks failed: {why.get('what') or ended}"
+        if place := why.get("where"):
+            what = f"{what} ({place})"
+        raise HeadwayError(what, where=str(self.log), fix=str(why.get("fix") or _FIX))
+
+    def _failure(self) -> dict[str, Any]:
+        """Return what the process says of its failure; empty if it was killed, or did not fail."""
+        try:
+            return read_json_object(self.output.with_suffix(_FAILURE))
+        except (OSError, ValueError):
+            return {}
 
     def stop(self) -> None:
         """End it, with the processes that it has started."""
@@ -177,12 +187,9 @@ class BenchmarkProcess:
 
     def _remove_order(self) -> None:
         """Remove what the process was given, and the export, which it cannot do when it is killed."""
-        self.output.with_suffix(".order").unlink(missing_ok=True)
+        for ending in (_ORDER, _FAILURE):
+            self.output.with_suffix(ending).unlink(missing_ok=True)
         shutil.rmtree(self.output.with_suffix(_EXPORT), ignore_errors=True)
-
-
-def _end_of(log: Path) -> str:
-    return log.read_text(encoding="utf-8", errors="replace")[-_LAST_CHARACTERS:]
 
 
 def _visible_gpu(device: str) -> str:
@@ -207,17 +214,18 @@ def run_benchmarks(model: Path, step: int | None, wanted: BenchmarksConfig, devi
 
     Raises:
         ConfigError: lm-eval is not installed.
-        HeadwayError: they failed.
+        HeadwayError: they failed; their log is kept, and the error names it.
     """
-    with tempfile.TemporaryDirectory(prefix="headway-benchmark-") as place:
-        output = Path(place) / "results.json"
-        try:
-            return BenchmarkProcess.start(model, step, wanted, output, device=device).results()
-        except HeadwayError as error:
-            log = output.with_suffix(".log")
-            if log.is_file():  # its place is about to be removed
-                raise HeadwayError(f"{error.what}\n{_end_of(log)}", where=str(model), fix=error.fix) from None
-            raise
+    place = Path(tempfile.mkdtemp(prefix="headway-benchmark-"))
+    output, keeps_log = place / "results.json", False
+    try:
+        return BenchmarkProcess.start(model, step, wanted, output, device=device).results()
+    except HeadwayError:
+        keeps_log = output.with_suffix(_LOG).is_file()
+        raise
+    finally:
+        if not keeps_log:
+            shutil.rmtree(place, ignore_errors=True)
 
 
 class Benchmarks(Callback):
