@@ -139,12 +139,12 @@ def wait_for_dead_machine(run: Path, is_over: Callable[[], object] = lambda: Fal
         is_over: Return whether to stop waiting.
     """
     owner = read_owner(run)
-    if owner is None or owner.host == host_name() or _is_free(run):
+    if owner is None or owner.host == host_name() or is_free(run):
         return
     notice(
         f"the run is held by {owner}; waiting {_LEASE_SECONDS:.0f} s, after which the lock of a dead machine expires"
     )
-    wait_until(lambda: is_over() or _is_free(run), _LEASE_SECONDS, 0.2)
+    wait_until(lambda: is_over() or is_free(run), _LEASE_SECONDS, 0.2)
 
 
 def wait_for_orphaned_writers(run: Path, is_over: Callable[[], object] = lambda: False) -> None:
@@ -157,7 +157,7 @@ def wait_for_orphaned_writers(run: Path, is_over: Callable[[], object] = lambda:
         run: The run directory.
         is_over: Return whether to stop waiting.
     """
-    if wait_for_writers(run, 0.0) or not _is_free(run) or not (pids := writers_at(run / WRITERS_FOLDER)):
+    if wait_for_writers(run, 0.0) or not is_free(run) or not (pids := writers_at(run / WRITERS_FOLDER)):
         return
     process = f"process{'es' if len(pids) > 1 else ''} {', '.join(map(str, pids))}"
     notice(f"waiting for the checkpoint that {process} of an attempt that died still write{'s' * (len(pids) == 1)}")
@@ -170,7 +170,8 @@ def wait_for_orphaned_writers(run: Path, is_over: Callable[[], object] = lambda:
     wait_until(lambda: is_over() or has_ended(), math.inf, 0.1)
 
 
-def _is_free(run: Path) -> bool:
+def is_free(run: Path) -> bool:
+    """Return whether no process holds the lock of a run directory, as far as this machine sees."""
     with suppress(CheckpointError):
         OwnerLock.take(run).release()
         return True

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from headway.checkpoint.save.fence import read_owner
+from headway.cli.runs import runs as verb
 from headway.config import load_config
 from headway.core.coordination import lease as leases
 from headway.core.coordination.lease import read_lease
@@ -143,3 +144,36 @@ def test_other_verbs_keep_the_default_action(words: list[str]) -> None:
         "assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(("outcome", "code"), [("finished", 0), ("preempted", 75), ("a worker failed", 1)])
+def test_a_run_that_has_ended_is_not_asked_to(
+    attempt: Attempt, outcome: str, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    attempt.finish(outcome, code)
+    state = open_run(attempt.run).state
+    verb.cancel(attempt.run)
+    assert f"has ended already ({state}): there is nothing to cancel" in capfd.readouterr().err
+    check_not_cancelled(attempt.run)
+    assert not posted(attempt.directory)
+
+
+def test_a_command_that_waits_before_its_next_attempt_can_be_cancelled(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its newest attempt has failed, but the command holds the lock, or on another machine the lease."""
+    path = attempt.directory / "attempt.json"
+    write_json(path, {**json.loads(path.read_text()), "outcome": "a worker failed", "exit_code": 1})
+    assert request_cancel(attempt.run) is None
+    forget_cancel(attempt.run)
+    write_json(path, {**json.loads(path.read_text()), "outcome": "diverged", "exit_code": 5})
+    assert request_cancel(attempt.run) == "failed", "no command tries that again"
+    write_json(path, {**json.loads(path.read_text()), "outcome": "a worker failed", "exit_code": 1})
+    assert attempt._lock is not None
+    attempt._lock.release()
+    assert request_cancel(attempt.run) == "failed"
+    monkeypatch.setattr("headway.runs.cancel.host_name", lambda: "another-host")
+    assert request_cancel(attempt.run) is None, "its lease is valid"
+    forget_cancel(attempt.run)
+    monkeypatch.setattr(leases.time, "time", lambda now=time.time: now() + 61.0)
+    assert request_cancel(attempt.run) == "failed"

@@ -149,6 +149,8 @@ def cancel(
 ) -> None:
     """Have a run save and end, wherever it trains; its command ends with exit code 7, so no scheduler restarts it.
 
+    A run that has ended is left as it is; the exit code is 0 then too.
+
     [bold]Examples[/bold]
 
     headway runs cancel runs/quickstart
@@ -157,8 +159,11 @@ def cancel(
     from headway.core.console import notice
     from headway.runs.cancel import request_cancel
 
-    request_cancel(run, why)
-    notice(f"{run} is asked to save and end; headway runs show {run} shows when it has")
+    ended = request_cancel(run, why)
+    if ended is None:
+        notice(f"{run} is asked to save and end; headway runs show {run} shows when it has")
+    else:
+        notice(f"{run} has ended already ({ended}): there is nothing to cancel")
 
 
 @runs.command()
