@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files.atomic import atomic_write
 from headway.core.format import UNKNOWN, format_count, format_seconds
 from headway.telemetry import html
+from headway.telemetry.catalogue import metric
+from headway.telemetry.metrics import NO_VALUES
 from headway.telemetry.overlay import overlay_chart
 from headway.telemetry.record import Run, finished_steps, is_run, open_run
 from headway.telemetry.summary import Summary, loss_text, median, result_text, share_text, summarize, usd_text
@@ -70,6 +74,41 @@ def _listing(run: Run) -> Listing:
         updated=metrics.last("time"),
         samples_per_second=None if language_model else speed,
         spent_usd=metrics.last("cost/spent_usd"),
+    )
+
+
+@dataclass(frozen=True)
+class RecordedMetric:
+    """What a run has recorded under one name, in the history that counts."""
+
+    name: str
+    unit: str | None
+    """The unit in words; None for a metric that a user's own code records."""
+    values: int
+    """Number of values."""
+    last: float
+    last_step: int
+    lowest: float | None
+    """Of the finite values; None if there is none."""
+    highest: float | None
+
+
+def recorded_metrics(run: Run) -> list[RecordedMetric]:
+    """Return what a run has recorded, by name."""
+    return [_recorded(run, name) for name in run.metrics.names if name not in NO_VALUES]
+
+
+def _recorded(run: Run, name: str) -> RecordedMetric:
+    steps, values = run.metrics.series(name)
+    finite, known = values[np.isfinite(values)], metric(name)
+    return RecordedMetric(
+        name=name,
+        unit=None if known is None else known.unit.words,
+        values=len(values),
+        last=float(values[-1]),
+        last_step=int(steps[-1]),
+        lowest=float(finite.min()) if len(finite) else None,
+        highest=float(finite.max()) if len(finite) else None,
     )
 
 

@@ -19,7 +19,7 @@ from headway.cli.runs import runs as runs_verb
 from headway.core.errors import CheckpointError, ConfigError, HeadwayError
 from headway.telemetry.goodput import goodput_of
 from headway.telemetry.record import open_run
-from headway.telemetry.runs import compare, differences, list_runs, write_comparison
+from headway.telemetry.runs import compare, differences, list_runs, recorded_metrics, write_comparison
 
 from .conftest import MakeRun, record, write_metrics
 
@@ -180,3 +180,30 @@ def test_one_run_that_cannot_be_read_does_not_hide_the_others(folder: Path, monk
     assert found.keys() == {"a", "b", "unreadable", "nested", "dated"}
     assert found["dated"].step == 2 and found["unreadable"].total_steps == 5
     assert goodput_of(open_run(folder / "unreadable")) is None
+
+
+def test_the_metrics_of_a_run_are_listed_with_their_values(tmp_path: Path) -> None:
+    """Those of the history that counts: a repeated step has its newer value."""
+    write_metrics(tmp_path / "mine", [
+        {"step": 1, "attempt": 1, "time": 5.0, "train/loss": 4.0, "own/score": 7},
+        {"step": 2, "attempt": 1, "time": 6.0, "train/loss": 900.0},
+        {"step": 2, "attempt": 2, "time": 7.0, "train/loss": 2.5},
+        {"step": 3, "attempt": 2, "time": 8.0, "train/loss": "NaN", "speed/step_seconds": 0.5},
+    ])  # fmt: skip
+    found = {one.name: one for one in recorded_metrics(open_run(tmp_path / "mine"))}
+    assert list(found) == ["own/score", "speed/step_seconds", "train/loss"]
+    loss = found["train/loss"]
+    assert (loss.values, loss.last_step, loss.lowest, loss.highest) == (3, 3, 2.5, 4.0) and math.isnan(loss.last)
+    assert found["own/score"].unit is None and found["speed/step_seconds"].unit == "seconds"
+    app = typer.Typer()
+    runs_verb.register(app)
+    shown = CliRunner().invoke(app, ["runs", "metrics", str(tmp_path / "mine")])
+    lines = [line.split() for line in shown.output.splitlines()]
+    assert lines[0] == ["NAME", "LAST", "AT", "STEP", "LOWEST", "HIGHEST", "VALUES", "UNIT"]
+    assert lines[2] == ["speed/step_seconds", "0.5", "3", "0.5", "0.5", "1", "seconds"]
+    told = CliRunner().invoke(app, ["runs", "metrics", str(tmp_path / "mine"), "--json"])
+    assert json.loads(told.output)[2]["last"] is None, "JSON has no NaN"
+    both = CliRunner().invoke(app, ["runs", "metrics", str(tmp_path / "mine"), "--markdown"])
+    assert both.exit_code == 2
+    with pytest.raises(CheckpointError, match="does not exist"):
+        CliRunner().invoke(app, ["runs", "metrics", str(tmp_path / "none")], catch_exceptions=False)

@@ -59,20 +59,30 @@ def list_(
 
 @runs.command()
 def metrics(
+    run: Annotated[
+        Path | None, typer.Argument(metavar="RUN", help="Run directory; all metrics without it.", show_default=False)
+    ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/metrics.md.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """List all metrics that runs record: name, unit, kind, meaning, and the name in Prometheus.
+    """List what a run has recorded: each metric with its last, lowest and highest value.
+
+    Without RUN, list all metrics that runs record: name, unit, kind, meaning, and the name in Prometheus.
 
     [bold]Examples[/bold]
 
+    headway runs metrics runs/mine
     headway runs metrics
     headway runs metrics --json
     headway runs metrics --markdown > docs/metrics.md
     """
     from headway.telemetry.catalogue import CATALOGUE, reference
 
-    if markdown:
+    if run is not None:
+        if markdown:
+            raise typer.BadParameter("it prints the page of all metrics, without RUN", param_hint="--markdown")
+        _print_metrics_of(run, json)
+    elif markdown:
         print_lines(reference(), end="")
     elif json:
         print_json(
@@ -92,6 +102,27 @@ def metrics(
     else:
         rows = [[metric.name, metric.unit.words, metric.kind.value, metric.help] for metric in CATALOGUE.values()]
         print_table(["NAME", "UNIT", "KIND", "MEANING"], rows)
+
+
+def _print_metrics_of(run: Path, json: bool) -> None:
+    from headway.core.console import notice
+    from headway.telemetry.record import open_run
+    from headway.telemetry.runs import recorded_metrics
+
+    found = recorded_metrics(open_run(run))
+    if json:
+        print_json([asdict(one) for one in found])
+        return
+    if not found:
+        notice(f"{run} has recorded nothing yet")
+        return
+    headers = ["NAME", "LAST", "AT STEP", "LOWEST", "HIGHEST", "VALUES", "UNIT"]
+    rows = [
+        [one.name, _number(one.last), f"{one.last_step:,}", _number(one.lowest), _number(one.highest),
+         f"{one.values:,}", one.unit or ""]
+        for one in found
+    ]  # fmt: skip
+    print_table(headers, rows, numeric=range(1, 6))
 
 
 @runs.command()
@@ -208,6 +239,10 @@ def compare(
 
 def _step(step: int, total: int | None) -> str:
     return f"{step:,}/{total:,}" if total else f"{step:,}"
+
+
+def _number(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.6g}"
 
 
 def _known(value: int | None) -> str:
