@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import typer
 import yaml
+from rich.text import Text
 
 from headway.bench.suite import Suite, load_suite
 from headway.cli.application import application
@@ -137,6 +138,29 @@ def words_of(command: str) -> list[str]:
     return words[1 : ends[0]] if ends else words[1:]
 
 
+def helps(command: Any, name: str) -> Iterator[tuple[str, str]]:
+    """Every text of help pages that may have markup, with the place where a page shows it."""
+    for text in (command.help, command.short_help, command.epilog):
+        if text:
+            yield name, text
+    for parameter in command.params:
+        for text in (getattr(parameter, "help", None), parameter.metavar):
+            if text:
+                yield f"{name}: {parameter.name}", text
+    for below, child in getattr(command, "commands", {}).items():
+        yield from helps(child, f"{name} {below}")
+
+
+def test_no_bracket_of_a_help_text_is_swallowed() -> None:
+    """What is in brackets is taken for markup, and a page leaves it out: `[hf]` has to be written `\\[hf]`."""
+    texts = list(helps(root(), "headway"))
+    assert len(texts) > 300
+    for place, text in texts:
+        shown = Text.from_markup(text).plain
+        for bracket in set(re.findall(r"\[[^\]]*\]", text)) - {"[bold]", "[/bold]"}:
+            assert bracket in shown, f"{place}: {bracket}"
+
+
 @cache
 def root() -> Any:
     return typer.main.get_command(application())
@@ -237,6 +261,16 @@ def test_links_lead_somewhere() -> None:
     assert found > 70
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert all(f"(docs/{page.name})" in readme for page in (ROOT / "docs").glob("*.md"))
+
+
+def test_the_readme_names_both_commands_that_set_everything_up() -> None:
+    """And every target that a page names is there."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    first = (ROOT / "README.md").read_text(encoding="utf-8").partition("## ")[0]
+    assert {"make quickstart", "make test"} <= set(re.findall(r"^make [a-z-]+", first, flags=re.MULTILINE))
+    for page in PAGES:
+        for target in re.findall(r"(?:^ *|`)make ([a-z-]+)", page.read_text(encoding="utf-8"), flags=re.MULTILINE):
+            assert target in targets, f"{page.name}: make {target}"
 
 
 ROOMS = [ROOT / "docs" / "architecture.md", *sorted((ROOT / "docs" / "rooms").glob("*.md"))]

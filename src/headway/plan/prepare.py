@@ -197,6 +197,16 @@ def make_plan(config: Config, machines: Machines, measured_tokens_per_second: fl
     )
 
 
+def plan_as_it_is(config: Config, machines: Machines) -> Option:
+    """Plan a resolved config on machines as it is, without other ways to train it, which take ten times as long.
+
+    Raises:
+        ConfigError, CheckpointError, DataError: as `make_plan`; what the machines do not allow is in the option.
+    """
+    config = _with_precision(config, machines)
+    return _as_it_is(config, complete_model(config)[0], machines)
+
+
 def _as_it_is(config: Config, model: ModelConfig, machines: Machines) -> Option:
     """Plan the config with its own strategy, checkpointing and micro-batch."""
     alone = machines.count == config.parallel.tensor * config.parallel.pipeline and not has_copied_experts(config)

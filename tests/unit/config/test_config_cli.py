@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from headway.cli.application import application
 from headway.config import Config, load_config
 from headway.config.loading.complaints import known_keys
+from headway.config.loading.load import PRESETS
 from headway.config.loading.reference import json_schema
 from headway.core.errors import ConfigError
 
@@ -110,6 +111,18 @@ def test_check_refuses() -> None:
 def test_the_reference_in_docs_is_current() -> None:
     committed = (ROOT / "docs" / "config-reference.md").read_text(encoding="utf-8")
     assert committed == run("schema", "--markdown"), "run: headway config schema --markdown > docs/config-reference.md"
+
+
+def test_the_docs_list_the_presets_as_the_command_does() -> None:
+    rows = run("presets", "--markdown").splitlines()[2:]
+    assert [row.split("`")[1] for row in rows] == sorted(path.stem for path in PRESETS.glob("*.yaml"))
+    page = (ROOT / "docs" / "continue-a-model.md").read_text(encoding="utf-8")
+    ours = [row for row in rows if row.startswith("| `cpt-")]
+    assert len(ours) == 5 and "\n".join(ours) in page, "run: headway config presets --markdown"
+    assert (
+        json.loads(run("presets", "--json")).items()
+        >= {"cpt-4x80gb-deepspeed": "cpt-4x80gb by DeepSpeed ZeRO-3"}.items()
+    )
 
 
 def test_the_reference_explains_every_key() -> None:

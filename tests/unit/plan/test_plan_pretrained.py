@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import json
 from math import prod
 from pathlib import Path
@@ -23,7 +24,7 @@ from headway.parallel.world import World
 from headway.plan.accelerators import Machines, parse_machines
 from headway.plan.layout import Layout
 from headway.plan.memory import plan_memory
-from headway.plan.prepare import _as_it_is, _with_precision, complete_model, make_plan
+from headway.plan.prepare import make_plan, plan_as_it_is
 from headway.plan.recommend import Option
 from headway.training.optimizer import build_optimizer
 from headway.training.state import TrainState
@@ -32,6 +33,7 @@ from headway.training.task import LANGUAGE_MODELLING, Task
 from support_families import write_family
 
 pytest.importorskip("transformers")
+ROOT = Path(__file__).parents[3]
 LENGTH, VOCAB = 128, 2048
 SIZES = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "vocab_size": VOCAB,
          "max_position_embeddings": LENGTH}  # fmt: skip
@@ -124,9 +126,7 @@ def _preset(name: str, machines: str, folder: Path, *changes: str, **shape: Any)
 
 def _own(*words: Any, **shape: Any) -> Option:
     """What a plan says of the config as it is, without all other ways: these take ten times as long."""
-    config, machines = _preset(*words, **shape)
-    config = _with_precision(config, machines)
-    return _as_it_is(config, complete_model(config)[0], machines)
+    return plan_as_it_is(*_preset(*words, **shape))
 
 
 def _linears() -> dict[str, tuple[int, int]]:
@@ -219,3 +219,15 @@ def test_adapters_under_deepspeed_count_frozen_weights_whole_or_divided(tmp_path
     pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install '.[deepspeed]'")
     listed = {option.strategy for option in make_plan(config, parse_machines("2xL4")).table if option.fits}
     assert {"ddp", "zero1", "zero2", "zero3", *(f"deepspeed_zero{stage}" for stage in (1, 2, 3))} <= listed
+
+
+def test_the_docs_have_what_is_planned_for_the_presets() -> None:
+    script = ROOT / "benchmarks" / "plan" / "presets.py"
+    if not script.exists():
+        pytest.skip("the benchmarks are not part of this copy")
+    spec = importlib.util.spec_from_file_location("presets_of_the_docs", script)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = (ROOT / "docs" / "continue-a-model.md").read_text(encoding="utf-8")
+    assert "\n".join(module.table()) in page, "run: python benchmarks/plan/presets.py"

@@ -1,4 +1,4 @@
-"""`headway config show|check|schema`."""
+"""`headway config show|check|schema|presets`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json
+from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json, print_table
 from headway.core.console import print_lines, warning
 from headway.core.format import format_count
 
@@ -20,6 +20,7 @@ def register(app: typer.Typer) -> None:
     group.command("show", help=SHOW)(show)
     group.command("check", help=CHECK)(check)
     group.command("schema", help=SCHEMA)(schema)
+    group.command("presets", help=PRESETS)(presets)
     app.add_typer(group, name="config", help="Show, check and document configs.")
 
 
@@ -50,6 +51,15 @@ SCHEMA = """Print the JSON Schema, for editors, or the reference in Markdown.
 
 headway config schema > headway.schema.json
 headway config schema --markdown > docs/config-reference.md
+"""
+
+
+PRESETS = """List the built-in presets, which stand in the place of a file and after `base:`.
+
+[bold]Examples[/bold]
+
+headway config presets
+headway config presets --markdown
 """
 
 
@@ -132,3 +142,21 @@ def schema(
         print_lines(reference(), end="")
     else:
         print_json(json_schema())
+
+
+def presets(
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of the docs instead.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run `headway config presets`."""
+    from headway.config.loading.load import presets as known
+
+    found = known()
+    if as_json:
+        print_json(found)
+    elif markdown:
+        print_lines(
+            "\n".join(["| preset | for |", "|---|---|", *(f"| `{name}` | {use} |" for name, use in found.items())])
+        )
+    else:
+        print_table(["PRESET", "FOR"], [[name, use] for name, use in found.items()])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,17 @@ _REPLACES = {
     "model.preset": ["model.from_pretrained", *(f"model.{key}" for key in _SHAPE_KEYS)],
     "model.from_pretrained": ["model.preset", "model.vocab_size", *(f"model.{key}" for key in _SHAPE_KEYS)],
 }
+
+
+def presets() -> dict[str, str]:
+    """Return the built-in presets by name, each with the first sentence of its file, which says what it is for."""
+    return {file.stem: _first_sentence(file) for file in sorted(PRESETS.glob("*.yaml"), key=lambda file: file.stem)}
+
+
+def _first_sentence(file: Path) -> str:
+    lines = takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
+    text = " ".join(line.lstrip("# ") for line in lines)
+    return text.partition(". ")[0].removesuffix(".")
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = (), *, trains: bool = True) -> Config:
