@@ -155,8 +155,7 @@ def presets(
     if as_json:
         print_json(found)
     elif markdown:
-        print_lines(
-            "\n".join(["| preset | for |", "|---|---|", *(f"| `{name}` | {use} |" for name, use in found.items())])
-        )
+        rows = [f"| `{name}` | {use} |" for name, use in found.items()]
+        print_lines("\n".join(["| preset | for |", "|---|---|", *rows]))
     else:
         print_table(["PRESET", "FOR"], [[name, use] for name, use in found.items()])
