@@ -26,6 +26,8 @@ class BilledAttempt:
     usd_per_hour: float | None
     held_before: bool = False
     """Whether its machines were held since the attempt before, as by a command that starts attempts again."""
+    held_seconds: float | None = None
+    """For how long, by a monotonic clock; None if unknown, and then the times tell it."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,17 @@ def run_cost(attempts: Sequence[BilledAttempt], storage_usd: float = 0.0) -> Run
             compute[attempt.number] = attempt.usd_per_hour * attempt.seconds / _HOUR
         if before is None or not attempt.held_before or before.usd_per_hour is None:
             continue
-        if before.ended is not None and attempt.started is not None:
-            idle += before.usd_per_hour * max(0.0, attempt.started - before.ended) / _HOUR
+        idle += before.usd_per_hour * _held(before, attempt) / _HOUR
     return RunCost(sum(compute.values()), idle, storage_usd, compute)
+
+
+def _held(before: BilledAttempt, attempt: BilledAttempt) -> float:
+    """Return for how many seconds machines were held between two attempts; 0 if unknown."""
+    if attempt.held_seconds is not None:
+        return max(0.0, attempt.held_seconds)
+    if before.ended is None or attempt.started is None:
+        return 0.0
+    return max(0.0, attempt.started - before.ended)
 
 
 def storage_cost(byte_count: float, seconds: float, usd_per_gib_month: float) -> float:

@@ -1,5 +1,8 @@
 """The account of a run: what its records show that it has spent.
 
+How long an attempt ran is told by a monotonic clock: at its end by itself, before by its owner's lease, so that a wall
+clock that is set costs nothing and gives nothing back. Where neither says, as of earlier versions, the wall clock does.
+
 An attempt that was killed wrote no end. It is counted up to its last sign of life: its last record, or the last write
 to a file of its folder, but never beyond the start of the next attempt.
 """
@@ -12,7 +15,16 @@ from typing import Any
 
 from headway.core.files.foreign import as_number
 from headway.cost.spending import BilledAttempt, RunCost, run_cost, storage_cost
-from headway.runs.run_directory import LAST_SIGN_KEY, PRICE_KEY, RESTARTS_KEY, attempt_folder, last_sign_of_life
+from headway.runs.run_directory import (
+    HELD_KEY,
+    LAST_SIGN_KEY,
+    PRICE_KEY,
+    RAN_KEY,
+    RESTARTS_KEY,
+    attempt_folder,
+    last_sign_of_life,
+    seconds_run,
+)
 from headway.telemetry.goodput import START, goodput_of
 from headway.telemetry.metrics import Metrics
 from headway.telemetry.record import RUNNING, Attempt, Run, stored_bytes
@@ -81,16 +93,9 @@ def _billed(
     started, ended, seconds = attempt.started, attempt.ended, attempt.seconds
     if attempt.number == begins:
         ended, seconds = started, 0.0  # only the time before it counts
-    elif attempt.outcome == RUNNING and started is not None:
-        ended = time.time()
-        seconds = max(0.0, ended - started)
     elif as_number(record.get("ended")) is None and started is not None:
-        noted = as_number(record.get(LAST_SIGN_KEY))
-        sign = last_sign_of_life(attempt_folder(run.path, attempt.number), started) if noted is None else noted
-        ended = max(ended or started, sign or started)
-        if after is not None and after.started is not None:
-            ended = min(ended, after.started)
-        seconds = max(0.0, ended - started)
+        ended = _last_seen(run, attempt, after, started)
+        seconds = _seconds_until(run, attempt, started, ended)
     return BilledAttempt(
         number=attempt.number,
         started=started,
@@ -98,4 +103,22 @@ def _billed(
         seconds=seconds,
         usd_per_hour=usd_per_hour if price is None or price < 0 else price,
         held_before=(as_number(record.get(RESTARTS_KEY)) or 0) > 0,
+        held_seconds=as_number(record.get(HELD_KEY)),
     )
+
+
+def _last_seen(run: Run, attempt: Attempt, after: Attempt | None, started: float) -> float:
+    """Return until when an attempt without a recorded end ran, in Unix seconds."""
+    if attempt.outcome == RUNNING:
+        return time.time()
+    noted = as_number(run.attempt_records[attempt.number].get(LAST_SIGN_KEY))
+    sign = last_sign_of_life(attempt_folder(run.path, attempt.number), started) if noted is None else noted
+    ended = max(attempt.ended or started, sign or started)
+    return ended if after is None or after.started is None else min(ended, after.started)
+
+
+def _seconds_until(run: Run, attempt: Attempt, started: float, moment: float) -> float:
+    """Return how long an attempt without a recorded end ran until a moment."""
+    noted = as_number(run.attempt_records[attempt.number].get(RAN_KEY))
+    ran = seconds_run(run.path, attempt.number, moment) if noted is None else noted
+    return max(0.0, moment - started - attempt.clock_jumped if ran is None else ran)

@@ -42,6 +42,7 @@ class OwnerLock:
     def __init__(self, file: IO[bytes], path: Path) -> None:
         self._file, self._path = file, path
         self._attempt: int | None = None
+        self._began = math.nan
         self._renewed = -math.inf
         self._renewal: threading.Thread | None = None
         # A forked child would share the lock and keep it after this process is gone.
@@ -73,16 +74,27 @@ class OwnerLock:
                 ),
             ) from error
 
-    def write(self, owner: Owner) -> None:
+    def write(self, owner: Owner, began: float | None = None) -> None:
         """Write the record of a new owner, which fences every earlier one.
+
+        Args:
+            owner: The new owner.
+            began: Start of its attempt by the monotonic clock; now when not given.
 
         Raises:
             OSError: The record cannot be written.
         """
-        record = json.dumps(asdict(owner)).encode().ljust(RECORD_BYTES) + new_lease(owner.attempt)
+        now = time.monotonic()
+        self._began = now if began is None else began
+        record = json.dumps(asdict(owner)).encode().ljust(RECORD_BYTES) + new_lease(owner.attempt, now - self._began)
         os.pwrite(self._file.fileno(), record, 0)
         os.fsync(self._file.fileno())
-        self._attempt, self._renewed = owner.attempt, time.monotonic()
+        self._attempt, self._renewed = owner.attempt, now
+
+    def seconds_since(self, attempt: int) -> float | None:
+        """Return for how many seconds an attempt has begun, by the monotonic clock; None unless it is the newest that
+        this lock was written for."""
+        return time.monotonic() - self._began if self._attempt == attempt else None
 
     def renew(self) -> None:
         """Renew the owner's lease if it is time to. Call it more often than that.
@@ -97,7 +109,10 @@ class OwnerLock:
             return
         self._renewed = now
         self._renewal = threading.Thread(
-            target=write_lease, args=(self._path, self._attempt), name="headway-lease", daemon=True
+            target=write_lease,
+            args=(self._path, self._attempt, now - self._began),
+            name="headway-lease",
+            daemon=True,
         )
         self._renewal.start()
         self._renewal.join(_WRITE_SECONDS)

@@ -19,6 +19,7 @@ from headway.checkpoint.save.fence import OWNER_FILE, Fence, Owner, fenced, read
 from headway.checkpoint.save.writer_locks import wait_for_writers
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.core import console
+from headway.core.coordination.lease import read_lease
 from headway.core.coordination.preemption_board import posted
 from headway.core.credentials.secrets import redact_arguments
 from headway.core.errors import CheckpointError, fix_for
@@ -38,6 +39,11 @@ PRICE_KEY, RESTARTS_KEY = "usd_per_hour", "restarts"
 IDENTITY_KEY = "identity"
 #: A key of the record of an attempt that was killed: its last write, in Unix seconds, noted by the next attempt.
 LAST_SIGN_KEY = "last_sign"
+#: A key of such a record too: for how many seconds the attempt ran until then, by a monotonic clock.
+RAN_KEY = "ran"
+#: A key of the record of an attempt of the same command as the one before: for how many seconds the command held the
+#: machines between the two, by a monotonic clock.
+HELD_KEY = "held_seconds"
 #: A run directory was copied if its files are newer than its attempt by this much; then their times mean nothing.
 _COPIED_SECONDS = 300.0
 #: What a launch leaves in a run directory before the run begins: its handle, its files, and who has done what.
@@ -148,13 +154,14 @@ class RunDirectory:
             # Higher than any earlier number, even if its folder or the owner's record is gone.
             last_owner = read_owner(self.path)
             number = max([*self._attempt_numbers(), last_owner.attempt if last_owner else 0, 0]) + 1
+            held = self._held_seconds(lock, number - 1)
             owner = Owner.this_process(number)
-            lock.write(owner)
-            before = max(0.0, owner.since - started) if started else 0.0
-            attempt = Attempt(self.path, owner, None if claimed else lock, time.monotonic() - before)
+            began = time.monotonic() - (max(0.0, owner.since - started) if started else 0.0)
+            lock.write(owner, began)
+            attempt = Attempt(self.path, owner, None if claimed else lock, began)
             attempt.directory.mkdir(parents=True)
             beginning = {"command": command, "pid": owner.pid, "host": owner.host, "started": started or owner.since}
-            write_json(attempt.directory / _ATTEMPT_FILE, {"number": number, **beginning, **facts})
+            write_json(attempt.directory / _ATTEMPT_FILE, {"number": number, **beginning, **held, **facts})
         except OSError as error:
             if claimed is None:
                 lock.release()
@@ -214,6 +221,12 @@ class RunDirectory:
     def _attempt_folder(self, number: int) -> Path:
         return attempt_folder(self.path, number)
 
+    def _held_seconds(self, lock: OwnerLock, before: int) -> dict[str, float]:
+        """Return how long this command has held the machines since its last attempt; empty if that was another's."""
+        begun = lock.seconds_since(before)
+        ran = as_number(_read_record(self._attempt_folder(before)).get("seconds"))
+        return {} if begun is None or ran is None else {HELD_KEY: round(max(0.0, begun - ran), 3)}
+
     def _mark_dead_attempt(self) -> None:
         """Complete the record of the previous attempt; this process holds the lock, so that attempt has ended."""
         numbers = self._attempt_numbers()
@@ -225,6 +238,8 @@ class RunDirectory:
             console.notice(f"attempt {numbers[-1]} died (process {record.get('pid', 'unknown')})")
             sign = last_sign_of_life(folder, as_number(record.get("started")))
             noted = {} if sign is None else {LAST_SIGN_KEY: sign}
+            ran = seconds_run(self.path, numbers[-1], sign or 0.0)
+            noted |= {} if ran is None else {RAN_KEY: round(ran, 3)}
             write_json(folder / _ATTEMPT_FILE, {**record, "number": numbers[-1], "outcome": "died", **noted})
         for place in (self.path, folder):
             remove_unfinished(place)
@@ -260,6 +275,21 @@ def last_sign_of_life(folder: Path, started: float | None) -> float | None:
         if started is not None and abs(began - started) < _COPIED_SECONDS:
             return max(times, default=began)
     return None
+
+
+def seconds_run(run: Path, attempt: int, moment: float) -> float | None:
+    """Return for how many seconds an attempt without a recorded end had run at a moment, by its owner's monotonic clock.
+
+    Args:
+        run: The run directory.
+        attempt: Number of the attempt.
+        moment: Unix seconds.
+
+    Returns:
+        None if the owner's lease is that of another attempt, or does not say.
+    """
+    lease = read_lease(run)
+    return None if lease is None or lease.attempt != attempt else lease.seconds_at(moment)
 
 
 def attempt_folder(run: Path, number: int) -> Path:

@@ -13,7 +13,7 @@ from headway.core.format import format_seconds
 from headway.cost.pricing import budget_reached, price_of
 from headway.cost.spending import SpendMeter, format_usd
 from headway.runs.account import account_of, measured_saves, save_seconds, start_seconds
-from headway.runs.run_directory import PRICE_KEY
+from headway.runs.run_directory import PRICE_KEY, seconds_run
 from headway.session.attempt import RunOptions, are_steps_done
 from headway.telemetry.record import Run, is_run, stored_bytes
 
@@ -50,16 +50,25 @@ def meter_of(config: Config, run: Path, attempt: int) -> SpendMeter | None:
     """Return the meter of an attempt that has begun; None if it has no price."""
     record = Run(run)
     own = record.attempt_records[attempt]
-    price, started = as_number(own.get(PRICE_KEY)), as_number(own.get("started"))
+    price = as_number(own.get(PRICE_KEY))
     if price is None:
         return None
     return SpendMeter(
         account_of(record, given_price(config), before=attempt),
         price,
-        0.0 if started is None else max(0.0, time.time() - started),
+        _seconds_until_now(run, attempt, as_number(own.get("started"))),
         storage_usd_per_gib_month=config.cost.storage_usd_per_gib_month,
         stored_bytes=stored_bytes(run),
     )
+
+
+def _seconds_until_now(run: Path, attempt: int, started: float | None) -> float:
+    """Return for how many seconds an attempt has run already; 0 if unknown."""
+    now = time.time()
+    ran = seconds_run(run, attempt, now)
+    if ran is None and started is not None:
+        ran = now - started
+    return max(0.0, ran or 0.0)
 
 
 def old_price_key(config: Config) -> list[str]:

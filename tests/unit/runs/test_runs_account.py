@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
+from headway.config import Config
 from headway.core.machine.system import host_name
 from headway.runs import run_directory
 from headway.runs.account import account_of, measured_saves, save_seconds
-from headway.runs.run_directory import RunDirectory
+from headway.runs.run_directory import Attempt, RunDirectory
+from headway.session.spending import meter_of
 from headway.telemetry.record import Run, stored_bytes
 
 HOUR = 3600.0
@@ -130,3 +132,77 @@ def test_a_save_takes_the_longest_of_the_newest_ones(run: Path) -> None:
     assert saves == {"stall": [0.5], "write": [4.0, 5.0, 6.0, 7.0, 8.0], "upload": []}
     assert save_seconds(saves) == 8.5
     assert save_seconds({"write": []}) == 0.0
+
+
+def set_clock(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Set the wall clock; the monotonic one goes on."""
+    monkeypatch.setattr(time, "time", lambda now=time.time: now() + seconds)
+
+
+def pass_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let time pass by every clock."""
+    monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + seconds)
+    set_clock(monkeypatch, seconds)
+
+
+def begin(run: Path, seconds: float = 0.0) -> Attempt:
+    """Begin an attempt that has run for some time already, at a dollar an hour."""
+    (run / "attempts").mkdir(exist_ok=True)
+    return RunDirectory(run).begin_attempt("headway train", None, time.time() - seconds, usd_per_hour=1.0)
+
+
+@pytest.mark.parametrize("jump", [-2 * HOUR, 2 * HOUR])
+def test_an_attempt_that_runs_is_billed_by_a_clock_that_nobody_sets(
+    run: Path, monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    attempt = begin(run)
+    assert attempt._lock is not None
+    pass_time(monkeypatch, HOUR)
+    set_clock(monkeypatch, jump)
+    attempt._lock.renew()
+    meter = meter_of(Config.model_validate({"cost": {"usd_per_hour": 1.0}}), run, attempt.number)
+    assert meter is not None
+    assert Run(run).state == "running" and meter.now().total_usd == pytest.approx(1.0, abs=0.01)
+    assert account_of(Run(run)).total_usd == pytest.approx(1.0, abs=0.01)
+
+
+def test_an_attempt_that_was_killed_is_billed_by_its_lease_also_after_a_reboot(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease holds seconds since the start, which mean the same by the clock of another boot."""
+    attempt = begin(run, HOUR)
+    assert attempt._lock is not None
+    attempt._lock.release()
+    path = attempt.directory / "attempt.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "host": "elsewhere", "started": time.time() + 5 * HOUR}))
+    set_clock(monkeypatch, -2 * HOUR)
+    assert account_of(Run(run)).total_usd == pytest.approx(1.0, abs=0.02)
+    begin(run).finish("finished", 0)
+    assert json.loads(path.read_text())[run_directory.RAN_KEY] == pytest.approx(HOUR, abs=65.0)
+    assert account_of(Run(run)).attempts_usd[1] == pytest.approx(1.0, abs=0.02)
+
+
+def test_machines_that_are_held_are_billed_by_that_clock_too(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory, facts = RunDirectory(run), {"usd_per_hour": 1.0}
+    directory.attempts.mkdir()
+    with directory.claim() as lock:
+        directory.begin_attempt("headway train", lock, **facts).finish("failed", 1)
+        pass_time(monkeypatch, HOUR / 2)
+        set_clock(monkeypatch, -2 * HOUR)
+        directory.begin_attempt("headway train", lock, **facts, restarts=1).finish("finished", 0)
+    assert account_of(Run(run)).idle_usd == pytest.approx(0.5, abs=0.01)
+
+
+def test_without_a_lease_jumps_that_the_run_saw_do_not_count(run: Path) -> None:
+    """As of earlier versions, whose owners' files do not say how long an attempt ran."""
+    start = time.time()
+    write_attempt(run, 1, started=start, usd_per_hour=1.0)
+    steps = [
+        {"step": 1, "attempt": 1, "time": start + HOUR, "train/loss": 1.0},
+        {"step": 2, "attempt": 1, "time": start - HOUR, "train/loss": 1.0, "health/clock_jump_seconds": -3 * HOUR},
+    ]
+    record_steps(run, *steps)
+    assert account_of(Run(run)).total_usd == pytest.approx(3.0)
+    record_steps(run, {**steps[1], "health/clock_jump_seconds": 5 * HOUR})
+    assert account_of(Run(run)).total_usd == 0.0, "never less than nothing"

@@ -54,7 +54,7 @@ def test_a_lease_tells_every_host_whether_a_run_lives(attempt: Attempt, monkeypa
 
 def test_a_lease_of_another_attempt_and_none_at_all_say_nothing(attempt: Attempt) -> None:
     owner_file = attempt.run / ".owner"
-    leases.write_lease(owner_file, attempt.number + 1)
+    leases.write_lease(owner_file, attempt.number + 1, 0.0)
     assert elsewhere(attempt) == "not ended"
     for rest in (b"", b"{", b"[]" * 20, b'{"attempt": 1}', b'{"attempt": "x", "until": []}'):
         owner_file.write_bytes(owner_file.read_bytes()[:512] + rest)
