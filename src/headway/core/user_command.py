@@ -33,9 +33,13 @@ def suggest(verb: str, *options: str, unknown: str | None = None) -> str:
 
     Args:
         verb: The verb.
-        options: What follows the config.
+        options: What follows the config; an override takes the place of those of the same key.
         unknown: What stands for a config that is not known, as to a library; by default it is described in words.
     """
     words = os.environ.get(VARIABLE) or unknown
+    keys = {option.partition("=")[0] for option in options if "=" in option}
+    if words and keys:
+        given = shlex.split(words)
+        words = shlex.join(word for word in given if "=" not in word or word.partition("=")[0] not in keys)
     command = " ".join(["headway", verb, *([words] if words else []), *options])
     return command if words else f"{command} with the config of the run"

@@ -51,7 +51,7 @@ def budget_of(config: Config) -> CostBudget | None:
 
 
 def budget_reached(config: Config, what: str, spent_usd: float = 0.0) -> BudgetReached:
-    """Return the error of a run whose budget is spent, with the key to raise.
+    """Return the error of a run whose budget is spent, with the override that continues it.
 
     Args:
         config: Its config, which has a budget.

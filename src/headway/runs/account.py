@@ -13,8 +13,12 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from headway.config import Config
+from headway.config.sections.cost import given_price
+from headway.core.errors import BudgetReached
 from headway.core.files.foreign import as_number
-from headway.cost.spending import BilledAttempt, RunCost, run_cost, storage_cost
+from headway.cost.pricing import budget_reached
+from headway.cost.spending import BilledAttempt, RunCost, format_usd, run_cost, storage_cost
 from headway.runs.run_directory import (
     HELD_KEY,
     LAST_SIGN_KEY,
@@ -44,6 +48,15 @@ def account_of(run: Run, usd_per_hour: float | None = None, *, before: int | Non
         for attempt, after in zip(attempts, [*attempts[1:], None], strict=False)
     ]
     return run_cost(billed, storage_of(run))
+
+
+def stopped_by_budget(config: Config, what: str) -> BudgetReached:
+    """Return the error of a run whose attempt has ended at the budget, with what it has spent until now."""
+    spent, budget = account_of(Run(config.run_directory), given_price(config)).total_usd, config.budget.usd
+    assert budget is not None, "it has stopped the run"
+    return budget_reached(
+        config, f"the run has spent {format_usd(spent)} of its budget of {format_usd(budget)}: {what}", spent
+    )
 
 
 #: Number of saves of which the longest counts.

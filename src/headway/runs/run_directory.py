@@ -278,7 +278,7 @@ def last_sign_of_life(folder: Path, started: float | None) -> float | None:
 
 
 def seconds_run(run: Path, attempt: int, moment: float) -> float | None:
-    """Return for how many seconds an attempt without a recorded end had run at a moment, by its owner's monotonic clock.
+    """Return for how many seconds an attempt without a recorded end had run at a moment, by a monotonic clock.
 
     Args:
         run: The run directory.

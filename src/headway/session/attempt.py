@@ -28,6 +28,7 @@ from headway.core.coordination.outcomes import FINISHED, outcome_of
 from headway.core.credentials.secrets import redact
 from headway.core.errors import (
     INTERRUPTED,
+    BudgetReached,
     CheckpointError,
     ConfigError,
     HeadwayError,
@@ -42,6 +43,7 @@ from headway.core.process.signals import TERMINATION_SIGNALS, defer_signals, han
 from headway.cost.pricing import price_of
 from headway.preemption import watching_for
 from headway.preemption.listening import deferring_stop_signals
+from headway.runs.account import stopped_by_budget
 from headway.runs.ledger import Ledger
 from headway.runs.ownership import wait_for_dead_machine, wait_for_orphaned_writers
 from headway.runs.run_directory import PRICE_KEY, Attempt, RunDirectory, command_line
@@ -244,7 +246,7 @@ def attempt_scope(
             # Ends after the attempt's record is complete: after an answer to a notice the machine may be taken away at
             # once.
             stack.enter_context(watching_for(attempt.directory, config.preemption))
-            stack.enter_context(_record_outcome(attempt))
+            stack.enter_context(_record_outcome(attempt, config))
             stack.enter_context(attempt.renewing_lease())
             stack.enter_context(record_preemption())
             stack.callback(begin_deferring)
@@ -252,13 +254,15 @@ def attempt_scope(
 
 
 @contextmanager
-def _record_outcome(attempt: Attempt) -> Iterator[None]:
+def _record_outcome(attempt: Attempt, config: Config) -> Iterator[None]:
     try:
         yield
     except HeadwayError as error:
         is_failure = isinstance(error, SavesFailed)  # with the code of a state that is saved, which it is not
         outcome = error.what if is_failure else outcome_of(error.exit_code, error.what)
         attempt.finish(outcome, error.exit_code, error=type(error).__name__)
+        if isinstance(error, BudgetReached):
+            raise stopped_by_budget(config, error.what) from error
         raise
     except KeyboardInterrupt:
         attempt.finish("interrupted", INTERRUPTED)

@@ -25,6 +25,7 @@ from headway.core.process.signals import STOP_SIGNALS, handled
 from headway.core.process.table import has_one_thread
 from headway.core.process.waiting import wait_until
 from headway.core.startup.early_stop import take_early_signals
+from headway.runs.account import stopped_by_budget
 from headway.runs.cancel import check_not_cancelled, forget_cancel
 from headway.runs.ownership import OwnerLock, wait_for_dead_machine, wait_for_orphaned_writers
 from headway.session.attempt import RunOptions, WorkerDied
@@ -243,7 +244,7 @@ class _Supervisor:
             decision = Decision(False, f"{self._signal} came")
         attempt.record_outcome(outcome, decision)
         if not decision.continues:
-            self._end(self._stopped(outcome) if stopped else outcome, decision)
+            self._end(self._stopped(outcome) if stopped else outcome, decision, attempt.record is not None)
         return decision
 
     def _grow(self) -> Decision:
@@ -289,11 +290,14 @@ class _Supervisor:
             return Decision(True, why)
         return self._restart_policy.decide(outcome, newest)
 
-    def _end(self, outcome: AttemptOutcome, decision: Decision) -> None:
+    def _end(self, outcome: AttemptOutcome, decision: Decision, has_run: bool) -> None:
+        """End the command as an attempt has ended, or as a check before it has."""
         if outcome.exit_code == INTERRUPTED:
             raise KeyboardInterrupt
         if outcome.kind == "finished":
             return
+        if outcome.kind == "budget" and has_run:
+            raise stopped_by_budget(self._config, outcome.what)
         what, fix = outcome.what, outcome.fix
         if decision.is_bug:
             what = f"{what}: {decision.why}\n" + "\n".join(f"    {frame}" for frame in outcome.frames)

@@ -311,8 +311,9 @@ def _diverged(job: Job, resumed: bool = False) -> DivergedError:
 
 def _stopped(job: Job, signals: StopSignals) -> Preempted:
     step = job.state.cursor.step
-    what = f"stopped by {signals.reason()}" + (f"; step {step} is saved" if step else " before the first step")
-    if signals.budget_reached:
+    reason = "its budget" if signals.budget_reached else signals.reason()
+    what = f"stopped by {reason}" + (f"; step {step} is saved" if step else " before the first step")
+    if signals.budget_reached:  # whoever ends the attempt adds what the run has spent by then
         return budget_reached(job.config, what)
     kind, then = Preempted, "to continue from here"
     if signals.is_cancelled:

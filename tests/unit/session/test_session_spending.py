@@ -10,11 +10,16 @@ from typing import Any
 
 import pytest
 
+import headway
 from headway.config import Config, load_config
 from headway.core.errors import BudgetReached, ConfigError
+from headway.core.user_command import VARIABLE
+from headway.cost.spending import format_usd
+from headway.runs.account import account_of, stopped_by_budget
 from headway.runs.ledger import Ledger
 from headway.session.attempt import RunOptions, price_facts
 from headway.session.spending import check_cost, old_price_key
+from headway.telemetry.record import Run
 
 PAID = ("cost.usd_per_hour=1", "budget.usd=10")
 
@@ -79,3 +84,22 @@ def test_an_attempt_records_its_price(
 def test_the_older_key_is_mentioned(config: Config, tiny: Callable[..., Path]) -> None:
     assert old_price_key(config) == []
     assert "cost.usd_per_hour" in old_price_key(load_config(tiny(), ["telemetry.usd_per_hour=2"]))[0]
+
+
+def test_what_stops_at_the_budget_names_what_is_spent_and_one_override(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "'my run.yaml' budget.usd=10 train.steps=5 budget.usd=9")
+    spend(config, 12.1 * 3600)
+    lines = stopped_by_budget(config, "stopped by its budget; step 4 is saved").render().splitlines()
+    assert lines[0] == "error: the run has spent $12.10 of its budget of $10.00: stopped by its budget; step 4 is saved"
+    assert lines[2].endswith("continues it: headway train 'my run.yaml' train.steps=5 budget.usd=14")
+
+
+def test_a_run_that_its_budget_stops_says_what_its_record_says(tiny: Callable[..., Path]) -> None:
+    """The save and the end of the attempt are counted, which the decision to stop came before."""
+    config = load_config(tiny(train={"steps": 10_000}), ["cost.usd_per_hour=3600", "budget.usd=1", "name=stopped"])
+    with pytest.raises(BudgetReached) as error:
+        headway.train(config)
+    spent = account_of(Run(config.run_directory)).total_usd
+    assert error.value.what.startswith(f"the run has spent {format_usd(spent)} of its budget of $1.00: stopped by its")
