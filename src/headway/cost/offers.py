@@ -74,10 +74,11 @@ class Offer:
         return days is None or days > STALE_DAYS[self.term]
 
     def age_text(self, today: date | None = None) -> str:
-        """Return the age in words, with a warning if the price is stale: `66 d, stale`."""
+        """Return the age in words; that of a stale price has its date: `stale, of 2026-09-23, 66 d`."""
         days = self.age_days(today)
-        age = "undated" if days is None else f"{days} d"
-        return f"{age}, stale" if self.is_stale(today) else age
+        if days is None:
+            return "stale, undated"
+        return f"stale, of {self.as_of}, {days} d" if self.is_stale(today) else f"{days} d"
 
     def as_json(self, today: date | None = None) -> dict[str, Any]:
         """Return the offer as JSON, with what follows from it."""

@@ -24,6 +24,11 @@ class Price:
     machines: int | None = None
     """Number of machines of the offer."""
 
+    @property
+    def is_stale(self) -> bool:
+        """Whether it is that of an offer whose price is stale; a price of your own has no date."""
+        return self.offer is not None and self.offer.is_stale()
+
     def __str__(self) -> str:
         if self.offer is None:
             return f"${self.usd_per_hour:,.2f} an hour ({self.key})"

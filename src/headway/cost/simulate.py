@@ -54,7 +54,7 @@ def simulate(trace: Trace, work: Work, policy: SpotPolicy, on_demand_usd: float)
     Without a policy a spot machine is taken away while its price is above that on demand, which is the most that AWS
     lets one pay by default.
     """
-    decider = SpotDecider(policy, 0.0)
+    decider = SpotDecider.begin(policy, trace.prices[0], 0.0)
     return [
         _run("on demand", trace, work, lambda price, now: "running", fixed=on_demand_usd),
         _run("spot, never paused", trace, work, lambda price, now: "paused" if price > on_demand_usd else "running",
@@ -73,7 +73,8 @@ def _run(
     planned: bool = True,
 ) -> Outcome:
     now = usd = done = saved = lost = 0.0
-    starting, state = work.start_seconds, "running"
+    # Nothing runs before the first decision, so a first price that is too high interrupts nothing.
+    starting, state = 0.0, "paused"
     interruptions = 0
     length = max(trace.seconds, _TICK_SECONDS)
     while done < work.seconds and now < _MOST_TIMES * max(work.seconds, _TICK_SECONDS) + length:

@@ -64,6 +64,13 @@ class SpotDecider:
     def __init__(self, policy: SpotPolicy, now: float, state: State = "running") -> None:
         self.state, self._policy, self._since = state, policy, now
 
+    @classmethod
+    def begin(cls, policy: SpotPolicy, price: float, now: float) -> SpotDecider:
+        """Begin at a price, before anything runs: paused above the threshold, and free to change at once, since a
+        first start is no change that would cost anything."""
+        first: State = "paused" if price > policy.pause_above else "running"
+        return cls(policy, now - max(policy.min_pause_seconds, policy.min_run_seconds), first)
+
     def decide(self, price: float, now: float) -> State:
         """Return the state for a price at a time; it changes only after the minimum time in the one before."""
         wanted = self._wanted(price)

@@ -14,10 +14,12 @@ from typing import Any
 
 from headway.core.errors import ConfigError
 from headway.core.files.foreign import parse_json, read_given_bytes
-from headway.cost.offers import check_price, number_of
+from headway.cost.offers import STALE_DAYS, check_price, number_of
 from headway.cost.price_files import PRICE_FILE_BYTES, parsing_prices, reading_prices
 
 _COLUMNS = ("time", "usd_per_hour")
+#: Times before the year 2001 are seconds since the start of a recording.
+_FIRST_DATE = 1e9
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,11 @@ class Trace:
     def seconds(self) -> float:
         """Length of the trace."""
         return self.times[-1] - self.times[0]
+
+
+def is_old(moment: float, now: float) -> bool:
+    """Return whether a spot price of a time is stale; a time that is no date, but counts from a start, is not."""
+    return _FIRST_DATE < moment < now - STALE_DAYS["spot"] * 86400
 
 
 def read_trace(path: Path, zone: str | None = None) -> Trace:

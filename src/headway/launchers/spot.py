@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from headway.core.console import notice, warning
@@ -24,7 +25,7 @@ from headway.core.format import format_seconds
 from headway.core.process.signals import STOP_SIGNALS, handled
 from headway.cost.offers import BadOffer, check_price
 from headway.cost.spot_policy import SpotDecider, SpotPolicy, State
-from headway.cost.traces import read_trace
+from headway.cost.traces import is_old, read_trace
 
 SPOT_SOURCE = "spot"
 #: How often the command and the board are looked at.
@@ -38,8 +39,16 @@ Feed = Callable[[], float]
 def file_feed(path: Path, zone: str | None = None) -> Feed:
     """Return a feed that gives the newest price in a file, which others append to."""
 
+    told = False
+
     def price() -> float:
-        return read_trace(path, zone).prices[-1]
+        nonlocal told
+        trace = read_trace(path, zone)
+        if not told and is_old(trace.times[-1], time.time()):
+            told = True
+            day = datetime.fromtimestamp(trace.times[-1], UTC).date()
+            warning(f"the newest price in {path} is of {day}: it counts until a newer one is added")
+        return trace.prices[-1]
 
     return price
 
@@ -126,11 +135,9 @@ class _Holder:
         self._signals: list[int] = []
         self._price = feed()
         self._asked_at = clock()
-        first: State = "paused" if self._price > job.policy.pause_above else "running"
-        # The minimum times begin with the first change: nothing is running yet that a change would cost.
-        before = clock() - max(job.policy.min_pause_seconds, job.policy.min_run_seconds)
-        self._decider = SpotDecider(job.policy, before, first)
+        self._decider = SpotDecider.begin(job.policy, self._price, clock())
         self._running: State = "paused"
+        self._said_waiting = False
         self._trouble = False
 
     def run(self) -> int:
@@ -139,7 +146,9 @@ class _Holder:
                 wanted = self._decider.decide(self._new_price(), self._clock())
                 if self._signals:
                     return self._stop()
-                if self._process is None and wanted != "paused":
+                if self._process is None and wanted == "paused":
+                    self._say_waiting()
+                elif self._process is None:
                     self._start(wanted)
                 elif self._process is not None and wanted != self._running:
                     self._ask_to_stop(wanted)
@@ -161,7 +170,20 @@ class _Holder:
                 self._trouble = True
         return self._price
 
+    def _say_waiting(self) -> None:
+        """Say once in a pause what is waited for; otherwise a command that is silent for hours seems to hang."""
+        if self._said_waiting:
+            return
+        self._said_waiting = True
+        policy, every = self._job.policy, format_seconds(self._job.every_seconds)
+        begins = "resumes" if self._attempt() else "begins"
+        notice(
+            f"${self._price:,.2f} an hour: {self._job.run} {begins} when the price is below"
+            f" ${policy.resume_below:,.2f}; waiting, with a look at it every {every}"
+        )
+
     def _start(self, state: State) -> None:
+        self._said_waiting = False
         words = self._job.words(state)
         notice(f"${self._price:,.2f} an hour: {'resuming' if self._attempt() else 'starting'} {' '.join(words)}")
         try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.config import override
 from headway.config.strategies import DEEPSPEED, simplest_strategy, strategy_of
-from headway.cost.pricing import price_of
+from headway.cost.pricing import Price, price_of
 from headway.models.facts import ParameterCounts, count_parameters, flops_per_token
 from headway.models.shape import embedding_rows
 from headway.plan.layout import has_copied_experts
@@ -47,7 +47,8 @@ class Plan:
     """The config as it is."""
     recommendation: Recommendation
     usable_bytes: float | None
-    usd_per_hour: float | None
+    price: Price | None
+    """The price of these machines by the config."""
     measured_tokens_per_second: float | None
     deepspeed: str | None
     """Why the table has DeepSpeed's strategies; None if it has none."""
@@ -96,7 +97,7 @@ class Plan:
     def cost_usd(self, option: Option) -> float | None:
         """Estimate the cost at the price of the config (`headway.cost`)."""
         hours = self.hours(option)
-        return None if hours is None or self.usd_per_hour is None else hours * self.usd_per_hour
+        return None if hours is None or self.price is None else hours * self.price.usd_per_hour
 
     def as_json(self) -> dict[str, Any]:
         """Return the whole plan as JSON."""
@@ -118,6 +119,7 @@ class Plan:
             "tokens": self.tokens,
             "deepspeed": self.deepspeed,
             "notes": list(self.notes),
+            "price": None if self.price is None else str(self.price),
             "options": [self._option_json(option) for option in self.table],
             "recommendation": None if chosen is None else self._option_json(chosen),
             "runner_up": None if second is None else self._option_json(second),
@@ -175,7 +177,6 @@ def make_plan(config: Config, machines: Machines, measured_tokens_per_second: fl
     if len(refusals) == len(table) and recommendation.option is None:
         raise refusals[0]
     assert config.train.steps is not None and model.vocab_size is not None
-    price = price_of(config, machines.count)
     has_deepspeed = any(option.strategy in DEEPSPEED for option in table)
     return Plan(
         machines=machines,
@@ -189,7 +190,7 @@ def make_plan(config: Config, machines: Machines, measured_tokens_per_second: fl
         own=_as_it_is(config, model, machines),
         recommendation=recommendation,
         usable_bytes=usable_bytes(machines),
-        usd_per_hour=None if price is None else price.usd_per_hour,
+        price=price_of(config, machines.count),
         measured_tokens_per_second=measured_tokens_per_second,
         deepspeed=deepspeed_listed(config) if has_deepspeed else None,
         no_deepspeed=None if has_deepspeed else why_no_deepspeed(config, model, machines),

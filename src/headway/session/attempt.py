@@ -185,7 +185,14 @@ def price_facts(config: Config) -> dict[str, Any]:
     price = price_of(config, world_size_from_environment() or config.parallel.all_workers)
     if price is None:
         return {PRICE_KEY: None}
-    return {PRICE_KEY: price.usd_per_hour, **({} if price.offer is None else {"offer": price.offer.key})}
+    if price.offer is None:
+        return {PRICE_KEY: price.usd_per_hour}
+    day = price.offer.as_of
+    return {
+        PRICE_KEY: price.usd_per_hour,
+        "offer": price.offer.key,
+        "offer_date": None if day is None else day.isoformat(),
+    }
 
 
 class _Stop(BaseException):

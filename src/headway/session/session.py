@@ -73,7 +73,7 @@ from headway.session.grid import choose_micro_batch, common_threads
 from headway.session.join import join_workers
 from headway.session.own_disks import CheckpointAccess
 from headway.session.preflight import RunPlan
-from headway.session.spending import meter_of, old_price_key
+from headway.session.spending import meter_of, price_warnings
 from headway.telemetry.metrics import read_metrics
 from headway.training.conditions.watch import ConditionWatch, conditions
 from headway.training.evaluation.benchmarks import Benchmarks
@@ -490,7 +490,7 @@ def _report_start(job: Job, start: CheckpointInfo | None, parameters: int) -> No
         for line in (
             *shortfalls(config.train, world.device),
             *crossing_groups(config, world.size),
-            *old_price_key(config),
+            *price_warnings(config, world.size),
             *ineffective_settings(config, evaluates),
         ):
             warning(line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from headway.config import Config
@@ -71,8 +72,13 @@ def _seconds_until_now(run: Path, attempt: int, started: float | None) -> float:
     return max(0.0, ran or 0.0)
 
 
-def old_price_key(config: Config) -> list[str]:
-    """Describe a price that is given by its old key."""
-    if config.telemetry.usd_per_hour is None:
-        return []
-    return [f"{OLD_PRICE_KEY} is now called cost.usd_per_hour; the old name still works"]
+def price_warnings(config: Config, workers: int) -> Iterator[str]:
+    """Yield what a user should know of the price: that it is given by its old key, or is stale."""
+    if config.telemetry.usd_per_hour is not None:
+        yield f"{OLD_PRICE_KEY} is now called cost.usd_per_hour; the old name still works"
+    price = price_of(config, workers)
+    if price is not None and price.is_stale:
+        yield (
+            f"cost is counted at {price}; headway prices refresh, or import, brings a newer price, and"
+            " cost.usd_per_hour is one of your own"
+        )

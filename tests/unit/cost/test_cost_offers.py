@@ -35,10 +35,10 @@ def test_an_offer_has_a_name_and_a_price_for_each_accelerator() -> None:
 
 def test_a_price_that_is_old_says_so() -> None:
     spot = make_offer(GOOD)
-    assert [spot.age_text(date(2026, 11, day)) for day in (1, 8, 9)] == ["0 d", "7 d", "8 d, stale"]
+    assert [spot.age_text(date(2026, 11, day)) for day in (1, 8, 9)] == ["0 d", "7 d", "stale, of 2026-11-01, 8 d"]
     listed = make_offer({**GOOD, "spot": False})
     assert listed.age_text(date(2026, 11, 9)) == "8 d"
-    assert make_offer({**GOOD, "date": None}).age_text() == "undated, stale"
+    assert make_offer({**GOOD, "date": None}).age_text() == "stale, undated"
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,21 @@ def test_more_workers_cost_more_and_are_sooner_done() -> None:
     assert (grown.usd, grown.seconds) == pytest.approx((2.0, HOUR / 2), rel=0.02)
 
 
+def test_a_price_that_is_too_high_at_first_is_waited_for_as_by_the_holder() -> None:
+    """Nothing has begun that a pause could interrupt, and no minimum time runs: wait an hour, then work one at 2."""
+    trace = Trace((0.0, HOUR, 10 * HOUR), (8.0, 2.0, 2.0))
+    work = Work(HOUR, start_seconds=0.0, save_seconds=600.0, save_every_seconds=600.0)
+    found = by_policy(trace, work, SpotPolicy(5.0, 3.0), on_demand=6.0)
+    for name in ("spot, by the policy", "spot, never paused"):
+        outcome = found[name]
+        assert (outcome.usd, outcome.seconds) == pytest.approx((2.0, 2 * HOUR)), name
+        assert (outcome.interruptions, outcome.lost_seconds) == (0, 0.0), name
+    decider = SpotDecider.begin(SpotPolicy(5.0, 3.0), 8.0, 100.0)
+    assert [decider.decide(price, 100.0 + now) for now, price in enumerate((8.0, 4.0, 2.0))] == [
+        "paused", "paused", "running",
+    ]  # fmt: skip
+
+
 def test_a_policy_that_never_resumes_is_not_done() -> None:
     found = by_policy(Trace((0.0, HOUR), (9.0, 9.0)), Work(HOUR, 0.0, 0.0, 600.0), SpotPolicy(1.0, 0.5, None, 0.0, 0.0))
     assert not found["spot, by the policy"].finished and found["on demand"].finished

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,30 @@ def test_a_dear_hour_pauses_the_run_by_its_board_and_a_cheap_one_resumes_it(
     assert "resuming" in capsys.readouterr().err
 
 
+def test_a_command_that_waits_for_a_price_says_so_once_in_a_pause(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At first, and in every later pause."""
+    at_first = iter([3.0] * 5)
+    prices = Prices(run, 3.0, 3.0)
+    job = SpotJob(run, command(run), POLICY, every_seconds=0.0)
+    waits = iter([2.4] * 5)
+
+    def feed() -> float:
+        price = next(at_first, None)
+        if price is None and (price := prices()) == 1.5 and (run / "attempts" / "001").exists():
+            price = next(waits, 1.5)  # not low enough yet
+        return price
+
+    assert hold_by_price(job, feed) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if "waiting" in line]
+    assert (
+        told[0] == f"$3.00 an hour: {run} begins when the price is below $2.00; waiting, with a look at it every 0.0 s"
+    )
+    assert [f"{run} resumes when the price is below $2.00" in line for line in told[1:]] == [True] * len(told[1:])
+    assert 2 <= len(told) <= 3
+
+
 def test_very_cheap_hours_have_all_workers(run: Path) -> None:
     policy = SpotPolicy(2.5, 2.0, 1.2, min_run_seconds=0.0, min_pause_seconds=0.0)
     job = SpotJob(run, command(run, "determinism=elastic"), policy, (1, 8), every_seconds=0.0)
@@ -116,11 +141,19 @@ def test_what_cannot_be_carried_out_is_refused(job: SpotJob, where: str) -> None
     assert error.value.where == where and error.value.fix
 
 
-def test_prices_come_from_a_file_or_a_command(tmp_path: Path) -> None:
+def test_prices_come_from_a_file_or_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "p.csv"
     file.write_text("time,usd_per_hour\n1,2.5\n2,3.5\n")
     assert file_feed(file)() == 3.5
     assert command_feed("echo 1.25")() == 1.25
+    assert "newest price" not in capsys.readouterr().err, "times that count from a start are no dates"
+    file.write_text("time,usd_per_hour\n2026-01-01T00:00:00Z,2.5\n")
+    feed = file_feed(file)
+    assert feed() == feed() == 2.5
+    assert capsys.readouterr().err.count(f"the newest price in {file} is of 2026-01-01") == 1
+    file.write_text(f"time,usd_per_hour\n{time.time() - 86400},2.5\n")
+    file_feed(file)()
+    assert capsys.readouterr().err == ""
     for words in ("echo much", "echo -1", "exit 3"):
         with pytest.raises(ConfigError, match="gives no price"):
             command_feed(words)()

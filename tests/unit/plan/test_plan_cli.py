@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from typer.testing import CliRunner
 
 from headway.cli.measure import plan as verb
 from headway.core.errors import ConfigError
+from headway.cost.offers import Offer
+from headway.cost.price_book import save_offers
 from support import headway, write_config
 from waits import LONG
 
@@ -53,6 +56,17 @@ def test_a_plan_says_why_it_has_strategies_of_deepspeed(tmp_path: Path) -> None:
     assert "strategies of DeepSpeed are left out" in output and "deepspeed_zero1 " not in output
     asked = run(config, "--gpus", "16xA100", "parallel.strategy=deepspeed_zero3").output
     assert "are listed: parallel.strategy asks for one" in asked and "deepspeed_zero1  selective" in asked
+
+
+def test_the_cost_of_a_plan_says_of_when_a_stale_price_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    old = Offer("aws", "us-east-1", "p5.48xlarge", "H100", 8, True, 25.0, "a test", date(2026, 1, 31))
+    save_offers("zz", [old])
+    key = "aws/us-east-1/p5.48xlarge/spot"
+    monkeypatch.setattr("headway.cost.price_book.snapshot", lambda: ())
+    output = run(write_config(tmp_path, cost={"offer": key}), "--gpus", "8xH100", "train.precision=bf16").output
+    (line,) = [line for line in output.splitlines() if line.startswith("  cost ")]
+    assert f" at $25.00 an hour ({key}, stale, of 2026-01-31, " in line
 
 
 def test_a_plan_for_programs(tmp_path: Path) -> None:

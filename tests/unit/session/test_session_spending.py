@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,13 @@ import headway
 from headway.config import Config, load_config
 from headway.core.errors import BudgetReached, ConfigError
 from headway.core.user_command import VARIABLE
+from headway.cost.offers import Offer
+from headway.cost.price_book import save_offers
 from headway.cost.spending import format_usd
 from headway.runs.account import account_of, stopped_by_budget
 from headway.runs.ledger import Ledger
 from headway.session.attempt import RunOptions, price_facts
-from headway.session.spending import check_cost, old_price_key
+from headway.session.spending import check_cost, price_warnings
 from headway.telemetry.record import Run
 
 PAID = ("cost.usd_per_hour=1", "budget.usd=10")
@@ -76,14 +80,31 @@ def test_an_attempt_records_its_price(
     assert price_facts(load_config(tiny(), ["telemetry.usd_per_hour=2"])) == {"usd_per_hour": 2.0}
     key = "azure/eastus/Standard_ND96isr_H100_v5/on-demand"
     several = load_config(tiny(), [f"cost.offer={key}", "parallel.workers=8"])
-    assert price_facts(several) == {"usd_per_hour": 98.32, "offer": key}
+    facts = price_facts(several)
+    assert (facts["usd_per_hour"], facts["offer"]) == (98.32, key) and date.fromisoformat(facts["offer_date"])
     with pytest.raises(ConfigError, match="there is no offer"):
         check_cost(load_config(tiny(), ["cost.offer=azure/eastus/nothing/spot"]), RunOptions())
 
 
 def test_the_older_key_is_mentioned(config: Config, tiny: Callable[..., Path]) -> None:
-    assert old_price_key(config) == []
-    assert "cost.usd_per_hour" in old_price_key(load_config(tiny(), ["telemetry.usd_per_hour=2"]))[0]
+    assert [*price_warnings(config, 1)] == []
+    assert "cost.usd_per_hour" in next(price_warnings(load_config(tiny(), ["telemetry.usd_per_hour=2"]), 1))
+
+
+@pytest.mark.parametrize(("days", "words"), [(9, r"\$25.00 an hour \(aws/.*/spot, stale, of {day}, 9 d\)"), (3, None)])
+def test_a_stale_price_says_its_date_where_it_is_used(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, days: int, words: str | None
+) -> None:
+    """When a run begins, and in what it keeps; a plan says it too (`test_plan_cli.py`)."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    day = date.today() - timedelta(days=days)
+    offer = Offer("aws", "us-east-1", "p5.48xlarge", "H100", 8, True, 25.0, "a test", day)
+    save_offers("aws", [offer])
+    paid = load_config(tiny(), [f"cost.offer={offer.key}"])
+    told = list(price_warnings(paid, 1))
+    assert len(told) == (words is not None)
+    assert words is None or re.search(words.format(day=day), told[0]), told
+    assert price_facts(paid)["offer_date"] == day.isoformat()
 
 
 def test_what_stops_at_the_budget_names_what_is_spent_and_one_override(

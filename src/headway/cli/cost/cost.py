@@ -47,9 +47,10 @@ def show(run: RunArgument, as_json: JsonOption = False) -> None:
                 f"{price:,.2f}" if isinstance(price, int | float) else UNKNOWN,
                 UNKNOWN if usd is None else format_usd(usd),
                 str(kept.get("offer") or ""),
+                str(kept.get("offer_date") or UNKNOWN) if kept.get("offer") else "",
             ]
         )
-    print_table(["ATTEMPT", "OUTCOME", "TIME", "$/HOUR", "COST", "OFFER"], rows, numeric=(0, 3, 4))
+    print_table(["ATTEMPT", "OUTCOME", "TIME", "$/HOUR", "COST", "OFFER", "PRICE OF"], rows, numeric=(0, 3, 4))
     print_line(str(account))
 
 

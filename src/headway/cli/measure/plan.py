@@ -349,7 +349,9 @@ def _print_recommendation(made: Plan, config_name: str, overrides: Sequence[str]
         price = f"${cost / RANGE[1]:,.2f} to ${cost / RANGE[0]:,.2f}"
     else:
         price = "" if cost is None else f"${cost:,.2f}"
-    free = "neither cost.usd_per_hour nor cost.offer is set" if made.usd_per_hour is None else "the speed is unknown"
+    if price:
+        price = f"{price} at {made.price}"
+    free = "neither cost.usd_per_hour nor cost.offer is set" if made.price is None else "the speed is unknown"
     print_line(f"recommended: {' '.join(chosen.overrides)}")
     print_line(f"  because  {reason}")
     left = made.headroom_bytes(chosen)

@@ -157,10 +157,10 @@ def _planned(job: Job) -> tuple[str, str, str, str]:
         memory = f"{format_bytes(own.memory.peak_bytes)} per worker{usable}{fits}"
     hours, cost = plan.hours(own), plan.cost_usd(own)
     unknown = [] if hours is not None else ["the speed of these machines is unknown"]
-    if cost is None and plan.usd_per_hour is None:
+    if cost is None and plan.price is None:
         unknown.append("neither cost.usd_per_hour nor cost.offer is set")
     time = format_seconds(None if hours is None else hours * 3600)
-    return memory, time, UNKNOWN if cost is None else f"${cost:,.2f}", "; ".join(unknown)
+    return memory, time, UNKNOWN if cost is None else f"${cost:,.2f} at {plan.price}", "; ".join(unknown)
 
 
 def _for_all_machines(job: Job) -> Config:
