@@ -22,7 +22,7 @@ from headway.models.finite import check_finite
 from headway.models.hub.folder import base_folder, is_adapter, open_folder
 from headway.models.hub.fusions import find_fusions
 from headway.models.hub.router_loss import balance_loss
-from headway.models.huggingface.checkpoint import check_is_there
+from headway.models.huggingface.folder import check_is_there
 from headway.models.huggingface.largest import check_sizes
 from headway.models.loss import linear_cross_entropy
 from headway.models.recompute import selective_contexts

@@ -14,10 +14,10 @@ from safetensors import SafetensorError, safe_open
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files.atomic import write_json
 from headway.core.files.foreign import LISTING_BYTES, open_regular, read_json_object
-from headway.core.hub import or_on_hub
 from headway.models.decoder import Decoder
 from headway.models.finite import check_finite
 from headway.models.huggingface.config import from_huggingface
+from headway.models.huggingface.folder import check_is_there
 from headway.models.huggingface.weights import (
     fuse_weights,
     is_left_out,
@@ -55,29 +55,6 @@ def read_model_config(folder: Path) -> ModelConfig:
     check_is_there(folder)
     path = folder / "config.json"
     return from_huggingface(read_settings(path), str(path))
-
-
-def check_is_there(folder: Path) -> None:
-    """Check that a folder has the config of a Hugging Face checkpoint.
-
-    Raises:
-        ConfigError: it has none; the error says where the model may be.
-    """
-    path = folder / "config.json"
-    if not path.is_file():
-        raise ConfigError("there is no Hugging Face checkpoint", where=str(path), fix=_where_it_may_be(folder))
-
-
-def _where_it_may_be(folder: Path) -> str:
-    """Return the fix for a folder without a checkpoint."""
-    run = next((place for place in (folder, *folder.absolute().parents[:2]) if _is_run(place)), None)
-    if run is not None:
-        return f"this belongs to a run of Headway: headway export {run}, then model.from_pretrained={run / 'export'}"
-    return f"give a folder with config.json{or_on_hub(folder)}"
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / "checkpoints").is_dir() and (folder / "config.yaml").is_file()
 
 
 def import_model(folder: Path) -> tuple[ModelConfig, dict[str, torch.Tensor]]:

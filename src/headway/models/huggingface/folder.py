@@ -1,4 +1,5 @@
-"""The output folder of an export: complete or absent, and never in place of the user's own files."""
+"""The folder of a Hugging Face checkpoint: one to read, or the output of an export, which is complete or absent and
+never takes the place of the user's own files."""
 
 from __future__ import annotations
 
@@ -14,9 +15,33 @@ from headway.core.files.atomic import sync_folder, write_json
 from headway.core.files.foreign import LISTING_BYTES, read_json
 from headway.core.files.hashes import sha256_file
 from headway.core.files.scratch import scratch_folder
+from headway.core.hub import or_on_hub
 
 #: Lists the files of an export, so that the next export to the folder can tell them from the user's own files.
 MARKER = "headway_export.json"
+
+
+def check_is_there(folder: Path) -> None:
+    """Check that a folder has the config of a Hugging Face checkpoint.
+
+    Raises:
+        ConfigError: it has none; the error says where the model may be.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ConfigError("there is no Hugging Face checkpoint", where=str(path), fix=_where_it_may_be(folder))
+
+
+def _where_it_may_be(folder: Path) -> str:
+    """Return the fix for a folder without a checkpoint."""
+    run = next((place for place in (folder, *folder.absolute().parents[:2]) if _is_run(place)), None)
+    if run is not None:
+        return f"this belongs to a run of Headway: headway export {run}, then model.from_pretrained={run / 'export'}"
+    return f"give a folder with config.json{or_on_hub(folder)}"
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "checkpoints").is_dir() and (folder / "config.yaml").is_file()
 
 
 def check_not_foreign(folder: Path) -> None:
