@@ -238,13 +238,19 @@ class RunDirectory:
             console.notice(f"attempt {numbers[-1]} died (process {record.get('pid', 'unknown')})")
             sign = last_sign_of_life(folder, as_number(record.get("started")))
             noted = {} if sign is None else {LAST_SIGN_KEY: sign}
-            ran = seconds_run(self.path, numbers[-1], sign or 0.0)
+            ran = seconds_run(self.path, numbers[-1], 0.0 if sign is None else self._newest_write(sign))
             noted |= {} if ran is None else {RAN_KEY: round(ran, 3)}
             write_json(folder / _ATTEMPT_FILE, {**record, "number": numbers[-1], "outcome": "died", **noted})
         for place in (self.path, folder):
             remove_unfinished(place)
         for page in folder.glob("heartbeat-*"):  # their links are dangling now, or lead to another process
             page.unlink()
+
+    def _newest_write(self, sign: float) -> float:
+        """Return the newest of an attempt's last write to its folder and that to the metrics, in Unix seconds."""
+        with suppress(OSError):
+            return max(sign, self.metrics_path.stat().st_mtime)
+        return sign
 
     def _check_own_folder(self) -> None:
         known = (self.path / OWNER_FILE).exists() or self.attempts.is_dir()

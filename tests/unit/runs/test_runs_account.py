@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from headway.config import Config
+from headway.core.coordination.lease import read_lease
 from headway.core.machine.system import host_name
 from headway.runs import run_directory
 from headway.runs.account import account_of, measured_saves, save_seconds
@@ -178,8 +179,15 @@ def test_an_attempt_that_was_killed_is_billed_by_its_lease_also_after_a_reboot(
     path.write_text(json.dumps({**record, "host": "elsewhere", "started": time.time() + 5 * HOUR}))
     set_clock(monkeypatch, -2 * HOUR)
     assert account_of(Run(run)).total_usd == pytest.approx(1.0, abs=0.02)
+    renewed = read_lease(run)
+    assert renewed is not None
+    path.write_text(json.dumps({**record, "host": "elsewhere", "started": renewed.until - 60.0}))
+    for file, seconds in ((path, 5.0), (run / "metrics.jsonl", 7.0)):
+        file.touch()
+        set_time(file, renewed.until - 60.0 + seconds)
     begin(run).finish("finished", 0)
-    assert json.loads(path.read_text())[run_directory.RAN_KEY] == pytest.approx(HOUR, abs=65.0)
+    noted = json.loads(path.read_text())[run_directory.RAN_KEY]
+    assert noted == pytest.approx(HOUR + 7.0, abs=0.5), "until its last write, wherever that was"
     assert account_of(Run(run)).attempts_usd[1] == pytest.approx(1.0, abs=0.02)
 
 
