@@ -211,6 +211,6 @@ def test_without_a_lease_jumps_that_the_run_saw_do_not_count(run: Path) -> None:
         {"step": 2, "attempt": 1, "time": start - HOUR, "train/loss": 1.0, "health/clock_jump_seconds": -3 * HOUR},
     ]
     record_steps(run, *steps)
-    assert account_of(Run(run)).total_usd == pytest.approx(3.0)
+    assert account_of(Run(run)).total_usd == pytest.approx(3.0, abs=0.01)
     record_steps(run, {**steps[1], "health/clock_jump_seconds": 5 * HOUR})
     assert account_of(Run(run)).total_usd == 0.0, "never less than nothing"
