@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from headway.core.errors import CheckpointError, ConfigError
+from headway.core.errors import CheckpointError
 from headway.core.files.atomic import write_json
 from headway.core.files.foreign import LISTING_BYTES, open_regular, read_json_object
 from headway.models.decoder import Decoder
