@@ -25,7 +25,7 @@ from headway.core.coordination.lease import RECORD_BYTES, new_lease, write_lease
 from headway.core.errors import CheckpointError, fix_for
 from headway.core.files.locks import lock_file
 from headway.core.machine.system import host_name
-from headway.core.process.table import Seen, gets_on, writers_at
+from headway.core.process.table import Seen, continue_stopped, gets_on, writers_at
 from headway.core.process.waiting import wait_until
 
 #: How often the lease is renewed.
@@ -180,6 +180,8 @@ def wait_for_orphaned_writers(run: Path, is_over: Callable[[], object] = lambda:
 
     def has_ended() -> bool:
         now = time.monotonic()
+        for pid in pids:
+            continue_stopped(pid)
         return wait_for_writers(run, 0.0) or not [pid for pid in pids if gets_on(pid, now, seen)]
 
     wait_until(lambda: is_over() or has_ended(), math.inf, 0.1)

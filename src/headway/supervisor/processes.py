@@ -25,6 +25,7 @@ from headway.core.process.table import (
     Seen,
     all_processes,
     arguments_of,
+    continue_stopped,
     finishes_its_work,
     gets_on,
     has_one_thread,
@@ -104,8 +105,9 @@ def end_all(
 
     A process that is writing what the next attempt begins from (`table.FINISHES_ITS_WORK`) has a few seconds
     for that, and more while it makes progress: a large state takes long to write, and far longer to be computed again.
-    It is not spared for what the next attempt can do itself, such as an upload. Alerts are not killed within their time
-    limit, and not waited for: they report just such an end.
+    One that is stopped is continued: it finishes its write, or sees that it has none. It is not spared for what the
+    next attempt can do itself, such as an upload. Alerts are not killed within their time limit, and not waited for:
+    they report just such an end.
 
     Args:
         leaders: Workers and the processes that have started them; each leads a session.
@@ -141,6 +143,8 @@ def end_all(
         elif now - start >= GRACE_SECONDS:
             writers = {pid for pid in writers if gets_on(pid, now, seen)}
         spared_at = now if writers else spared_at
+        for pid in writers:
+            continue_stopped(pid)
         for process in left:
             if process.pid not in writers:
                 killed.add(process.pid)

@@ -514,6 +514,7 @@ def test_a_worker_that_waits_for_an_upload_says_so(settings: WriterSettings, mon
         if len(beats) == 3:
             os.kill(_process(writer), signal.SIGCONT)
 
+    monkeypatch.setattr("headway.checkpoint.save.writer_client.continue_stopped", lambda pid: None)  # as one that sends
     monkeypatch.setattr("headway.checkpoint.save.writer.beat", go_on_after_three)
     monkeypatch.setattr("headway.checkpoint.save.writer._LOOK_SECONDS", 0.05)
     writer = CheckpointWriter(settings)
@@ -525,6 +526,23 @@ def test_a_worker_that_waits_for_an_upload_says_so(settings: WriterSettings, mon
     writer.close()
     net.cancel()
     assert beats.count(Phase.END) > 2
+
+
+def test_a_stopped_process_with_nothing_to_do_is_not_waited_for(
+    settings: WriterSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headway.checkpoint.save.writer._LOOK_SECONDS", 0.05)
+    writer = CheckpointWriter(settings)
+    submit(writer, 1)
+    writer.wait()
+    process = writer._process
+    assert process is not None
+    os.kill(_process(writer), signal.SIGSTOP)
+    net = threading.Timer(60, process.kill)  # or this test would never end
+    net.start()
+    writer.close()
+    net.cancel()
+    assert process._popen.wait() == 0
 
 
 def test_a_part_that_grows_is_waited_for_though_the_worker_is_gone(

@@ -115,7 +115,7 @@ def test_the_lock_of_another_machine_is_waited_for_and_its_end_seen(
 
 #: Writes a checkpoint when its attempt is dead: a while, or not at all, or as long as it is let.
 WRITER = """
-import fcntl, sys, time
+import fcntl, os, signal, sys, time
 from pathlib import Path
 run, way = Path(sys.argv[1]), sys.argv[2]
 (run / ".writers").mkdir(exist_ok=True)
@@ -124,6 +124,8 @@ fcntl.flock(lock, fcntl.LOCK_SH)
 print("writes", flush=True)
 if way == "idle":
     time.sleep(600)
+if way == "stopped":
+    os.kill(os.getpid(), signal.SIGSTOP)
 while way == "on" or time.process_time() < 1.5:
     pass
 (run / "written").touch()
@@ -169,6 +171,14 @@ def test_a_writer_that_does_not_get_on_is_not_waited_for_for_ever(
     monkeypatch.setattr(process_table, "_LOOKS", 3)
     orphan("idle")
     wait_for_orphaned_writers(run.path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+def test_a_stopped_writer_of_a_dead_command_is_continued(run: RunDirectory, orphan: Callable[[str], None]) -> None:
+    die(run.begin_attempt("x"))
+    orphan("stopped")
+    wait_for_orphaned_writers(run.path)
+    assert (run.path / "written").exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")

@@ -118,6 +118,32 @@ def test_a_writer_that_has_saved_all_is_not_waited_for() -> None:
     assert writer.wait() == -signal.SIGKILL
 
 
+#: A writer that has nothing to write, and ends when its worker has: its input ends.
+IDLE_WRITER = 'import sys; print("ready", flush=True); sys.stdin.read()'
+
+
+@pytest.fixture
+def stopped_writer() -> Iterator[subprocess.Popen[bytes]]:
+    """A stopped writer process with nothing to do, whose worker is gone."""
+    command = [sys.executable, "-c", IDLE_WRITER, process_table.FINISHES_ITS_WORK]
+    writer = subprocess.Popen(command, start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert writer.stdin is not None and writer.stdout is not None
+    writer.stdout.readline()
+    writer.send_signal(signal.SIGSTOP)
+    assert wait_until(lambda: (state := process_state(writer.pid)) is not None and state.state == STOPPED, LONG)
+    writer.stdin.close()
+    yield writer
+    writer.kill()
+    writer.wait()
+    writer.stdout.close()
+
+
+def test_a_stopped_writer_with_nothing_to_do_ends_by_itself(stopped_writer: subprocess.Popen[bytes]) -> None:
+    """Otherwise it would be waited for as long as for one that may wait for its disk, and then killed."""
+    assert end_all([stopped_writer.pid], unfinished=lambda: stopped_writer.poll() is None) == []
+    assert stopped_writer.wait() == 0
+
+
 def test_a_writer_that_has_just_begun_is_known_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no command line for a moment, in which the kernel makes room for its program."""
     arguments_of, looks = process_table.arguments_of, dict[int, int]()

@@ -283,6 +283,7 @@ class CheckpointWriter:
                 break
             while not finished.ended:
                 finished.join(_LOOK_SECONDS)
+                finished.wake()
                 with self._changed:
                     self._kill_if_stalled(flush_snapshot)
                     sends = not (self._outstanding or flush_snapshot)

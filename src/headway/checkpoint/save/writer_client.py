@@ -20,6 +20,7 @@ from headway.checkpoint.save.writer_locks import open_writer_lock
 from headway.core import console
 from headway.core.errors import CheckpointError
 from headway.core.process.command import module_command
+from headway.core.process.table import continue_stopped
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,10 @@ class WriterProcess:
     def join(self, seconds: float) -> None:
         """Wait for the process to end, at most so many seconds."""
         self._listener.join(seconds)
+
+    def wake(self) -> None:
+        """Continue the process if a signal has stopped it: it does not see otherwise that it is to end."""
+        continue_stopped(self._popen.pid)
 
     def kill(self) -> None:
         """Kill the process without waiting for its end: it may be in a system call that cannot be interrupted."""

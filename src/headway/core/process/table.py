@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -88,6 +89,14 @@ def has_one_thread() -> bool:
     A forked copy would lack the other threads, while the locks that they hold would stay locked.
     """
     return LINUX and len(list(Path("/proc/self/task").iterdir())) == 1
+
+
+def continue_stopped(pid: int) -> None:
+    """Continue a process that a signal has stopped: it can neither finish its work nor see that there is none."""
+    state = process_state(pid)
+    if state is not None and state.state == STOPPED:
+        with suppress(OSError):  # it has ended meanwhile, or belongs to another user
+            os.kill(pid, signal.SIGCONT)
 
 
 class Seen(NamedTuple):
