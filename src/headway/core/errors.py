@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from headway.core.credentials.secrets import redact
 from headway.core.format import printable
@@ -164,8 +165,8 @@ def fix_for(error: OSError, otherwise: str) -> str:
 def explain_refusal(
     error: BaseException, kind: type[HeadwayError] = HeadwayError, where: str | None = None
 ) -> HeadwayError | None:
-    """Return a deliberate error for one that means that a disk takes no more or fails, or that no folder takes
-    temporary files.
+    """Return a deliberate error for one that means that a disk takes no more or fails, that the working directory is
+    gone, or that no folder takes temporary files.
 
     Args:
         error: The error that was raised.
@@ -179,13 +180,40 @@ def explain_refusal(
         return None
     number = refusal(error)
     if number is None:
-        return _explain_no_temporary_files(error, kind)
+        return _explain_lost_folder(error) or _explain_no_temporary_files(error, kind)
     if number == errno.EIO:
         kind = HeadwayError  # the disk may answer the next time, so a supervisor tries again
     words, fix = _REFUSALS[number]
     named = getattr(error, "filename2", None) or getattr(error, "filename", None)
     place = os.fsdecode(named) if isinstance(named, str | bytes | os.PathLike) else where
     return kind(f"{words} ({os.strerror(number)})", where=place, fix=f"{fix}; then run the same command again")
+
+
+def check_working_folder() -> None:
+    """Check that the folder in which this process works exists: libraries end a process that has none.
+
+    Raises:
+        ConfigError: it was removed.
+    """
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise ConfigError(
+            "the working directory does not exist any more",
+            where=os.environ.get("PWD"),
+            fix="change to a folder that exists, and run the same command again",
+        ) from None
+
+
+def _explain_lost_folder(error: BaseException) -> HeadwayError | None:
+    """Explain that a path was not found because the working directory is gone, to which it was relative."""
+    if not any(isinstance(cause, FileNotFoundError) for cause in causes(error)):
+        return None
+    try:
+        check_working_folder()
+    except ConfigError as explained:
+        return explained
+    return None
 
 
 def _explain_no_temporary_files(error: BaseException, kind: type[HeadwayError]) -> HeadwayError | None:

@@ -143,3 +143,37 @@ def test_no_verb_ends_in_a_traceback_over_one() -> None:
 def test_it_is_kept_that_an_error_is_one_of_headway() -> None:
     with pytest.raises(HeadwayError, match="the file system is read-only"), explaining_refusals(HeadwayError):
         raise OSError(errno.EROFS, "Read-only file system")
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, which was removed."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PWD", str(folder))
+    folder.rmdir()
+    return folder
+
+
+@pytest.mark.parametrize("words", [("train", "quickstart"), ("runs", "list"), ("doctor",)])
+def test_a_command_in_a_folder_that_was_removed_says_so(nowhere: Path, words: tuple[str, ...]) -> None:
+    done = subprocess.run([sys.executable, "-m", "headway", *words], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "error: the working directory does not exist any more",
+        f"  where: {nowhere}",
+        "  fix:   change to a folder that exists, and run the same command again",
+    ]
+
+
+def test_a_path_that_is_not_found_since_its_folder_was_removed_is_explained(nowhere: Path) -> None:
+    for lost in (lambda: Path("run.json").read_text(), lambda: Path("run.json").absolute()):
+        with pytest.raises(FileNotFoundError) as error:
+            lost()
+        told = explain_refusal(error.value, CheckpointError, "elsewhere")
+        assert isinstance(told, ConfigError) and told.where == str(nowhere)
+
+
+def test_a_path_that_is_not_found_anywhere_else_is_not_explained() -> None:
+    assert explain_refusal(FileNotFoundError(errno.ENOENT, "No such file or directory", "x")) is None
