@@ -11,7 +11,7 @@ import gc
 import sys
 
 from headway.core.console import ResultLost, flush_streams, open_streams, say
-from headway.core.errors import INTERRUPTED, HeadwayError, check_working_folder, explain_refusal, fix_for
+from headway.core.errors import INTERRUPTED, HeadwayError, explain_refusal, fix_for, lost_working_folder
 from headway.core.process.exit import end, exit_process
 
 
@@ -34,7 +34,9 @@ def _run() -> int | str | None:
     """Run the command line and return the exit code."""
     words = sys.argv[1:]
     try:
-        check_working_folder()
+        lost = lost_working_folder()
+        if lost is not None:  # PyTorch's libraries would end the process without a word of the cause
+            raise lost
         from headway.cli.application import application, wanted
 
         application(wanted(words))()

@@ -180,7 +180,9 @@ def explain_refusal(
         return None
     number = refusal(error)
     if number is None:
-        return _explain_lost_folder(error) or _explain_no_temporary_files(error, kind)
+        is_lost = any(isinstance(cause, FileNotFoundError) for cause in causes(error))
+        lost = lost_working_folder() if is_lost else None  # to which the path was relative
+        return lost or _explain_no_temporary_files(error, kind)
     if number == errno.EIO:
         kind = HeadwayError  # the disk may answer the next time, so a supervisor tries again
     words, fix = _REFUSALS[number]
@@ -189,30 +191,16 @@ def explain_refusal(
     return kind(f"{words} ({os.strerror(number)})", where=place, fix=f"{fix}; then run the same command again")
 
 
-def check_working_folder() -> None:
-    """Check that the folder in which this process works exists: libraries end a process that has none.
-
-    Raises:
-        ConfigError: it was removed.
-    """
+def lost_working_folder() -> ConfigError | None:
+    """Return the error of a process whose working directory was removed; None if it exists."""
     try:
         Path.cwd()
     except FileNotFoundError:
-        raise ConfigError(
+        return ConfigError(
             "the working directory does not exist any more",
             where=os.environ.get("PWD"),
             fix="change to a folder that exists, and run the same command again",
-        ) from None
-
-
-def _explain_lost_folder(error: BaseException) -> HeadwayError | None:
-    """Explain that a path was not found because the working directory is gone, to which it was relative."""
-    if not any(isinstance(cause, FileNotFoundError) for cause in causes(error)):
-        return None
-    try:
-        check_working_folder()
-    except ConfigError as explained:
-        return explained
+        )
     return None
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.checkpoint.save.fence import fenced
 from headway.core.errors import (
     CheckpointError,
     ConfigError,
@@ -173,6 +174,12 @@ def test_a_path_that_is_not_found_since_its_folder_was_removed_is_explained(nowh
             lost()
         told = explain_refusal(error.value, CheckpointError, "elsewhere")
         assert isinstance(told, ConfigError) and told.where == str(nowhere)
+
+
+def test_a_run_whose_folder_was_removed_with_the_working_directory_has_no_other_owner(nowhere: Path) -> None:
+    told = fenced(Path("runs/tiny"), 1)
+    assert told.what == "the working directory does not exist any more" and told.where == str(nowhere)
+    assert "owner is now unknown" in fenced(nowhere / "runs/tiny", 1).what
 
 
 def test_a_path_that_is_not_found_anywhere_else_is_not_explained() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from headway.core.coordination.lease import OWNER_FILE as OWNER_FILE
 from headway.core.coordination.lease import RECORD_BYTES
-from headway.core.errors import CheckpointError
+from headway.core.errors import CheckpointError, lost_working_folder
 from headway.core.files.foreign import SETTINGS_BYTES, parse_json, read_bytes
 from headway.core.machine.system import host_name
 
@@ -93,8 +93,13 @@ def _read_with_retries(run: Path, seconds: float) -> Owner | None:
 
 def fenced(run: Path, attempt: int) -> Fenced:
     """Make the error of an attempt that no longer owns its run."""
+    owner, lost = read_owner(run), None
+    if owner is None and not run.is_absolute():
+        lost = lost_working_folder()
+    if lost is not None:
+        return Fenced(lost.what, where=lost.where, fix=lost.fix)
     return Fenced(
-        f"attempt {attempt} no longer owns this run; its owner is now {read_owner(run) or 'unknown'}",
+        f"attempt {attempt} no longer owns this run; its owner is now {owner or 'unknown'}",
         where=str(run),
         fix="stop this process; the other one continues the run",
     )
