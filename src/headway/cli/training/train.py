@@ -14,6 +14,7 @@ from headway.core.coordination.launch_code import leaving_code
 from headway.core.coordination.launch_variables import LEAD, NODE
 from headway.core.coordination.launched import machines_from_environment
 from headway.core.startup.garbage import pause_collection
+from headway.core.startup.launch_secret import take_secret
 from headway.core.startup.torch_libraries import load_libraries_ahead
 
 HELP = """Train a language model, or continue a run that was interrupted.
@@ -92,6 +93,7 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and print what would run.")] = False,
 ) -> None:
     """Run `headway train`."""
+    take_secret()  # before anything starts a process
     if not dry_run:
         pause_collection()
         load_libraries_ahead()
