@@ -219,7 +219,7 @@ def _find_seat(config: Config) -> Seat | None:
     from headway.supervisor.machines.place import Seat, find_place
 
     place = find_place(config)
-    return None if place is None else Seat(place, fingerprint(identity(config)))
+    return None if place is None else Seat(place, identity(config))
 
 
 def _with_precision(config: Config, restart: bool) -> Config:

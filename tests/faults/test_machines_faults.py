@@ -1,4 +1,4 @@
-"""Two machines on loopback: a worker that is killed is named, whichever machine it is on, and the run continues."""
+"""Two machines on loopback: who is blamed for a kill, how all commands end, and what other processes can see."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from headway.core.coordination.heartbeat import Reading, read_heartbeat
+from headway.core.process.table import all_processes
 from headway.core.process.waiting import wait_until
+from headway.supervisor.processes import members
 from ports import free_ports
 from support import headway, state_hash
 from waits import LONG
@@ -118,3 +120,53 @@ def test_of_twenty_killed_workers_twenty_are_named(
     assert lead.wait(LONG) == 75
     told = [line for line in alerts.read_text().splitlines() if "ended: worker" in line]
     assert [f"worker {rank} on" in line for rank, line in zip(killed, told, strict=True)] == [True] * KILLS
+
+
+FOR_LONG = ("train.steps=100000", "checkpoint.every=1000 steps")
+
+
+def until_steps(lead: subprocess.Popen[bytes], folder: Path) -> None:
+    """Wait until both workers of the first attempt have done a step."""
+    attempt = folder / "runs/hurt/attempts/001"
+    assert wait_until(lambda: has_stepped(attempt) or lead.poll() is not None, LONG, 0.02)
+    assert lead.poll() is None, log_of(folder, 0).read_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+def test_no_process_of_a_machine_shows_the_secret(
+    start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    """Supervisor or node process, attempt process, two workers and their writers, on either machine."""
+    words = (*FOR_LONG, "--workers", "2", "checkpoint.memory_every=1 step")
+    lead, node = start(0, *words), start(1, *words)
+    until_steps(lead, tmp_path)
+    of_a_node = [members(all_processes(), [], process.pid) for process in (lead, node)]
+    assert min(map(len, of_a_node)) >= 5
+    pids = [lead.pid, node.pid, *(process.pid for found in of_a_node for process in found)]
+    shown = [pid for pid in pids if b"0123456789abcdef" in Path(f"/proc/{pid}/environ").read_bytes()]
+    assert shown == []
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_two_interrupts_on_one_machine_end_all_alike(
+    start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, number: int
+) -> None:
+    machines = start(0, *FOR_LONG), start(1, *FOR_LONG)
+    until_steps(machines[0], tmp_path)
+    for _ in range(2):
+        machines[number].send_signal(signal.SIGINT)
+        time.sleep(0.3)  # a signal that is still pending is not added to
+    codes = [machine.wait(LONG) for machine in machines]
+    assert codes in ([130, 130], [75, 75]), log_of(tmp_path, 0).read_text() + log_of(tmp_path, 1).read_text()
+
+
+def test_a_machine_with_another_config_ends_alone_and_names_the_keys(
+    start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    lead, other = start(0), start(1, "seed=4", "optimizer.weight_decay=0.5")
+    assert other.wait(LONG) == 2
+    said = log_of(tmp_path, 1).read_text()
+    assert "optimizer.weight_decay is 0.5, and the lead's is" in said and "seed is 4, and the lead's is" in said
+    assert lead.poll() is None, "it waits for one with its config"
+    assert start(1).wait(LONG) == lead.wait(LONG) == 0
+    assert "seed is 4, and the lead's is" in log_of(tmp_path, 0).read_text()

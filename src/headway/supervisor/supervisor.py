@@ -118,7 +118,9 @@ class _Supervisor:
         self._config, self._options, self._own_process = config, options, own_process
         self._restart_policy = RestartPolicy(config.supervise)
         self._pool = WorkerPool(config, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        self._signals: list[int] = take_early_signals()
+        self._signals: list[int] = []
+        for number in take_early_signals():
+            self._record_signal(number, None)
         self._asked_at = 0.0
         self._lock: OwnerLock | None = None
         self._alerts: Alerts | None = None
@@ -157,7 +159,10 @@ class _Supervisor:
         self._follower.finish(came > 0, lambda: len(self._signals) > came)
 
     def _record_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signals.append(number)
+        if self._machines is None:
+            self._signals.append(number)
+        else:
+            self._machines.add_signal(self._signals, number)
 
     def _wait_for_dead_owners(self) -> None:
         """Wait for what is left of a command that was killed, or whose machine died."""

@@ -15,6 +15,7 @@ import pytest
 from headway.config import Config, load_config
 from headway.core.coordination.launch_variables import CODE_FILE
 from headway.core.errors import Cancelled, CheckpointError, ConfigError, Preempted
+from headway.core.files.hashes import fingerprint
 from headway.runs.run_directory import IDENTITY_KEY
 from headway.supervisor.machines import node as machines_node
 from headway.supervisor.machines.ending import ANY_TIME, is_finished_in_tier, recorded_end
@@ -22,7 +23,8 @@ from headway.supervisor.machines.node import _Node
 from headway.supervisor.machines.place import Place, Seat
 from support import headway
 
-IDENTITY = "fingerprint of the common config"
+COMPUTES = {"seed": 3}
+IDENTITY = fingerprint(COMPUTES)
 
 
 @pytest.fixture
@@ -105,7 +107,7 @@ def test_a_machine_that_sees_no_run_directory_asks_the_remote_tier(
 
 def lone_node(config: Config, monkeypatch: pytest.MonkeyPatch, gone: float, **options: Any) -> Callable[[], bool]:
     """A machine whose lead has been gone for some seconds; returns its next look."""
-    node = _Node(config, Seat(Place(1, "head", 7000, b"x" * 16, options.pop("is_restarted", True)), IDENTITY), False,
+    node = _Node(config, Seat(Place(1, "head", 7000, b"x" * 16, options.pop("is_restarted", True)), COMPUTES), False,
                  starts_over=options.pop("starts_over", False))  # fmt: skip
     now = time.monotonic()
     node._look_at = 0.0

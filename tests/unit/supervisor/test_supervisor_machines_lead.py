@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from headway.core.process.waiting import wait_until
 from headway.supervisor.machines import line as machines_line
 from headway.supervisor.machines.interfaces import interface_of
 from headway.supervisor.machines.lead import Lead
+from headway.supervisor.machines.likeness import name_differences
 from headway.supervisor.machines.line import Line
 from headway.supervisor.machines.place import Place
 from headway.supervisor.machines.roster import Roster
@@ -118,15 +121,16 @@ def test_a_silent_machine_is_lost_and_so_is_a_silent_lead(stack: ExitStack, port
 
 
 def test_a_node_with_another_secret_or_config_is_refused_and_told(lead: Lead, join: Callable[..., Line]) -> None:
-    stranger, other = join(secret=b"another secret of it"), join(number=2, identity="j")
+    lead._roster.name_differences = partial(name_differences, {"seed": 3, "train.steps": 8})
+    computes = {"seed": 4, "train.steps": 8}
+    stranger, other = join(secret=b"another secret of it"), join(number=2, identity="j", computes=computes)
     soon(lambda: stranger.refusal and other.refusal)
     with pytest.raises(ConfigError, match="another secret"):
         stranger.check_refused()
-    with pytest.raises(ConfigError, match=r"machine 2 \(b\) was started with another config"):
+    what = "machine 2 (b) was started with another config than the lead: seed is 4, and the lead's is 3"
+    with pytest.raises(ConfigError, match=re.escape(what)):
         other.check_refused()
-    assert [refusal.what for refusal in lead.take_refusals()] == [
-        "machine 2 (b) was started with another config than the lead"
-    ]
+    assert [refusal.what for refusal in lead.take_refusals()] == [what]
     assert lead.here == {}
 
 
@@ -182,6 +186,21 @@ def test_a_port_in_use_and_an_unknown_name_are_errors_of_the_command(port: int) 
     with pytest.raises(ConfigError, match="cannot listen") as found:
         Lead(strange, Roster(2, 1, "1", "i"), 15.0)
     assert found.value.where == "HEADWAY_LISTEN=192.0.2.1"
+    assert "192.0.2.1 is no address of this machine" in found.value.what
+
+
+def test_a_lead_with_the_address_of_another_machine_says_so(
+    stack: ExitStack, port: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1 is no address of this machine, which leads") as found:
+        Lead(Place(0, "192.0.2.1", port, SECRET), Roster(2, 1, "1", "i"), 15.0)
+    assert found.value.where == f"--lead 192.0.2.1:{port}" and "address of machine 0" in str(found.value.fix)
+    assert "free port" not in str(found.value.fix)
+    real = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **more: real("192.0.2.1", *rest, **more))
+    lead = Lead(Place(0, "a-service", port, SECRET), Roster(2, 1, "1", "i"), 15.0)
+    stack.callback(lead.close, exit_code=0)
+    assert "a-service stands for 192.0.2.1, which is no address of this machine" in capsys.readouterr().err
 
 
 def unknown_until(there: list[str]) -> Callable[..., Any]:

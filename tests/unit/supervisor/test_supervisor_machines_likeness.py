@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headway.core.machine.system import Machine
-from headway.supervisor.machines.likeness import compare_machines, describe_machine
+from headway.supervisor.machines.likeness import compare_machines, describe_machine, name_differences
 from headway.supervisor.machines.roster import Member, Refusal, Roster
 
 LEAD = {"torch": "2.13.0", "python": "3.11.2", "processor": "EPYC", "gpus": "NVIDIA H100", "gpu_count": "8"}
@@ -67,3 +67,16 @@ def test_a_machine_is_refused_or_taken_in_with_its_differences() -> None:
     )
     taken = roster.admit({**hello, "machine": {**LEAD, "python": "3.12.1"}}, 0.0)
     assert isinstance(taken, Member) and taken.differs == ("Python 3.12.1, and the lead 3.11.2",)
+
+
+def test_the_keys_by_which_configs_differ_are_named_and_no_credential_is_shown() -> None:
+    lead = {"seed": 3, "model.width": 64, "data.sources": [{"path": "a"}], "password": "kept-to-itself"}
+    other = {"seed": 4, "data.sources": [{"path": "b"}, {"path": "c"}], "password": "hidden-as-well"}
+    named = name_differences(lead, other)
+    assert "seed is 4, and the lead's is 3" in named
+    assert "model.width is not set, and the lead's is 64" in named
+    assert "data.sources.0.path is b, and the lead's is a; data.sources.1 (c) is new" in named
+    assert "password" in named and "kept" not in named and "hidden" not in named
+    many = name_differences({}, {f"key.{number}": "x" * 999 for number in range(20)})
+    assert many.endswith("; 12 more") and len(many) < 2000
+    assert name_differences(lead, lead) == name_differences(lead, None) == ""

@@ -12,6 +12,7 @@ import pytest
 
 from headway.config import load_config
 from headway.core.coordination.heartbeat import Heartbeat, Phase
+from headway.core.errors import Preempted
 from headway.core.process.table import DEAD, ProcessState
 from headway.supervisor import worker_status
 from headway.supervisor.machines.line import Line
@@ -41,7 +42,7 @@ class Heard:
 
 def test_a_machine_that_becomes_a_spare_has_no_workers_left(tiny: Callable[..., Path]) -> None:
     """Its connection may have been made again before it noticed that it was lost."""
-    node = _Node(load_config(tiny()), Seat(Place(1, "head", 7000, b"x" * 16), "identity"), own_process=False)
+    node = _Node(load_config(tiny()), Seat(Place(1, "head", 7000, b"x" * 16), {}), own_process=False)
     attempt = Heard()
     node._attempt = cast(Any, attempt)
     node._handle({"kind": "spare"}, cast(Line, attempt))
@@ -79,3 +80,62 @@ def test_workers_that_have_not_begun_are_killed_with_their_agent(
     attempt = _NodeAttempt(1, tmp_path, tmp_path, process, WorkerStatuses(4, range(2, 4)), own_process=False)
     attempt.signal(signal.SIGTERM)
     assert sent == [(999, signal.SIGKILL)] and attempt.killed == {2, 3}
+
+
+class Told:
+    """A connection to the lead that is up or not, and what was sent."""
+
+    lost_at = 0.0
+    why = "it cannot be reached"
+    is_refused = False
+
+    def __init__(self, *, is_up: bool, session: int) -> None:
+        self.is_up, self.session = is_up, session
+        self.sent: list[int] = []
+
+    def send(self, kind: str, *, number: int) -> None:
+        assert kind == "signal"
+        self.sent.append(number)
+
+    def check_refused(self) -> None:
+        pass
+
+
+@pytest.fixture
+def interrupted(tiny: Callable[..., Path]) -> _Node:
+    """A node on which Ctrl-C came twice."""
+    node = _Node(load_config(tiny()), Seat(Place(1, "head", 7000, b"x" * 16), {}), own_process=False)
+    node._signals.extend([signal.SIGINT, signal.SIGINT])
+    return node
+
+
+def test_two_interrupts_are_told_to_the_lead_and_a_third_ends_the_command(interrupted: _Node) -> None:
+    """It ends with the code that the lead sends, as all others do."""
+    line = Told(is_up=True, session=1)
+    interrupted._pass_on(cast(Line, line))
+    interrupted._pass_on(cast(Line, line))
+    assert line.sent == [signal.SIGINT, signal.SIGINT]
+    interrupted._signals.append(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted._pass_on(cast(Line, line))
+
+
+def test_two_interrupts_end_a_command_whose_lead_is_gone(interrupted: _Node) -> None:
+    interrupted._pass_on(cast(Line, Told(is_up=False, session=0)))  # the lead may be there in a moment
+    with pytest.raises(KeyboardInterrupt):
+        interrupted._wait_for_lead(cast(Line, Told(is_up=False, session=1)))
+
+
+def test_the_end_of_the_run_is_heard_though_the_lead_has_left(interrupted: _Node) -> None:
+    """What the lead has sent counts, even if the connection is closed before it is read."""
+
+    batches: list[list[dict[str, Any]]] = [[], [{"kind": "over", "exit_code": 75, "what": "saved"}]]
+    line = Told(is_up=True, session=1)
+
+    def take() -> list[dict[str, Any]]:
+        line.is_up = False  # with the end of the run, which comes while this batch is handled
+        return batches.pop(0)
+
+    line.take = take  # type: ignore[attr-defined]
+    with pytest.raises(Preempted, match="saved"):
+        interrupted._serve(cast(Line, line))

@@ -117,7 +117,7 @@ def of(lead: Played, tiny: Callable[..., Path]) -> Callable[..., Machines]:
         config = load_config(tiny(parallel={"machines": machines}, determinism=determinism, supervise=supervise))
         now = iter(range(100_000))  # every look takes a second
         place = Place(0, "h", 1, b"s" * 16, is_restarted)
-        return Machines(config, Seat(place, "i"), lambda: float(next(now)))
+        return Machines(config, Seat(place, {}), lambda: float(next(now)))
 
     return make
 
@@ -237,7 +237,7 @@ def test_machines_are_asked_once_whether_they_see_the_folder_and_work_apart_if_o
 ) -> None:
     remote = {"url": f"file://{tmp_path}"}
     config = load_config(tiny(parallel={"machines": "2"}, checkpoint={"remote": remote}))
-    machines = Machines(config, Seat(Place(0, "h", 1, b"s" * 16), "i"), lambda: 0.0)
+    machines = Machines(config, Seat(Place(0, "h", 1, b"s" * 16), {}), lambda: 0.0)
     lead.answers = {1: {"file": False}}
     lead.join(1)
     team = machines.assemble(lambda: None)
@@ -271,24 +271,64 @@ def test_a_machine_that_does_not_say_what_it_sees_is_dropped(lead: Played, of: C
     assert "does not say what it sees" in str(lead.why_gone(member.session)) and team.lost() is not None
 
 
-def test_a_machine_that_does_not_fit_ends_the_command_at_the_start_only(
+REFUSAL = Refusal("machine 1 (b) was started with 3 workers", "start alike", 1)
+
+
+def test_a_machine_that_does_not_fit_is_named_and_waited_for(
     lead: Played, of: Callable[..., Machines], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    machines, refusal = of("2"), Refusal("machine 1 (b) was started with 3 workers", "start alike")
-    lead.refusals.append(refusal)
+    """Its own command ends. Started as the others are, it is taken in."""
+    machines, looks = of("2"), list[int]()
+    lead.refusals.append(REFUSAL)
+
+    def look() -> None:
+        looks.append(1)
+        if len(looks) == 5:
+            lead.join(1)
+
+    assert numbers(machines.assemble(look)) == [1] and len(looks) == 6
+    assert "was not taken in: machine 1 (b) was started with 3 workers" in capsys.readouterr().err
+
+
+def test_a_machine_that_does_not_fit_and_is_not_started_again_ends_a_run_that_needs_it(
+    lead: Played, of: Callable[..., Machines]
+) -> None:
+    lead.refusals.append(REFUSAL)
     with pytest.raises(ConfigError, match="3 workers"):
-        machines.assemble(lambda: None)
-    machines.assemble(lambda: None)
-    lead.refusals.append(refusal)
-    machines.assemble(lambda: None)
-    assert "was not taken in: machine 1 (b)" in capsys.readouterr().err
+        of("2", "run", is_restarted=False).assemble(lambda: None)
+    lead.refusals.append(REFUSAL)
+    assert numbers(of("1:2", is_restarted=False).assemble(lambda: None)) == []
+    machines = of("2", "run", is_restarted=False)
+    lead.refusals.append(REFUSAL)
+    lead.join(1)
+    assert numbers(machines.assemble(lambda: None)) == [1], "another process of that number was refused"
 
 
-def test_a_signal_of_several_machines_is_one_signal(lead: Played, of: Callable[..., Machines]) -> None:
+def test_signals_count_as_often_as_one_machine_has_received_them(lead: Played, of: Callable[..., Machines]) -> None:
+    machines, signals = of("3"), list[int]()
     lead.signals = [("machine 1 (b)", signal.SIGINT), ("machine 2 (c)", signal.SIGINT)]
-    signals: list[int] = []
-    assert of("3").hear(signals) is signals
-    assert signals == [signal.SIGINT], "two would end all at once"
+    assert machines.hear(signals) is signals
+    assert signals == [signal.SIGINT], "a scheduler signals all machines; two would end all at once"
+    machines.add_signal(signals, signal.SIGINT)
+    assert signals == [signal.SIGINT], "the lead's own is the same one, even if it comes last"
+    lead.signals = [("machine 2 (c)", signal.SIGINT)]
+    assert machines.hear(signals) == [signal.SIGINT] * 2, "two on one machine are two"
+    lead.signals = [("machine 1 (b)", signal.SIGTERM), ("machine 1 (b)", signal.SIGINT)]
+    assert machines.hear(signals) == [signal.SIGINT, signal.SIGINT, signal.SIGTERM]
+
+
+def test_a_signal_while_the_others_hear_of_the_end_changes_no_code(
+    lead: Played, of: Callable[..., Machines], monkeypatch: pytest.MonkeyPatch, config: Config
+) -> None:
+    def close(**over: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        lead.over = over
+
+    monkeypatch.setattr(lead, "close", close)
+    seat = Seat(Place(0, "h", 1, b"s" * 16), {})
+    with pytest.raises(Preempted), Machines.of(config, seat):
+        raise Preempted("stopped")
+    assert lead.over is not None and lead.over["exit_code"] == 75
 
 
 @pytest.mark.parametrize(

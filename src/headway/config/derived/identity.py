@@ -118,26 +118,32 @@ def changes(old: Config, new: Config) -> list[str]:
     return changed_values(identity(old), identity(new))
 
 
-def changed_values(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Describe the differences between two mappings of dotted keys; what would be a credential is not shown."""
+def changed_values(
+    before: Mapping[str, Any], after: Mapping[str, Any], words: str = "{key} was {before} and is now {after}"
+) -> list[str]:
+    """Describe the differences between two mappings of dotted keys; what would be a credential is not shown.
+
+    Args:
+        words: How a value that differs is described.
+    """
     return [
         text
         for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key)
-        for text in _change(key, before.get(key), after.get(key))
+        for text in _change(key, before.get(key), after.get(key), words)
     ]
 
 
-def _change(key: str, before: Any, after: Any) -> Iterator[str]:
+def _change(key: str, before: Any, after: Any, words: str) -> Iterator[str]:
     """Yield the differences of one value; of sections key by key, and for lists of them, such as sources, by item."""
     if isinstance(before, dict) and isinstance(after, dict):
         for name in [*before, *(name for name in after if name not in before)]:
             if name not in before or name not in after or before[name] != after[name]:
-                yield from _change(f"{key}.{name}", before.get(name), after.get(name))
+                yield from _change(f"{key}.{name}", before.get(name), after.get(name), words)
         return
     lists = [before or [], after or []]
     if not all(isinstance(value, list) and all(isinstance(item, dict) for item in value) for value in lists):
-        yield f"{key} was {_shown(key, before)} and is now {_shown(key, after)}"
+        yield words.format(key=key, before=_shown(key, before), after=_shown(key, after))
         return
     for number, (old, new) in enumerate(zip_longest(*lists)):
         where = f"{key}.{number}"
@@ -146,7 +152,8 @@ def _change(key: str, before: Any, after: Any) -> Iterator[str]:
             continue
         for name in [*old, *(name for name in new if name not in old)]:
             if old.get(name) != new.get(name):
-                yield f"{where}.{name} was {_shown(name, old.get(name))} and is now {_shown(name, new.get(name))}"
+                values = {"before": _shown(name, old.get(name)), "after": _shown(name, new.get(name))}
+                yield words.format(key=f"{where}.{name}", **values)
 
 
 def _named(item: dict[str, Any]) -> str:

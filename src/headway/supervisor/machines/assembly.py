@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from headway.config import Config, usable_machines
 from headway.core.console import notice, warning
-from headway.core.errors import ConfigError, Preempted, exit_code_of
+from headway.core.errors import ConfigError, HeadwayError, Preempted, exit_code_of
 from headway.core.format import format_seconds
+from headway.core.process.signals import STOP_SIGNALS, handled
 from headway.core.version import __version__
 from headway.supervisor.machines.ending import ANY_TIME, LOOK_AT_RUN_SECONDS, is_finished_in_tier, recorded_end
 from headway.supervisor.machines.folders import check_answers, mark, patience_seconds
 from headway.supervisor.machines.lead import Lead
-from headway.supervisor.machines.likeness import compare_machines, describe_machine
+from headway.supervisor.machines.likeness import compare_machines, describe_machine, name_differences
 from headway.supervisor.machines.place import Seat
-from headway.supervisor.machines.roster import Member, Roster, choose_team
+from headway.supervisor.machines.roster import Member, Refusal, Roster, choose_team
 from headway.supervisor.machines.team import Team
 
 _POLL_SECONDS = 0.05
@@ -56,25 +58,35 @@ class Machines:
                     determinism=config.determinism,
                     device=config.train.device,
                 ),
+                partial(name_differences, seat.computes),
             ),
             config.supervise.lost_seconds,
         )
         self._before: dict[int, str] = {}
         self._spares: list[int] = []
+        self._refused: dict[int, Refusal] = {}
+        self._received: Counter[tuple[str, int]] = Counter()
         self._has_begun = False
         self._answers: dict[int, dict[str, Any]] = {}
         self._own_disks = False
 
     def hear(self, signals: list[int]) -> list[int]:
-        """Add signals that other machines have received, and return all.
-
-        A scheduler signals all machines. That is one signal, so a number is added once: two Ctrl-C mean more.
-        """
+        """Add signals that other machines have received, and return all."""
         for name, number in self._lead.take_signals():
-            if number not in signals:
+            if self.add_signal(signals, number, name):
                 notice(f"{name} was asked to stop")
-                signals.append(number)
         return signals
+
+    def add_signal(self, signals: list[int], number: int, receiver: str = "the lead") -> bool:
+        """Add a signal that a machine has received to those of the run, and return whether it says anything new.
+
+        A scheduler signals all machines, and that is one signal. Two Ctrl-C on one machine are two, and mean more.
+        """
+        self._received[receiver, number] += 1
+        is_new = self._received[receiver, number] > signals.count(number)
+        if is_new:
+            signals.append(number)
+        return is_new
 
     def assemble(self, look: Callable[[], object], starts_over: bool = False) -> Team | None:
         """Wait until the machines that the run needs have joined, and return those that work in the next attempt.
@@ -87,26 +99,22 @@ class Machines:
             None if the run was finished before, so that other machines need not come.
 
         Raises:
-            ConfigError: a machine was started in another way than this one.
+            ConfigError: a machine that the run needs was started in another way than this one, and will not be again.
             Preempted: not enough have come in time, or will come at all.
         """
         begun, told = self._clock(), False
         look_at = begun + self._config.supervise.lost_seconds
         while True:
             look()
-            self._check_refusals()
+            self._report_refusals()
             here, waited = self._lead.here, self._clock() - begun
-            ended = self._ended()
+            ended = self._ended(here)
             most = self._config.parallel.machines - len(ended)
             usable = usable_machines(self._config, 1 + len(here))
             if usable and (len(here) == most - 1 or waited >= self._patience(here)):
                 break
             if not usable_machines(self._config, most):
-                raise Preempted(
-                    f"the command on {self._named(ended)} has ended, and nothing starts it again",
-                    where="--machines",
-                    fix="run the same command again on all machines",
-                )
+                raise self._missed(ended)
             if waited >= self._config.supervise.rejoin_seconds:
                 raise Preempted(
                     f"{self._missing(here)} did not come within {format_seconds(waited)}",
@@ -182,12 +190,24 @@ class Machines:
             return self._config.supervise.lost_seconds
         return 0.0 if set(self._before) <= set(here) else _BACK_SECONDS
 
-    def _ended(self) -> list[int]:
+    def _ended(self, here: Mapping[int, Any]) -> list[int]:
         """Return the machines that will not come: their command has ended, and is not started again."""
         if self._seat.place.is_restarted:
             return []
         limit = self._config.supervise.lost_seconds
-        return [number for number, seconds in sorted(self._lead.closed.items()) if seconds >= limit]
+        left = {number for number, seconds in self._lead.closed.items() if seconds >= limit}
+        return sorted((left | self._refused.keys()) - here.keys())
+
+    def _missed(self, ended: Sequence[int]) -> HeadwayError:
+        """Return the error for machines that the run needs and that will not come."""
+        refused = next((self._refused[number] for number in ended if number in self._refused), None)
+        if refused is not None:
+            return ConfigError(refused.what, where="--machines, --node, --workers", fix=refused.fix)
+        return Preempted(
+            f"the command on {self._named(ended)} has ended, and nothing starts it again",
+            where="--machines",
+            fix="run the same command again on all machines",
+        )
 
     def _missing(self, here: dict[int, Any]) -> str:
         return self._named([number for number in range(1, self._config.parallel.machines) if number not in here])
@@ -196,11 +216,14 @@ class Machines:
         names = [f"{number} ({self._before[number]})" if number in self._before else str(number) for number in numbers]
         return f"machine{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
-    def _check_refusals(self) -> None:
+    def _report_refusals(self) -> None:
+        """Report the machines that were refused. Only their commands end: this one may well be as it should be."""
+        for number in self._lead.here:
+            self._refused.pop(number, None)
         for refusal in self._lead.take_refusals():
-            if not self._has_begun:
-                raise ConfigError(refusal.what, where="--machines, --node, --workers", fix=refusal.fix)
             warning(f"a machine was not taken in: {refusal.what}")
+            if refusal.machine is not None:
+                self._refused[refusal.machine] = refusal
 
     def can_grow(self, machines: int) -> bool:
         """Return whether the run could use more machines than work now."""
@@ -220,7 +243,9 @@ class Machines:
             ended = error
             raise
         finally:
-            machines.close(ended)
+            # A signal that comes now would end this command in another way than those of the other machines.
+            with handled(STOP_SIGNALS, lambda number, frame: None):
+                machines.close(ended)
 
     def close(self, error: BaseException | None) -> None:
         """Tell the other machines how the run has ended, so that their commands end alike."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import time
 from collections.abc import Callable, Collection
@@ -231,28 +232,40 @@ def _listen(place: Place) -> socket.socket:
 
     That is the address that the launcher says, or the one that the lead's name stands for, if this machine has it. A
     name may also stand for another one, which leads here (a service of Kubernetes), or on this machine for loopback, or
-    not be known yet (names of pods appear seconds after their start); then every interface is listened on.
+    not be known yet (names of pods appear seconds after their start); then every interface is listened on, with a word.
 
     Raises:
         ConfigError: the name cannot be one, this machine does not have the address, or the port is in use.
     """
     last: OSError | None = None
+    foreign: str | None = None
     for family, host in _addresses(place):
         both = host == _ANY_IPV6 and socket.has_dualstack_ipv6()
         try:
             listener = socket.create_server((host, place.port), family=family, backlog=128, dualstack_ipv6=both)
         except OSError as error:
             last = error
+            if error.errno == errno.EADDRNOTAVAIL:
+                foreign = host
             continue
+        if foreign is not None:
+            notice(
+                f"the lead's name {place.host} stands for {foreign}, which is no address of this machine: it listens on"
+                f" every interface, at port {place.port}, in case that leads here"
+            )
         listener.setblocking(False)
         return listener
     assert last is not None, "one address was tried"
     where = f"--lead {place.host}:{place.port}" if place.listen is None else f"{LISTEN}={place.listen}"
-    raise ConfigError(
-        f"the lead cannot listen for the other machines: {last.strerror or last}",
-        where=where,
-        fix=f"choose a free port (--lead, {LEAD}); the secret ({SECRET}) keeps strangers out",
-    )
+    what = last.strerror or str(last)
+    fix = f"choose a free port (--lead, {LEAD}); the secret ({SECRET}) keeps strangers out"
+    if foreign is not None:
+        what = f"{foreign} is no address of this machine, which leads since it is machine 0"
+        fix = (
+            "give all machines the address of machine 0, or this one its own --node; where that address leads here by"
+            f" another machine, set {LISTEN}=0.0.0.0 here"
+        )
+    raise ConfigError(f"the lead cannot listen for the other machines: {what}", where=where, fix=fix)
 
 
 def _addresses(place: Place) -> list[tuple[socket.AddressFamily, str]]:

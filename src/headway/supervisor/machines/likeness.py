@@ -1,4 +1,4 @@
-"""Whether the machines of a run are alike in what decides speed and bits: libraries, processors and GPUs."""
+"""Whether the machines of a run are alike in what decides speed and bits: config, libraries, processors and GPUs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from headway.config.derived.identity import changed_values
 from headway.core.machine.system import Machine
 from headway.telemetry.hardware import cpu_kind
 
 _GPUS = "/proc/driver/nvidia/gpus"
 _TEXT = 200
+#: Most differences of a config that are named.
+_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -89,3 +92,18 @@ def compare_machines(lead: Mapping[str, str], other: Any, determinism: str, devi
         else:
             others.append(words)
     return Differences(refused, f"{fix}, or set determinism=off" if fix else "", tuple(others))
+
+
+def name_differences(lead: Mapping[str, Any], other: Any) -> str:
+    """Name the keys by which a machine's config computes something else than the lead's; empty where none is known.
+
+    Args:
+        lead: What the lead's config says about the mathematics of the run.
+        other: The same of the other machine, as it says itself.
+    """
+    if not isinstance(other, Mapping):
+        return ""
+    found = changed_values(lead, other, "{key} is {after}, and the lead's is {before}")
+    named = [text[:_TEXT] for text in found[:_NAMED]]
+    more = [f"{len(found) - _NAMED} more"] if len(found) > _NAMED else []
+    return "; ".join([*named, *more])

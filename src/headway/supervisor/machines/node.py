@@ -61,7 +61,7 @@ def run_node(config: Config, seat: Seat, options: RunOptions, *, own_process: bo
 
     Raises:
         HeadwayError: with the exit code of the run, or because the lead is gone.
-        KeyboardInterrupt: Ctrl-C came twice, or ended the run.
+        KeyboardInterrupt: Ctrl-C ended the run, or came twice without the lead, or three times.
     """
     _Node(config, seat, own_process, starts_over=options.restart).run()
 
@@ -76,6 +76,7 @@ class _Node:
             "workers": config.parallel.workers,
             "version": __version__,
             "identity": seat.identity,
+            "computes": seat.computes,
             "machine": describe_machine(),
         }
         self._signals: list[int] = take_early_signals()
@@ -109,16 +110,17 @@ class _Node:
     def _serve(self, line: Line) -> None:
         session = 0
         while True:
+            is_up = line.is_up  # looked at first: what came before it was lost is taken below
             for message in line.take():
                 if message["kind"] == "over":
                     self._end_attempt(line)
                     _raise_end(message)
                     return
                 self._handle(message, line)
-            if line.is_up and line.session != session:
+            if is_up and line.session != session:
                 session = line.session
                 notice(f"machine {self._place.number} has joined the lead at {self._place.host}:{self._place.port}")
-            elif not line.is_up:
+            elif not is_up:
                 if self._wait_for_lead(line):
                     return
                 session = 0 if line.session == session else session
@@ -140,7 +142,7 @@ class _Node:
             self._end_attempt(line)
         gone = time.monotonic() - line.lost_at
         if self._signals and (line.session or time.monotonic() - self._began > _FIRST_SECONDS):
-            self._check_interrupted()
+            self._check_interrupted(1)
             raise Preempted(f"stopped by {signal.Signals(self._signals[0]).name} without the lead", fix=_AGAIN)
         place, gives_up = f"--lead {self._place.host}:{self._place.port}", gone >= self._config.supervise.rejoin_seconds
         if self._is_over(gone, gives_up):
@@ -180,17 +182,18 @@ class _Node:
         return was_there and not self._place.is_restarted
 
     def _pass_on(self, line: Line) -> None:
-        """Report this machine's signals to the lead, which has all machines save and stop."""
-        self._check_interrupted()
+        """Report this machine's signals to the lead, which has all machines save and stop, and end alike."""
+        self._check_interrupted(2)
         if not line.is_up:
             return
         for number in self._signals[self._passed_on :]:
             self._passed_on += 1
-            notice(f"{signal.Signals(number).name} came; the lead is told, and all machines save and stop")
+            what = "end" if self._signals[: self._passed_on].count(signal.SIGINT) > 1 else "save and stop"
+            notice(f"{signal.Signals(number).name} came; the lead is told, and all machines {what}")
             line.send("signal", number=number)
 
-    def _check_interrupted(self) -> None:
-        if self._signals.count(signal.SIGINT) > 1:
+    def _check_interrupted(self, most: int) -> None:
+        if self._signals.count(signal.SIGINT) > most:
             raise KeyboardInterrupt
 
     def _handle(self, message: Mapping[str, Any], line: Line) -> None:

@@ -11,14 +11,18 @@ import socket
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from headway.config import Config
 from headway.core.coordination.launch_variables import LEAD, LISTEN, NODE, OF_A_WORKER, SECRET, SECRET_FILE
 from headway.core.coordination.launched import machine_number
 from headway.core.errors import ConfigError
 from headway.core.files.foreign import open_regular
+from headway.core.files.hashes import fingerprint
 from headway.core.process.waiting import VISIBILITY_TIMEOUT, wait_until
+from headway.core.startup.launch_secret import take_secret
 
 #: Where the lead listens if only its host is known.
 _PORT = 29450
@@ -54,15 +58,20 @@ class Seat:
     """A machine's place in a run of a certain config."""
 
     place: Place
-    identity: str
-    """Fingerprint of what the config says about the mathematics of the run."""
+    computes: Mapping[str, Any]
+    """What the config says about the mathematics of the run (`headway.config.identity`)."""
+
+    @cached_property
+    def identity(self) -> str:
+        """Fingerprint of that."""
+        return fingerprint(self.computes)
 
 
 def find_place(config: Config, environment: MutableMapping[str, str] | None = None) -> Place | None:
     """Return the place of this process; None if the run has one machine.
 
     Variables with which a launcher numbers *processes* (RANK, WORLD_SIZE) mean machines here, and are removed: workers
-    get their own.
+    get their own. The secret is removed as well, so that no process of the run shows it.
 
     Raises:
         ConfigError: the number of this machine, the lead's address or the secret is missing or cannot be used.
@@ -154,8 +163,9 @@ def _secret(config: Config, environment: Mapping[str, str], node: int) -> bytes:
     Raises:
         ConfigError: there is none, or others can read it.
     """
-    if text := environment.get(SECRET, "").strip():
-        secret = text.encode()
+    given = take_secret() if environment is os.environ else environment.get(SECRET, "").strip()
+    if given:
+        secret = given.encode()
     elif name := environment.get(SECRET_FILE):
         secret = _read_secret(Path(name))
     elif environment.get("SLURM_JOB_ID") and "SLURM_PROCID" in environment:

@@ -45,6 +45,8 @@ class Refusal:
 
     what: str
     fix: str
+    machine: int | None = None
+    """Its number; None if it has none that can be one."""
 
 
 @dataclass
@@ -57,6 +59,7 @@ class Roster:
         version: Version of Headway.
         identity: Fingerprint of what the config says about the mathematics of the run.
         compare: Compares the machine that a process describes with the lead's.
+        name_differences: Names the keys by which the config that a process describes differs from the lead's.
     """
 
     most: int
@@ -64,6 +67,7 @@ class Roster:
     version: str
     identity: str
     compare: Callable[[Any], Differences] = lambda _: Differences(None, "", ())
+    name_differences: Callable[[Any], str] = lambda _: ""
     members: dict[int, Member] = field(default_factory=dict)
     departed: dict[int, str] = field(default_factory=dict)
     """Why a connection has ended, by its session."""
@@ -91,26 +95,33 @@ class Roster:
         return member
 
     def _refusal(self, hello: Mapping[str, Any], now: float) -> Refusal | None:
-        number, host = hello.get("node"), str(hello.get("host"))[:64]
+        number = hello.get("node")
         if not isinstance(number, int) or not 0 < number < self.most:
             return Refusal(
                 f"the lead knows machines 1 to {self.most - 1}, and this one says that it is {number!r}",
                 "give every machine its own --node, and all of them the same --machines",
             )
-        there = self.members.get(number)
+        found = self._misfit(number, hello, now)
+        return None if found is None else Refusal(*found, number)
+
+    def _misfit(self, number: int, hello: Mapping[str, Any], now: float) -> tuple[str, str] | None:
+        """Return why a machine may not join, and what to do; None if it may."""
+        host, there = str(hello.get("host"))[:64], self.members.get(number)
         if there is not None and there.process != hello.get("process") and now - there.heard < _SAME_NUMBER_SECONDS:
-            return Refusal(f"two machines say that they are {there}: {host} too", "give every machine its own --node")
+            return f"two machines say that they are {there}: {host} too", "give every machine its own --node"
         name = f"machine {number} ({host})"
         if hello.get("version") != self.version:
             what = f"{name} has Headway {hello.get('version')}, and the lead {self.version}"
-            return Refusal(what, "install one version on all machines")
+            return what, "install one version on all machines"
         if hello.get("workers") != self.workers:
             what = f"{name} was started with {hello.get('workers')} workers, and the lead with {self.workers}"
-            return Refusal(what, "start all machines with the same --workers")
+            return what, "start all machines with the same --workers"
         if hello.get("identity") != self.identity:
-            return Refusal(f"{name} was started with another config than the lead", "start all with the same config")
+            what = f"{name} was started with another config than the lead"
+            named = self.name_differences(hello.get("computes"))
+            return ": ".join(filter(None, (what, named))), "start all with the same config"
         found = self.compare(hello.get("machine"))
-        return None if found.refused is None else Refusal(f"{name} has {found.refused}", found.fix)
+        return None if found.refused is None else (f"{name} has {found.refused}", found.fix)
 
     @property
     def has_met_all(self) -> bool:
