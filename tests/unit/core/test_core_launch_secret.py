@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from headway.core.coordination.launch_variables import SECRET
+from headway.core.credentials.secrets import redact
 from headway.core.startup.launch_secret import take_secret
 
 #: Takes the secret, and shows the environments of this process, of a copy and of a program, as the kernel has them.
@@ -55,3 +56,4 @@ def test_another_secret_replaces_the_first(monkeypatch: pytest.MonkeyPatch) -> N
     for secret in ("one" * 9, "two" * 9):
         monkeypatch.setenv(SECRET, secret)
         assert take_secret() == take_secret() == secret and SECRET not in os.environ
+        assert secret not in redact(f"it is {secret}")

@@ -10,6 +10,7 @@ import ctypes
 import os
 
 from headway.core.coordination.launch_variables import SECRET
+from headway.core.credentials.secrets import remember
 
 _taken = ""
 
@@ -22,6 +23,7 @@ def take_secret() -> str:
     global _taken
     if SECRET in os.environ:
         _taken = os.environ[SECRET].strip()
+        remember(_taken, SECRET)  # values of variables are redacted; this one still has to be
         _overwrite(SECRET)
         del os.environ[SECRET]
     return _taken
