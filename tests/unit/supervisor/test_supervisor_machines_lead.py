@@ -198,6 +198,8 @@ def test_a_lead_with_the_address_of_another_machine_says_so(
     assert "free port" not in str(found.value.fix)
     real = socket.getaddrinfo
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **more: real("192.0.2.1", *rest, **more))
+    with socket.create_server(("", port)), pytest.raises(ConfigError, match="free port"):
+        Lead(Place(0, "a-service", port, SECRET), Roster(2, 1, "1", "i"), 15.0)
     lead = Lead(Place(0, "a-service", port, SECRET), Roster(2, 1, "1", "i"), 15.0)
     stack.callback(lead.close, exit_code=0)
     assert "a-service stands for 192.0.2.1, which is no address of this machine" in capsys.readouterr().err

@@ -26,6 +26,7 @@ _MOST_UNKNOWN = 32
 #: How long the others may take to hear how the run ended.
 _FAREWELL_SECONDS = 5.0
 _ANY_IPV6 = "::"
+_EVERYWHERE = ("", _ANY_IPV6)
 #: How a socket of both families shows an address of IPv4.
 _MAPPED = "::ffff:"
 
@@ -245,7 +246,7 @@ def _listen(place: Place) -> socket.socket:
             listener = socket.create_server((host, place.port), family=family, backlog=128, dualstack_ipv6=both)
         except OSError as error:
             last = error
-            if error.errno == errno.EADDRNOTAVAIL:
+            if error.errno == errno.EADDRNOTAVAIL and host not in _EVERYWHERE:
                 foreign = host
             continue
         if foreign is not None:
@@ -259,7 +260,7 @@ def _listen(place: Place) -> socket.socket:
     where = f"--lead {place.host}:{place.port}" if place.listen is None else f"{LISTEN}={place.listen}"
     what = last.strerror or str(last)
     fix = f"choose a free port (--lead, {LEAD}); the secret ({SECRET}) keeps strangers out"
-    if foreign is not None:
+    if foreign is not None and last.errno == errno.EADDRNOTAVAIL:
         what = f"{foreign} is no address of this machine, which leads since it is machine 0"
         fix = (
             "give all machines the address of machine 0, or this one its own --node; where that address leads here by"
