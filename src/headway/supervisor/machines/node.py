@@ -193,6 +193,7 @@ class _Node:
             line.send("signal", number=number)
 
     def _check_interrupted(self, most: int) -> None:
+        """Raise KeyboardInterrupt if Ctrl-C came more often than `most` times."""
         if self._signals.count(signal.SIGINT) > most:
             raise KeyboardInterrupt
 
