@@ -9,9 +9,11 @@ from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
+from headway.core.code_identity import code_identity, compare
 from headway.core.errors import ConfigError
+from headway.core.files.hashes import sha256_file
 
 
 def load_attribute(name: str, where: str, kind: str) -> tuple[Any, Any]:
@@ -62,6 +64,44 @@ def load_function(name: str, where: str, kind: str = "function") -> tuple[Any, C
         module_name, _, attribute = name.partition(":")
         raise _missing(module_name, attribute, where, kind)
     return module, function
+
+
+def identify_function(name: str, where: str) -> str:
+    """Import a function and return the identity of its code (`code_identity`).
+
+    Raises:
+        ConfigError: the module cannot be imported, or has no such function; or it reads a value that has no identity.
+    """
+    module, function = load_function(name, where)
+    return code_identity(function, module, where)
+
+
+def compare_function(name: str, before: str, where: str) -> Literal["same", "changed", "unknown"]:
+    """Compare the code of a function with the identity that it had.
+
+    A function in a module of the same source is not imported: that module may load much, or need packages that only
+    another machine has.
+
+    Returns:
+        "unknown": the function cannot be found or identified here; or one of the identities belongs to another version
+        of Python, or to the file that started a notebook.
+    """
+    if _source_hash(name.partition(":")[0]) == before:
+        return "same"
+    try:
+        found = compare(before, identify_function(name, where))
+    except ConfigError:
+        return "unknown"
+    return found if found in ("same", "changed") else "unknown"
+
+
+def _source_hash(module: str) -> str | None:
+    """Return the SHA-256 of the file from which Python would import a module; None if that cannot be told by paths."""
+    stem = "/".join(module.split("."))
+    folders = [Path(folder) for folder in (*sys.path, ".")]
+    files = (folder / name for folder in folders for name in (f"{stem}/__init__.py", f"{stem}.py"))
+    source = next((file for file in files if file.is_file()), None)
+    return None if source is None else sha256_file(source)
 
 
 def _missing(module: str, attribute: str, where: str, kind: str) -> ConfigError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +12,13 @@ from headway.config import Config, ModelConfig, load_resolved
 from headway.config.derived.identity import changed_values
 from headway.config.derived.segments import Segment
 from headway.config.sections.data import vocabulary_problems
-from headway.core.console import is_first_worker, warning
+from headway.core.console import is_first_worker, notice, warning
 from headway.core.coordination.launched import world_size_from_environment
-from headway.core.errors import ConfigError
+from headway.core.errors import ConfigError, DataError
 from headway.core.files.foreign import read_bytes
 from headway.core.hub import is_on_hub, is_pinned, split_hub_name
 from headway.core.user_command import suggest
-from headway.data.store_manifest import MANIFEST
+from headway.data.store_manifest import MANIFEST, read_manifest
 from headway.runs.run_directory import RunDirectory
 from headway.session.attempt import ACCEPT, RunOptions
 
@@ -60,11 +61,25 @@ def why_prepare(config: Config, options: RunOptions) -> str | None:
 
         differing = check_replaceable(data, config.run_directory)
         if not differing:
+            _report_unknown_code(data)
             return None
         why = f"it is not what the config says: {'; '.join(differing)}"
     for problem in vocabulary_problems(config):
         raise problem
     return why
+
+
+def _report_unknown_code(data: DataConfig) -> None:
+    """Report the cleaning functions that cannot be compared with those that a store was made with."""
+    from headway.data.preparing.settings import unknown_code
+
+    with suppress(DataError):  # of a damaged manifest: reported by whoever opens the store
+        manifest = read_manifest(data.store)
+        if "imported" not in manifest and (names := unknown_code(data, manifest)):
+            notice(
+                f"nothing shows whether {data.store} was cleaned with the code that {', '.join(names)} has now;"
+                " the store is used as it is"
+            )
 
 
 def _check_same_data(run: RunDirectory, data: DataConfig) -> None:

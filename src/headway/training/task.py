@@ -13,7 +13,7 @@ from headway.config import effective_strategy, find_strategy
 from headway.config.derived.mesh import row_parts
 from headway.core.code_identity import code_identity, combined
 from headway.core.console import notice
-from headway.core.functions import load_attribute, load_function
+from headway.core.functions import identify_function, load_attribute
 from headway.core.model_protocol import Pipelineable
 from headway.core.types import IGNORE_TARGET, Feed, MicroBatch
 from headway.parallel.stages import plan_stages, stages_of_worker
@@ -233,17 +233,7 @@ def language_model_fingerprints(config: Config, store: TokenStore) -> dict[str, 
 
     data = config.segments[-1].data if config.segments else store.fingerprint
     known = {"data": data, "tokenizer": store.tokenizer_fingerprint, **pretrained_fingerprints(config)}
-    return known if config.loss is None else {**known, "loss": loss_code(config.loss)}
-
-
-def loss_code(name: str) -> str:
-    """Return the identity of the loss that a config names.
-
-    Raises:
-        ConfigError: it is not there, or it reads a value that has no identity.
-    """
-    module, function = load_function(name, "loss")
-    return code_identity(function, module, "loss")
+    return known if config.loss is None else {**known, "loss": identify_function(config.loss, "loss")}
 
 
 def own_code(config: Config) -> dict[str, str]:
@@ -258,12 +248,10 @@ def own_code(config: Config) -> dict[str, str]:
     found = {}
     for key, name in named.items():
         module, value = load_attribute(name, key, "attribute")
-        pieces = [code_identity(value, module, key)]
-        for builder in (getattr(value, trait, None) for trait in ("build", "build_elastic")):
-            if isinstance(builder, str):  # of a spec: it may be in another module
-                made_in, build = load_function(builder, key)
-                pieces.append(code_identity(build, made_in, key))
-        found[key] = combined(pieces)
+        # Builders of a spec may be in another module.
+        builders = [getattr(value, trait, None) for trait in ("build", "build_elastic")]
+        pieces = [identify_function(builder, key) for builder in builders if isinstance(builder, str)]
+        found[key] = combined([code_identity(value, module, key), *pieces])
     return found
 
 

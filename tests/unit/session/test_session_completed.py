@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headway.config import Config, ModelConfig, dump_config, load_config
+from headway.config import Config, ModelConfig, TokenizerConfig, dump_config, load_config
 from headway.core.errors import ConfigError, DataError
 from headway.data.pinned import pinned
 from headway.data.preparing.prepare import prepare
+from headway.data.preparing.settings import MADE_OF
 from headway.data.store import TokenStore
 from headway.data.used_by import keep_manifest, mark_use, runs_using
 from headway.models.build import build_model
@@ -188,6 +192,105 @@ def test_training_prepares_a_store_that_is_missing_or_not_what_the_config_says(
     manifest = json.loads((tmp_path / "own/manifest.json").read_text())
     (tmp_path / "own/manifest.json").write_text(json.dumps({**manifest, "imported": {}}))
     assert why_prepare(own(), RunOptions()) is None, "an imported store has no text to prepare it from"
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Write the module of the user's cleaning functions, as an editor does between two commands."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+
+    def write(text: str) -> None:
+        (tmp_path / "own_cleaning.py").write_text(text)
+        sys.modules.pop("own_cleaning", None)
+        importlib.invalidate_caches()
+
+    yield write
+    sys.modules.pop("own_cleaning", None)
+
+
+STEPS = 'data.clean=["unicode", {"step": "python", "function": "own_cleaning:clean"}]'
+OWN_STEPS = (
+    'data.sources=[{"path": "FOLDER/corpus.jsonl",'
+    ' "clean": [{"step": "score", "function": "own_cleaning:clean", "at_least": 0}]}]'
+)
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "before", "after"),
+    [
+        (STEPS, "data.clean.1", "text + 'one'", "text + 'another one'"),
+        (OWN_STEPS, "data.sources.0.clean.0", "1", "len(text) % 2 - 1"),
+    ],
+)
+def test_an_edited_cleaning_function_is_another_setting(
+    own: Callable[..., Config],
+    tmp_path: Path,
+    written: Callable[[str], None],
+    override: str,
+    key: str,
+    before: str,
+    after: str,
+) -> None:
+    config = own(override.replace("FOLDER", str(tmp_path)))
+    code = "def clean(text): return {}\n"
+    written(code.format(before))
+    prepare_if_needed(config, RunOptions(), own_process=False)
+    first = TokenStore.open(config.data.store)
+    assert why_prepare(config, RunOptions()) is None
+    written(code.format(after))
+    said = f"it is not what the config says: {key}: the code of own_cleaning:clean has changed"
+    assert why_prepare(config, RunOptions()) == said
+    (config.data.store / MADE_OF).rename(tmp_path / "record")
+    assert why_prepare(config, RunOptions()) == said, "a store that was copied without its record"
+    run = using(config, "another")
+    with pytest.raises(ConfigError, match="the code of own_cleaning:clean has changed") as caught:
+        prepare_if_needed(config, RunOptions(), own_process=False)
+    assert str(run) in str(caught.value)
+    (tmp_path / "runs/another").rename(tmp_path / f"runs/{config.name}")
+    (config.run_directory / "checkpoints/step-00000002").mkdir(parents=True)
+    assert why_prepare(config, RunOptions()) is None, "a run that is resumed keeps its data"
+    shutil.rmtree(config.run_directory)
+    prepare_if_needed(config, RunOptions(), own_process=False)
+    renewed = TokenStore.open(config.data.store)
+    assert renewed.fingerprint != first.fingerprint
+    assert why_prepare(config, RunOptions()) is None
+    fresh = own(override.replace("FOLDER", str(tmp_path)), f"data.store={tmp_path}/fresh")
+    prepare(fresh.data.model_copy(update={"tokenizer": TokenizerConfig(path=tmp_path / "own/tokenizer")}), workers=1)
+    assert TokenStore.open(tmp_path / "fresh").manifest["splits"] == renewed.manifest["splits"]
+
+
+def test_a_cleaning_function_that_cannot_be_compared_is_named_in_a_line(
+    own: Callable[..., Config], tmp_path: Path, written: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = own(STEPS)
+    written("def clean(text): return len(text) > 3\n")
+    prepare_if_needed(config, RunOptions(), own_process=False)
+    capsys.readouterr()
+    written("import a_package_of_another_machine\ndef clean(text): return len(text) > 3\n")
+    prepare_if_needed(config, RunOptions(), own_process=False)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"nothing shows whether {tmp_path}/own was cleaned with the code that own_cleaning:clean has now" in line
+    (tmp_path / "own_cleaning.py").unlink()
+    assert why_prepare(config, RunOptions()) is None, "the store was copied to another machine"
+
+
+def test_code_is_compared_without_being_imported_where_its_source_is_the_same(
+    own: Callable[..., Config], tmp_path: Path, written: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = own(STEPS)
+    written("from own_helper import clean\n")
+    (tmp_path / "own_helper.py").write_text("def clean(text): return len(text) > 3\n")
+    prepare_if_needed(config, RunOptions(), own_process=False)
+    manifest = json.loads((tmp_path / "own/manifest.json").read_text())
+    stored = manifest["settings"]["clean"]["steps"][1]
+    assert stored["source"] == hashlib.sha256((tmp_path / "own_helper.py").read_bytes()).hexdigest()
+    # A store of an earlier version has the file that the config names, whichever defines the function.
+    stored["source"] = hashlib.sha256((tmp_path / "own_cleaning.py").read_bytes()).hexdigest()
+    (tmp_path / "own/manifest.json").write_text(json.dumps(manifest))
+    sys.modules.pop("own_cleaning")
+    capsys.readouterr()
+    assert why_prepare(config, RunOptions()) is None and capsys.readouterr().err == ""
+    assert "own_cleaning" not in sys.modules
 
 
 def test_a_run_keeps_its_data_unless_it_accepts_changes(own: Callable[..., Config], tmp_path: Path) -> None:

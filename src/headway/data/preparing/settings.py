@@ -8,7 +8,7 @@ compared by its manifest and its description of the inputs alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from headway.core.errors import HeadwayError
 from headway.core.files.atomic import write_json
 from headway.core.files.foreign import LISTING_BYTES, read_json_object
 from headway.core.files.hashes import fingerprint
+from headway.core.functions import compare_function
 from headway.core.hub import is_on_hub
 
 #: The record of what a store was made of, in its folder.
@@ -93,16 +94,18 @@ def _kept(store: Path, manifest: dict[str, Any]) -> DataConfig | None:
 def differences(data: DataConfig, manifest: dict[str, Any]) -> list[str]:
     """Describe how a prepared store differs from what a config says, by config keys; empty if it does not.
 
-    No source, word list or evaluation set is read. The tokenizer is, where a store's vocabulary came from another
-    place than the config names: a model that was trained on the store brings the same one.
+    No source, word list or evaluation set is read, nor is the code of a Python source, which is where text lies as a
+    file is. The code of cleaning functions is compared. The tokenizer is read where a store's vocabulary came from
+    another place than the config names: a model that was trained on the store brings the same one.
 
     Args:
         data: The config, resolved; the store is at `data.store`.
         manifest: The manifest of the store, checked.
     """
+    code = [f"{key}: the code of {name} has changed" for key, name in _compared_code(data, manifest, "changed")]
     kept = _kept(data.store, manifest)
     if kept is None:
-        return _differing_by_manifest(data, manifest)
+        return _differing_by_manifest(data, manifest) + code
     before, after = made_of(kept), made_of(data)
     same = [_same_tokenizer(data, kept), _same_begin_of_text(data, kept, manifest)]
     for key, is_same in zip(("data.tokenizer", "data.begin_of_text"), same, strict=True):
@@ -113,7 +116,28 @@ def differences(data: DataConfig, manifest: dict[str, Any]) -> list[str]:
             new["path"] = old["path"]
         elif old["path"] != new["path"]:
             new["name"] = old["name"]  # it follows from the path, or is not the point
-    return changed_values(before, after)
+    return changed_values(before, after) + code
+
+
+def unknown_code(data: DataConfig, manifest: dict[str, Any]) -> list[str]:
+    """Return the cleaning functions of which nothing shows whether their code is that which a store was made with."""
+    return [name for _, name in _compared_code(data, manifest, "unknown")]
+
+
+def _compared_code(data: DataConfig, manifest: dict[str, Any], result: str) -> Iterator[tuple[str, str]]:
+    """Yield the cleaning functions whose code compares so with what a manifest has of it, with their config keys."""
+    settings = manifest["settings"]
+    steps = {"data.clean": (data.clean, settings.get("clean"))}
+    for number, (name, source) in enumerate(zip(stored_names(data.sources), data.sources, strict=True)):
+        steps[f"data.sources.{number}.clean"] = source.clean, settings.get("source_clean", {}).get(name)
+    for key, (asked, described) in steps.items():
+        stored = described["steps"] if described else []
+        if not _same_steps(asked, stored):
+            continue  # reported by the config's own keys
+        for number, (step, there) in enumerate(zip(asked, stored, strict=True)):
+            name = getattr(step, "function", None)
+            if name is not None and compare_function(name, str(there.get("source")), key) == result:
+                yield f"{key}.{number}", name
 
 
 def only_adds(data: DataConfig, manifest: dict[str, Any]) -> bool:

@@ -14,10 +14,10 @@ from multiprocessing import connection, get_context, parent_process
 from typing import TYPE_CHECKING
 
 from headway.config.sections.clean import CleanStep
-from headway.core.code_identity import code_identity, is_source
+from headway.core.code_identity import is_source
 from headway.core.console import notice, redact_streams
 from headway.core.errors import DataError
-from headway.core.functions import load_function
+from headway.core.functions import identify_function
 from headway.data.preparing.encode import PieceWorker
 from headway.data.preparing.pieces import PieceResult, Recipe, Work
 
@@ -124,10 +124,7 @@ def _prefers_processes(recipe: Recipe, workers: int) -> bool:
 def _is_of_this_process(step: CleanStep) -> bool:
     """Return whether a step calls a function that no other process finds: one of a notebook, not of a script."""
     name = getattr(step, "function", "")
-    if not name.startswith("__main__:"):
-        return False
-    module, function = load_function(name, "data.clean")
-    return not is_source(code_identity(function, module, "data.clean"))
+    return name.startswith("__main__:") and not is_source(identify_function(name, "data.clean"))
 
 
 def prepared(
