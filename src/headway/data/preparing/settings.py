@@ -135,9 +135,9 @@ def _compared_code(data: DataConfig, manifest: dict[str, Any], result: str) -> I
         if not _same_steps(asked, stored):
             continue  # reported by the config's own keys
         for number, (step, there) in enumerate(zip(asked, stored, strict=True)):
-            name = getattr(step, "function", None)
-            if name is not None and compare_function(name, str(there.get("source")), key) == result:
-                yield f"{key}.{number}", name
+            function = getattr(step, "function", None)
+            if function is not None and compare_function(function, str(there.get("source")), key) == result:
+                yield f"{key}.{number}", function
 
 
 def only_adds(data: DataConfig, manifest: dict[str, Any]) -> bool:
