@@ -28,7 +28,7 @@ from headway.parallel.world import pick_device
 from headway.session.attempt import RunOptions
 from headway.session.checks import check_remote_usable, check_run
 from headway.session.preflight import examine
-from headway.session.start_checks import UnpreparedRun, examine_unprepared
+from headway.session.start_checks import UnpreparedRun, check_apart, examine_unprepared
 from headway.telemetry.record import is_run, open_run
 from headway.training.setup.available import shortfalls
 from headway.training.setup.precision import with_precision
@@ -51,6 +51,8 @@ def preview(config: Config, options: RunOptions | None = None) -> str:
     if unprepared is not None:
         return _preview_unprepared(unprepared, options or RunOptions())
     plan = examine(config, options)
+    if options is not None:
+        check_apart(plan.config, options)
     config, grid, mesh, store = plan.config, plan.grid, plan.mesh, plan.store
     workers, train, model, device = mesh.size, config.train, config.model, pick_device(config.train.device)
     assert store is not None and train.steps is not None, "the examination opened the store of a resolved config"

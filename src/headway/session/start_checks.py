@@ -28,6 +28,7 @@ from headway.models.build import build_without_memory
 from headway.models.hub.sizes import model_without_weights
 from headway.parallel.tensor import plan_of
 from headway.parallel.world import pick_device
+from headway.runs.run_directory import RunDirectory
 from headway.session.attempt import RunOptions
 from headway.session.checks import check_keys_present, check_remote_reachable, check_run_directory
 from headway.session.completed import check_same_ids, shaped, why_prepare
@@ -35,7 +36,7 @@ from headway.session.spending import check_cost
 from headway.tracking.sinks import check_trackers
 from headway.training.job import load_callbacks
 from headway.training.setup.available import check_available, check_installed_for
-from headway.training.task import loss_code
+from headway.training.setup.model_proofs import prove_class
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,31 @@ def check_config(config: Config) -> None:
         if config.data.remote is None and not _asks_the_hub(config):
             config = shaped(config, read_manifest(config.data.store)["tokenizer"]["vocab_size"])
     _check_parts(config, found, here=False)
+    found.of(lambda: check_apart(config, RunOptions(), here=False))
     found.of(lambda: load_callbacks(config.callbacks))
     found.report()
+
+
+def check_apart(config: Config, options: RunOptions, *, here: bool = True) -> None:
+    """Check by a small model that a class of transformers tells packed documents apart, if `data.document_mask` asks.
+
+    A run that has begun has proven it, and its checkpoints know that. An attempt does not ask: it has the weights in
+    a moment, and its process may still be copied, which it could not once it has computed.
+
+    Args:
+        config: With the shape of its model.
+        options: What to do about an earlier run of this name.
+        here: Whether the run would be on this machine; otherwise the CPU is asked.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if config.model.implementation != "transformers" or not config.data.document_mask:
+        return
+    continues = RunDirectory(config.run_directory).has_begun() and not options.restart
+    is_there = here or not _asks_the_hub(config)
+    if is_there and not continues:
+        prove_class(config.model, pick_device(config.train.device if here else "cpu"))
 
 
 def check_parts(config: Config, *, makes_callbacks: bool = True) -> None:
@@ -130,7 +154,7 @@ def _check_parts(config: Config, found: _Problems, here: bool) -> None:
     found.of(lambda: check_keys_present(config.checkpoint))
     found.of(lambda: check_trackers(config.track))
     if config.loss is not None:
-        found.of(lambda: loss_code(config.loss or ""))
+        found.of(lambda: identify_function(config.loss or "", "loss"))
     if config.parallel.tensor > 1:
         found.of(lambda: _check_is_cut(config))
 
@@ -164,6 +188,7 @@ def examine_unprepared(config: Config, options: RunOptions | None = None, *, her
             if tokenizer is not None:
                 check_same_ids(config, tokenizer.content, Path(tokenizer.where))
     _check_parts(config, found, here)
+    found.of(lambda: check_apart(config, options or RunOptions(), here=here))
     found.of(lambda: load_callbacks(wanted.callbacks))
     mesh = grid = None
     with found.collecting():

@@ -46,9 +46,10 @@ def models(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
     tokenizer = corpus / "store/tokenizer"
     export_model(build_model(ModelConfig(**SHAPE), vocab_size=320, seed=1), folder / "good", tokenizer)
     shutil.copytree(folder / "good", folder / "mute", ignore=shutil.ignore_patterns("tokenizer*"))
-    write_family("gpt-2", folder / "gpt-2")
-    for file in tokenizer.glob("*.json"):
-        shutil.copy(file, folder / "gpt-2")
+    for name in ("gpt-2", "lfm-2"):
+        write_family(name, folder / name)
+        for file in tokenizer.glob("*.json"):
+            shutil.copy(file, folder / name)
     for name, ending in (("nemo", "nemo"), ("pickled", "bin")):
         shutil.copytree(folder / "good", folder / name, ignore=shutil.ignore_patterns("*.safetensors"))
         (folder / name / f"weights.{ending}").touch()
@@ -111,6 +112,9 @@ MISTAKES = {
         "model={from_pretrained: MODELS/gpt-2}",
         "parallel.tensor=2",
         "parallel.workers=2",
+    ),
+    "a class that lets packed documents leak": mistake(
+        "does not tell packed documents apart", "model={from_pretrained: MODELS/lfm-2}", "data.document_mask=true"
     ),
     "a width that workers cannot share": mistake(
         "cannot be shared evenly", "model.ffn_dim=66", "parallel.tensor=4", "parallel.workers=4"
@@ -241,6 +245,24 @@ def test_a_check_of_a_config_finds_what_a_prepared_store_leaves(folder: Path) ->
     assert CliRunner().invoke(application(), ["config", "check", str(config)]).exit_code == 0
     wrong = CliRunner().invoke(application(), ["config", "check", str(config), "callbacks=[nowhere:Callback]"])
     assert wrong.exit_code != 0 and "nowhere cannot be imported" in str(wrong.exception)
+
+
+def test_a_class_that_leaks_is_found_by_a_dry_run_with_a_store_but_not_for_a_run_that_continues(
+    folder: Path, models: Path
+) -> None:
+    path = write_config(folder)
+    overrides = [f"model={{from_pretrained: {models}/lfm-2}}", "data.document_mask=true"]
+    apart = [f"model={{from_pretrained: {models}/gpt-2}}", "data.document_mask=true"]
+    prepare_if_needed(load_config(path, overrides[:1]), RunOptions(), own_process=False)
+    preview(load_config(path, apart), RunOptions())
+    config = load_config(path, overrides)
+    with pytest.raises(HeadwayError, match="Lfm2ForCausalLM, tried with random weights, does not tell packed"):
+        preview(config, RunOptions())
+    config.run_directory.mkdir(parents=True)
+    (config.run_directory / "metrics.jsonl").write_text('{"step": 1}\n')
+    assert CliRunner().invoke(application(), ["config", "check", str(path), *overrides]).exit_code == 0
+    with pytest.raises(HeadwayError, match="does not tell packed"):
+        preview(config, RunOptions(restart=True))
 
 
 def test_a_refused_start_is_not_shown_as_failed(folder: Path) -> None:

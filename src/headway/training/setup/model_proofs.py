@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from headway.config.derived.experts import balance_in_words
-from headway.core.console import notice, warning
+from headway.core.console import notice, warning, write_log
 from headway.core.errors import ConfigError
 from headway.core.types import IGNORE_TARGET, MicroBatch
+from headway.models.hub.small import small_instance
 from headway.models.hub.transformers_model import TransformersModel
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
@@ -26,13 +27,15 @@ from headway.training.state import TrainState, kept_buffers
 from headway.training.task import Task, to_device
 
 if TYPE_CHECKING:
-    from headway.config import Config
+    from headway.config import Config, ModelConfig
 
 #: Key of a manifest's context.
 PROOFS = "model_proofs"
 
 #: Largest relative difference between two ways to compute the same: by fp32 products, and by others.
 _TOLERANCE, _ROUNDED_TOLERANCE = 1e-5, 2e-2
+#: Largest relative difference of logits in fp32 between two packed documents and each alone.
+_LEAK = 1e-3
 #: Positions of the row that is packed from two documents.
 _PACKED = 64
 
@@ -134,7 +137,7 @@ def _passes(
             fix="another version of transformers; or another train.precision",
         )
     if leak is not None:
-        signs = [not leak <= (_ROUNDED_TOLERANCE if rounded else 1e-3), bits_differ, reaches]
+        signs = [not leak <= (_ROUNDED_TOLERANCE if rounded else _LEAK), bits_differ, reaches]
         _check_apart(name, leak, [any(found) for found in zip(*world.gather([float(s) for s in signs]), strict=True)])
     how = "from hidden states, a chunk of rows at a time" if is_projected else "from the logits of a whole micro-batch"
     notice(f"{name} by transformers ({_in_words(model.kernels())}): the loss is computed {how}")
@@ -177,15 +180,16 @@ def _gradient_reaches(
     config: Config, model: TransformersModel, state: TrainState, strategy: Strategy, ids: torch.Tensor, world: World
 ) -> bool:
     """Return whether the second of two packed documents has a gradient with respect to the first one's embeddings."""
-    packed, positions, half = _two_documents(ids)
     engine = state.engine
     strategy.begin()
+
+    def probe(function: Any, *arguments: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = state.trained(arguments[0], probe=partial(function, *arguments))
+        return result
+
     with strategy.micro_batch(True, last=engine is not None), model.embeddings_of_pass() as leaves, torch.enable_grad():
         with autocast(config.train.precision, world.device):
-            logits = state.trained(packed, probe=partial(model.packed_logits, packed, positions))
-        # Squares, since a sum of logits could have no gradient by itself. Without a loss scale: zero times infinity
-        # would be no zero.
-        loss = logits[:, half:].float().square().sum()
+            loss = _of_second(model, probe, ids)
         if engine is None:
             (gradient,) = torch.autograd.grad(loss, leaves[:1])
         else:
@@ -196,7 +200,57 @@ def _gradient_reaches(
         strategy.reduce()
         engine.skip()
     strategy.begin()
-    return bool(gradient[:, :half].count_nonzero())
+    return _has_first(gradient)
+
+
+def _of_second(model: TransformersModel, probe: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Return a number that depends on the logits of the second of two packed documents alone."""
+    packed, positions, half = _two_documents(ids)
+    # Squares, since a sum of logits could have no gradient by itself. Without a loss scale: zero times infinity would
+    # be no zero.
+    of_second: torch.Tensor = probe(model.packed_logits, packed, positions)[:, half:].float().square().sum()
+    return of_second
+
+
+def _has_first(gradient: torch.Tensor) -> bool:
+    """Return whether the gradient of two packed documents, (1, T, D), has anything of the first one."""
+    return bool(gradient[:, : gradient.shape[1] // 2].count_nonzero())
+
+
+def prove_class(config: ModelConfig, device: torch.device) -> None:
+    """Find out by a small model of the same class, with random weights, whether it tells packed documents apart.
+
+    Nothing of the weights is read, so this can be asked before data are prepared. What no small model shows, or none
+    can be made for, `prove_model` finds with the weights in place.
+
+    Args:
+        config: Complete, of a model of transformers.
+        device: Where the run computes, whose kernels may tell documents apart where others do not.
+
+    Raises:
+        ConfigError: it does not; or transformers cannot make the model.
+    """
+    model = small_instance(config)
+    if model is None:
+        return
+
+    def probe(function: Any, *arguments: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = function(*arguments)
+        return result
+
+    try:
+        model.to(device)
+        ids = torch.arange(_PACKED, device=device).unsqueeze(0)
+        with torch.no_grad():
+            leak = _leak(model, probe, ids)
+            bits_differ = not model.has_experts and _bits_differ(model, probe, ids)
+        with model.embeddings_of_pass() as leaves, torch.enable_grad():
+            (gradient,) = torch.autograd.grad(_of_second(model, probe, ids), leaves[:1])
+    except Exception as error:  # of kernels that need other sizes, or a GPU without room
+        write_log(f"a small {type(model.causal).__name__} could not be tried: {error}")
+        return
+    shown = f"{type(model.causal).__name__}, tried with random weights,"
+    _check_apart(shown, leak, [not leak <= _LEAK, bits_differ, _has_first(gradient)])
 
 
 def _check_apart(name: str, leak: float, signs: Sequence[bool]) -> None:
