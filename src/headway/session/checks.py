@@ -186,14 +186,14 @@ def check_code(config: Config, code: Mapping[str, str], start: CheckpointInfo, *
                 f"the code of {key} is identified anew: {name} knows the file that started the run or that names the"
                 " code; from now on the code itself counts"
             )
-        elif accept or key in _REPAIRABLE or is_incidental(key.partition(" ")[0]):
+        elif accept or may_differ(key):
             if is_first_worker():
                 warning(f"the run continues with changed code of {key}")
         else:
             what = "source" if is_source(now) else "code, or a value that it reads,"
             raise DataError(
-                f"the {what} of the {key} has changed: its hash is {_short(now)}, but checkpoint {name} was made from"
-                f" {_short(before)}",
+                f"the {what} of the {key} has changed: its hash is {short_identity(now)}, but checkpoint {name} was"
+                f" made from {short_identity(before)}",
                 where=str(config.loss or key) if key == "loss" else key,
                 fix="restore what it was made from, or choose another name=... for a new run; from Python,"
                 " accept_changes=True continues with the code as it is",
@@ -210,6 +210,13 @@ def _says_as_much(config: Config, key: str, before: str, now: str) -> bool:
     return before == module_source_hash(load_function(config.loss, key)[0])
 
 
-def _short(identity: str) -> str:
+def may_differ(key: str) -> bool:
+    """Return whether a run may continue with other code of a key: it changes nothing that the run computes, or reads
+    samples."""
+    return key in _REPAIRABLE or is_incidental(key.partition(" ")[0])
+
+
+def short_identity(identity: str) -> str:
+    """Return the beginning of an identity of code, for messages."""
     version, _, digest = identity.rpartition(":")
     return f"{version}:{digest[:12]}" if version else digest[:12]

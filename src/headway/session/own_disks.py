@@ -20,12 +20,15 @@ from headway.checkpoint.remote_copies import TierAccess
 from headway.checkpoint.run_identity import RunIdentity, run_identity
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.config import Config
+from headway.core.code_identity import compare
+from headway.core.console import warning
 from headway.core.coordination.launched import OWN_DISKS_VARIABLE
 from headway.core.errors import DataError
 from headway.core.machine.system import host_name
 from headway.core.process.waiting import VISIBILITY_TIMEOUT
 from headway.parallel.world import World
 from headway.runs.run_directory import Attempt
+from headway.session.checks import may_differ, short_identity
 
 
 @dataclass(frozen=True)
@@ -44,17 +47,29 @@ class CheckpointAccess:
 
     @classmethod
     def agree(
-        cls, config: Config, store: CheckpointStore, world: World, attempt: Attempt, fingerprints: Mapping[str, str]
+        cls,
+        config: Config,
+        store: CheckpointStore,
+        world: World,
+        attempt: Attempt,
+        *,
+        fingerprints: Mapping[str, str],
+        code: Mapping[str, str],
     ) -> CheckpointAccess:
         """Find out whether machines share the run's folder, and exchange what they need if not; all workers call it.
 
+        Args:
+            fingerprints: Of what this worker trains on.
+            code: By key, the identities of the user's code, the loss included.
+
         Raises:
             CheckpointError: The remote tier cannot be reached.
-            DataError: The data of a machine differ from the first worker's.
+            DataError: The data or the code of a machine differ from the first worker's.
         """
         if OWN_DISKS_VARIABLE not in os.environ:
             return cls(store, world)
-        check_same_data(world, fingerprints)
+        check_same_data(world, {kind: value for kind, value in fingerprints.items() if kind not in code})
+        check_same_code(world, code)
         remote = config.checkpoint.remote
         assert remote is not None, "the lead refuses machines without a common disk that have no remote tier"
         settings = place_settings(remote)
@@ -104,3 +119,29 @@ def check_same_data(world: World, fingerprints: Mapping[str, str]) -> None:
                     where="data.store",
                     fix="give all machines the same store: copy it, or set data.remote to one that all of them read",
                 )
+
+
+def check_same_code(world: World, code: Mapping[str, str]) -> None:
+    """Raise an error if a machine has other code of the user than the first worker; all workers call it together.
+
+    What may differ between two attempts of a run may also differ between its machines. That is reported.
+
+    Raises:
+        DataError: The code of a machine differs.
+    """
+    first, *others = world.gather_json({"host": host_name(), "code": dict(code)})
+    for other in others:
+        for key in {**first["code"], **other["code"]}:
+            ours, theirs = first["code"].get(key, ""), other["code"].get(key, "")
+            found = compare(ours, theirs)
+            if found == "same":
+                continue
+            what = (
+                f"the code of {key} on {other['host']} is {short_identity(theirs) or 'none'}, and that on"
+                f" {first['host']} is {short_identity(ours) or 'none'}"
+            )
+            if found == "another Python" or may_differ(key):
+                if world.is_first:
+                    warning(f"{what}; the run continues")
+                continue
+            raise DataError(what, where=key, fix="give all machines the same code, and start again")

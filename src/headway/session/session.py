@@ -195,7 +195,9 @@ def _train(
     store = CheckpointStore(run.checkpoints, may_write=attempt.assert_current)
     began = time.monotonic()
     step = _find_start(config, task, run, store, world, attempt=attempt)
-    access = CheckpointAccess.agree(config, store, world, attempt, task.fingerprints)
+    fingerprints = task.fingerprints
+    with_loss = {**{key: value for key, value in fingerprints.items() if key == "loss"}, **code}
+    access = CheckpointAccess.agree(config, store, world, attempt, fingerprints=fingerprints, code=with_loss)
     start = access.info(step) if step >= 0 else None
     load_seconds = time.monotonic() - began
     config, task = _adopt_segments(start, config, task, make_task=make_task, grid=grid, world=world, run=run)
@@ -208,8 +210,7 @@ def _train(
     resume_collection()
     if start is not None:
         check_data(config, task.fingerprints, start)
-        loss = {key: value for key, value in task.fingerprints.items() if key == "loss"}
-        check_code(config, {**loss, **code}, start, accept=accept_code)
+        check_code(config, with_loss, start, accept=accept_code)
         began = time.monotonic()
         load_state(state, store, start, world)
         load_seconds += time.monotonic() - began

@@ -14,7 +14,7 @@ from headway.checkpoint.run_identity import OF_RUN, RunIdentity
 from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError, DataError
 from headway.parallel.world import World
-from headway.session.own_disks import CheckpointAccess, check_same_data
+from headway.session.own_disks import CheckpointAccess, check_same_code, check_same_data
 from states import equal, make_state
 
 
@@ -94,3 +94,30 @@ def test_machines_with_other_data_are_refused() -> None:
     check_same_data(world(1), {"data": "d" * 64})
     with pytest.raises(DataError, match=r"the data fingerprint of .* is eeeeeeeeeeee, and that of .* is dddddddddddd"):
         check_same_data(world(1), {"data": "e" * 64})
+
+
+def test_machines_with_other_code_are_refused() -> None:
+    """Code that computes must be the same, by the rules that compare it with that of a checkpoint."""
+    code = {"loss": "a" * 64, "optimizer.name": "python-3.11:" + "b" * 64, "callbacks own:Log": "c" * 64}
+    check_same_code(world(0), code)
+    check_same_code(world(1), code)
+    for key in ("loss", "optimizer.name"):
+        version, _, _ = code[key].rpartition(":")
+        other = {**code, key: f"{version}:{'e' * 64}".lstrip(":")}
+        with pytest.raises(DataError, match=rf"the code of {key} on .* is (python-3\.11:)?eeeeeeeeeeee, and that on"):
+            check_same_code(world(1), other)
+    with pytest.raises(DataError, match=r"the code of loss on .* is none"):
+        check_same_code(world(1), {key: value for key, value in code.items() if key != "loss"})
+    with pytest.raises(DataError, match=r"the code of model on .* is dddddddddddd, and that on .* is none"):
+        check_same_code(world(1), {**code, "model": "d" * 64})
+    # Another version of Python compiles other bytes, and callbacks compute nothing.
+    check_same_code(world(1), {**code, "optimizer.name": "python-3.12:" + "e" * 64, "callbacks own:Log": "e" * 64})
+
+
+def test_the_first_worker_reports_code_that_may_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    class First(Others):
+        def gather_json(self, value: Any) -> list[Any]:
+            return [value, {"host": "b", "code": {"callbacks own:Log": "e" * 64}}]
+
+    check_same_code(First(0, 2, 0, torch.device("cpu")), {"callbacks own:Log": "c" * 64})
+    assert "the code of callbacks own:Log on b is eeeeeeeeeeee, and that on" in capsys.readouterr().err
