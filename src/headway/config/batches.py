@@ -6,7 +6,7 @@ All conversions between steps, rows and tokens go through `Batches`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import gcd
@@ -232,6 +232,17 @@ class Batches:
         while (step := self.steps_for(multiple * interval.amount)) < end:
             yield step
             multiple = self.tokens_before(step) // interval.amount + 1
+
+    def thinned(self, steps: Iterable[int], interval: Interval) -> Iterator[int]:
+        """Yield, of rising numbers of steps, the first, and the first at or after each multiple of the interval.
+
+        So checkpoints are uploaded (`checkpoint.contents.crossed`): an upload waits for a save.
+        """
+        last = None
+        for step in steps:
+            if last is None or self.is_due_between(interval, last, step + 1):
+                yield step
+                last = step
 
     def first_meeting(self, one: Interval, other: Interval, end: int) -> int | None:
         """Return the first number of finished steps, below `end`, after which both events are due; None if none is."""

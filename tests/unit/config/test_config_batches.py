@@ -9,6 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from headway.checkpoint.contents import crossed
+from headway.checkpoint.retention import Every
 from headway.config import Batches, BatchStage, Config, Interval, dump_config, identity, load_resolved, resolve_lanes
 from headway.core.errors import ConfigError
 
@@ -38,6 +40,17 @@ def test_two_events_meet_at_the_first_step_that_has_both(
     due = [[step for step in range(1, end) if batches.is_due(every, step)] for every in (one, other)]
     assert [list(batches.due_steps(every, end)) for every in (one, other)] == due
     assert batches.first_meeting(one, other, end) == min({*due[0]} & {*due[1]}, default=None)
+
+
+@given(ramps(), EVERY, EVERY, st.integers(1, 60))
+def test_the_steps_of_uploads_are_those_that_the_remote_tier_sends(
+    batches: Batches, saved: Interval, sent: Interval, end: int
+) -> None:
+    due: list[int] = []
+    for step in batches.due_steps(saved, end):
+        if not due or crossed(Every(sent.amount, sent.unit), (due[-1], 0.0), (step, 0.0), batches):
+            due.append(step)
+    assert list(batches.thinned(batches.due_steps(saved, end), sent)) == due
 
 
 @given(ramps(), st.integers(1, 4000), st.integers(1, 50))

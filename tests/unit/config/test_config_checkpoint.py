@@ -76,6 +76,21 @@ def test_the_best_need_checkpoints_where_there_are_evaluations(tmp_path: Path) -
             load(tmp_path, checkpoint, train=train, evaluation=evaluation)
     load(tmp_path, remote, train={**train, "steps": 421}, evaluation=evaluation)
     load(tmp_path, remote, train={**train, "steps": None, "tokens": 64 * 421}, evaluation=evaluation)
+    # Of the saves after 30, 60 and 90 steps, the first, and those that pass a multiple of the interval, are uploaded.
+    for every, is_found in {
+        "90 steps": False,
+        "5760 tokens": False,
+        "60 steps": True,
+        "20 steps": True,
+        "9 h": True,
+    }.items():
+        sent = {"every": "30 steps", "remote": {"url": "s3://b", "keep_best": 1, "every": every}}
+        if is_found:
+            load(tmp_path, sent, train=train, evaluation=evaluation)
+            continue
+        with pytest.raises(ConfigError, match=r"uploaded every .*no uploaded step before the last has one") as caught:
+            load(tmp_path, sent, train=train, evaluation=evaluation)
+        assert "checkpoint.remote.every=20 steps" in str(caught.value)
     load(tmp_path, {"keep_best": 1, "keep_metric": "train/loss"})
     load(tmp_path, {"keep_best": 1, "keep_metric": "accuracy", "keep_mode": "max"})  # a callback may add it
     assert Config().checkpoint.keep_mode == "min"

@@ -15,7 +15,6 @@ from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from headway.config.schema import Config
-    from headway.config.sections.train import TrainConfig
 
 _URL = re.compile(r"^([a-z][a-z0-9+.-]*)://.", re.IGNORECASE)
 
@@ -161,20 +160,27 @@ def _best_without_values(config: Config, rules: RetentionConfig, key: str) -> It
             where=f"{key}.keep_best, checkpoint.every",
             fix=f"checkpoint.every={evaluated}",
         )
-    elif _miss_each_other(config.train, saved, evaluated):
+        return
+    batches, steps = config.train.batches, config.train.steps
+    if config.train.tokens is not None:
+        steps = batches.steps_for(config.train.tokens)
+    if steps is None or any(next(batches.due_steps(every, steps), None) is None for every in (saved, evaluated)):
+        return  # only the last step, which has both
+    if batches.first_meeting(saved, evaluated, steps) is None:
         yield ConfigError(
             f"{key}.keep_best needs {rules.keep_metric} at checkpoints, but those are made every {saved}, evaluations"
             f" every {evaluated}, and no step before the last has both",
             where=f"{key}.keep_best, checkpoint.every",
             fix=f"checkpoint.every={evaluated}",
         )
-
-
-def _miss_each_other(train: TrainConfig, saved: Interval, evaluated: Interval) -> bool:
-    """Return whether saves and evaluations both come before the last step, which has both, but never together."""
-    batches = train.batches
-    steps = batches.steps_for(train.tokens) if train.tokens is not None else train.steps
-    if steps is None:
-        return False
-    both_come = all(next(batches.due_steps(every, steps), None) is not None for every in (saved, evaluated))
-    return both_come and batches.first_meeting(saved, evaluated, steps) is None
+        return
+    sent = rules.every if isinstance(rules, RemoteConfig) else None
+    if sent is None or sent.unit == "seconds":
+        return  # every save is sent, or it is not known which
+    if not any(batches.is_due(evaluated, step) for step in batches.thinned(batches.due_steps(saved, steps), sent)):
+        yield ConfigError(
+            f"{key}.keep_best needs {rules.keep_metric} at checkpoints, but those made every {saved} are uploaded every"
+            f" {sent}, evaluations are made every {evaluated}, and no uploaded step before the last has one",
+            where=f"{key}.keep_best, {key}.every",
+            fix=f"{key}.every={evaluated}",
+        )
