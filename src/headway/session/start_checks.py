@@ -15,6 +15,7 @@ from headway.config import Config, LaneGrid, MeshShape, resolve_lanes, resolve_m
 from headway.config.checks.contradictions import combined
 from headway.core.coordination.launched import world_size_from_environment
 from headway.core.errors import ConfigError, HeadwayError
+from headway.core.functions import identify_function
 from headway.core.hub import is_on_hub
 from headway.core.storage import check_filesystem
 from headway.data.preparing.prepare import check_steps
