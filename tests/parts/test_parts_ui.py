@@ -100,8 +100,11 @@ def test_list_and_filter(visit: Visit) -> None:
     visit.open()
     rows = visit.page.locator("#runs tbody tr")
     assert rows.count() == 3 and "live" in rows.first.inner_text() and "running" in rows.first.inner_text()
-    assert "400 / 100" in rows.first.inner_text() and "256 tok/s" in rows.first.inner_text()
-    assert f"{loss(0, 400):.5g}" in rows.first.inner_text()
+    assert "400/100" in rows.first.inner_text() and "256 tok/s" in rows.first.inner_text()
+    assert f"{loss(0, 400):.4f}" in rows.first.inner_text()
+    ended = rows.filter(has_text="finished").inner_text()
+    assert "256 tok/s" in ended and "15 m 0 s" in ended, "speed and time of a run that has ended"
+    assert visit.page.locator("#smoothing").input_value() == "0.6"
     assert "no step" in visit.page.locator("#alerts").inner_text(), "the run began long ago"
     visit.page.fill("#filter", "finished")
     assert rows.count() == 1 and "ended" in rows.first.inner_text()
@@ -171,7 +174,7 @@ def test_the_page_follows_the_run(visit: Visit) -> None:
     visit.live.step(401, **{"train/loss": 0.125, "mine/own": 7.5})
     visit.wait_for_legend("step 401")
     assert "0.125" in visit.legend()[0]
-    visit.page.locator("#runs tbody tr", has_text="401 / 100").wait_for()
+    visit.page.locator("#runs tbody tr", has_text="401/100").wait_for()
     visit.page.locator(".chart").nth(1).locator(".legend li", has_text="7.5").wait_for()
     visit.page.locator("select[aria-label=Metric]").first.select_option("mine/own")
     visit.page.locator(".chart").first.locator(".legend li", has_text="7.5").wait_for()
@@ -195,7 +198,7 @@ def test_the_focus_stays_while_the_list_is_read_again(visit: Visit) -> None:
     visit.open()
     visit.page.locator("#runs tbody input").first.focus()
     visit.live.step(401)
-    visit.page.locator("#runs tbody tr", has_text="401 / 100").wait_for()
+    visit.page.locator("#runs tbody tr", has_text="401/100").wait_for()
     assert visit.page.evaluate("document.activeElement.type") == "checkbox"
 
 

@@ -238,6 +238,7 @@ _LINES: dict[str, tuple[_Line, ...]] = {
         ("run/state/<state>", Unit.NUMBER, _G, "State of the run: 1 for the one that it is in, 0 for the others"),
         ("run/total_steps", Unit.STEPS, _G, "Steps of the whole run"),
         ("run/started_timestamp_seconds", Unit.TIMESTAMP, _G, "When the first attempt started"),
+        ("run/running_seconds", Unit.SECONDS, _G, "Time in which an attempt was running"),
         ("run/last_step_timestamp_seconds", Unit.TIMESTAMP, _G, "When the last step was recorded"),
         ("run/last_saved_timestamp_seconds", Unit.TIMESTAMP, _G, "When the newest checkpoint was published"),
         ("run/eta_seconds", Unit.SECONDS, _G, "Time that the remaining steps take at the pace of recent ones"),

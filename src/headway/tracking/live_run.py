@@ -27,7 +27,7 @@ from headway.core.machine.system import host_name
 from headway.telemetry.anomalies import Anomaly, AnomalyWatch
 from headway.telemetry.catalogue import CATALOGUE, Kind, metric
 from headway.telemetry.goodput import was_meant_to_end
-from headway.telemetry.metrics import FILE_NAME, LEFT_OUT, is_own, recorded_number
+from headway.telemetry.metrics import CLOCK_JUMP, FILE_NAME, LEFT_OUT, is_own, recorded_number
 from headway.telemetry.record import (
     NOT_ENDED,
     NOT_STARTED,
@@ -56,6 +56,9 @@ _SAMPLES, _SAMPLE_BYTES = 10, 32 * 1024
 
 #: Number of recent steps over which speed and ETA are averaged, as in the line.
 _WINDOW = 100
+#: A run stands still when its newest step is older than this, and than twice the longest time between recent ones: an
+#: evaluation or a save is no standstill.
+_STILL_SECONDS, _STILL_GAPS = 60.0, 2.0
 #: Most points of a short history.
 _POINTS = 120
 #: Most names that a user's own code records that are kept.
@@ -92,6 +95,7 @@ class Snapshot:
     losses: tuple[float, ...] = ()
     """Recent training losses, thinned out."""
     items_per_second: float | None = None
+    """Over the last steps that were done, also of a run that has ended; so is `mfu`."""
     mfu: float | None = None
     anomalies: tuple[Anomaly, ...] = ()
     """What is not as usual, while it trains."""
@@ -254,18 +258,40 @@ class LiveRun:
             wall = self._wall_seconds(state, now)
             if wall and history.effective_seconds is not None:
                 yield "run/goodput_ratio", min(1.0, history.effective_seconds / wall)
+        if (running := self._running_seconds(state, now)) is not None:
+            yield "run/running_seconds", running
         if history.step_time is not None:
             yield "run/last_step_timestamp_seconds", history.step_time
         saved = _last_saved(self.path / "checkpoints")
         if saved is not None:
             yield "run/last_saved_timestamp_seconds", saved
-        if steps and state in (RUNNING, NOT_ENDED) and (eta := history.eta(steps, self._settings.get("batches"))):
+        if steps and state in (RUNNING, NOT_ENDED) and (eta := history.eta(steps, self._settings.get("batches"), now)):
             yield "run/eta_seconds", eta
         if (allowed := self._settings.get("failures")) is not None:
             since = now - (self._settings.get("window") or math.inf)
             ends = [as_time(one.get("ended")) or 0.0 for one in self._records.values() if _is_failure(one)]
             yield "run/recent_failures", float(sum(end >= since for end in ends))
             yield "run/allowed_failures", float(allowed)
+
+    def _running_seconds(self, state: str, now: float) -> float | None:
+        """Return the time in which an attempt was running; None if the end of one is unknown."""
+        newest, total = max(self._records, default=0), 0.0
+        for number, record in self._records.items():
+            last, jumped = self._history.ends.get(number, (None, 0.0))
+            if number == newest and state == RUNNING:
+                last = now
+            seconds = Attempt(
+                number,
+                str(record.get("outcome")),
+                started=as_time(record.get("started")),
+                ended=as_time(record.get("ended")) or last,
+                measured=as_time(record.get("seconds")),
+                clock_jumped=jumped,
+            ).seconds
+            if seconds is None:
+                return None
+            total += seconds
+        return total if self._records else None
 
     def _wall_seconds(self, state: str, now: float) -> float | None:
         """Return the time since the run began, without that in which it was not meant to continue."""
@@ -293,6 +319,8 @@ class _History:
         self.watch = AnomalyWatch()
         self.time: float | None = None
         self.step_time: float | None = None
+        #: Time of the last record of each attempt, and by how much the wall clock jumped meanwhile.
+        self.ends: dict[int, tuple[float | None, float]] = {}
         self._at: dict[str, int] = {}
         self._step, self._attempt = -1, -1
         self._failed = (-1, 0, 0)
@@ -331,6 +359,8 @@ class _History:
                 counted = _COUNTED[name]
                 self.totals[counted] = self.totals.get(counted, 0.0) + 1.0
         self.time = as_time(record.get("time")) or self.time
+        jump = as_number(record.get(CLOCK_JUMP)) or 0.0
+        self.ends[attempt] = self.time, self.ends.get(attempt, (None, 0.0))[1] + jump
         seconds = record.get("speed/step_seconds")
         if type(seconds) is float:
             self._add_step(step, seconds, record)
@@ -383,9 +413,18 @@ class _History:
             return None
         return sum(value if which == 0 else value * weight for value, weight in pairs) / seconds
 
-    def eta(self, steps: int, batches: Any) -> float | None:
-        """Return the time that the remaining steps take at the pace of recent ones; None if unknown."""
-        if len(self._recent) < 2:
+    def stands_still(self, now: float) -> bool:
+        """Return whether the next step has been due for long, by the times between recent ones."""
+        times = [moment for moment, *_ in self._recent]
+        longest = max((later - earlier for earlier, later in pairwise(times)), default=0.0)
+        return self.step_time is not None and now - self.step_time > max(_STILL_SECONDS, _STILL_GAPS * longest)
+
+    def eta(self, steps: int, batches: Any, now: float) -> float | None:
+        """Return the time that the remaining steps take at the pace of recent ones.
+
+        None if it is unknown, or while the run stands still.
+        """
+        if len(self._recent) < 2 or self.stands_still(now):
             return None
         (first_time, first, *_), (last_time, last, *_) = self._recent[0], self._recent[-1]
         work = (lambda step: step) if batches is None else batches.tokens_before

@@ -7,14 +7,16 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from headway.core.console import notice
 from headway.core.coordination.outcomes import BUDGET_REACHED, CANCELLED, FAILED, FINISHED, PREEMPTED
 from headway.core.format import counted, format_count, format_seconds, printable
 from headway.telemetry.record import DIED, RUNNING
+from headway.telemetry.summary import loss_text, share_text, usd_text
 from headway.tracking.alert_rules import firing
 from headway.tracking.live_run import Snapshot
 from headway.tracking.runs_folder import RunsFolder
@@ -34,29 +36,33 @@ _COLOURS = {
     FAILED: "red",
     DIED: "red",
 }
-#: Name, and whether it is right-aligned.
-_COLUMNS: Sequence[tuple[str, bool]] = (
-    ("RUN", False),
-    ("STATE", False),
-    ("STEP", True),
-    ("LOSS", True),
-    ("RECENT LOSS", False),
-    ("SPEED", True),
-    ("MFU", True),
-    ("ETA", True),
-    ("SPENT", True),
-    ("SAVED", True),
-    ("ALERTS", False),
-)
-_RUN, _STATE, _ALERTS = 0, 1, len(_COLUMNS) - 1
+#: The columns by their cells, in their order, with their heads.
+_COLUMNS: Mapping[str, str] = {
+    "run": "RUN",
+    "state": "STATE",
+    "step": "STEP",
+    "loss": "LOSS",
+    "recent_loss": "RECENT LOSS",
+    "speed": "SPEED",
+    "mfu": "MFU",
+    "last_step": "LAST STEP",
+    "time": "TIME",
+    "eta": "ETA",
+    "spent": "SPENT",
+    "saved": "SAVED",
+    "alerts": "ALERTS",
+}
+_TEXTS = ("run", "state", "recent_loss", "alerts")
 #: Columns in the order in which a narrow terminal leaves them out.
-_LEFT_OUT = (4, 6, 9, 8, 7, 5, _ALERTS, 3)
-#: Width to which names and alerts may be cut.
-_LEAST_WIDTH = 14
+_LEFT_OUT = ("recent_loss", "mfu", "saved", "time", "spent", "last_step", "eta", "speed", "alerts", "loss")
+#: Width to which alerts may be cut, and from which on a name continues on the next line rather than cost a column.
+_ALERTS_WIDTH, _NAME_WIDTH = 14, 20
 #: Most of a processor that watching takes.
 _CORE_SHARE = 0.02
 #: Lines of the table that are no runs: title, headers, a rule and the space around them.
 _FRAME_LINES = 5
+#: Width of the table where there is no terminal: nothing is cut or left out.
+_UNBOUNDED = 1000
 #: Live runs come first.
 _ORDER = {RUNNING: 0}
 
@@ -79,29 +85,39 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def row(snapshot: Snapshot, now: float) -> list[str]:
-    """Return the cells of one run as plain text, in the order of the columns."""
+def row(snapshot: Snapshot, now: float) -> dict[str, str]:
+    """Return the cells of one run as plain text, by column; `headway ui` shows the same. Unknown ones are empty."""
     values = snapshot.values
     unit = "tok/s" if snapshot.is_language_model else "samples/s"
-    live = snapshot.is_live
-    speed = f"{format_count(snapshot.items_per_second)} {unit}" if live and snapshot.items_per_second else ""
-    saved = values.get("run/last_saved_timestamp_seconds")
+    speed = snapshot.items_per_second
     spent, budget = values.get("cost/spent_usd"), values.get("run/budget_usd")
-    cost = "" if spent is None else f"${spent:,.2f}" + ("" if budget is None else f" of ${budget:,.2f}")
-    eta = values.get("run/eta_seconds")
-    return [
-        printable(snapshot.name),
-        snapshot.state,
-        _step_text(values.get("step"), values.get("run/total_steps")),
-        f"{values['train/loss']:.4f}" if "train/loss" in values else "",
-        sparkline(snapshot.losses) if snapshot.losses else "",
-        speed,
-        f"{snapshot.mfu:.1%}".replace("%", " %") if live and snapshot.mfu is not None else "",
-        "" if eta is None else format_seconds(eta),
-        cost,
-        "" if saved is None else f"{_age(now - saved)} ago",
-        ", ".join(alert.short for alert in firing(snapshot, now)),
-    ]
+    cost = "" if spent is None else usd_text(spent) + ("" if budget is None else f" of {usd_text(budget)}")
+    eta, running = values.get("run/eta_seconds"), values.get("run/running_seconds")
+    return {
+        "run": printable(snapshot.name),
+        "state": snapshot.state,
+        "step": _step_text(values.get("step"), values.get("run/total_steps")),
+        "loss": _loss_text(values.get("train/loss")),
+        "recent_loss": sparkline(snapshot.losses) if snapshot.losses else "",
+        "speed": f"{format_count(speed)} {unit}" if speed else "",
+        "mfu": "" if snapshot.mfu is None else share_text(snapshot.mfu),
+        "last_step": _ago(values.get("run/last_step_timestamp_seconds"), now),
+        "time": "" if running is None else format_seconds(running),
+        "eta": "" if eta is None else format_seconds(eta),
+        "spent": cost,
+        "saved": _ago(values.get("run/last_saved_timestamp_seconds"), now),
+        "alerts": ", ".join(alert.short for alert in firing(snapshot, now)),
+    }
+
+
+def _loss_text(loss: float | None) -> str:
+    if loss is None:
+        return ""
+    return loss_text(loss) if math.isfinite(loss) else "not finite"
+
+
+def _ago(moment: float | None, now: float) -> str:
+    return "" if moment is None else f"{_age(now - moment)} ago"
 
 
 def _age(seconds: float) -> str:
@@ -132,37 +148,45 @@ def table(snapshots: Sequence[Snapshot], now: float, width: int, height: int | N
     shown = ordered if height is None else ordered[: max(1, height - _FRAME_LINES)]
     states = Counter(one.state for one in ordered)
     title = f"{counted(len(ordered), 'run')}: " + ", ".join(f"{count} {state}" for state, count in states.items())
-    if len(shown) < len(ordered):
-        title += f" ({len(ordered) - len(shown)} below)"
     made = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1, 0, 0), title_style="bold")
     rows = [row(snapshot, now) for snapshot in shown]
     widths = _fitting(rows, width)
-    for index, size in widths.items():
-        name, right = _COLUMNS[index]
-        made.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis", width=size)
-    for snapshot, cells in zip(shown, rows, strict=True):
-        styles = {_STATE: _COLOURS.get(snapshot.state, ""), _ALERTS: "bold red"}
-        made.add_row(*(Text(cells[index], style=styles.get(index, "")) for index in widths))
+    room = math.inf if height is None else height - _FRAME_LINES
+    fitting = _that_fit(rows, widths["run"], room)
+    if fitting < len(ordered):
+        made.title = f"{made.title} ({len(ordered) - fitting} below)"
+    for name, size in widths.items():
+        side = "left" if name in _TEXTS else "right"
+        overflow = "fold" if name == "run" else "ellipsis"
+        made.add_column(_COLUMNS[name], justify=side, no_wrap=name != "run", overflow=overflow, width=size)
+    for snapshot, cells in zip(shown[:fitting], rows, strict=False):
+        styles = {"state": _COLOURS.get(snapshot.state, ""), "alerts": "bold red"}
+        made.add_row(*(Text(cells[name], style=styles.get(name, "")) for name in widths))
     return made
 
 
-def _fitting(rows: Sequence[Sequence[str]], width: int) -> dict[int, int]:
+def _that_fit(rows: Sequence[Mapping[str, str]], name_width: int, room: float) -> int:
+    """Return how many rows fit into so many lines, at least one: a long name takes more than one."""
+    lines = accumulate(math.ceil(len(cells["run"]) / name_width) for cells in rows)
+    return max(1, sum(end <= room for end in lines))
+
+
+def _fitting(rows: Sequence[Mapping[str, str]], width: int) -> dict[str, int]:
     """Return the columns that fit into a width, each with its own.
 
-    Only names and alerts are cut: a number without its last digits is another number.
+    Only alerts are cut: a number without its last digits is another number, and so is a name another name.
     """
-    columns = {
-        index: max(len(name), *(len(cells[index]) for cells in rows), 0) for index, (name, _) in enumerate(_COLUMNS)
-    }
-    for index in (*_LEFT_OUT, None):
-        room = width - 1 - 2 * len(columns) - sum(size for at, size in columns.items() if at not in (_RUN, _ALERTS))
-        alerts = columns.get(_ALERTS, 0)
-        if index is None or room >= min(columns[_RUN], _LEAST_WIDTH) + min(alerts, _LEAST_WIDTH):
+    columns = {name: max(len(head), *(len(cells[name]) for cells in rows), 0) for name, head in _COLUMNS.items()}
+    for name in (*_LEFT_OUT, None):
+        room = width - 1 - 2 * len(columns) - sum(size for at, size in columns.items() if at not in ("run", "alerts"))
+        alerts = columns.get("alerts", 0)
+        least = min(columns["run"], _NAME_WIDTH)
+        if name is None or room >= least + min(alerts, _ALERTS_WIDTH):
             break
-        del columns[index]
-    columns[_RUN] = max(1, min(columns[_RUN], max(_LEAST_WIDTH, room - alerts)))
-    if _ALERTS in columns:
-        columns[_ALERTS] = min(alerts, room - columns[_RUN])
+        del columns[name]
+    columns["run"] = max(1, min(columns["run"], max(least, room - alerts), room))
+    if "alerts" in columns:
+        columns["alerts"] = min(columns["alerts"], room - columns["run"])
     return columns
 
 
@@ -172,7 +196,7 @@ def print_once(runs: RunsFolder) -> None:
     if not snapshots:
         notice(f"no runs in {runs.path} in the last day (--all shows older ones)")
         return
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 220
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNBOUNDED
     _console(width).print(table(snapshots, time.time(), width))
 
 

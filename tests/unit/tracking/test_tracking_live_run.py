@@ -36,7 +36,7 @@ def test_a_run_that_trains(run: WrittenRun) -> None:
     run.save(20, run.started + 45)
     run.save(40, run.started + 80)
     run.append(40, run.started + 81, **{"checkpoint/saved_step": 40.0, "evaluation/loss": 3.0})
-    snapshot = LiveRun(run.path).refresh()
+    snapshot = LiveRun(run.path).refresh(run.started + 82)
     values = snapshot.values
     assert (snapshot.state, snapshot.name, snapshot.job, snapshot.is_live) == ("running", "one", "4711", True)
     assert values["step"] == 40 and values["train/loss"] == pytest.approx(4.6)
@@ -49,6 +49,45 @@ def test_a_run_that_trains(run: WrittenRun) -> None:
     assert snapshot.items_per_second == pytest.approx(256.0) and snapshot.mfu == pytest.approx(0.4)
     assert values["run/budget_usd"] == 12.5 and values["run/total_steps"] == 100 and values["mine/own"] == 1.5
     assert values["run/state/running"] == 1 and values["run/state/failed"] == 0
+
+
+def test_a_run_that_stands_still_has_no_time_left(run: WrittenRun) -> None:
+    """Long pauses between its steps, as for evaluations, are no standstill."""
+    run.begin(alive=True)
+    for step in range(1, 11):
+        run.step(step, run.started + 2 * step)
+    live = LiveRun(run.path)
+    assert live.refresh(run.started + 79).values["run/eta_seconds"] == pytest.approx(180.0)
+    still = live.refresh(run.started + 81).values
+    assert "run/eta_seconds" not in still and still["run/last_step_timestamp_seconds"] == run.started + 20
+    run.step(11, run.started + 120)
+    run.step(12, run.started + 122)
+    assert "run/eta_seconds" in live.refresh(run.started + 320).values
+    assert "run/eta_seconds" not in live.refresh(run.started + 323).values
+
+
+@pytest.mark.parametrize("newest", [False, True])
+def test_the_time_of_a_run_is_that_of_its_report(run: WrittenRun, newest: bool) -> None:
+    """One attempt measured its time, one recorded its end, and of one the last record is known; a clock jumped."""
+    run.begin(run.started)
+    run.step(1)
+    run.end(run.started + 700, "preempted")
+    run.write_attempt(**json.loads((run.folder / "attempt.json").read_text()), seconds=100.0)
+    run.begin(run.started + 1000)
+    run.step(2, run.started + 1030)
+    run.begin(run.started + 2000)
+    run.step(3, run.started + 2010, **{"health/clock_jump_seconds": 3.0})
+    run.end(run.started + 2020, "finished")
+    values = LiveRun(run.path, newest=newest).refresh().values
+    assert values["run/running_seconds"] == pytest.approx(100 + 30 + 17)
+    assert values["run/running_seconds"] == pytest.approx(open_run(run.path).seconds)
+
+
+def test_the_time_of_a_run_is_unknown_where_that_of_an_attempt_is(run: WrittenRun) -> None:
+    run.begin(run.started)
+    run.begin(run.started + 1000, alive=True)
+    run.step(1)
+    assert "run/running_seconds" not in LiveRun(run.path).refresh().values
 
 
 def test_failed_saves_are_known_though_no_record_of_them_is_written(run: WrittenRun) -> None:
@@ -260,7 +299,7 @@ def test_an_anomaly_is_seen_by_every_reader(run: WrittenRun) -> None:
     assert snapshot.values["run/anomalies"] == snapshot.values["run/anomaly/slower: other processes"] == 1
     [alert] = [one for one in firing(snapshot, run.started + 610) if one.name == "HeadwayAnomaly"]
     assert (alert.short, alert.text, alert.fix) == (anomaly.label, anomaly.text, anomaly.advice)
-    assert "slower: other processes" in row(snapshot, run.started + 610)[-1]
+    assert "slower: other processes" in row(snapshot, run.started + 610)["alerts"]
     text = exposition(RunsFolder(run.path.parent)).decode()
     assert 'headway_run_anomaly{anomaly="slower: other processes",run="one"} 1.0' in text
     assert 'headway_run_anomalies{run="one"} 1.0' in text

@@ -8,6 +8,7 @@ import json
 import math
 import re
 import threading
+import time
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from headway.cli.application import application
 from headway.core.errors import ConfigError
 from headway.telemetry.metrics import Metrics
 from headway.tracking.http_server import TOKEN_VARIABLE, Address, check_exposure
+from headway.tracking.live_table import row
 from headway.tracking.runs_folder import RunsFolder
 from headway.tracking.ui import server as server_module
 from headway.tracking.ui.curves import curve_of, smoothed, thinned
@@ -124,12 +126,16 @@ def test_the_list_has_the_columns_of_top(pages: Pages, run: WrittenRun) -> None:
     assert (found["name"], found["state"], found["live"]) == ("one", "running", True)
     assert (found["step"], found["total_steps"], found["loss"]) == (20, 100, pytest.approx(4.8))
     assert found["items_per_second"] == pytest.approx(256.0) and found["mfu"] == pytest.approx(0.4)
-    assert found["eta_seconds"] == pytest.approx(160.0) and found["budget_usd"] == 12.5 and found["spent_usd"] is None
+    assert found["eta_seconds"] is None, "its last step was long ago"
+    assert found["spent_usd"] is None and found["last_step"] == run.started + 40
+    [snapshot] = RunsFolder(run.path.parent).refresh()
+    texts = row(snapshot, time.time())
+    assert {**found["texts"], "time": ""} == {**texts, "time": ""} and texts["speed"] == "256 tok/s"
     assert found["saved"] == run.started + 45 and len(found["losses"]) == 20
     assert {"no step", "checkpoint old"} <= {alert["short"] for alert in found["alerts"]}
     run.step(21, **{"train/loss": "NaN"})
     later = Pages(RunsFolder(run.path.parent)).runs()["runs"][0]
-    assert later["loss"] == "not finite" and later["losses"][-1] is None
+    assert later["loss"] == later["texts"]["loss"] == "not finite" and later["losses"][-1] is None
     json.dumps(later, allow_nan=False)
 
 

@@ -16,7 +16,7 @@ from headway.telemetry.catalogue import CATALOGUE
 from headway.telemetry.metrics import NO_VALUES
 from headway.tracking.alert_rules import firing
 from headway.tracking.live_run import Snapshot
-from headway.tracking.live_table import by_liveness
+from headway.tracking.live_table import by_liveness, row
 from headway.tracking.runs_folder import RunsFolder
 from headway.tracking.ui.curves import Axis, curve_of
 from headway.tracking.ui.histories import Histories
@@ -56,7 +56,6 @@ class Pages:
         now = time.time()
         return {
             "folder": printable(str(self._folder.path)),
-            "time": now,
             "runs": [_listed(one, now) for one in found[:MOST_RUNS]],
             "left_out": max(0, len(found) - MOST_RUNS),
         }
@@ -119,24 +118,25 @@ class Pages:
 
 
 def _listed(snapshot: Snapshot, now: float) -> dict[str, Any]:
-    """Return a run of the list; None is what is unknown."""
+    """Return a run of the list: its cells as `headway top` shows them, and numbers to sort by; None is unknown."""
     values = snapshot.values
-    live, loss = snapshot.is_live, values.get("train/loss")
+    loss = values.get("train/loss")
     return {
         "name": printable(snapshot.name),
+        "texts": row(snapshot, now),
         "state": snapshot.state,
         "outcome": printable(snapshot.outcome),
-        "live": live,
+        "live": snapshot.is_live,
         "step": _finite(values.get("step")),
         "total_steps": _finite(values.get("run/total_steps")),
         "loss": loss if loss is None or math.isfinite(loss) else "not finite",
         "losses": [_finite(loss) for loss in snapshot.losses],
-        "items_per_second": _finite(snapshot.items_per_second) if live else None,
-        "item": "tok" if snapshot.is_language_model else "samples",
-        "mfu": _finite(snapshot.mfu) if live else None,
+        "items_per_second": _finite(snapshot.items_per_second),
+        "mfu": _finite(snapshot.mfu),
+        "last_step": _finite(values.get("run/last_step_timestamp_seconds")),
+        "running_seconds": _finite(values.get("run/running_seconds")),
         "eta_seconds": _finite(values.get("run/eta_seconds")),
         "spent_usd": _finite(values.get("cost/spent_usd")),
-        "budget_usd": _finite(values.get("run/budget_usd")),
         "saved": _finite(values.get("run/last_saved_timestamp_seconds")),
         "updated": _finite(snapshot.updated),
         "machine": None if snapshot.machine is None else printable(snapshot.machine),

@@ -140,7 +140,7 @@ export class Chart {
     const axis = { stroke: ink, grid: { stroke: rule, width: 1 }, ticks: { stroke: rule, width: 1, size: 5 } };
     const series = looks.flatMap(({ variable, dash }) => {
       const line = { stroke: colour(variable), width: 2, dash: DASHES[dash], spanGaps: true, points: { show: false } };
-      return smooth ? [{ ...line, width: 1, alpha: 0.28 }, line] : [{ ...line, width: 1.5 }];
+      return smooth ? [{ ...line, width: 1, alpha: 0.2 }, line] : [{ ...line, width: 1.5 }];
     });
     const log = this.choice.log;
     return {

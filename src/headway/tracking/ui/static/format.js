@@ -5,7 +5,7 @@ export function count(value) {
   for (const [size, suffix] of [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]]) {
     if (Math.abs(value) >= (size === 1e3 ? 1e4 : size)) return `${trim(value / size, 1)}${suffix}`;
   }
-  return value.toLocaleString("en", { maximumFractionDigits: 2 });
+  return value.toLocaleString("en", { maximumFractionDigits: Math.abs(value) >= 100 ? 0 : 2 });
 }
 
 const trim = (value, digits) => value.toFixed(digits).replace(/\.0+$/, "");
@@ -31,15 +31,3 @@ export function duration(seconds) {
   const rest = Math.floor((seconds - whole * size) / next);
   return rest ? `${whole} ${unit} ${rest} ${nextUnit}` : `${whole} ${unit}`;
 }
-
-export function age(seconds) {
-  for (const [size, unit] of [[86400, "d"], [3600, "h"], [60, "m"]]) {
-    if (seconds >= size) return `${Math.round(seconds / size)} ${unit} ago`;
-  }
-  return `${Math.max(0, Math.round(seconds))} s ago`;
-}
-
-export const usd = (value) =>
-  value === null ? "" : `$${value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 })}`;
-
-export const percent = (value) => (value === null ? "" : `${(100 * value).toFixed(1)} %`);

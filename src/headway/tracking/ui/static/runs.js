@@ -1,27 +1,25 @@
 // The list of runs, and what their alerts say. Names are foreign: they are put in as text, never as markup.
 
-import { age, count, duration, percent, precise, usd } from "./format.js";
 import { lookOf, settings } from "./settings.js";
 
 const TONES = { running: "busy", finished: "good", failed: "bad", died: "bad" };
 const MOST_ROWS = 300;
 
+// `text` names the cell of `headway top` that is shown.
 const COLUMNS = [
   { name: "Run", kind: "name", key: (run) => run.name },
   { name: "State", kind: "state-cell", key: (run) => run.state },
   { name: "Step", kind: "number", key: (run) => run.step },
-  { name: "Loss", kind: "number", key: (run) => run.loss, text: (run) => precise(run.loss) },
-  { name: "Recent loss", kind: "" },
-  { name: "Speed", kind: "number", key: (run) => run.items_per_second,
-    text: (run) => (run.items_per_second === null ? "" : `${count(run.items_per_second)} ${run.item}/s`) },
-  { name: "MFU", kind: "number", key: (run) => run.mfu, text: (run) => percent(run.mfu) },
-  { name: "ETA", kind: "number", key: (run) => run.eta_seconds, text: (run) => duration(run.eta_seconds) },
-  { name: "Spent", kind: "number", key: (run) => run.spent_usd,
-    text: (run) => usd(run.spent_usd) + (run.budget_usd === null ? "" : ` of ${usd(run.budget_usd)}`) },
-  { name: "Last save", kind: "number", key: (run) => run.saved,
-    text: (run, now) => (run.saved === null ? "" : age(now - run.saved)) },
-  { name: "Alerts", kind: "alerts", key: (run) => run.alerts.length,
-    text: (run) => run.alerts.map((alert) => alert.short).join(", ") },
+  { name: "Loss", kind: "number", key: (run) => run.loss, text: "loss" },
+  { name: "Recent loss", kind: "recent" },
+  { name: "Speed", kind: "number", key: (run) => run.items_per_second, text: "speed" },
+  { name: "MFU", kind: "number", key: (run) => run.mfu, text: "mfu" },
+  { name: "Last step", kind: "number", key: (run) => run.last_step, text: "last_step" },
+  { name: "Time", kind: "number", key: (run) => run.running_seconds, text: "time" },
+  { name: "ETA", kind: "number", key: (run) => run.eta_seconds, text: "eta" },
+  { name: "Spent", kind: "number", key: (run) => run.spent_usd, text: "spent" },
+  { name: "Saved", kind: "number", key: (run) => run.saved, text: "saved" },
+  { name: "Alerts", kind: "alerts", key: (run) => run.alerts.length, text: "alerts" },
 ];
 
 const rows = new Map();
@@ -77,7 +75,7 @@ export function showRuns(answer, changed) {
   const filled = shown.map((run) => {
     const row = rows.get(run.name) ?? makeRow(run.name, changed);
     rows.set(run.name, row);
-    fillRow(row, run, answer.time);
+    fillRow(row, run);
     return row;
   });
   if (!shown.length) filled.push(emptyRow(answer.runs.length ? "No run matches the filter." : "No runs yet."));
@@ -126,7 +124,7 @@ function makeRow(name, changed) {
   return row;
 }
 
-function fillRow(row, run, now) {
+function fillRow(row, run) {
   const box = row.querySelector("input");
   box.checked = settings.runs?.includes(run.name) ?? false;
   box.style.setProperty("--swatch", box.checked ? `var(${lookOf(run.name).variable})` : "");
@@ -139,19 +137,21 @@ function fillRow(row, run, now) {
   row.cells[4].replaceChildren(...sparkline(run.losses));
   COLUMNS.forEach((column, index) => {
     if (!column.text) return;
-    const text = column.text(run, now);
+    const text = run.texts[column.text];
     if (row.cells[index].textContent !== text) row.cells[index].textContent = text;
   });
-  row.cells[9].title = run.saved === null ? "" : new Date(1000 * run.saved).toLocaleString();
+  for (const [name, moment] of [["Last step", run.last_step], ["Saved", run.saved]]) {
+    const cell = row.cells[COLUMNS.findIndex((column) => column.name === name)];
+    cell.title = moment === null ? "" : new Date(1000 * moment).toLocaleString();
+  }
 }
 
 function fillStep(cell, run) {
-  const step = run.step ?? 0;
-  cell.textContent = step.toLocaleString("en") + (run.total_steps ? ` / ${run.total_steps.toLocaleString("en")}` : "");
+  cell.textContent = run.texts.step;
   if (run.live && run.total_steps) {
     const bar = document.createElement("progress");
     bar.max = run.total_steps;
-    bar.value = step;
+    bar.value = run.step ?? 0;
     cell.append(bar);
   }
 }

@@ -9,7 +9,7 @@ export const settings = {
   runs: null, // names in the order in which they were chosen; null: nothing was chosen yet
   charts: DEFAULT_CHARTS,
   axis: "step",
-  smoothing: 0.9,
+  smoothing: 0.6,
   filter: "",
   sort: null, // [column, -1 or 1]
   zoom: null, // [from, to] on the axis
