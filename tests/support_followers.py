@@ -186,11 +186,11 @@ class FakeMlflow:
         self.gate()
         return self.experiments[name]
 
-    def create_run(self, experiment: str, tags: Mapping[str, str], run_name: str) -> Any:
+    def create_run(self, experiment: str, start_time: int | None, tags: Mapping[str, str], run_name: str) -> Any:
         self._request("create run")
         number = f"run{len(self.runs)}"
         self.runs[number] = SimpleNamespace(
-            info=SimpleNamespace(run_id=number, lifecycle_stage="active", start_time=len(self.runs), status="RUNNING"),
+            info=SimpleNamespace(run_id=number, lifecycle_stage="active", start_time=start_time, status="RUNNING"),
             data=SimpleNamespace(metrics={}, _metric_objs=[], params={}, tags={**tags, "mlflow.runName": run_name}),
             inputs=SimpleNamespace(dataset_inputs=[]),
             logged=[],

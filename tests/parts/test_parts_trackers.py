@@ -7,6 +7,7 @@ Followers and runs are killed at random moments, and the server too.
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import shutil
@@ -246,18 +247,60 @@ def test_a_changed_run_gets_a_child(server: Server, tmp_path: Path) -> None:
     found = {one.data.tags["headway.generation"]: one for one in server.runs() if "changed" in one.info.run_name}
     assert found["1"].info.run_name == "changed from step 3" and found["0"].info.status == "KILLED"
     assert found["1"].data.tags["mlflow.parentRunId"] == found["0"].info.run_id
+    assert [found[key].info.start_time for key in "01"] == [1_000_000, 1_000_000], "when its attempt began"
+    assert [found[key].info.end_time for key in "01"] == [1_106_000, 2_002_000]
     assert [step for step, _ in server.values(found["1"].info.run_id)["train/loss"]] == [4, 5, 6, 7, 8]
     assert [step for step, _ in server.values(found["0"].info.run_id)["train/loss"]] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parts(MLFLOW)
 def test_values_that_are_no_numbers_arrive(server: Server, tmp_path: Path) -> None:
-    values = [record(1, train__loss="NaN"), record(2, train__loss="Infinity"), record(3, train__loss=0.5)]
+    """MLflow keeps NaN, and the greatest number that it can hold for an infinity (docs/tracking.md)."""
+    from mlflow import MlflowClient
+
+    odd = ["NaN", "Infinity", "-Infinity", 0.5]
+    values = [record(step, train__loss=value) for step, value in enumerate(odd, 1)]
     run = write_run(tmp_path, values, name="odd")
     done = headway("track", run, "--once", "--to", f"{{mlflow: {{uri: '{server.uri}', experiment: odd}}}}")
     assert done.returncode == 0, done.stderr
     (found,) = [one for one in server.runs() if one.info.run_name == "odd"]
-    assert [step for step, _ in server.values(found.info.run_id)["train/loss"]] == [1, 2, 3]
+    history = MlflowClient(server.uri).get_metric_history(found.info.run_id, "train/loss")
+    there = {metric.step: metric.value for metric in history}
+    assert math.isnan(there[1]) and there[2] == -there[3] == sys.float_info.max and there[4] == 0.5
+
+
+@pytest.mark.parts(MLFLOW)
+def test_a_run_whose_machine_died_is_ended_by_a_sweep(server: Server, tmp_path: Path) -> None:
+    """By the command, and by an exporter."""
+    tracker = {"mlflow": {"uri": server.uri, "experiment": "swept"}}
+    for name in ("one", "two"):
+        run = write_run(tmp_path / name, steps(1, 5), outcomes=(None,), name=name, track=[tracker])
+        (run / "run.json").write_text(json.dumps({"id": name * 8}))
+        attempt = run / "attempts" / "001" / "attempt.json"
+        attempt.write_text(json.dumps({"started": 1000.0, "host": "gone", "pid": 7}))
+        assert headway("track", run, "--once").returncode == 0
+        append(run, steps(6, 10))
+
+    def status(name: str) -> str:
+        (found,) = [one for one in server.runs() if one.data.tags["headway.run_id"] == name * 8]
+        assert len(server.values(found.info.run_id)["train/loss"]) == (5 if found.info.status == "RUNNING" else 10)
+        return str(found.info.status)
+
+    done = headway("track", "--sweep", tmp_path / "one")
+    assert done.returncode == 0 and status("one") == status("two") == "RUNNING", "they may be alive"
+    for path in (*tmp_path.glob("*/*/metrics.jsonl"), *tmp_path.glob("*/*/attempts/*/*")):
+        os.utime(path, (time.time() - 4000, time.time() - 4000))
+    done = headway("track", "--sweep", tmp_path / "one")
+    assert done.returncode == 0 and "sent its end to mlflow" in done.stderr, done.stderr
+    assert (status("one"), status("two")) == ("KILLED", "RUNNING")
+    words = ["top", tmp_path / "two", "--serve", f":{free_ports(1)[0]}", "--sweep"]
+    with (tmp_path / "top.log").open("wb") as log:
+        exporter = subprocess.Popen([sys.executable, "-m", "headway", *words], stdout=log, stderr=log)
+    try:
+        assert wait_until(lambda: status("two") == "KILLED", LONG, 0.5), (tmp_path / "top.log").read_text()
+    finally:
+        exporter.terminate()
+        exporter.wait()
 
 
 @pytest.mark.parts(MLFLOW)
@@ -283,8 +326,13 @@ def test_a_model_is_logged_and_loaded(server: Server, tmp_path: Path) -> None:
     assert loaded.returncode == 0, loaded.stderr
     facts = json.loads((tmp_path / "runs/tiny/run.json").read_text())
     assert int(loaded.stdout.split()[-1]) == facts["model"]["parameters"]
-    (found,) = [one for one in server.runs() if one.info.run_id in address]
+    from mlflow import MlflowClient
+
+    (found,) = [one for one in server.runs() if one.data.tags["headway.run_id"] == run_id(tmp_path / "runs/tiny")]
     assert found.info.status == "FINISHED"
+    (model,) = MlflowClient(server.uri).search_logged_models([found.info.experiment_id])
+    assert (model.name, model.model_uri, model.source_run_id) == ("model", address, found.info.run_id)
+    assert model.status == "READY" and [one.model_id for one in found.outputs.model_outputs] == [model.model_id]
 
 
 @pytest.mark.parts(TENSORBOARD)

@@ -47,6 +47,17 @@ def cursor_name(sink: str, target: str) -> str:
     return f"{re.sub(r'[^A-Za-z0-9]+', '-', sink)}-{fingerprint(target)[:8]}"
 
 
+def unfinished(run: Path) -> dict[str, str]:
+    """Return the trackers that may still show a run as running: names of cursors, and of what they send to."""
+    found = {}
+    for path in sorted((run / FOLDER).glob("*.json")):
+        with suppress(OSError, ValueError, TypeError):
+            cursor = Cursor(**read_json_object(path))
+            if cursor.status not in ("finished", "failed", "killed"):
+                found[path.stem] = str(cursor.sink)
+    return found
+
+
 class CursorFile:
     """The cursor of one sink on disk, held by this process until `close`.
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from headway.config import Config
 from headway.core.coordination.outcomes import BUDGET_REACHED, FINISHED, PREEMPTED
 from headway.core.credentials.secrets import redact, redact_values
 from headway.core.errors import INTERRUPTED
@@ -38,13 +39,14 @@ def run_id(run: Run) -> str | None:
 
 def describe(run: Run) -> Description:
     """Return the description of a run as it is now."""
-    parameters = {name: _text(value) for name, value in _flat(run.config, "") if not name.startswith("segments")}
+    parameters, defaults = _parameters(run.config)
     return Description(
         name=run.name,
         parameters=dict(redact_values(parameters)),
         tags={name: redact(text) for name, text in _tags(run)},
         datasets=tuple(_datasets(run)),
         files=dict(_files(run)),
+        defaults=dict(redact_values(defaults)),
     )
 
 
@@ -133,12 +135,42 @@ def _files(run: Run) -> Iterator[tuple[str, str]]:
             continue
 
 
-def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+def _parameters(config: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the values of a config that differ from its defaults, and the others, as texts by dotted key.
+
+    All differ in a config that this version cannot read.
+    """
+    given = {key: value for key, value in config.items() if key != "segments"}
+    try:
+        known = Config.model_validate(given)
+    except (TypeError, ValueError):
+        return {name: _text(value) for name, value in _flat(given)}, {}
+    every = {name: _text(value) for name, value in _flat(known.model_dump(mode="json", exclude={"segments"}))}
+    unlike = known.model_dump(mode="json", exclude={"segments"}, exclude_defaults=True)
+    found = {name: every[name] for name, _ in _flat(unlike, known.model_dump(mode="json")) if name in every}
+    return found, {name: text for name, text in every.items() if name not in found}
+
+
+def _flat(values: Any, whole: Any = None, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield values by dotted key. Items of a list of sections have the key of their name, or else of their place.
+
+    Args:
+        values: A config, or a part of one.
+        whole: The same with all its keys, by which items are named; None if `values` has them.
+        prefix: What stands before the keys.
+    """
+    whole = values if whole is None else whole
+    if isinstance(values, Mapping) and values:
+        for key, value in values.items():
+            yield from _flat(value, whole[key], f"{prefix}{key}.")
+    elif isinstance(values, list) and values and all(isinstance(item, Mapping) for item in values):
+        names = [str(item.get("name") or number) for number, item in enumerate(whole)]
+        for number, item in enumerate(values):
+            name = names[number] if names.count(names[number]) == 1 else str(number)
+            kind = {"step": whole[number]["step"]} if "step" in whole[number] else {}  # which of the cleaning steps
+            yield from _flat({**kind, **item}, whole[number], f"{prefix}{name}.")
+    else:
+        yield prefix.removesuffix("."), values
 
 
 def _text(value: Any) -> str:

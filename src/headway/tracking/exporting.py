@@ -15,6 +15,7 @@ from headway.tracking.exporter import check_library, registry_of, write_textfile
 from headway.tracking.http_server import check_exposure, parse_address
 from headway.tracking.metrics_server import MetricsServer
 from headway.tracking.runs_folder import RunsFolder
+from headway.tracking.sweep import sweep_forever
 
 
 def export(
@@ -23,6 +24,7 @@ def export(
     serve: str | None,
     textfile: Path | None,
     every_seconds: float,
+    sweep: bool = False,
     certificate: Path | None = None,
     key: Path | None = None,
 ) -> None:
@@ -33,6 +35,7 @@ def export(
         serve: Address to serve at.
         textfile: Folder to write to.
         every_seconds: Time between two writes.
+        sweep: Send the end of runs whose machine died to their trackers.
         certificate: Of the server; None serves without TLS, on the loopback only.
         key: Of the certificate.
 
@@ -53,15 +56,18 @@ def export(
     with ExitStack() as stack:
         if address is not None:
             tls = None if certificate is None or key is None else (certificate, key)
-            server = stack.enter_context(MetricsServer(address, registry_of(runs), token=token, tls=tls))
+            server = stack.enter_context(MetricsServer(address, None, token=token, tls=tls))
+            threading.Thread(target=server.serve_forever, name="headway-metrics", daemon=True).start()
+            stack.callback(server.shutdown)
         # Now, not in the first scrape, which would take longer than scrapers wait: the histories may be long.
         started = time.monotonic()
         found = runs.refresh()
         took = format_seconds(time.monotonic() - started)
         if address is not None:
-            threading.Thread(target=server.serve_forever, name="headway-metrics", daemon=True).start()
-            stack.callback(server.shutdown)
+            server.registry = registry_of(runs)
             notice(f"{counted(len(found), 'run')} of {folder} read in {took}; metrics are at {server.url}metrics")
+        if sweep:
+            sweep_forever(folder)
         # As Ctrl-C: service managers and containers stop it so.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         with suppress(KeyboardInterrupt):

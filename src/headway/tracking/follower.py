@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from headway.checkpoint.save.fence import read_owner
 from headway.core.errors import HeadwayError
 from headway.core.files.hashes import fingerprint
 from headway.core.machine.system import host_name
-from headway.telemetry.record import Run
+from headway.telemetry.metrics import FILE_NAME
+from headway.telemetry.record import NOT_ENDED, Run, as_time
 from headway.tracking.cursor import Cursor, CursorFile
 from headway.tracking.describe import describe, is_changed, run_id, stamps, status
 from headway.tracking.history import Block, History, Tail
@@ -34,6 +36,8 @@ FLUSH_SECONDS = 300.0
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 30.0
 #: A run on another machine whose last attempt has ended counts as ended after this long without a new one.
 _QUIET_SECONDS = 150.0
+#: A run on another machine that has no lease counts as dead after it has written nothing for so long.
+_SILENT_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
@@ -175,12 +179,12 @@ class Follower:
         for block in self._tail.blocks(0, self._cursor.place):
             for record in block.records:
                 if self._history.begins_generation(record):
-                    self._history.begin_generation(record["step"])
+                    self._history.begin_generation(record)
                 self._history.points(record)
         if self._cursor.generation > self._history.generation:  # it was begun, and nothing of it has arrived
             for block in self._tail.blocks(self._cursor.place):
                 if block.records:
-                    self._history.begin_generation(block.records[0].get("step", 0))
+                    self._history.begin_generation(block.records[0])
                     break
             self._history.generation = self._cursor.generation
         self._described, self._looked = None, None
@@ -193,7 +197,15 @@ class Follower:
 
     def _tracked(self) -> TrackedRun:
         first = max(0, self._history.first_step - 1)
-        return TrackedRun(self._cursor.run, self._path.resolve().name, self._path, self._history.generation, first)
+        name, generation = self._path.resolve().name, self._history.generation
+        return TrackedRun(self._cursor.run, name, self._path, generation, first, self._started())
+
+    def _started(self) -> float | None:
+        """Return when the first attempt of this generation started."""
+        records = Run(self._path).attempt_records
+        number = self._history.first_attempt
+        first = next(iter(records.values()), {}) if number is None else records.get(number, {})
+        return as_time(first.get("started"))
 
     def _new_history(self) -> History:
         return History(
@@ -223,7 +235,7 @@ class Follower:
                 if place > self._place:
                     end = place  # this batch ends here
                     break
-                self._history.begin_generation(record["step"])
+                self._history.begin_generation(record)
                 self._begin_generation()
                 highest = {}
             points += self._history.points(record)
@@ -238,7 +250,7 @@ class Follower:
     def _begin_generation(self) -> None:
         """Close the generation before at the tracker, and open the next one there."""
         self._flush()
-        self._sink.set_status("killed", None)
+        self._sink.set_status("killed", self._history.last_time)
         self._sink.close()
         self._cursor = replace(self._cursor, state={}, status=None, generation=self._history.generation)
         self._described = None
@@ -264,6 +276,8 @@ class Follower:
         now, ended = status(Run(self._path)) if has_ended else ("running", None)
         if now == "running" and has_ended:
             now = "killed"  # its command is gone
+        if has_ended and ended is None:
+            ended = self._history.last_time
         if now != self._cursor.status:
             self._sink.set_status(now, ended)
             self._save(replace(self._cursor, status=now))
@@ -274,10 +288,22 @@ class Follower:
         self._cursor = cursor
 
 
+def last_written(path: Path) -> float:
+    """Return when a run last wrote records, or readings of its machines, Unix seconds; 0 if it has not."""
+    newest = max((folder.name for folder in path.glob("attempts/*")), default="")
+    moments = [0.0]
+    for file in (path / FILE_NAME, *(path / "attempts" / newest).glob("*")):
+        with suppress(OSError):
+            moments.append(file.stat().st_mtime)
+    return max(moments)
+
+
 def is_live(path: Path) -> bool:
     """Return whether the command of a run is there, as far as this machine can tell, also between two attempts."""
     run, owner = Run(path), read_owner(path)
     stands, ended = status(run)
+    if run.state == NOT_ENDED and time.time() - last_written(path) > _SILENT_SECONDS:
+        return False
     if owner is None:
         return stands == "running"
     if owner.host != host_name():

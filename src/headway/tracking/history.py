@@ -62,6 +62,9 @@ class History:
         self._attempt = -1
         self._last_step = -1
         self.generation, self.first_step = 0, 0
+        #: The attempt that begins the generation, None for the first one; time of the newest record.
+        self.first_attempt: int | None = None
+        self.last_time: float | None = None
 
     @property
     def highest(self) -> dict[str, int]:
@@ -76,8 +79,9 @@ class History:
         step, attempt = found
         return step <= self._last_step and self._is_changed(attempt, self._attempt, step)
 
-    def begin_generation(self, step: int) -> None:
-        """Forget what was sent: a generation begins with this step."""
+    def begin_generation(self, record: dict[str, Any]) -> None:
+        """Forget what was sent: a generation begins with this record."""
+        step, self.first_attempt = _place_of(record) or (0, None)
         self.generation, self.first_step = self.generation + 1, step
         self._sent, self._last_step = {}, step - 1
 
@@ -88,6 +92,7 @@ class History:
             return []
         step, self._attempt = place
         moment = as_time(record.get("time")) or 0.0
+        self.last_time = moment or self.last_time
         found = []
         for name, value in record.items():
             if name in NO_VALUES:

@@ -15,6 +15,7 @@ from pathlib import Path
 from socket import AF_INET6
 from socketserver import TCPServer
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from headway.core.errors import ConfigError
 
@@ -124,6 +125,19 @@ class RunsHandler(BaseHTTPRequestHandler):
     def answer(self) -> None:
         """Answer the request with one call of `send`."""
         raise NotImplementedError
+
+    def names_this_machine(self) -> bool:
+        """Return whether the request names this machine; all do where others are served, too.
+
+        A page of another site can let a name of its own point here (DNS rebinding), but not choose the Host header.
+        """
+        if not self.server.address.is_loopback:
+            return True
+        try:
+            host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
+        except ValueError:  # brackets that do not close
+            return False
+        return host == "localhost" or is_loopback(host)
 
     def has_token(self) -> bool:
         """Return whether the request has the token in its header, or needs none."""

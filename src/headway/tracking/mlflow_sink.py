@@ -35,6 +35,8 @@ from headway.tracking.sink import (
 )
 
 RUN_TAG, GENERATION_TAG = "headway.run_id", "headway.generation"
+#: Beginning of the tag that holds the value that a parameter has since a change.
+_NOW = "headway.now."
 _DEFAULT_EXPERIMENT = "headway"
 _CREDENTIALS = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
 #: Limits of the API (`mlflow.utils.validation`): metrics, parameters and tags in a request, and characters in a value.
@@ -60,6 +62,7 @@ class MlflowSink:
         self._uri, self._experiment = uri, experiment
         self._client: Any = None
         self._run: str = ""
+        self._started = 0
         self._latest: dict[str, int] = {}
         self._is_recovering = False
         self._kept: dict[str, Any] = {}
@@ -76,7 +79,7 @@ class MlflowSink:
             self._is_recovering = bool(state.get("recovering")) or (not known and found is not None)
             if found is None:
                 found = self._make(run)
-            self._run = found.info.run_id
+            self._run, self._started = found.info.run_id, found.info.start_time or 0
             self._latest = self._latest_steps()
             self._kept = {**self._kept, "run": self._run, "recovering": self._is_recovering}
         return self._kept
@@ -85,7 +88,7 @@ class MlflowSink:
         """Send parameters, tags, data and files that the server has not yet."""
         with self._answering():
             run = self._client.get_run(self._run)
-            self._send_parameters(description, run.data.params)
+            self._send_parameters(description, run.data)
             tags = {_name(name): text[:_CHARACTERS] for name, text in _tags(description).items()}
             self._send_tags({name: text for name, text in tags.items() if run.data.tags.get(name) != text})
             self._send_datasets(description, run.inputs)
@@ -111,7 +114,8 @@ class MlflowSink:
             if status == "running":
                 self._client.update_run(self._run, status="RUNNING")
             else:
-                moment = None if ended is None else int(1000 * ended)
+                # A clock may have been set back, and earlier versions sent a start that is too late.
+                moment = None if ended is None else max(int(1000 * ended), self._started)
                 self._client.set_terminated(self._run, _STATUS[status], moment)
 
     def close(self) -> None:
@@ -121,7 +125,7 @@ class MlflowSink:
     def log_model(self, folder: Path) -> str:
         """Log a model from an export, for `mlflow.transformers.load_model`, and return its address."""
         with self._answering():
-            return _log_model(self._client, self._run, folder)
+            return _log_model(self._client, self._client.get_run(self._run), folder)
 
     # The run -------------------------------------------------------------------------------------------------------
 
@@ -152,7 +156,8 @@ class MlflowSink:
             first = self._find(TrackedRun(run.id, run.name, run.path))
             if first is not None:
                 tags["mlflow.parentRunId"] = first.info.run_id
-        return self._client.create_run(self._experiment_id(), tags=tags, run_name=run.title)
+        started = None if run.started is None else int(1000 * run.started)
+        return self._client.create_run(self._experiment_id(), started, tags, run.title)
 
     def _experiment_id(self) -> str:
         found = self._client.get_experiment_by_name(self._experiment)
@@ -204,16 +209,22 @@ class MlflowSink:
 
     # The description -------------------------------------------------------------------------------------------------
 
-    def _send_parameters(self, description: Description, there: Mapping[str, str]) -> None:
+    def _send_parameters(self, description: Description, there: Any) -> None:
         """Send parameters. They never change at the server: a value that has changed since becomes a tag."""
         from mlflow.entities import Param
 
         wanted = {_name(name): text[:_CHARACTERS] for name, text in description.parameters.items()}
-        missing = [Param(name, text) for name, text in wanted.items() if name not in there]
+        missing = [Param(name, text) for name, text in wanted.items() if name not in there.params]
         for start in range(0, len(missing), _PARAMETERS):
             self._client.log_batch(self._run, params=missing[start : start + _PARAMETERS], synchronous=True)
-        changed = {name: text for name, text in wanted.items() if name in there and there[name] != text}
-        self._send_tags({f"headway.now.{name}"[:_NAME_CHARACTERS]: text for name, text in changed.items()})
+        defaults = {_name(name): text[:_CHARACTERS] for name, text in description.defaults.items()}
+        changed = {}
+        for name, text in {**defaults, **wanted}.items():
+            tag = f"{_NOW}{name}"[:_NAME_CHARACTERS]
+            known = there.tags.get(tag, there.params.get(name))
+            if known is not None and known != text:
+                changed[tag] = text
+        self._send_tags(changed)
 
     def _send_tags(self, tags: Mapping[str, str]) -> None:
         from mlflow.entities import RunTag
@@ -313,10 +324,11 @@ def _client(uri: str) -> Any:
     return MlflowClient(tracking_uri=uri)
 
 
-def _log_model(client: Any, run: str, folder: Path) -> str:
-    """Log the model in a folder that `headway export` wrote, as an artifact of a run."""
+def _log_model(client: Any, run: Any, folder: Path) -> str:
+    """Log the model in a folder that `headway export` wrote, as a model of the experiment that a run made."""
     try:
         import mlflow.transformers
+        from mlflow.entities import LoggedModelOutput
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError:
         raise missing_extra("transformers", "mlflow,hf", "a model in MLflow") from None
@@ -336,8 +348,12 @@ def _log_model(client: Any, run: str, folder: Path) -> str:
         saved = Path(scratch) / "model"
         mlflow.transformers.save_model(parts, saved, task="text-generation", pip_requirements=needs)
         # Not by `log_model`, which would set the status of the run.
-        client.log_artifacts(run, str(saved), "model")
-    return f"runs:/{run}/model"
+        made = client.create_logged_model(run.info.experiment_id, "model", run.info.run_id)
+        client.log_model_artifacts(made.model_id, str(saved))
+        client.finalize_logged_model(made.model_id, "READY")
+        step = max((int(metric.step) for metric in run.data._metric_objs), default=0)
+        client.log_outputs(run.info.run_id, [LoggedModelOutput(made.model_id, step)])
+    return str(made.model_uri)
 
 
 def _address(settings: MlflowConfig, where: str) -> tuple[str, str]:

@@ -52,12 +52,14 @@ class Description:
 
     name: str
     parameters: Mapping[str, str]
-    """The config, by dotted key."""
+    """Values of the config that differ from its defaults, by dotted key; those of a source by its name."""
     tags: Mapping[str, str]
     """Facts that may change: attempts, rollbacks, segments, the commit, the environment."""
     datasets: Sequence[Dataset] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     """Texts of the config, the report and the samples, by file name."""
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    """The other values of the config: a value that was sent may become the default again."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class TrackedRun:
     restore`, or a change (`--accept-changes`) that begins before them."""
     first_step: int = 0
     """The step after which this generation begins."""
+    started: float | None = None
+    """When the run, or the attempt that begins this generation, started, Unix seconds; None if unknown."""
 
     @property
     def title(self) -> str:
@@ -126,7 +130,7 @@ class Sink(Protocol):
         ...
 
     def set_status(self, status: Status, ended: float | None) -> None:
-        """Send how the run stands; `ended` is its end in Unix seconds, None while it runs."""
+        """Send how the run stands; `ended` is its end or last sign of life, Unix seconds, None while it runs."""
         ...
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from headway.core.errors import ConfigError
+from headway.core.errors import CheckpointError, ConfigError
 from headway.core.requirements import install_command
 from headway.telemetry.catalogue import CATALOGUE
 from headway.tracking import exporter
@@ -125,6 +125,40 @@ def test_open_metrics_where_the_scraper_wants_them(served: MetricsServer) -> Non
     _, headers, text = get(connection, Accept="application/openmetrics-text; version=1.0.0")
     assert headers["Content-Type"].startswith("application/openmetrics-text")
     assert any(family.name == "headway_train_items" for family in parse_open(text))
+
+
+@pytest.mark.parametrize(
+    ("host", "status"), [("localhost:9400", 200), ("[::1]", 200), ("evil.example", 403), ("", 403)]
+)
+def test_a_name_that_points_here_is_refused(served: MetricsServer, host: str, status: int) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", served.address.port)
+    found, _, text = get(connection, Host=host)
+    assert found == status and ("headway_step" in text) == (status == 200)
+
+
+def test_an_exporter_that_has_not_read_is_not_there_yet(run: WrittenRun) -> None:
+    """Prometheus takes it as down: an answer without runs would end their series, and alerts with them."""
+    with MetricsServer(Address("127.0.0.1", 0), None) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        connection = http.client.HTTPConnection("127.0.0.1", server.address.port)
+        status, headers, text = get(connection)
+        assert status == 503 and int(headers["Retry-After"]) > 0 and "headway" not in text
+        server.registry = registry_of(RunsFolder(run.path.parent))
+        assert get(connection)[0] == 200
+        server.shutdown()
+
+
+def test_the_command_answers_while_it_reads(run: WrittenRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, (port,) = [], free_ports(1)
+
+    def read(*_: object) -> None:
+        seen.append(get(http.client.HTTPConnection("127.0.0.1", port, timeout=10))[0])
+        raise CheckpointError("that is enough")
+
+    monkeypatch.setattr(RunsFolder, "refresh", read)
+    with pytest.raises(CheckpointError, match="enough"):
+        export(run.path.parent, serve=f":{port}", textfile=None, every_seconds=1.0)
+    assert seen == [503]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from headway.config import Config, dump_config, identity
+from headway.config import Config, dump_config, identity, load_config
+from headway.config.sections.health import HealthConfig
 from headway.config.sections.track import TrackConfig, mlflow_uri_problem
 from headway.core.coordination.outcomes import BUDGET_REACHED
 from headway.core.errors import ConfigError, HeadwayError
@@ -28,7 +29,7 @@ from headway.tracking.sinks import check_trackers, parse_trackers, resolve
 from headway.tracking.wandb_sink import WandbSink
 from local_server import LocalServer
 from support import write_config
-from support_followers import append, record, steps, write_run
+from support_followers import FakeMlflow, append, record, steps, write_run
 
 OVER = Waiting(lambda: True, sleep=lambda seconds: None, patience_seconds=0.0)
 
@@ -349,3 +350,54 @@ def test_tensorboard_drops_the_steps_that_a_change_replaces(tmp_path: Path) -> N
         *((step, pytest.approx(1 / step)) for step in (1, 2)),
         *((step, pytest.approx(3 / step)) for step in (3, 4, 5)),
     ]
+
+
+def test_trackers_get_the_values_that_differ_from_the_defaults(tmp_path: Path) -> None:
+    sources = [{"name": "web", "path": "a.jsonl", "weight": 2.0}, {"name": "code", "path": "b.jsonl", "weight": 1.0}]
+    clean = [{"step": "length", "min_words": 3}]
+    data = {"sources": sources, "store": "store", "clean": clean}
+    config = load_config(write_config(tmp_path, data=data, launch={"slurm": {"partition": "gpu"}}))
+    run = write_run(tmp_path, steps(1, 2))
+    (run / "config.yaml").write_text(dump_config(config))
+    found = describe(Run(run))
+    assert found.parameters["data.sources.web.weight"] == "2.0" and found.parameters["data.sources.code.path"]
+    assert found.parameters["data.clean.0.step"] == "length" and found.parameters["data.clean.0.min_words"] == "3"
+    assert [name for name in found.parameters if name.startswith("launch.")] == ["launch.slurm.partition"]
+    assert len(found.parameters) < 60 < len(found.defaults)
+    assert not found.parameters.keys() & found.defaults.keys()
+    assert found.defaults["health.watch_seconds"] == json.dumps(HealthConfig.model_fields["watch_seconds"].default)
+
+
+def test_a_parameter_that_becomes_the_default_again_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = FakeMlflow()
+    mlflow.install(monkeypatch)
+    config = load_config(write_config(tmp_path, seed=7))
+    run = write_run(tmp_path, steps(1, 2))
+    [tracker] = parse_trackers(["{mlflow: {uri: 'http://127.0.0.1:9'}}"])
+    for seed in (7, Config.model_fields["seed"].default, 7):
+        (run / "config.yaml").write_text(dump_config(config.model_copy(update={"seed": seed})))
+        follow(run, tracker, "track.0", report=print, waiting=OVER)
+        data = mlflow.runs["run0"].data
+        assert data.params["seed"] == "7" and data.tags.get("headway.now.seed", "7") == str(seed)
+    assert len(mlflow.runs) == 1 and "launch" not in data.params
+
+
+def test_a_run_begins_and_ends_at_mlflow_when_it_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of long ago, whose durations were negative; and one whose clock was set back meanwhile."""
+    mlflow = FakeMlflow()
+    mlflow.install(monkeypatch)
+    [tracker] = parse_trackers(["{mlflow: {uri: 'http://127.0.0.1:9'}}"])
+    records = [*steps(1, 6), *steps(4, 8, 2, factor=3.0)]
+    run = write_run(tmp_path, records, outcomes=("preempted", "finished"), configs=("one", "two"))
+    attempt = run / "attempts" / "002" / "attempt.json"
+    attempt.write_text(json.dumps({**json.loads(attempt.read_text()), "started": 1150.0}))
+    follow(run, tracker, "track.0", report=print, waiting=OVER)
+    first, second = mlflow.runs["run0"], mlflow.runs["run1"]
+    assert (first.info.start_time, first.end) == (1_000_000, 1_106_000), "its last record"
+    assert (second.info.start_time, second.end) == (1_150_000, 2_002_000)
+    other = write_run(tmp_path, steps(1, 2), name="back")
+    (other / "run.json").write_text(json.dumps({"id": "cd" * 16}))
+    attempt = other / "attempts" / "001" / "attempt.json"
+    attempt.write_text(json.dumps({"started": 5000.0, "outcome": "finished", "ended": 4000.0}))
+    follow(other, tracker, "track.0", report=print, waiting=OVER)
+    assert (mlflow.runs["run2"].info.start_time, mlflow.runs["run2"].end) == (5_000_000, 5_000_000)

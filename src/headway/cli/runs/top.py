@@ -26,6 +26,10 @@ def top(
     textfile: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write metrics for the textfile collector of the node exporter.")
     ] = None,
+    sweep: Annotated[
+        bool,
+        typer.Option("--sweep", help="With --serve or --textfile: run `headway track --sweep` every five minutes."),
+    ] = False,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate of the server (PEM).")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Key of the certificate (PEM).")] = None,
 ) -> None:
@@ -40,13 +44,28 @@ def top(
     headway top runs --once
     headway top runs --json
     headway top runs --serve :9400
+    headway top runs --serve :9400 --sweep
     headway top runs --textfile /var/lib/node_exporter/textfile
     """
     if serve is not None or textfile is not None:
         from headway.tracking.exporting import export
 
-        export(folder, serve=serve, textfile=textfile, every_seconds=every or 15.0, certificate=tls_cert, key=tls_key)
+        export(
+            folder,
+            serve=serve,
+            textfile=textfile,
+            every_seconds=every or 15.0,
+            sweep=sweep,
+            certificate=tls_cert,
+            key=tls_key,
+        )
         return
+    if sweep:
+        from headway.core.errors import ConfigError
+
+        raise ConfigError(
+            "only an exporter sweeps", where="--sweep", fix=f"headway track --sweep {folder}, or add --serve :9400"
+        )
     import sys
 
     from headway.tracking.live_table import as_json, print_once, show_live

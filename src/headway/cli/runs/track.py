@@ -12,6 +12,9 @@ HELP = """Send runs to trackers: MLflow, TensorBoard, W&B, Trackio, OpenTelemetr
 What was sent is not sent again. Without --to, each run is sent to the trackers of its config (track). An active run
 is followed until it ends; a run with `track` in its config needs no such command.
 
+If a machine dies, a tracker shows its runs as running. With --sweep, each run of a folder that is not running is sent
+to the trackers that show it so: the rest of its records, and how it stands.
+
 [bold]Examples[/bold]
 
 headway track runs/quickstart --to tensorboard
@@ -20,6 +23,7 @@ headway track runs/tiny --to "{mlflow: {uri: 'http://127.0.0.1:5000', experiment
 headway track runs/tiny --to "{wandb: {mode: offline}}"
 headway track runs/tiny --to "{opentelemetry: {endpoint: 'http://127.0.0.1:4318'}}"
 headway track runs/tiny --to mlflow --model runs/tiny/export
+headway track --sweep runs
 """
 
 
@@ -29,7 +33,10 @@ def register(app: typer.Typer) -> None:
 
 
 def track(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories.", show_default=False)],
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="RUN", help="Run directories; with --sweep folders of runs.", show_default=False),
+    ] = None,
     to: Annotated[
         list[str] | None,
         typer.Option(
@@ -41,6 +48,10 @@ def track(
         ),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Send what is there now, and do not follow.")] = False,
+    sweep: Annotated[
+        bool,
+        typer.Option("--sweep", help="Send the end of runs whose machine died; RUN is a folder of runs, runs if none."),
+    ] = False,
     model: Annotated[
         Path | None,
         typer.Option(
@@ -52,6 +63,21 @@ def track(
     ] = None,
 ) -> None:
     """Run `headway track`."""
+    from headway.core.errors import ConfigError
+
+    if sweep:
+        from headway.tracking.sweep import sweep as sweep_runs
+
+        if once or model is not None:
+            raise ConfigError(
+                "a sweep sends what is there to trackers, and no model",
+                where="--sweep",
+                fix="headway track --sweep runs, without --once and --model",
+            )
+        sweep_runs(runs or [Path("runs")], to or [])
+        return
+    if not runs:
+        raise ConfigError("no run is named", where="RUN", fix="headway track runs/NAME, or headway track --sweep runs")
     from headway.tracking.by_hand import track_by_hand
 
     track_by_hand(runs, to or [], once=once, model=model)

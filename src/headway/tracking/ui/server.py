@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from headway.core.console import notice
 from headway.core.format import counted
-from headway.tracking.http_server import TOKEN_VARIABLE, Address, RunsHandler, RunsServer, check_exposure, is_loopback
+from headway.tracking.http_server import TOKEN_VARIABLE, Address, RunsHandler, RunsServer, check_exposure
 from headway.tracking.runs_folder import RunsFolder
 from headway.tracking.ui.pages import BadQuery, NotFound, Pages
 
@@ -97,13 +97,9 @@ class _Handler(RunsHandler):
         self._send_file(*_LOGIN, status=HTTPStatus.UNAUTHORIZED)
 
     def _is_meant(self) -> bool:
-        """Check that the request names this machine, where only this machine is served; else refuse it."""
-        if not self.server.address.is_loopback:
+        """Check that the request names this machine; else refuse it."""
+        if self.names_this_machine():
             return True
-        with suppress(ValueError):  # brackets that do not close
-            host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
-            if host == "localhost" or is_loopback(host):
-                return True
         self._fail(HTTPStatus.FORBIDDEN, "the page is at localhost; requests to other names are not answered")
         return False
 
