@@ -156,9 +156,14 @@ def table(snapshots: Sequence[Snapshot], now: float, width: int, height: int | N
     if fitting < len(ordered):
         made.title = f"{made.title} ({len(ordered) - fitting} below)"
     for name, size in widths.items():
-        side = "left" if name in _TEXTS else "right"
-        overflow = "fold" if name == "run" else "ellipsis"
-        made.add_column(_COLUMNS[name], justify=side, no_wrap=name != "run", overflow=overflow, width=size)
+        is_name = name == "run"
+        made.add_column(
+            _COLUMNS[name],
+            justify="left" if name in _TEXTS else "right",
+            no_wrap=not is_name,
+            overflow="fold" if is_name else "ellipsis",
+            width=size,
+        )
     for snapshot, cells in zip(shown[:fitting], rows, strict=False):
         styles = {"state": _COLOURS.get(snapshot.state, ""), "alerts": "bold red"}
         made.add_row(*(Text(cells[name], style=styles.get(name, "")) for name in widths))

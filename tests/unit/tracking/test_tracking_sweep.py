@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from headway.cli.application import application
+from headway.core.coordination.lease import OWNER_FILE, RECORD_BYTES
 from headway.core.errors import CheckpointError, ConfigError
 from headway.tracking.cursor import CursorFile, cursor_name, unfinished
 from headway.tracking.follow import follow
@@ -64,6 +65,16 @@ def test_a_run_whose_machine_died_is_ended(
     requests = len(mlflow.requests)
     sweep([tmp_path], [])
     assert len(mlflow.requests) == requests and "no tracker shows" in capsys.readouterr().err
+
+
+def test_a_supervised_run_is_dead_when_its_lease_has_run_out(tmp_path: Path, mlflow: FakeMlflow) -> None:
+    run = died_elsewhere(tmp_path)
+    owner = json.dumps({"attempt": 1, "token": "t", "host": "gone", "pid": 7, "since": 1000.0}).encode()
+    for left, status in ((60, "RUNNING"), (-1, "KILLED")):
+        lease = json.dumps({"attempt": 1, "until": time.time() + left}).encode()
+        (run / OWNER_FILE).write_bytes(owner.ljust(RECORD_BYTES) + lease)
+        sweep([tmp_path], [])
+        assert mlflow.runs["run0"].info.status == status
 
 
 def test_a_sweep_ends_the_runs_of_all_folders_but_those_of_another_follower(tmp_path: Path, mlflow: FakeMlflow) -> None:
