@@ -18,7 +18,9 @@ import yaml
 
 from headway.telemetry.catalogue import metric
 from headway.tracking.alert_rules import RULES, AlertRule, rules_document
+from headway.tracking.live_run import LiveRun
 from parts_table import PROMETHEUS, program
+from support_tracking import WrittenRun
 
 pytestmark = pytest.mark.parts(PROMETHEUS)
 
@@ -273,3 +275,38 @@ def test_a_broken_rule_fails_its_tests(rule: AlertRule, tmp_path: Path) -> None:
     assert len(found) >= 3
     for what, changed in found:
         assert not judge([changed], cases_of(rule), tmp_path), f"{what}: {changed.promql}"
+
+
+@pytest.mark.parametrize(
+    ("deviations", "fires"),
+    [
+        ({20: (0.5, 40.0)}, False),  # a gradient alone
+        ({20: (9.0, 1.0)}, True),
+        ({20: (0.5, 40.0), 22: (5.0, 1.0)}, True),
+        ({16: (0.5, 9.0), 20: (0.5, 9.0), 24: (0.5, 9.0)}, True),
+    ],
+    ids=["gradient spike", "loss spike", "the loss follows", "repetition"],
+)
+def test_a_spike_of_a_run_alerts_only_if_it_matters(
+    deviations: Mapping[int, tuple[float, float]], fires: bool, tmp_path: Path
+) -> None:
+    """A run with a step a minute, by what its exporter says after each."""
+    run = WrittenRun(tmp_path / "one")
+    run.begin(alive=True)
+    live = LiveRun(run.path)
+    said: list[set[str]] = []
+    for step in range(31):
+        loss, norm = deviations.get(step, (0.5, 0.5))
+        health = {"health/loss_deviations": loss, "health/grad_norm_deviations": norm}
+        run.step(step, run.started + 60.0 * step, **{"speed/data_wait_share": 0.0}, **health)
+        said.append({name for name in live.refresh().values if name.startswith("run/anomaly/")})
+    names = set().union(*said) or {"run/anomaly/loss spike"}
+    [rule] = [rule for rule in RULES if rule.name == "HeadwayAnomaly"]
+    fired = []
+    for name in sorted(names):
+        series = " ".join("1" if name in now else "_" for now in said)
+        labels = {**RUN, "anomaly": name.removeprefix("run/anomaly/")}
+        case = Case(rule.name, {"run/anomaly/<anomaly>": series}, fires=True, labels=labels)
+        fired.append(judge([rule], [case], tmp_path))
+        assert fired[-1] != judge([rule], [replace(case, fires=False)], tmp_path)
+    assert any(fired) == fires

@@ -1,8 +1,11 @@
 """Anomalies of a run, found in its records: what health has found, and drifts of speed, waiting and memory.
 
+What health has found is an event with its step; the report lists every one. An event alone is often harmless, above all
+a gradient norm: it is an anomaly, and so an alert, only once the loss has moved too, or the event repeats.
+
 A drift compares the newest stretches of training with earlier ones of equal work. A stretch is at least a minute and
-ten steps long, and a drift takes eight of them, so a tiny run has none: over less time noise looks like a drift. Each
-anomaly names the cause that the records speak for most, which is a suspicion and no proof.
+ten steps long, and a drift takes eight of them, so a tiny run has none: over less time noise looks like a drift. An
+anomaly names a cause only where a record shows it, which is still a suspicion and no proof.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Any
 
 from headway.core.files.foreign import as_number
 from headway.core.format import format_seconds
-from headway.telemetry.metrics import LEFT_OUT
+from headway.telemetry.metrics import LEFT_OUT, recorded_number
 from headway.telemetry.record import Run, dig
 
 #: The share of a run's time that its threads wait for a processor, or that is taken from them, from which it is
@@ -27,6 +30,11 @@ CPU_WAIT_SHARE, CPU_OTHERS = 0.1, 0.1
 DATA_WAIT_SHARE = 0.2
 #: What health found is an anomaly for this long, and for so many steps.
 RECENT_SECONDS, _RECENT_STEPS = 600.0, 50
+#: So many spikes of the gradient, or steps without an update, in `_RECENT_STEPS` are a repetition.
+_REPEATED = 3
+#: Steps after a spike that show what it did, and the share of `health.spike_deviations` from which the loss has moved,
+#: or up to which it is as usual.
+_EFFECT_STEPS, _MOVED, _USUAL = 5, 0.5, 0.25
 
 #: A stretch has at least this much training.
 _STRETCH_SECONDS, _STRETCH_STEPS = 60.0, 10
@@ -50,23 +58,32 @@ _EQUAL_WORK = 0.1
 #: No number of a record is greater; one that is was not measured.
 _GREATEST = 1e15
 
-DATA_WAIT, STORAGE, RESTART, UNKNOWN = "data wait", "storage", "restart", "unknown"
+DATA_WAIT, RESTART, UNKNOWN = "data wait", "restart", "unknown"
 OTHER_PROCESSES, QUOTA, VIRTUAL_MACHINES, HEAT = "other processes", "processor quota", "other virtual machines", "heat"
 ROWS, UNSTABLE, NOT_FINITE, GPU_MEMORY, OWN_MEMORY = "rows", "learning rate", "not finite", "gpu memory", "own memory"
+_LOSS_SPIKE, _GRADIENT_SPIKE, _SKIPPED, _ROLLBACK = "loss spike", "gradient spike", "skipped steps", "rollback"
+_DATA_WAIT = "data wait"
 _ADVICE: Mapping[str, str] = {
     DATA_WAIT: "The steps wait for their data; headway profile shows the waits.",
-    STORAGE: "Put the token store on a faster disk, or prefetch more; headway profile shows the waits.",
     RESTART: "The attempt has another machine, number of workers or config: headway runs show RUN.",
     OTHER_PROCESSES: "Other processes use the processors of the machine: move them away, or take fewer threads.",
     QUOTA: "The control group allows fewer processors than the run uses: ask for more, or take fewer threads.",
     VIRTUAL_MACHINES: "The hypervisor gives the processors to other virtual machines: take another machine.",
     HEAT: "A GPU is hot and slows itself down: check its cooling.",
-    ROWS: "The loss jumped and the gradient did not: look at the rows of the step with headway data preview.",
-    UNSTABLE: "Loss or gradient jumped: lower the learning rate, or let health.on_spike skip or roll back.",
-    NOT_FINITE: "Loss or gradient was not finite or far above the usual: see the log, and docs/health.md.",
+    ROWS: "Only the rows of the step had a high loss: look at them with headway data preview.",
+    UNSTABLE: "The loss did not come back at once: lower the learning rate, or let health.on_spike skip or roll back.",
+    NOT_FINITE: "The loss or the gradient was not finite: see the log, and docs/health.md.",
     GPU_MEMORY: "Tensors are kept from step to step, often by a callback that keeps a loss without detaching it.",
     OWN_MEMORY: "Objects are kept from step to step, often by a callback or a model of your own.",
     UNKNOWN: "headway profile shows where the time of a step goes, headway doctor examines the machine.",
+}
+#: By kind, where no cause is known.
+_FIRST_LOOK: Mapping[str, str] = {
+    _DATA_WAIT: "Put the token store on a faster disk, or prefetch more; headway profile shows the waits.",
+    _LOSS_SPIKE: "See how the loss goes on; headway data preview shows the rows of the step.",
+    _GRADIENT_SPIKE: "See whether the loss rises; if not, one such step needs nothing.",
+    _SKIPPED: "The log says why each update was skipped; docs/health.md explains it.",
+    _ROLLBACK: "headway ledger RUN has the reason, and the steps whose rows are skipped.",
 }
 
 
@@ -87,8 +104,32 @@ class Anomaly:
 
     @property
     def advice(self) -> str:
-        """What to do about the cause."""
+        """What to do about the cause, or to learn it."""
+        if self.cause == UNKNOWN and self.kind in _FIRST_LOOK:
+            return _FIRST_LOOK[self.kind]
         return _ADVICE[self.cause]
+
+
+@dataclass(slots=True)
+class Event:
+    """Something that health has found in a step, or in several steps in a row."""
+
+    kind: str
+    text: str
+    """What was seen, of the first step."""
+    first_step: int
+    last_step: int
+    time: float
+    """Unix seconds of the last step."""
+    cause: str = UNKNOWN
+    """Known some steps later at the earliest."""
+    alerts: bool = False
+    """Whether it is an anomaly: the loss has moved, or the event repeats."""
+
+    @property
+    def anomaly(self) -> Anomaly:
+        """The event as it is seen now."""
+        return Anomaly(self.kind, self.cause, self.text)
 
 
 @dataclass(slots=True)
@@ -149,7 +190,9 @@ class AnomalyWatch:
         self._attempt = -1
         self._step, self._time = 0, 0.0
         self._drifts: tuple[Anomaly, ...] | None = ()
-        self._events: dict[str, tuple[int, float, Anomaly]] = {}
+        self._events: deque[Event] = deque(maxlen=_RECENT_STEPS)
+        self._spike: Event | None = None
+        """A spike whose effect on the loss is not known yet."""
         self._skipped: deque[bool] = deque(maxlen=_RECENT_STEPS)
         self._skipped_steps: float | None = None
 
@@ -158,23 +201,25 @@ class AnomalyWatch:
         self.spike_deviations = as_number(run.get("health.spike_deviations")) or self.spike_deviations
         self.on_gpu = bool(dig(run.facts, "hardware", "accelerators"))
 
-    def add(self, step: int, attempt: int, record: Mapping[str, Any]) -> None:
-        """Add the next record that counts."""
+    def add(self, step: int, attempt: int, record: Mapping[str, Any]) -> list[Event]:
+        """Add the next record that counts, and return the events that begin with it."""
         # As in `Metrics`; in the same attempt only a rollback does it.
         goes_back = step < self._step or (step == self._step and LEFT_OUT in record)
         self._step, self._time = step, _measured(record, "time") or self._time
+        events: list[Event] = []
         if attempt != self._attempt:
             self._attempt, self._open, self._warm = attempt, None, 0
-            self._skipped_steps = None
+            self._skipped_steps, self._spike = None, None
         elif goes_back:
-            self._note("rollback", NOT_FINITE, "the run went back to an earlier checkpoint")
-        self._add_events(record)
+            self._spike = None
+            events += self._note(_ROLLBACK, "the run went back to an earlier checkpoint", alerts=True)
+        events += self._judge(record)
         seconds = _measured(record, "speed/step_seconds")
-        if seconds is None or seconds < 0.0:
-            return
-        self._warm += 1
-        if self._warm > _WARM_STEPS:
-            self._add_step(seconds, record)
+        if seconds is not None and seconds >= 0.0:
+            self._warm += 1
+            if self._warm > _WARM_STEPS:
+                self._add_step(seconds, record)
+        return events
 
     def add_sample(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Add a few records from the middle of a history, one after the other, as one stretch of before."""
@@ -193,14 +238,18 @@ class AnomalyWatch:
 
     def found(self) -> tuple[Anomaly, ...]:
         """Return the anomalies that there are now."""
+        newest = {one.kind: one for one in self._events if one.alerts and self._is_recent(one)}
+        said = (replace(one.anomaly, text=f"{one.text} (step {one.first_step:,})") for one in newest.values())
+        return (*said, *self.drifts())
+
+    def drifts(self) -> tuple[Anomaly, ...]:
+        """Return the anomalies that last: those of speed, waiting and memory."""
         if self._drifts is None:
             self._drifts = tuple(_drifts(list(self._stretches), self.on_gpu))
-        recent = [
-            anomaly
-            for step, moment, anomaly in self._events.values()
-            if self._time - moment <= RECENT_SECONDS or 0 <= self._step - step < _RECENT_STEPS
-        ]
-        return (*recent, *self._drifts)
+        return self._drifts
+
+    def _is_recent(self, event: Event) -> bool:
+        return self._time - event.time <= RECENT_SECONDS or 0 <= self._step - event.last_step < _RECENT_STEPS
 
     def _add_step(self, seconds: float, record: Mapping[str, Any], *, ends: bool = True) -> None:
         one = self._open
@@ -219,27 +268,87 @@ class AnomalyWatch:
             self._stretches.append(one)
             self._open, self._drifts = None, None
 
-    def _add_events(self, record: Mapping[str, Any]) -> None:
-        """Note what health has found about the step."""
+    def _judge(self, record: Mapping[str, Any]) -> list[Event]:
+        """Return the events of a step, and complete an earlier one by what the step shows."""
         # Most values are floats, and histories are long.
         loss, norm = record.get("health/loss_deviations"), record.get("health/grad_norm_deviations")
-        if type(loss) is not float or type(norm) is not float:
-            loss, norm = as_number(loss) or 0.0, as_number(norm) or 0.0
+        is_judged = type(loss) is float and type(norm) is float
+        if not is_judged:
+            loss, norm = as_number(loss), as_number(norm)
+            is_judged = loss is not None
+            loss, norm = loss or 0.0, norm or 0.0
+        if self._spike is not None and is_judged:
+            self._see_effect(self._spike, loss)
+        is_skipped = self._is_skipped(record)
+        if loss <= self.spike_deviations and norm <= self.spike_deviations:
+            return self._note_skipped(record) if is_skipped else []
         if loss > self.spike_deviations:
-            cause = UNSTABLE if norm > self.spike_deviations / 2 else ROWS
-            self._note("loss spike", cause, f"the loss was {loss:.1f} deviations above the usual")
-        elif norm > self.spike_deviations:
-            self._note("gradient spike", UNSTABLE, f"the gradient norm was {norm:.1f} deviations above the usual")
-        if (skipped := _measured(record, "train/skipped_steps")) is not None:
-            # The first count of an attempt is no news.
-            self._skipped.append(self._skipped_steps is not None and skipped > self._skipped_steps)
-            self._skipped_steps = skipped
-            least = 1 if "train/loss_scale" not in record else _FP16_SKIPS
-            if self._skipped[-1] and (number := sum(self._skipped)) >= least:
-                self._note("skipped steps", NOT_FINITE, f"{number} of the last {len(self._skipped)} had no update")
+            kind, text = _LOSS_SPIKE, f"the loss was {loss:.1f} deviations above the usual"
+        else:
+            kind, text = _GRADIENT_SPIKE, f"the gradient norm was {norm:.1f} deviations above the usual"
+        if is_skipped:
+            text = f"{text}; its update was skipped"
+        begun = self._note(kind, text, alerts=loss > _MOVED * self.spike_deviations or self._repeats(kind))
+        self._spike = self._events[-1]
+        return begun
 
-    def _note(self, kind: str, cause: str, text: str) -> None:
-        self._events[kind] = (self._step, self._time, Anomaly(kind, cause, f"{text} (step {self._step:,})"))
+    def _see_effect(self, spike: Event, loss: float) -> None:
+        """Complete a spike by the loss of a later step, in deviations above the usual."""
+        after = self._step - spike.last_step
+        has_moved = loss > _MOVED * self.spike_deviations
+        if spike.kind == _GRADIENT_SPIKE:
+            if has_moved:
+                spike.alerts, spike.cause = True, UNSTABLE
+        elif after == 1 and loss <= _USUAL * self.spike_deviations:
+            spike.cause = ROWS
+        elif after == _EFFECT_STEPS and has_moved:
+            spike.cause = UNSTABLE
+        if spike.cause != UNKNOWN or after >= _EFFECT_STEPS:
+            self._spike = None
+
+    def _is_skipped(self, record: Mapping[str, Any]) -> bool:
+        """Return whether the step had no update."""
+        skipped = _measured(record, "train/skipped_steps")
+        if skipped is None:
+            return False
+        # The first count of an attempt is no news.
+        self._skipped.append(self._skipped_steps is not None and skipped > self._skipped_steps)
+        self._skipped_steps = skipped
+        return self._skipped[-1]
+
+    def _note_skipped(self, record: Mapping[str, Any]) -> list[Event]:
+        number = sum(self._skipped)
+        if "train/loss_scale" in record and number < _FP16_SKIPS:
+            return []
+        loss, norm = (recorded_number(record.get(name)) for name in ("train/loss", "train/grad_norm"))
+        loss_is_finite = loss is None or math.isfinite(loss)
+        begun = self._note(
+            _SKIPPED,
+            f"{number} of the last {len(self._skipped)} had no update",
+            alerts=not loss_is_finite or number >= _REPEATED,
+        )
+        if not loss_is_finite or (norm is not None and not math.isfinite(norm)):
+            self._events[-1].cause = NOT_FINITE
+        return begun
+
+    def _repeats(self, kind: str) -> bool:
+        """Return whether an event of this step would be one of several."""
+        steps = sum(
+            one.last_step - one.first_step + 1
+            for one in self._events
+            if one.kind == kind and 0 <= self._step - one.last_step < _RECENT_STEPS
+        )
+        return steps + 1 >= _REPEATED
+
+    def _note(self, kind: str, text: str, *, alerts: bool) -> list[Event]:
+        """Note an event of this step; return it, or nothing if the one of the step before goes on."""
+        last = self._events[-1] if self._events else None
+        if last is not None and last.kind == kind and last.last_step == self._step - 1:
+            last.last_step, last.time = self._step, self._time
+            last.alerts = last.alerts or alerts
+            return []
+        self._events.append(Event(kind, text, self._step, self._step, self._time, alerts=alerts))
+        return [self._events[-1]]
 
 
 def _measured(record: Mapping[str, Any], name: str) -> float | None:
@@ -250,16 +359,16 @@ def _measured(record: Mapping[str, Any], name: str) -> float | None:
 
 @dataclass(frozen=True)
 class Episode:
-    """An anomaly from when it was first found until it was found last."""
+    """An event with its steps, or a drift from when it was first found until it was found last."""
 
     anomaly: Anomaly
-    """As it was first found."""
+    """A drift as it was first found."""
     first_step: int
     last_step: int
 
 
 class Episodes:
-    """Collects all anomalies of a history, those of steps that were done again included.
+    """Collects the events and drifts of a history, those of steps that were done again included.
 
     Args:
         watch: A new watch.
@@ -267,6 +376,7 @@ class Episodes:
 
     def __init__(self, watch: AnomalyWatch) -> None:
         self._watch = watch
+        self._events: list[Event] = []
         self._open: dict[str, Episode] = {}
         self._closed: list[Episode] = []
         self._attempt = 0
@@ -277,8 +387,8 @@ class Episodes:
         if not isinstance(step, int) or not isinstance(attempt, int) or attempt < self._attempt:
             return
         self._attempt = attempt
-        self._watch.add(step, attempt, record)
-        now = {one.label: one for one in self._watch.found()}
+        self._events += self._watch.add(step, attempt, record)
+        now = {one.label: one for one in self._watch.drifts()}
         self._closed += [self._open.pop(label) for label in list(self._open) if label not in now]
         for label, one in now.items():
             before = self._open.get(label)
@@ -286,7 +396,8 @@ class Episodes:
 
     def found(self) -> list[Episode]:
         """Return the episodes by their first step."""
-        return sorted([*self._closed, *self._open.values()], key=lambda one: one.first_step)
+        events = (Episode(one.anomaly, one.first_step, one.last_step) for one in self._events)
+        return sorted([*events, *self._closed, *self._open.values()], key=lambda one: one.first_step)
 
 
 def _drifts(stretches: list[_Stretch], on_gpu: bool) -> Iterator[Anomaly]:
@@ -312,9 +423,7 @@ def _data_wait(newest: list[_Stretch], earlier: list[_Stretch], cause: str) -> I
     has_risen = usual is not None and share > DATA_WAIT_SHARE / 2 and share > 3 * usual
     if lasts and (share > DATA_WAIT_SHARE or has_risen):
         before = "" if usual is None else f", {usual:.0%} before"
-        yield Anomaly(
-            "data wait", cause if cause != UNKNOWN else STORAGE, f"{share:.0%} of the time waits for data{before}"
-        )
+        yield Anomaly(_DATA_WAIT, cause, f"{share:.0%} of the time waits for data{before}")
 
 
 def _slower(newest: list[_Stretch], earlier: list[_Stretch], cause: str, *, waits_grew: bool) -> Iterator[Anomaly]:

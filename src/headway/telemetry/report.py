@@ -18,7 +18,7 @@ from headway.core.files.atomic import atomic_write
 from headway.core.files.foreign import SETTINGS_BYTES, as_number, read_bytes, read_json_object
 from headway.core.format import UNKNOWN, counted, format_bytes, format_count, format_seconds
 from headway.telemetry import html
-from headway.telemetry.anomalies import AnomalyWatch, Episodes
+from headway.telemetry.anomalies import AnomalyWatch, Episode, Episodes
 from headway.telemetry.charts import loss_chart, metric_chart
 from headway.telemetry.goodput import Goodput, goodput_of
 from headway.telemetry.record import DIED, NOT_ENDED, NOT_STARTED, RUNNING, Run, as_int, as_text, dig, open_run
@@ -344,12 +344,15 @@ def _attempts(run: Run, found: Goodput | None) -> str:
 def _anomalies(episodes: Episodes) -> str:
     """Show what was not as usual; nothing if everything was."""
     found = episodes.found()
-    rows = [
-        [f"{one.first_step:,} to {one.last_step:,}", one.anomaly.label, one.anomaly.text, one.anomaly.advice]
-        for one in found[:_SHOWN_ANOMALIES]
-    ]
+    rows = [[_steps(one), one.anomaly.label, one.anomaly.text, one.anomaly.advice] for one in found[:_SHOWN_ANOMALIES]]
     more = f'<p class="muted">{len(found) - len(rows)} more.</p>' if len(rows) < len(found) else ""
     return html.table(["Steps", "What, and its suspected cause", "Seen", "What may help"], rows) + more
+
+
+def _steps(episode: Episode) -> str:
+    if episode.first_step == episode.last_step:
+        return f"{episode.first_step:,}"
+    return f"{episode.first_step:,} to {episode.last_step:,}"
 
 
 def _benchmarks(run: Run) -> str:

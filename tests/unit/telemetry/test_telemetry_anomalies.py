@@ -20,11 +20,11 @@ from headway.telemetry.anomalies import (
     QUOTA,
     RESTART,
     ROWS,
-    STORAGE,
     UNKNOWN,
     UNSTABLE,
     VIRTUAL_MACHINES,
     AnomalyWatch,
+    Episode,
     Episodes,
 )
 
@@ -84,15 +84,15 @@ SLOW = {"speed/step_seconds": 8.0}
     ("change", "expected"),
     [
         (late(**SLOW), ("slower", UNKNOWN)),
-        (late(**SLOW, **{"speed/data_wait_share": 0.19}), ("data wait", STORAGE)),
+        (late(**SLOW, **{"speed/data_wait_share": 0.19}), ("data wait", UNKNOWN)),
         (late(**SLOW, **{"health/cpu_wait_share": 0.3, "health/cpu_used_by_others": 1.5}), ("slower", OTHER_PROCESSES)),
         (late(**SLOW, **{"health/cpu_throttled_share": 0.2}), ("slower", QUOTA)),
         (late(**SLOW, **{"health/cpu_stolen_share": 0.2}), ("slower", VIRTUAL_MACHINES)),
         (late(**SLOW, **{"health/gpu_temperature_celsius": 88.0}), ("slower", HEAT)),
         # Less than a tenth of the time, but most of what is lost.
         (late(**{"speed/step_seconds": 7.15, "speed/data_wait_share": 0.0995}), ("slower", DATA_WAIT)),
-        (late(**{"speed/data_wait_share": 0.25}), ("data wait", STORAGE)),
-        (lambda step: {"speed/data_wait_share": 0.3}, ("data wait", STORAGE)),  # from the beginning
+        (late(**{"speed/data_wait_share": 0.25}), ("data wait", UNKNOWN)),
+        (lambda step: {"speed/data_wait_share": 0.3}, ("data wait", UNKNOWN)),  # from the beginning
         (lambda step: {"memory/peak_gib": 40.0 + 0.02 * step}, ("memory growth", GPU_MEMORY)),
         (
             lambda step: {"speed/step_seconds": 3.0 if step % 2 else 9.0} if step > LATE else {},
@@ -171,19 +171,84 @@ def test_a_tiny_run_is_left_in_peace() -> None:
     assert found(records(40_000, lambda step: jitter(step) if step > 20_000 else {}, seconds=0.003)) == []
 
 
+#: Deviations of the loss and of the gradient norm by step; those of other steps are usual.
+Deviations = dict[int, tuple[float, float]]
+
+
+def deviating(deviations: Deviations) -> Change:
+    def change(step: int) -> dict[str, float]:
+        loss, norm = deviations.get(step, (0.5, 0.5))
+        return {"health/loss_deviations": loss, "health/grad_norm_deviations": norm}
+
+    return change
+
+
 @pytest.mark.parametrize(
-    ("values", "expected"),
+    ("deviations", "expected"),
     [
-        ({"health/loss_deviations": 9.0}, ("loss spike", ROWS)),
-        ({"health/loss_deviations": 9.0, "health/grad_norm_deviations": 5.0}, ("loss spike", UNSTABLE)),
-        ({"health/grad_norm_deviations": 20.0}, ("gradient spike", UNSTABLE)),
+        ({100: (9.0, 1.0)}, ("loss spike", UNKNOWN)),  # the newest step: nothing shows why
+        ({99: (9.0, 1.0)}, ("loss spike", ROWS)),
+        ({99: (9.0, 20.0)}, ("loss spike", ROWS)),  # broken rows have large gradients too
+        ({99: (9.0, 20.0), 100: (3.0, 0.0)}, ("loss spike", UNKNOWN)),  # between usual and high
+        ({90: (9.0, 20.0)} | dict.fromkeys(range(91, 101), (5.0, 1.0)), ("loss spike", UNSTABLE)),
+        ({100: (5.0, 20.0)}, ("gradient spike", UNKNOWN)),
+        ({97: (0.0, 20.0), 100: (5.0, 1.0)}, ("gradient spike", UNSTABLE)),
+        ({80: (0.0, 9.0), 90: (0.0, 9.0), 100: (0.0, 9.0)}, ("gradient spike", UNKNOWN)),
     ],
 )
-def test_what_health_found_is_an_anomaly_for_a_while(values: dict[str, float], expected: tuple[str, str]) -> None:
-    run = lambda steps: records(steps, lambda step: values if step == 101 else {})  # noqa: E731
-    assert found(run(101)) == [expected] and found(run(140)) == [expected]
+def test_a_spike_that_matters_is_an_anomaly_for_a_while(deviations: Deviations, expected: tuple[str, str]) -> None:
+    run = lambda steps: records(steps, deviating(deviations))  # noqa: E731
+    assert found(run(100)) == [expected]
+    assert [kind for kind, _ in found(run(145))] == [expected[0]]
     assert found(run(210)) == [], "ten minutes and fifty steps later"
-    assert found(run(100)) == []
+    assert found(run(min(deviations) - 1)) == []
+
+
+@pytest.mark.parametrize(
+    "deviations",
+    [
+        {90: (0.0, 40.0)},
+        {90: (0.0, 9.0), 100: (0.0, 9.0)},
+        {20: (0.0, 9.0), 60: (0.0, 9.0), 100: (0.0, 9.0)},  # too far apart
+        {90: (0.0, 9.0), 100: (5.0, 0.0)},  # a loss that moves later has nothing to do with it
+    ],
+)
+def test_a_gradient_spike_that_changed_nothing_is_an_event_and_no_anomaly(deviations: Deviations) -> None:
+    assert found(records(100, deviating(deviations))) == []
+    spikes = [step for step, (_, norm) in deviations.items() if norm > 8]
+    episodes = episodes_of(records(100, deviating(deviations)))
+    assert [(one.first_step, one.last_step, one.anomaly.label) for one in episodes] == [
+        (step, step, "gradient spike") for step in spikes
+    ]
+
+
+def episodes_of(lines: Iterator[dict[str, Any]]) -> list[Episode]:
+    episodes = Episodes(AnomalyWatch())
+    for record in lines:
+        episodes.add(record)
+    return episodes.found()
+
+
+def test_one_event_is_one_row_with_its_steps() -> None:
+    """Each with the cause that later steps show; only steps in a row are one event."""
+    deviations = {423: (9.0, 1.0)} | dict.fromkeys(range(500, 504), (9.0, 20.0)) | {505: (10.0, 1.0)}
+    rows = [
+        (one.first_step, one.last_step, one.anomaly.cause, one.anomaly.text)
+        for one in episodes_of(records(1500, deviating(deviations)))
+    ]
+    assert rows == [
+        (423, 423, ROWS, "the loss was 9.0 deviations above the usual"),
+        (500, 503, ROWS, "the loss was 9.0 deviations above the usual"),
+        (505, 505, ROWS, "the loss was 10.0 deviations above the usual"),
+    ]
+
+
+def test_a_spike_whose_update_is_skipped_is_one_event() -> None:
+    values = {"health/loss_deviations": 9.0, "health/grad_norm_deviations": 1.0}
+    change = lambda step: {"train/skipped_steps": float(step >= 90)} | (values if step == 90 else {})  # noqa: E731
+    [row] = episodes_of(records(100, change))
+    assert (row.first_step, row.anomaly.label) == (90, "loss spike: rows")
+    assert row.anomaly.text == "the loss was 9.0 deviations above the usual; its update was skipped"
 
 
 @pytest.mark.parametrize("kept", [100, 95])
@@ -192,7 +257,7 @@ def test_a_rollback_is_an_anomaly_for_a_while(kept: int) -> None:
     lines = list(records(220))
     left_out = {"step": 101, "attempt": 1, "time": lines[100]["time"], "train/left_out_steps": 1.0}
     run = lambda steps: iter([*lines[:101], *lines[kept:100], left_out, *lines[101:steps]])  # noqa: E731
-    assert found(run(101)) == found(run(140)) == [("rollback", NOT_FINITE)]
+    assert found(run(101)) == found(run(140)) == [("rollback", UNKNOWN)], "no record tells the reason"
     assert found(run(210)) == [], "ten minutes and fifty steps later"
     assert found(iter(lines[:101])) == []
     # Another attempt passes over the same step: no news.
@@ -209,11 +274,17 @@ def test_the_limit_of_a_spike_is_that_of_the_config() -> None:
 
 
 def test_skipped_steps() -> None:
+    """One is an event; it is an anomaly if the loss was not finite, or if it repeats."""
     one = lambda step: {"train/skipped_steps": float(step >= 50)}  # noqa: E731
-    assert found(records(60, one)) == [("skipped steps", NOT_FINITE)]
+    assert found(records(60, one)) == []
+    assert [(row.first_step, row.anomaly.label) for row in episodes_of(records(60, one))] == [(50, "skipped steps")]
+    not_finite = lambda step: one(step) | ({"train/loss": "NaN"} if step == 50 else {})  # noqa: E731
+    assert found(records(60, not_finite)) == [("skipped steps", NOT_FINITE)]
+    several = lambda step: {"train/skipped_steps": float((step >= 50) + (step >= 55) + (step >= 60))}  # noqa: E731
+    assert found(records(60, several)) == [("skipped steps", UNKNOWN)]
     # How fp16 finds its loss scale is no trouble; a loss scale that falls without end is.
     assert found(dict(record, **{"train/loss_scale": 1024.0}) for record in records(60, one)) == []
-    many = lambda step: {"train/skipped_steps": float(max(0, step - 50))}  # noqa: E731
+    many = lambda step: {"train/skipped_steps": float(max(0, step - 50)), "train/loss": "Infinity"}  # noqa: E731
     lines = (dict(record, **{"train/loss_scale": 2.0}) for record in records(60, many))
     assert found(lines) == [("skipped steps", NOT_FINITE)]
     # A count of an earlier attempt is no news.
@@ -243,5 +314,5 @@ def test_episodes_of_a_whole_history() -> None:
 
 
 def test_every_cause_has_advice() -> None:
-    causes = {DATA_WAIT, STORAGE, RESTART, UNKNOWN, OTHER_PROCESSES, QUOTA, VIRTUAL_MACHINES, HEAT}
+    causes = {DATA_WAIT, RESTART, UNKNOWN, OTHER_PROCESSES, QUOTA, VIRTUAL_MACHINES, HEAT}
     assert set(_ADVICE) == causes | {ROWS, UNSTABLE, NOT_FINITE, GPU_MEMORY, OWN_MEMORY}

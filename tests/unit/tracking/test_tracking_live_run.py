@@ -319,7 +319,7 @@ def test_the_limit_of_spikes_and_the_kind_of_memory_are_those_of_the_run(tmp_pat
     for step in range(1, 400):
         run.step(step, **{"health/loss_deviations": 10.0, "memory/peak_gib": 40.0 + step / 100})
     assert [one.label for one in LiveRun(run.path).refresh().anomalies] == [
-        "data wait: storage",
+        "data wait",
         "memory growth: gpu memory",
     ]
 
