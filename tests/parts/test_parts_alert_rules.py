@@ -283,7 +283,7 @@ def test_a_broken_rule_fails_its_tests(rule: AlertRule, tmp_path: Path) -> None:
         ({20: (0.5, 40.0)}, False),  # a gradient alone
         ({20: (9.0, 1.0)}, True),
         ({20: (0.5, 40.0), 22: (5.0, 1.0)}, True),
-        ({16: (0.5, 9.0), 20: (0.5, 9.0), 24: (0.5, 9.0)}, True),
+        ({16: (0.5, 17.0), 20: (0.5, 17.0), 24: (0.5, 17.0)}, True),
     ],
     ids=["gradient spike", "loss spike", "the loss follows", "repetition"],
 )

@@ -32,6 +32,8 @@ DATA_WAIT_SHARE = 0.2
 RECENT_SECONDS, _RECENT_STEPS = 600.0, 50
 #: So many spikes of the gradient, or steps without an update, in `_RECENT_STEPS` are a repetition.
 _REPEATED = 3
+#: A gradient norm that is a spike by itself, in limits; with a lower one the loss must exceed this share of it.
+_NORM_ALONE, _LOSS_BESIDE = 2.0, 0.25
 #: Steps after a spike that show what it did, and the share of `health.spike_deviations` from which the loss has moved,
 #: or up to which it is as usual.
 _EFFECT_STEPS, _MOVED, _USUAL = 5, 0.5, 0.25
@@ -280,7 +282,7 @@ class AnomalyWatch:
         if self._spike is not None and is_judged:
             self._see_effect(self._spike, loss)
         is_skipped = self._is_skipped(record)
-        if loss <= self.spike_deviations and norm <= self.spike_deviations:
+        if not is_spike(loss, norm, self.spike_deviations):
             return self._note_skipped(record) if is_skipped else []
         if loss > self.spike_deviations:
             kind, text = _LOSS_SPIKE, f"the loss was {loss:.1f} deviations above the usual"
@@ -300,7 +302,8 @@ class AnomalyWatch:
             if has_moved:
                 spike.alerts, spike.cause = True, UNSTABLE
         elif after == 1 and loss <= _USUAL * self.spike_deviations:
-            spike.cause = ROWS
+            if spike.last_step - spike.first_step < _EFFECT_STEPS:
+                spike.cause = ROWS
         elif after == _EFFECT_STEPS and has_moved:
             spike.cause = UNSTABLE
         if spike.cause != UNKNOWN or after >= _EFFECT_STEPS:
@@ -349,6 +352,19 @@ class AnomalyWatch:
             return []
         self._events.append(Event(kind, text, self._step, self._step, self._time, alerts=alerts))
         return [self._events[-1]]
+
+
+def is_spike(loss: float, norm: float, limit: float) -> bool:
+    """Return whether a step is a spike, by how far its loss and its gradient norm are above the usual.
+
+    In healthy runs, the norm jumps now and then while the loss does not.
+
+    Args:
+        loss: In standard deviations.
+        norm: The same of its logarithm.
+        limit: `health.spike_deviations`.
+    """
+    return loss > limit or norm > _NORM_ALONE * limit or (norm > limit and loss > _LOSS_BESIDE * limit)
 
 
 def _measured(record: Mapping[str, Any], name: str) -> float | None:

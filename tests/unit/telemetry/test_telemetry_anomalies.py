@@ -193,7 +193,7 @@ def deviating(deviations: Deviations) -> Change:
         ({90: (9.0, 20.0)} | dict.fromkeys(range(91, 101), (5.0, 1.0)), ("loss spike", UNSTABLE)),
         ({100: (5.0, 20.0)}, ("gradient spike", UNKNOWN)),
         ({97: (0.0, 20.0), 100: (5.0, 1.0)}, ("gradient spike", UNSTABLE)),
-        ({80: (0.0, 9.0), 90: (0.0, 9.0), 100: (0.0, 9.0)}, ("gradient spike", UNKNOWN)),
+        ({80: (0.0, 17.0), 90: (0.0, 17.0), 100: (0.0, 17.0)}, ("gradient spike", UNKNOWN)),
     ],
 )
 def test_a_spike_that_matters_is_an_anomaly_for_a_while(deviations: Deviations, expected: tuple[str, str]) -> None:
@@ -208,14 +208,15 @@ def test_a_spike_that_matters_is_an_anomaly_for_a_while(deviations: Deviations, 
     "deviations",
     [
         {90: (0.0, 40.0)},
-        {90: (0.0, 9.0), 100: (0.0, 9.0)},
-        {20: (0.0, 9.0), 60: (0.0, 9.0), 100: (0.0, 9.0)},  # too far apart
-        {90: (0.0, 9.0), 100: (5.0, 0.0)},  # a loss that moves later has nothing to do with it
+        {90: (0.0, 17.0), 100: (0.0, 17.0)},
+        {90: (0.0, 15.0)},  # not even an event
+        {20: (0.0, 17.0), 60: (0.0, 17.0), 100: (0.0, 17.0)},  # too far apart
+        {90: (0.0, 17.0), 100: (5.0, 0.0)},  # a loss that moves later has nothing to do with it
     ],
 )
 def test_a_gradient_spike_that_changed_nothing_is_an_event_and_no_anomaly(deviations: Deviations) -> None:
     assert found(records(100, deviating(deviations))) == []
-    spikes = [step for step, (_, norm) in deviations.items() if norm > 8]
+    spikes = [step for step, (_, norm) in deviations.items() if norm > 16]
     episodes = episodes_of(records(100, deviating(deviations)))
     assert [(one.first_step, one.last_step, one.anomaly.label) for one in episodes] == [
         (step, step, "gradient spike") for step in spikes

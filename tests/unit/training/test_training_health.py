@@ -35,6 +35,9 @@ def test_a_usual_run_has_no_spike_and_an_unusual_step_is_one() -> None:
     assert judge(CONFIG, history, 4.5, 0.5).kind == "spike"
     spike = judge(CONFIG, history, 3.0, 50.0)
     assert spike.kind == "spike" and "grad norm of 50" in spike.reason
+    assert judge(CONFIG, history, 3.0, 5.0).kind == "good", "ten times the norm (12 deviations), with the usual loss"
+    both = judge(CONFIG, history, 3.3, 5.0)
+    assert both.kind == "spike" and "the loss" not in both.reason, "and with a loss that has moved"
     assert judge(CONFIG, history, 0.5, 0.001).kind == "good", "only what is above is one"
     assert judge(CONFIG, History(), 1e9, 1e9).kind == "good", "nothing is known yet"
     assert judge(CONFIG, history, math.nan, 1.0).kind == "nonfinite"

@@ -20,7 +20,8 @@ class HealthConfig(Section):
     spike_window: PositiveInt = 64
     """Number of accepted steps that define the usual range; until there are as many, no step counts as a spike."""
     spike_deviations: Annotated[float, Field(gt=0.0)] = 8.0
-    """Distance of a spike above the mean, in standard deviations."""
+    """Distance of a spike above the mean, in standard deviations. For a gradient norm it is twice that where the loss
+    of the step is as usual."""
     leave_out_steps: PositiveInt = 1
     """Number of steps whose rows a rollback skips: the failed step and those right before it."""
     rollback_limit: PositiveInt = 10

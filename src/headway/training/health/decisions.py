@@ -6,7 +6,7 @@ the first one did.
 
 The history is an exponential mean and a mean absolute deviation of accepted steps: of the loss itself, and of the
 logarithm of the norm, since norms vary by factors. Values beyond the limit count as the limit, so that one spike does
-not make the next one look usual.
+not make the next one look usual. What counts as a spike was measured (`benchmarks/telemetry/alarms.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
+
+from headway.telemetry.anomalies import is_spike
 
 if TYPE_CHECKING:
     from headway.config.sections.health import HealthConfig
@@ -27,6 +29,9 @@ _SIGMA = math.sqrt(math.pi / 2)
 
 #: Smaller deviations count as this: 1 % of the loss, and 5 % of the norm.
 _LOSS_FLOOR, _NORM_FLOOR = 0.01, 0.05
+#: The mean of the loss is over this part of the window: over all of it, the loss of a young run is far below its mean,
+#: and what rises stays unseen.
+_LOSS_PART = 8
 
 
 @dataclass(frozen=True)
@@ -75,12 +80,14 @@ def judge(config: HealthConfig, history: History, loss: float, grad_norm: float)
     if config.on_spike == "off" or history.steps < config.spike_window:
         return Judgement()
     reasons, metrics = [], {}
-    for name, value, deviations in _deviations(history, loss, grad_norm):
+    found = list(_deviations(history, loss, grad_norm))
+    spike = is_spike(*(deviations for _, _, deviations in found), config.spike_deviations)
+    for name, value, deviations in found:
         metrics[f"health/{name}_deviations"] = deviations
-        if deviations > config.spike_deviations:
+        if spike and deviations > config.spike_deviations:
             words = name.replace("_", " ")
             reasons.append(f"the {words} of {value:.4g} is {deviations:.1f} standard deviations above the usual")
-    return Judgement("spike" if reasons else "good", "; ".join(reasons), metrics)
+    return Judgement("spike" if spike else "good", "; ".join(reasons), metrics)
 
 
 def remember(config: HealthConfig, history: History, loss: float, grad_norm: float) -> None:
@@ -89,18 +96,19 @@ def remember(config: HealthConfig, history: History, loss: float, grad_norm: flo
         return
     share = 1.0 / min(history.steps + 1, config.spike_window)
     full = history.steps >= config.spike_window
-    pairs = (
-        ("loss", loss, _LOSS_FLOOR * abs(_float(history.loss))),
-        ("norm", _log(grad_norm), _NORM_FLOOR),
+    loss_share = 1.0 / min(history.steps + 1, max(1, config.spike_window // _LOSS_PART))
+    values = (
+        ("loss", loss, _LOSS_FLOOR * abs(_float(history.loss)), loss_share),
+        ("norm", _log(grad_norm), _NORM_FLOOR, share),
     )
-    for name, value, floor in pairs:
+    for name, value, floor, mean_share in values:
         usual, deviation = _float(getattr(history, name)), _float(getattr(history, f"{name}_deviation"))
         if full:
             limit = config.spike_deviations * _SIGMA * max(deviation, floor)
             value = min(max(value, usual - limit), usual + limit)
         # The first value is its own mean, and deviates from nothing.
         away = abs(value - usual) if history.steps else 0.0
-        setattr(history, name, _bits(usual + share * (value - usual)))
+        setattr(history, name, _bits(usual + mean_share * (value - usual)))
         setattr(history, f"{name}_deviation", _bits(deviation + share * (away - deviation)))
     history.steps = min(history.steps + 1, config.spike_window)
 
