@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -310,6 +311,19 @@ def test_an_anomaly_is_seen_by_every_reader(run: WrittenRun) -> None:
     assert "slower: other processes" in render_report(open_run(run.path)) and "201" not in anomaly.text
     run.end(run.started + 1200, "finished")
     assert live.refresh().anomalies == () and live.refresh().values["run/anomalies"] == 0
+
+
+def test_a_lone_gradient_spike_is_one_row_of_the_report_and_no_alert(run: WrittenRun) -> None:
+    run.begin(alive=True)
+    for step in range(1, 61):
+        norm = 40.0 if step == 23 else 0.5
+        health = {"health/loss_deviations": 0.5, "health/grad_norm_deviations": norm}
+        run.step(step, **{"speed/data_wait_share": 0.0}, **health)
+    snapshot = LiveRun(run.path).refresh()
+    assert snapshot.anomalies == () and snapshot.values["run/anomalies"] == 0
+    assert "HeadwayAnomaly" not in [one.name for one in firing(snapshot, run.started + 130)]
+    page = render_report(open_run(run.path))
+    assert page.count("gradient spike") == 1 and re.search(r"<td[^>]*>23</td>\s*<td[^>]*>gradient spike</td>", page)
 
 
 def test_the_limit_of_spikes_and_the_kind_of_memory_are_those_of_the_run(tmp_path: Path) -> None:
