@@ -274,11 +274,9 @@ class AnomalyWatch:
         """Return the events of a step, and complete an earlier one by what the step shows."""
         # Most values are floats, and histories are long.
         loss, norm = record.get("health/loss_deviations"), record.get("health/grad_norm_deviations")
-        is_judged = type(loss) is float and type(norm) is float
-        if not is_judged:
-            loss, norm = as_number(loss), as_number(norm)
-            is_judged = loss is not None
-            loss, norm = loss or 0.0, norm or 0.0
+        is_judged = loss is not None
+        if type(loss) is not float or type(norm) is not float:
+            loss, norm = as_number(loss) or 0.0, as_number(norm) or 0.0
         if self._spike is not None and is_judged:
             self._see_effect(self._spike, loss)
         is_skipped = self._is_skipped(record)

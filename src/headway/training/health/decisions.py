@@ -81,7 +81,8 @@ def judge(config: HealthConfig, history: History, loss: float, grad_norm: float)
         return Judgement()
     reasons, metrics = [], {}
     found = list(_deviations(history, loss, grad_norm))
-    spike = is_spike(*(deviations for _, _, deviations in found), config.spike_deviations)
+    (_, _, loss_deviations), (_, _, norm_deviations) = found
+    spike = is_spike(loss_deviations, norm_deviations, config.spike_deviations)
     for name, value, deviations in found:
         metrics[f"health/{name}_deviations"] = deviations
         if spike and deviations > config.spike_deviations:
