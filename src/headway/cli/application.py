@@ -38,6 +38,7 @@ VERBS = {
     "eval": "models",
     "benchmark": "models",
     "generate": "models",
+    "chat": "models",
     "export": "models",
     "merge": "models",
     "compress": "models",

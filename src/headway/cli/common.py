@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 import typer.core
 
-from headway.core.console import print_line, print_lines
+from headway.core.console import notice, print_line, print_lines
 from headway.core.format import printable
 from headway.core.user_command import remember_config
 
@@ -178,6 +179,20 @@ def load(path: Path, overrides: list[str] | None, *, trains: bool = True) -> Con
 
     remember_config(str(path), overrides or [])
     return load_config(path, overrides or [], trains=trains)
+
+
+def suggest_next(*steps: tuple[str | Path, ...]) -> None:
+    """Show what can follow a command that has made a model; only a person at a terminal sees it.
+
+    Args:
+        steps: The words of a command after `headway`, and last its purpose.
+    """
+    if not sys.stderr.isatty():
+        return
+    commands = [shlex.join(["headway", *map(str, words)]) for *words, _ in steps]
+    width = max(map(len, commands))
+    lines = (f"  {command.ljust(width)}  # {step[-1]}" for command, step in zip(commands, steps, strict=True))
+    notice("\n".join(["next:", *lines]))
 
 
 def print_json(value: Any) -> None:

@@ -259,6 +259,22 @@ def print_text(text: str) -> None:
     sys.stdout.flush()
 
 
+def print_prompt(text: str) -> None:
+    """Print a text that the result continues, as `print_text` does; on a terminal, its end shows.
+
+    It is bold there. Where there are no styles (`NO_COLOR`, `TERM=dumb`), a bar marks its end.
+    """
+    is_marked = bool(text) and sys.stdout.isatty()
+    is_plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+    before, after = ("", "|") if is_plain else ("\x1b[1m", "\x1b[0m")
+    if is_marked:
+        sys.stdout.write(before)
+    print_text(text)
+    if is_marked:
+        sys.stdout.write(after)
+        sys.stdout.flush()
+
+
 def show_live(text: str) -> None:
     """Replace the live line at the bottom of the terminal; notices appear above it. An empty text removes it.
 

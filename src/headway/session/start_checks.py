@@ -19,7 +19,7 @@ from headway.core.functions import identify_function
 from headway.core.hub import is_on_hub
 from headway.core.storage import check_filesystem
 from headway.data.preparing.prepare import check_steps
-from headway.data.preparing.vocabulary import check_chat_template
+from headway.data.preparing.vocabulary import chat_encoder
 from headway.data.reading.huggingface_datasets import check_installed, is_named
 from headway.data.reading.places import is_remote
 from headway.data.reading.sources import Source, check_sources, find_sources
@@ -247,7 +247,7 @@ def _given_tokenizer(config: Config, here: bool) -> Tokenizer | None:
     tokenizer = Tokenizer.load(settings.path, settings.pattern)
     tokenizer.begin_of_text(config.data.begin_of_text)
     if any(source.format == "chat" for source in config.data.sources):
-        check_chat_template(tokenizer, settings.special_tokens_in_text)
+        chat_encoder(tokenizer, settings.special_tokens_in_text)
     return tokenizer
 
 

@@ -69,7 +69,7 @@ def test_rows_that_fill_the_vocabulary_up_are_never_taken(model: Decoder) -> Non
 def test_ends_before_the_end_token(model: Decoder) -> None:
     tokens = list(generate(model, [1], max_new_tokens=20, seed=7))
     end = tokens[5]
-    assert list(generate(model, [1], max_new_tokens=20, seed=7, end_id=end)) == tokens[: tokens.index(end)]
+    assert list(generate(model, [1], max_new_tokens=20, seed=7, stop_ids=[VOCAB - 1, end])) == tokens[: tokens.index(end)]
 
 
 def test_ends_where_the_positions_end(model: Decoder, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,7 +146,7 @@ def test_a_continuation_keeps_the_space_after_its_prompt(monkeypatch: pytest.Mon
         return iter(b" and on")
 
     monkeypatch.setattr(inference, "generate", generated)
-    trained: Any = SimpleNamespace(model=None, tokenizer=tokenizer, begin_of_text={})
+    trained: Any = SimpleNamespace(model=None, tokenizer=tokenizer, begin_of_text={}, stop_ids={0})
     settings: Any = {"max_new_tokens": 9, "temperature": 1.0, "top_p": 1.0, "seed": 0}
     assert "".join(inference.continue_text(trained, "on", **settings)) == " and on"
 
@@ -162,7 +162,7 @@ def test_a_gpu_that_is_full_is_told_in_words(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(inference, "generate", full)
     monkeypatch.setattr(inference, "build_pretrained", lambda *_: next(islice(full(), 1, None)))
     tokenizer = SimpleNamespace(decode=ByteTokenizer().decode, end_of_text_id=0, vocab_size=256)
-    trained: Any = SimpleNamespace(model=None, tokenizer=tokenizer, begin_of_text={})
+    trained: Any = SimpleNamespace(model=None, tokenizer=tokenizer, begin_of_text={}, stop_ids={0})
     settings: Any = {"max_new_tokens": 9, "temperature": 1.0, "top_p": 1.0, "seed": 0}
     for on_gpu, kind in ((True, ConfigError), (False, torch.OutOfMemoryError)):
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda on_gpu=on_gpu: on_gpu)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from headway.cli.common import JsonOption, StepOption, print_json, print_table, writing
+from headway.cli.common import JsonOption, StepOption, print_json, print_table, suggest_next, writing
 from headway.core.console import notice
 from headway.core.format import format_bytes
 
@@ -68,3 +68,4 @@ def compress(
     rows_of_table = [[title, show(found["before"][key]), show(found["after"][key])] for title, key, show in lines]
     print_table(["", "Before", "After"], rows_of_table, numeric=(1, 2))
     notice(f"compressed {model} to {output}")
+    suggest_next(("chat", output, "talk to it"), ("push", output, "ORG/NAME", "send it to the Hub"))

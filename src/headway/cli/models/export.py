@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.common import DtypeOption, RunArgument, StepOption, writing
+from headway.cli.common import DtypeOption, RunArgument, StepOption, suggest_next, writing
 from headway.core.console import notice
 
 HELP = """Write a trained model as a Hugging Face folder: safetensors, config, tokenizer.
@@ -44,3 +44,4 @@ def export(
     at = "" if trained.step is None else f" at step {trained.step:,}"
     begin = f"; texts begin with {' '.join(trained.begin_of_text)}" if trained.begin_of_text else ""
     notice(f"exported {run}{at} to {folder}{begin}")
+    suggest_next(("chat", folder, "talk to it"), ("push", folder, "ORG/NAME", "send it to the Hub"))

@@ -10,9 +10,11 @@ from typing import Annotated
 import typer
 
 from headway.cli.common import StepOption, as_utf8
-from headway.core.console import exact_results, print_line, print_text
+from headway.core.console import exact_results, print_line, print_prompt, print_text
 
 HELP = """Continue a text with a trained model, and print tokens as they are sampled.
+
+On a terminal the prompt is bold, or ends with a bar. headway chat talks to a model.
 
 [bold]Examples[/bold]
 
@@ -62,6 +64,7 @@ def generate(
     )
     first = next(pieces, "")  # print the prompt only after it proved usable
     with exact_results():
-        for piece in chain((text + first,), pieces):
+        print_prompt(text)
+        for piece in chain((first,), pieces):
             print_text(piece)
         print_line()

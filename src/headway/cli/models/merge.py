@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.common import DtypeOption, RunArgument, StepOption, writing
+from headway.cli.common import DtypeOption, RunArgument, StepOption, suggest_next, writing
 from headway.core.console import notice
 
 HELP = """Merge a trained adapter into its pretrained model, and write the result as a Hugging Face folder.
@@ -43,3 +43,4 @@ def merge(
         export_trained(trained, folder, dtype, merge=True)
     at = "" if trained.step is None else f" at step {trained.step:,}"
     notice(f"merged {run}{at} into {folder}")
+    suggest_next(("chat", folder, "talk to it"), ("push", folder, "ORG/NAME", "send it to the Hub"))

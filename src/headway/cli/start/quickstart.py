@@ -31,6 +31,7 @@ PROMPTS = ("def ", "class ", "import os\n\n")
 NEXT = (
     ("open {run}/report.html", "the report: curves, data, environment"),
     ('headway generate {run} --prompt "def main("', "sample from the model"),
+    ("headway chat {run}", "type text, and let the model continue it"),
     ("headway eval {run}", "loss on the whole validation split"),
     ("headway runs show {run}", "the run in a few lines"),
     ("headway checkpoints list {run}", "the checkpoints of the run"),

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.common import ConfigArgument, OverridesArgument, load
+from headway.cli.common import ConfigArgument, OverridesArgument, load, suggest_next
 from headway.core.console import print_lines
 from headway.core.coordination.launch_code import leaving_code
 from headway.core.coordination.launch_variables import LEAD, NODE
@@ -114,3 +114,7 @@ def train(
         from headway.api import train as run
 
         run(loaded, restart=restart, accept_changes=accept_changes, start_epoch=start_epoch, own_process=True)
+        suggest_next(
+            ("chat", loaded.run_directory, "talk to it"),
+            ("export", loaded.run_directory, "make a folder for transformers"),
+        )

@@ -24,6 +24,7 @@ from headway.data.preparing.units import units_of
 from headway.data.reading.places import SourceFile, open_file, stamp_of, unreadable
 from headway.data.reading.sources import Source
 from headway.data.store import TokenStore, file_problem
+from headway.data.tokenizing.chat import ChatEncoder
 from headway.data.tokenizing.settings_files import LISTS
 from headway.data.tokenizing.tokenizer import BeginOfText, Tokenizer
 from headway.data.tokenizing.train import train_tokenizer
@@ -96,18 +97,30 @@ def vocabulary_of(
     return tokenizer
 
 
-def check_chat_template(tokenizer: Tokenizer, special_tokens_in_text: bool) -> None:
-    """Check that conversations can be encoded with a given tokenizer.
+def chat_encoder(tokenizer: Tokenizer, special_tokens_in_text: bool, dated: bool = False) -> ChatEncoder:
+    """Open the encoder of conversations for a given tokenizer, as its store would have it.
+
+    Args:
+        tokenizer: Of any format.
+        special_tokens_in_text: As for `ChatEncoder`.
+        dated: As for `ChatEncoder`.
 
     Raises:
         ConfigError: transformers is not installed, or there is no chat template.
         DataError: transformers cannot load the tokenizer.
     """
-    from headway.data.tokenizing.chat import ChatEncoder
-
     with scratch_folder("headway-chat-") as folder:
         tokenizer.save(folder, _settings_beside(tokenizer))
-        ChatEncoder(folder, tokenizer, tokenizer.where, special_tokens_in_text)
+        return ChatEncoder(folder, tokenizer, tokenizer.where, special_tokens_in_text, dated)
+
+
+def has_chat_template(tokenizer: Tokenizer) -> bool:
+    """Return whether the files next to a tokenizer hold a chat template."""
+    return bool(tokenizer.settings.values.get("chat_template")) or _template_file(tokenizer).is_file()
+
+
+def _template_file(tokenizer: Tokenizer) -> Path:
+    return Path(tokenizer.where).with_name("chat_template.jinja")
 
 
 def _report_begin(tokenizer: Tokenizer, wanted: BeginOfText, begin: Mapping[str, int]) -> None:
@@ -172,7 +185,7 @@ def _settings_beside(tokenizer: Tokenizer) -> dict[str, Any]:
     if tokenizer.unknown_roles:
         names = ", ".join(f"{key} ({token!r})" for key, token in tokenizer.unknown_roles.items())
         notice(f"the files next to the tokenizer name tokens that it does not have; they are left out: {names}")
-    template = Path(tokenizer.where).with_name("chat_template.jinja")
+    template = _template_file(tokenizer)
     try:
         settings["chat_template"] = read_text(template)
     except FileNotFoundError:

@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -44,15 +45,24 @@ class ChatEncoder:
         tokenizer: The tokenizer in it.
         where: The file that the user gave, for messages.
         special_tokens_in_text: Let messages spell out special tokens, which then begin and end turns.
+        dated: Let the template write today's date, which a store must not depend on.
 
     Raises:
         ConfigError: transformers is not installed, or the tokenizer has no chat template.
         DataError: transformers cannot load the tokenizer.
     """
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer, where: str, special_tokens_in_text: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tokenizer: Tokenizer,
+        where: str,
+        special_tokens_in_text: bool = False,
+        dated: bool = False,
+    ) -> None:
         self._tokenizer, self._where, self._special_in_text = tokenizer, where, special_tokens_in_text
         self._library = _open(folder, where)
+        self._options: dict[str, Any] = {"strftime_now": _now} if dated else {}
 
     @cached_property
     def fingerprint(self) -> str:
@@ -86,16 +96,60 @@ class ChatEncoder:
             lengths.append(len(some))
         return np.array(ids, self._tokenizer.dtype), np.array(lengths, np.int64), np.array(trained, np.bool_)
 
-    def _encode(self, conversation: dict[str, Any], text: str) -> tuple[list[int], list[bool], bool]:
-        """Return the ids of a conversation, whether each is trained, and whether the end-of-text token ends a turn."""
-        messages, tools = conversation["messages"], conversation.get("tools")
+    def prompt(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        """Encode messages up to where the assistant answers the last one.
+
+        Special tokens that an earlier answer spells out are left out of it.
+
+        Raises:
+            UnencodableTextError: The template cannot render them, or another message spells out a special token.
+        """
+        given = [
+            {**message, "content": self._plain(message["content"])} if message["role"] == "assistant" else message
+            for message in messages
+        ]
+        self._check_fields(given, None)
+        with self._explained():
+            render = _Renderer(self._library, self._options, sum(len(message["content"]) for message in given))
+            text = render(given, add_generation_prompt=True)
+            return [int(number) for number in self._library(text, add_special_tokens=False)["input_ids"]]
+
+    @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        """The tokens at which training teaches a model to stop: those that end the turns of a conversation.
+
+        Raises:
+            UnencodableTextError: The template does not let a model learn where to stop.
+        """
+        turn = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Yes."}]
+        conversation = {"messages": [dict(message) for message in turn * 2]}
+        ids, mask, is_open = self._encode(conversation, json.dumps(conversation))
+        special = frozenset(self._tokenizer.special_tokens.values())
+        ends = [place for place, (now, then) in enumerate(pairwise([*mask, False])) if now and not then]
+        last = {ids[self._last_written(ids, place)] for place in ends} & special
+        return last | ({self._tokenizer.end_of_text_id} if is_open else set())
+
+    def _last_written(self, ids: list[int], place: int) -> int:
+        """Return the last place, up to the given one, of a token that is not blank; -1 if all are."""
+        while place >= 0 and not self._library.decode(ids[place]).strip():
+            place -= 1
+        return place
+
+    def _check_fields(self, messages: list[dict[str, Any]], tools: Any) -> None:
+        """Check that no message spells out a special token, unless it may."""
         if not self._special_in_text:
             # Roles are known words, which may be special tokens, and so are the names of fields.
             fields = [value for message in messages for key, value in message.items() if key != "role"]
             self._check_no_special_tokens(fields, tools)
+
+    def _encode(self, conversation: dict[str, Any], text: str) -> tuple[list[int], list[bool], bool]:
+        """Return the ids of a conversation, whether each is trained, and whether the end-of-text token ends a turn."""
+        messages, tools = conversation["messages"], conversation.get("tools")
+        self._check_fields(messages, tools)
         with self._explained():
             template = self._library.get_chat_template(None, tools)
-            render = _Renderer(self._library, {"tools": tools, "chat_template": template}, len(text))
+            options = {"tools": tools, "chat_template": template, **self._options}
+            render = _Renderer(self._library, options, len(text))
             self._check_calls_are_written(messages, render)
             if _MARKS.search(template):
                 found = render(messages, return_dict=True, return_assistant_tokens_mask=True, tokenize=True)
@@ -230,8 +284,7 @@ class ChatEncoder:
                 "the template writes nothing of what the assistant says where it marks {% generation %}"
             )
         last = max((place for place, trained in enumerate(mask) if trained), default=-1)
-        while last >= 0 and not self._library.decode(ids[last]).strip():
-            last -= 1
+        last = self._last_written(ids, last)
         if last < 0 or ids[last] in special:
             return False
         if self._library.decode(ids[last + 1 :]).strip():
@@ -330,6 +383,11 @@ def _open(folder: Path, where: str) -> Any:
         fix = "put the model's chat_template.jinja next to its tokenizer.json"
         raise ConfigError("the tokenizer has no chat template, which conversations need", where=where, fix=fix)
     return library
+
+
+def _now(wanted: str) -> str:
+    """Return the time in a format, as what transformers gives to templates."""
+    return datetime.now().strftime(wanted)
 
 
 class _Renderer:

@@ -47,6 +47,11 @@ def read_tokenizer(source: Path | str, pattern: str | None = None) -> FoundToken
     return _converted(path, data, read_settings(path.parent), pattern)
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Return whether a folder holds a tokenizer of any known format."""
+    return _file_in(folder).is_file()
+
+
 def _file_in(folder: Path) -> Path:
     """Find the tokenizer of a folder, or of the folder `tokenizer` in it, which a store has."""
     for place, name in product((folder, folder / "tokenizer"), TOKENIZER_FILES):

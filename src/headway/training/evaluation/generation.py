@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -36,7 +36,7 @@ def generate(
     temperature: float = 1.0,
     top_p: float = 1.0,
     seed: int = 0,
-    end_id: int | None = None,
+    stop_ids: Collection[int] = (),
     vocab_size: int | None = None,
 ) -> Iterator[int]:
     """Continue a prompt, one token id at a time as they are sampled.
@@ -53,7 +53,7 @@ def generate(
         top_p: Sample from the smallest set of likeliest tokens that has this probability (Holtzman et al. 2020,
             section 3.1).
         seed: Equal seeds give equal tokens.
-        end_id: Generation ends before this token, which is not yielded.
+        stop_ids: Generation ends before any of these tokens, which is not yielded.
         vocab_size: Number of ids of the tokenizer. The model may have more rows, which only pad its matrices; none of
             these is sampled. All rows if not given.
 
@@ -91,7 +91,7 @@ def generate(
     def choose(logits_V: torch.Tensor) -> int:
         return sample(logits_V[:vocab_size].float().cpu(), temperature, top_p, generator)
 
-    return _generate(model, list(prompt_ids), new_tokens, choose, end_id)
+    return _generate(model, list(prompt_ids), new_tokens, choose, frozenset(stop_ids))
 
 
 def _generate(
@@ -99,7 +99,7 @@ def _generate(
     prompt_ids: list[int],
     new_tokens: int,
     choose: Callable[[torch.Tensor], int],
-    end_id: int | None,
+    stop_ids: frozenset[int],
 ) -> Iterator[int]:
     device = next(model.parameters()).device
     was_training = model.training
@@ -110,7 +110,7 @@ def _generate(
         for _ in range(new_tokens):
             with torch.no_grad():
                 token = choose(model.next_logits(ids, cache)[0])  # type: ignore[arg-type]
-            if token == end_id:
+            if token in stop_ids:
                 return
             yield token
             ids = torch.tensor([[token]], device=device)

@@ -14,16 +14,18 @@ from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.config import Config, DataConfig, ModelConfig, load_resolved
 from headway.core.console import warning
 from headway.core.errors import CheckpointError, ConfigError, DataError
-from headway.core.files.foreign import LISTING_BYTES, read_bytes
+from headway.core.files.foreign import LISTING_BYTES, read_bytes, read_json_object
 from headway.core.files.hashes import sha256_file
 from headway.data.feeding.feed import evaluation_feed
 from headway.data.remote_store import open_store
 from headway.data.remote_store import tokenizer_folder as folder_of
 from headway.data.store import TokenStore
 from headway.data.tokenizing.begin_of_text import is_same_but_for_template, with_tokens_before
+from headway.data.tokenizing.files import has_tokenizer
 from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.models.build import build_any_model, build_pretrained
 from headway.models.finite import check_finite
+from headway.models.hub.folder import base_folder
 from headway.models.huggingface.export import export_model
 from headway.parallel.world import World, pick_device
 from headway.training.evaluation.evaluate import Evaluation, evaluate
@@ -49,6 +51,8 @@ class TrainedModel:
     step: int | None
     """Training step of the weights; None when they come from a Hugging Face folder."""
     config: Config | None
+    stop_ids: frozenset[int] = frozenset()
+    """The tokens that end a text: the tokenizer's end of text, and those of the pretrained model's folder."""
 
     @property
     def has_adapter(self) -> bool:
@@ -86,8 +90,12 @@ def load_trained(path: Path, *, step: int | None = None, device: torch.device | 
     if (path / "checkpoints").is_dir() and (path / "config.yaml").is_file():
         return _from_run(path, step, device)
     if (path / "config.json").is_file() or (path / "adapter_config.json").is_file():
-        model, tokenizer = _from_folder(path, device), Tokenizer.load(path)
-        return TrainedModel(model, tokenizer, path, tokenizer.begin_of_text(), None, None)
+        model = _from_folder(path, device)
+        base = base_folder(path)
+        folder = path if has_tokenizer(path) else base  # peft writes an adapter without one
+        tokenizer = Tokenizer.load(folder)
+        stops = _stop_ids(tokenizer, base)
+        return TrainedModel(model, tokenizer, folder, tokenizer.begin_of_text(), None, None, stops)
     raise ConfigError(
         "neither a run directory nor a Hugging Face folder",
         where=str(path),
@@ -132,7 +140,47 @@ def _from_run(path: Path, step: int | None, device: torch.device) -> TrainedMode
     fix = f"take another step (--step); headway checkpoints list {path} shows which there are"
     check_finite(tensors.items(), info.path, fix)
     begin = tokenizer.saved_begin_of_text()
-    return TrainedModel(model.to(device).eval(), tokenizer, tokenizer_folder, begin, info.step, config)
+    stops = _stop_ids(tokenizer, _pretrained_folder(config.model))
+    return TrainedModel(model.to(device).eval(), tokenizer, tokenizer_folder, begin, info.step, config, stops)
+
+
+def _pretrained_folder(config: ModelConfig) -> Path | None:
+    """Return the folder of the model that a run has continued, where that is on this machine.
+
+    The native decoder no longer needs it, so what is on the Hub is not fetched for its sake.
+    """
+    source = config.from_pretrained
+    needed = config.implementation == "transformers"
+    if source is None or not (needed or Path(source).is_dir()):
+        return None
+    return base_folder(source, with_code=config.trust_remote_code)
+
+
+def _stop_ids(tokenizer: Tokenizer, folder: Path | None) -> frozenset[int]:
+    """Return the tokens that end a text: the tokenizer's end of text, and those at which transformers stops.
+
+    Args:
+        tokenizer: The model's.
+        folder: Of a Hugging Face model; None if there is none.
+
+    Raises:
+        CheckpointError: a file of the folder cannot be read.
+    """
+    files = [folder / name for name in ("generation_config.json", "config.json")] if folder is not None else []
+    found: Any = []
+    for file in files:
+        if not file.is_file():
+            continue
+        try:
+            found = read_json_object(file, LISTING_BYTES).get("eos_token_id")
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"the file cannot be read: {error}", where=str(file), fix="fetch the model again"
+            ) from None
+        break
+    ids = found if isinstance(found, list) else [found]
+    known = {number for number in ids if type(number) is int and 0 <= number < tokenizer.vocab_size}
+    return frozenset({tokenizer.end_of_text_id, *known})
 
 
 def _check_is_decoder(run: Path, info: CheckpointInfo) -> None:
@@ -187,17 +235,23 @@ def continue_text(
     """Continue a prompt, in pieces as they are sampled. The prompt begins a new document, even an empty one."""
     tokenizer, begin = trained.tokenizer, list(trained.begin_of_text.values())
     ids = begin + tokenizer.encode_batch([prompt])[0] if prompt else begin or [tokenizer.end_of_text_id]
-    new_ids = generate(
-        trained.model,
+    new_ids = continue_ids(
+        trained,
         ids,
+        trained.stop_ids,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         top_p=top_p,
         seed=seed,
-        end_id=tokenizer.end_of_text_id,
-        vocab_size=tokenizer.vocab_size,
     )
-    return stream_text(tokenizer, _with_full_gpu_explained(new_ids), after=ids)
+    return stream_text(tokenizer, new_ids, after=ids)
+
+
+def continue_ids(trained: TrainedModel, ids: list[int], stop_ids: frozenset[int], **sampling: Any) -> Iterator[int]:
+    """Continue token ids with ids of the tokenizer; `sampling` is as for `generate`, whose errors come at once."""
+    vocab_size = trained.tokenizer.vocab_size
+    new_ids = generate(trained.model, ids, stop_ids=stop_ids, vocab_size=vocab_size, **sampling)
+    return _with_full_gpu_explained(new_ids)
 
 
 def _with_full_gpu_explained(ids: Iterator[int]) -> Iterator[int]:
