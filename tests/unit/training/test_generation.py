@@ -69,7 +69,9 @@ def test_rows_that_fill_the_vocabulary_up_are_never_taken(model: Decoder) -> Non
 def test_ends_before_the_end_token(model: Decoder) -> None:
     tokens = list(generate(model, [1], max_new_tokens=20, seed=7))
     end = tokens[5]
-    assert list(generate(model, [1], max_new_tokens=20, seed=7, stop_ids=[VOCAB - 1, end])) == tokens[: tokens.index(end)]
+    assert (
+        list(generate(model, [1], max_new_tokens=20, seed=7, stop_ids=[VOCAB - 1, end])) == tokens[: tokens.index(end)]
+    )
 
 
 def test_ends_where_the_positions_end(model: Decoder, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -62,7 +61,7 @@ class ChatEncoder:
     ) -> None:
         self._tokenizer, self._where, self._special_in_text = tokenizer, where, special_tokens_in_text
         self._library = _open(folder, where)
-        self._options: dict[str, Any] = {"strftime_now": _now} if dated else {}
+        self._dated = dated
 
     @cached_property
     def fingerprint(self) -> str:
@@ -110,7 +109,8 @@ class ChatEncoder:
         ]
         self._check_fields(given, None)
         with self._explained():
-            render = _Renderer(self._library, self._options, sum(len(message["content"]) for message in given))
+            characters = sum(len(message["content"]) for message in given)
+            render = _Renderer(self._library, {}, characters, self._dated)
             text = render(given, add_generation_prompt=True)
             return [int(number) for number in self._library(text, add_special_tokens=False)["input_ids"]]
 
@@ -148,8 +148,7 @@ class ChatEncoder:
         self._check_fields(messages, tools)
         with self._explained():
             template = self._library.get_chat_template(None, tools)
-            options = {"tools": tools, "chat_template": template, **self._options}
-            render = _Renderer(self._library, options, len(text))
+            render = _Renderer(self._library, {"tools": tools, "chat_template": template}, len(text), self._dated)
             self._check_calls_are_written(messages, render)
             if _MARKS.search(template):
                 found = render(messages, return_dict=True, return_assistant_tokens_mask=True, tokenize=True)
@@ -385,11 +384,6 @@ def _open(folder: Path, where: str) -> Any:
     return library
 
 
-def _now(wanted: str) -> str:
-    """Return the time in a format, as what transformers gives to templates."""
-    return datetime.now().strftime(wanted)
-
-
 class _Renderer:
     """Renders messages in a bounded way.
 
@@ -397,10 +391,11 @@ class _Renderer:
         library: The tokenizer as transformers has it.
         options: Arguments of every rendering.
         characters: Length of the conversation.
+        dated: Whether the template may write today's date.
     """
 
-    def __init__(self, library: Any, options: dict[str, Any], characters: int) -> None:
-        self._library, self._options, self._characters = library, options, characters
+    def __init__(self, library: Any, options: dict[str, Any], characters: int, dated: bool = False) -> None:
+        self._library, self._options, self._characters, self._dated = library, options, characters, dated
 
     def __call__(self, messages: list[dict[str, Any]], mark: str | None = None, **options: Any) -> Any:
         """Render messages, as text if the options do not say otherwise.
@@ -412,7 +407,7 @@ class _Renderer:
         """
         from headway.data.tokenizing.templates import Rendering, bounded
 
-        with bounded(Rendering(self._characters, mark)):
+        with bounded(Rendering(self._characters, mark, self._dated)):
             return self._library.apply_chat_template(messages, **{"tokenize": False, **self._options, **options})
 
 

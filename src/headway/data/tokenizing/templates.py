@@ -70,9 +70,11 @@ class Rendering:
     Args:
         characters: Length of the conversation.
         mark: Character that marks where a message begins and ends; None if nothing is marked.
+        dated: Whether the template may write today's date, as for those who talk to a model.
     """
 
-    def __init__(self, characters: int, mark: str | None = None) -> None:
+    def __init__(self, characters: int, mark: str | None = None, dated: bool = False) -> None:
+        self.dated = dated
         self._left = self._all = _WORK + _WORK_PER_CHARACTER * characters
         self._mark = mark
         self._numbers: dict[int, int] | None = None
@@ -199,7 +201,7 @@ def _replacing(theirs: Callable[[str], Any]) -> Callable[[str], Any]:
         rendering.used = True
         token = _current.set(None)
         try:
-            return _compile(source, theirs)
+            return _compile(source, theirs, rendering.dated)
         finally:
             _current.reset(token)
 
@@ -208,8 +210,8 @@ def _replacing(theirs: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 @lru_cache(8)
-def _compile(source: str, theirs: Callable[[str], Any]) -> Any:
-    environment = _Environment(theirs("").environment)
+def _compile(source: str, theirs: Callable[[str], Any], dated: bool) -> Any:
+    environment = _Environment(theirs("").environment, dated)
     tree = _Bounding().visit(environment.parse(source))
     tree.set_environment(environment)
     return environment.from_string(tree)
@@ -220,7 +222,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset(("+", "-", "*", "//", "**", "%"))
 
-    def __init__(self, theirs: Any) -> None:
+    def __init__(self, theirs: Any, dated: bool) -> None:
         super().__init__(
             trim_blocks=theirs.trim_blocks,
             lstrip_blocks=theirs.lstrip_blocks,
@@ -228,7 +230,8 @@ class _Environment(ImmutableSandboxedEnvironment):
             finalize=_charged,
         )
         # Undefined, the first as it was in older versions of transformers: a store must not depend on day or chance.
-        self.globals = {key: value for key, value in theirs.globals.items() if key not in ("strftime_now", "lipsum")}
+        left_out = ("lipsum",) if dated else ("strftime_now", "lipsum")
+        self.globals = {key: value for key, value in theirs.globals.items() if key not in left_out}
         self.filters = {
             name: _spending(name, function) for name, function in theirs.filters.items() if name != "random"
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import shutil
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from headway.core.hub import is_on_hub, split_hub_name
 from headway.models.hub.folder import base_folder, is_adapter, open_folder
 from headway.models.hub.transformers_model import TransformersModel, quiet
 from headway.models.huggingface.checkpoint import copy_tokenizer
+from headway.models.huggingface.export import all_stops
 from headway.models.huggingface.folder import check_not_foreign, mark, published
 from headway.models.written import FolderProof, check_same_logits, logits_as_stored, probe_logits
 
@@ -29,11 +31,13 @@ def export_transformers_model(
     *,
     dtype: Literal["fp32", "bf16"] = "fp32",
     tokenizer_json: bytes | None = None,
+    chat_template: str | None = None,
+    stop_ids: Collection[int] = (),
     merge: bool = False,
 ) -> None:
     """Write a model as a folder that transformers loads, or its adapter as one that peft loads.
 
-    The tokenizer's settings and the chat template are those of the pretrained model. The folder is complete or absent,
+    The tokenizer's settings are those of the pretrained model. The folder is complete or absent,
     as that of `headway.models.huggingface.export.export_model`.
 
     Args:
@@ -42,6 +46,8 @@ def export_transformers_model(
         tokenizer_folder: Contains the `tokenizer.json` of the data.
         dtype: Dtype of the stored weights.
         tokenizer_json: Overrides the file in the tokenizer's folder.
+        chat_template: Overrides that of the pretrained model.
+        stop_ids: As for `export_model`.
         merge: Add adapters to the weights that they adapt.
 
     Raises:
@@ -75,6 +81,10 @@ def export_transformers_model(
             # "auto" would ask the Hub whether the vocabulary has grown.
             network.save_pretrained(building, save_embedding_layers=False)
         else:
+            if stop_ids and network.generation_config is not None:
+                eos = network.generation_config.eos_token_id
+                network.generation_config.eos_token_id = all_stops(eos, stop_ids)
+                network.generation_config._from_model_config = False
             network.save_pretrained(building)
             for code in pretrained.glob("*.py") if model.config.trust_remote_code else ():
                 shutil.copyfile(code, building / code.name)
@@ -85,6 +95,8 @@ def export_transformers_model(
             copy_tokenizer(tokenizer_folder, building, longest)
         if tokenizer_json is not None:
             (building / "tokenizer.json").write_bytes(tokenizer_json)
+        if chat_template is not None:
+            (building / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
         mark(building)
 
 

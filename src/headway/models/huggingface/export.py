@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,6 +33,7 @@ def export_model(
     dtype: Literal["fp32", "bf16"] = "fp32",
     max_shard_bytes: int = 5 * 10**9,
     tokenizer_json: bytes | None = None,
+    stop_ids: Collection[int] = (),
 ) -> None:
     """Write a decoder as a Hugging Face checkpoint that transformers loads without further code.
 
@@ -46,6 +47,7 @@ def export_model(
         dtype: Dtype of the stored weights.
         max_shard_bytes: Weights are split into files of at most this size (one tensor may be larger).
         tokenizer_json: Overrides the file in the tokenizer's folder.
+        stop_ids: All tokens that end a text, if the tokenizer's end of text is not the only one.
 
     Raises:
         ConfigError: the folder holds anything but an earlier export or cannot be replaced, the tokenizer is missing, or
@@ -60,7 +62,11 @@ def export_model(
     expected = logits_as_stored(model, lambda name: _stored(name, _DTYPES[dtype]))
     with published(folder, FolderProof(folder, expected)) as building:
         write_json(building / "config.json", config, exact=True)
-        write_json(building / "generation_config.json", {"_from_model_config": True, **special_ids}, exact=True)
+        # Where the two differ, transformers would go back to the model's config if the file said to be made from it.
+        generation = {"_from_model_config": True, **special_ids}
+        if stop_ids:
+            generation = {**special_ids, "eos_token_id": all_stops(special_ids["eos_token_id"], stop_ids)}
+        write_json(building / "generation_config.json", generation, exact=True)
         if tokenizer_folder is not None:
             copy_tokenizer(tokenizer_folder, building, model.config.max_sequence_length)
             if tokenizer_json is not None:
@@ -68,6 +74,12 @@ def export_model(
         tensors = dict(to_huggingface_tensors(model.config, model.state_dict()))
         _write_weights(tensors, building, _DTYPES[dtype], max_shard_bytes)
         mark(building)
+
+
+def all_stops(eos: int | list[int] | None, others: Collection[int]) -> list[int]:
+    """Return all tokens that end a text as `eos_token_id` of a generation config, the end of text first."""
+    known = eos if isinstance(eos, list) else [eos]
+    return list(dict.fromkeys([*(number for number in known if number is not None), *sorted(others)]))
 
 
 def _write_weights(tensors: Mapping[str, torch.Tensor], folder: Path, dtype: torch.dtype, max_shard_bytes: int) -> None:

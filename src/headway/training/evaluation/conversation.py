@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
-from headway.core.console import notice, warning
+from headway.core.console import notice
 from headway.core.errors import ConfigError
 from headway.core.format import counted
-from headway.data.preparing.vocabulary import chat_encoder, has_chat_template
 from headway.data.tokenizing.chat import ChatEncoder
-from headway.data.tokenizing.library import UnencodableTextError
 from headway.training.evaluation.generation import stream_text
-from headway.training.evaluation.inference import TrainedModel, continue_ids
+from headway.training.evaluation.inference import TrainedModel, continue_ids, stops_of_turns
 
 Message = dict[str, str]
 
@@ -48,8 +46,8 @@ class Conversation:
 
     def __init__(self, trained: TrainedModel, sampling: Sampling) -> None:
         self._trained, self._sampling = trained, sampling
-        self._encoder = _encoder_of(trained)
-        self._stop_ids = trained.stop_ids | _stops_of_turns(self._encoder)
+        self._encoder = trained.open_chat()
+        self._stop_ids = trained.stop_ids | stops_of_turns(self._encoder)
         self._system: list[Message] = []
         self.is_cut = False
         self.is_ended = False
@@ -183,22 +181,3 @@ class Conversation:
             )
             ids = ids[left_out:]
         return begin + ids
-
-
-def _encoder_of(trained: TrainedModel) -> ChatEncoder | None:
-    """Return what renders messages; None if the model has no chat template."""
-    if not has_chat_template(trained.tokenizer):
-        return None
-    special_in_text = trained.config is not None and trained.config.data.tokenizer.special_tokens_in_text
-    return chat_encoder(trained.tokenizer, special_in_text, dated=True)
-
-
-def _stops_of_turns(encoder: ChatEncoder | None) -> frozenset[int]:
-    """Return the tokens that end the turns of a template; none, with a warning, where it does not show them."""
-    if encoder is None:
-        return frozenset()
-    try:
-        return encoder.stop_ids
-    except UnencodableTextError as error:
-        warning(f"answers may not end where they should: {error.what}")
-        return frozenset()

@@ -12,16 +12,20 @@ import torch
 
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.config import Config, DataConfig, ModelConfig, load_resolved
+from headway.config.template import CHAT
 from headway.core.console import warning
 from headway.core.errors import CheckpointError, ConfigError, DataError
 from headway.core.files.foreign import LISTING_BYTES, read_bytes, read_json_object
 from headway.core.files.hashes import sha256_file
 from headway.data.feeding.feed import evaluation_feed
+from headway.data.preparing.vocabulary import chat_encoder, has_chat_template
 from headway.data.remote_store import open_store
 from headway.data.remote_store import tokenizer_folder as folder_of
 from headway.data.store import TokenStore
 from headway.data.tokenizing.begin_of_text import is_same_but_for_template, with_tokens_before
+from headway.data.tokenizing.chat import ChatEncoder
 from headway.data.tokenizing.files import has_tokenizer
+from headway.data.tokenizing.library import UnencodableTextError
 from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.models.build import build_any_model, build_pretrained
 from headway.models.finite import check_finite
@@ -59,6 +63,29 @@ class TrainedModel:
         """True if the model has adapters of peft that can be merged."""
         by_transformers = self.model.config.implementation == "transformers"
         return by_transformers and cast("TransformersModel", self.model).has_adapter
+
+    def open_chat(self) -> ChatEncoder | None:
+        """Open what renders conversations; None if the tokenizer has no chat template.
+
+        Raises:
+            ConfigError: transformers is not installed.
+            DataError: transformers cannot load the tokenizer.
+        """
+        if not has_chat_template(self.tokenizer):
+            return None
+        special_in_text = self.config is not None and self.config.data.tokenizer.special_tokens_in_text
+        return chat_encoder(self.tokenizer, special_in_text, dated=True)
+
+
+def stops_of_turns(encoder: ChatEncoder | None) -> frozenset[int]:
+    """Return the tokens that end the turns of a template; none, with a warning, where it does not show them."""
+    if encoder is None:
+        return frozenset()
+    try:
+        return encoder.stop_ids
+    except UnencodableTextError as error:
+        warning(f"answers may not end where they should: {error.what}")
+        return frozenset()
 
 
 @contextmanager
@@ -262,7 +289,7 @@ def _with_full_gpu_explained(ids: Iterator[int]) -> Iterator[int]:
 def export_trained(
     trained: TrainedModel, folder: Path, dtype: Literal["fp32", "bf16"] = "fp32", *, merge: bool = False
 ) -> None:
-    """Write a trained model as a Hugging Face folder, whose tokenizer begins texts as in training.
+    """Write a trained model as a Hugging Face folder, whose texts begin and end as in training.
 
     Args:
         trained: From `load_trained`.
@@ -275,6 +302,12 @@ def export_trained(
         OSError: as `export_model`.
     """
     content = with_tokens_before(trained.tokenizer.content, trained.begin_of_text)
+    stop_ids, chat_template = trained.stop_ids, None
+    if trained.config is not None and any(source.text_template == CHAT for source in trained.config.data.sources):
+        stop_ids |= stops_of_turns(trained.open_chat())
+        chat_template = trained.tokenizer.settings.values.get("chat_template")
+    if stop_ids == {trained.tokenizer.end_of_text_id}:
+        stop_ids = frozenset()  # the tokenizer's files name it
     if trained.model.config.implementation == "transformers":
         from headway.models.hub.export import export_transformers_model
 
@@ -284,12 +317,21 @@ def export_trained(
             trained.tokenizer_folder,
             dtype=dtype,
             tokenizer_json=content,
+            chat_template=chat_template if isinstance(chat_template, str) else None,
+            stop_ids=stop_ids,
             merge=merge,
         )
         return
     if merge:
         raise ConfigError("the model has no adapter to merge", where="headway merge", fix="headway export")
-    export_model(cast("Decoder", trained.model), folder, trained.tokenizer_folder, dtype=dtype, tokenizer_json=content)
+    export_model(
+        cast("Decoder", trained.model),
+        folder,
+        trained.tokenizer_folder,
+        dtype=dtype,
+        tokenizer_json=content,
+        stop_ids=stop_ids,
+    )
 
 
 def _check_same_tokens(store: TokenStore, trained: TrainedModel) -> None:
