@@ -36,8 +36,8 @@ PRINTS = {
 }
 #: Verbs that name no config in what they print: they take runs, stores and folders, or print no command.
 NO_CONFIG = {
-    "models", "merge", "bench", "benchmark", "eval", "generate", "export", "checkpoints", "runs", "ledger", "report",
-    "top", "ui", "track", "dashboards", "alerts", "prices", "cost", "spot", "launch", "compress", "push",
+    "models", "merge", "bench", "benchmark", "eval", "generate", "chat", "export", "checkpoints", "runs", "ledger",
+    "report", "top", "ui", "track", "dashboards", "alerts", "prices", "cost", "spot", "launch", "compress", "push",
 }  # fmt: skip
 #: Trainings of these verbs are children, which keep the words (the test below); these print no command of their own.
 TRAINS = {"verify", "chaos"}

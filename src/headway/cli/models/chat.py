@@ -24,7 +24,7 @@ Messages are turns of the model's chat template. A model without one continues y
 
 headway chat runs/my-chat
 headway chat my-model --system "Answer in one sentence." --temperature 0
-headway chat runs/my-chat --step 200 < questions.txt > answers.txt
+cat questions.txt | headway chat runs/my-chat --step 200
 
 Commands are /reset, /system TEXT, /help and /quit. Ctrl-C stops an answer, and quits when pressed again.
 Standard input that is not a terminal is read as one message per line.
