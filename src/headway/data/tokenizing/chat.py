@@ -124,10 +124,12 @@ class ChatEncoder:
         turn = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Yes."}]
         conversation = {"messages": [dict(message) for message in turn * 2]}
         ids, mask, is_open = self._encode(conversation, json.dumps(conversation))
-        special = frozenset(self._tokenizer.special_tokens.values())
+        special = set(self._tokenizer.special_tokens.values())
         ends = [place for place, (now, then) in enumerate(pairwise([*mask, False])) if now and not then]
-        last = {ids[self._last_written(ids, place)] for place in ends} & special
-        return last | ({self._tokenizer.end_of_text_id} if is_open else set())
+        stops = {ids[self._last_written(ids, place)] for place in ends} & special
+        if is_open:
+            stops.add(self._tokenizer.end_of_text_id)
+        return frozenset(stops)
 
     def _last_written(self, ids: list[int], place: int) -> int:
         """Return the last place, up to the given one, of a token that is not blank; -1 if all are."""

@@ -63,7 +63,7 @@ def export_model(
     with published(folder, FolderProof(folder, expected)) as building:
         write_json(building / "config.json", config, exact=True)
         # Where the two differ, transformers would go back to the model's config if the file said to be made from it.
-        generation = {"_from_model_config": True, **special_ids}
+        generation: dict[str, Any] = {"_from_model_config": True, **special_ids}
         if stop_ids:
             generation = {**special_ids, "eos_token_id": all_stops(special_ids["eos_token_id"], stop_ids)}
         write_json(building / "generation_config.json", generation, exact=True)
