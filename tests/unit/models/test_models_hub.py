@@ -19,13 +19,14 @@ from headway.config import Config, ModelConfig, dump_config, load_config, resolv
 from headway.config.derived.identity import changes, identity
 from headway.core.errors import CheckpointError, ConfigError, DataError
 from headway.data.feeding.feed import TokenFeed
-from headway.models.build import build_any_model, build_model, complete
+from headway.models.build import build_any_model, build_model, build_pretrained, complete
 from headway.models.facts import count_parameters, flops_per_token
 from headway.models.hub.implementation import choose_implementation
 from headway.runs.run_directory import RunDirectory
 from headway.session.attempt import RunOptions
 from headway.session.completed import completed
 from headway.session.preview import preview
+from headway.training.evaluation.generation import generate
 from headway.training.evaluation.inference import continue_text, evaluate_trained, export_trained, load_trained
 from support import config_values, manifest, state_hash, write_config, write_corpus
 from support import headway as command
@@ -205,6 +206,26 @@ def test_eval_and_generate_work(folder: Path, family: Callable[..., Path]) -> No
     for place in (run, source):
         options = {"max_new_tokens": 4, "temperature": 0.0, "top_p": 1.0, "seed": 0}
         assert "".join(continue_text(load_trained(place), "red green", **options))
+
+
+@pytest.mark.parametrize(
+    ("name", "keeps"),
+    [("llama-3", True), ("mistral", True), ("nemotron-h", True), ("gpt-2", True), ("bamba", False), ("mamba-2", False)],
+)
+def test_generation_keeps_states_that_lead_to_the_same_logits(
+    name: str, keeps: bool, family: Callable[..., Path]
+) -> None:
+    config = ModelConfig(from_pretrained=family(name), implementation="transformers")
+    model: Any = build_pretrained(config)
+    ids, new, passed = list(range(7, 17)), 12, list[int]()
+    hook = model.causal.get_input_embeddings().register_forward_hook(lambda *a: passed.append(a[1][0].shape[1]))
+    found = list(generate(model, ids, max_new_tokens=new, temperature=0))
+    hook.remove()
+    for token in found:
+        with torch.no_grad():
+            assert int(model.eval()(torch.tensor([ids]))[0, -1].argmax()) == token
+        ids.append(token)
+    assert (sum(passed) <= 10 + (new - 1) + 11 + 12) == keeps, passed
 
 
 #: Families that carry something from one packed document into the next. The initial weights of the small ones let less

@@ -6,6 +6,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,6 +34,23 @@ if TYPE_CHECKING:
 
 #: `model.max_sequence_length` of a model that names no limit, such as one without attention.
 UNLIMITED = 2**20
+
+
+#: Logits from states differ from those of all positions by less than this share of their length; 1e-5 is usual.
+_MOST_OF_STATES = 1e-3
+
+
+@dataclass
+class KeptStates:
+    """What a model of transformers keeps of the positions that it has computed."""
+
+    ids: list[torch.Tensor] = field(default_factory=list)
+    states: Any = None
+    """Of a kind of the model's own."""
+    is_right: bool = True
+    """The states have not led to other logits yet."""
+    unproven: int = 2
+    """How many logits that come from states are still to be compared."""
 
 
 class TransformersModel(nn.Module):
@@ -267,14 +285,43 @@ class TransformersModel(nn.Module):
         """Whether tokens choose their experts, which then multiply tokens of all documents together."""
         return bool(getattr(self.causal.config.get_text_config(), "num_experts_per_tok", None))
 
-    def new_cache(self, rows: int, capacity: int) -> list[torch.Tensor]:
-        """Create an empty cache for `next_logits`; it holds ids, since models keep states of many kinds."""
-        return []
+    def new_cache(self, rows: int, capacity: int) -> KeptStates:
+        """Create an empty cache for `next_logits`."""
+        return KeptStates()
 
-    def next_logits(self, ids_BT: torch.Tensor, cache: list[torch.Tensor]) -> torch.Tensor:
-        """Compute the logits after ids that continue those in the cache, (B, V), and add them to it."""
-        cache.append(ids_BT)
-        logits: torch.Tensor = self(torch.cat(cache, dim=1))[:, -1]
+    def next_logits(self, ids_BT: torch.Tensor, cache: KeptStates) -> torch.Tensor:
+        """Compute the logits after ids that continue those in the cache, (B, V), and add them to it.
+
+        Some models compute something else from the states that they keep. So the first logits that come from states
+        are compared with those from all positions, which are computed each time if the two differ.
+        """
+        cache.ids.append(ids_BT)
+        logits = self._logits_from_states(ids_BT, cache) if cache.is_right else None
+        if logits is not None and (len(cache.ids) == 1 or not cache.unproven):
+            return logits
+        whole: torch.Tensor = self(torch.cat(cache.ids, dim=1))[:, -1]
+        if logits is not None:
+            cache.unproven -= 1
+            cache.is_right = bool((logits - whole).norm() <= _MOST_OF_STATES * whole.norm())
+        if not cache.is_right:
+            cache.states = None
+        return whole
+
+    def _logits_from_states(self, ids_BT: torch.Tensor, cache: KeptStates) -> torch.Tensor | None:
+        """Compute the logits after ids from the states before them; None if the model keeps none."""
+        options = {**self.pass_options, "use_cache": True}
+        if cache.states is not None:
+            options["past_key_values"] = cache.states
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # the name of the option is about to change for some
+                output = self.causal(ids_BT, **options)
+        except (AttributeError, LookupError, NotImplementedError, TypeError, ValueError):  # it takes none
+            cache.is_right = False
+            return None
+        cache.states = getattr(output, "past_key_values", None)
+        cache.is_right = cache.states is not None
+        logits: torch.Tensor = output.logits[:, -1]
         return logits
 
     def kernels(self) -> dict[str, str]:
