@@ -41,8 +41,8 @@ def generate(
 ) -> Iterator[int]:
     """Continue a prompt, one token id at a time as they are sampled.
 
-    The native decoder computes each position once, and keeps its keys and values. Sampling happens on the CPU with a
-    separate generator, so the global random state does not change.
+    Each position is computed once, and its keys and values are kept; see `TransformersModel.next_logits` for exceptions.
+    Sampling happens on the CPU with a separate generator, so the global random state does not change.
 
     Args:
         model: In evaluation mode while it generates; its mode is restored at the end.
