@@ -41,7 +41,7 @@ def generate(
 ) -> Iterator[int]:
     """Continue a prompt, one token id at a time as they are sampled.
 
-    Each position is computed once, and its keys and values are kept; see `TransformersModel.next_logits` for exceptions.
+    Each position is computed once, and its keys and values are kept (`TransformersModel.next_logits` has exceptions).
     Sampling happens on the CPU with a separate generator, so the global random state does not change.
 
     Args:
