@@ -25,6 +25,7 @@ from headway.core.version import __version__
 #: Its name, which pip reads the version and the tags from.
 WHEEL = f"{NAME}-{__version__}-py3-none-any.whl"
 _INFO = f"{NAME}-{__version__}.dist-info"
+_LICENSES = "/licenses/"
 _TAGS = "Wheel-Version: 1.0\nGenerator: headway\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 #: What stands for it in lines of shell that the user writes.
 PLACE = "{headway}"
@@ -86,9 +87,9 @@ def build_wheel() -> bytes:
     members[f"{_INFO}/METADATA"] = _with_version(about).encode()
     members[f"{_INFO}/WHEEL"] = _TAGS.encode()
     for file in installed.files or ():
-        place, name = Path(str(installed.locate_file(file))), str(file).partition(".dist-info/licenses/")[2]
+        place, name = Path(str(installed.locate_file(file))), str(file).partition(f".dist-info{_LICENSES}")[2]
         if name and place.is_file():
-            members[f"{_INFO}/licenses/{name}"] = place.read_bytes()
+            members[f"{_INFO}{_LICENSES}{name}"] = place.read_bytes()
     members[f"{_INFO}/entry_points.txt"] = (installed.read_text("entry_points.txt") or "").encode()
     record = [f"{name},{_hashed(content)},{len(content)}" for name, content in members.items()]
     members[f"{_INFO}/RECORD"] = "\n".join([*record, f"{_INFO}/RECORD,,", ""]).encode()

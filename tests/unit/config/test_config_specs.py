@@ -12,7 +12,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 
 import headway
 from headway.config import (
@@ -29,7 +28,7 @@ from headway.config.optimizers import OPTIMIZERS
 from headway.config.specs import Package
 from headway.config.strategies import AUTO, STRATEGIES
 from headway.core.errors import ConfigError
-from headway.training.setup.available import check_available
+from headway.training.setup.available import check_installed_for
 
 SOURCE = Path(headway.__file__).parent
 NAMES = re.compile(rf"(?<![\w.])({'|'.join({*STRATEGIES, *OPTIMIZERS} - {AUTO})})(?![\w])")
@@ -170,7 +169,7 @@ def test_a_lone_worker_has_the_strategy_for_one_unless_the_strategy_works_alone(
 @pytest.mark.parametrize("section", [{"parallel": MINE}, {"optimizer": {"name": "own:OPTIMIZER"}}])
 def test_a_package_that_a_spec_needs_is_missed_before_a_run(own: ModuleType, section: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="needs Missing, which is not installed") as error:
-        check_available(config(**section), torch.device("cpu"))
+        check_installed_for(config(**section))
     assert "python -m pip install missing-package, or " in (error.value.fix or "")
 
 

@@ -95,7 +95,7 @@ def test_no_command_that_tells_is_waited_for_before_a_notice_is_answered(monkeyp
         raise Preempted("saved")
 
     monkeypatch.setattr(session, "_train", train)
-    task: Any = None
+    task: Any = SimpleNamespace(code={})
     with pytest.raises(Preempted):
         session.run_in_this_process(RunPlan.of(Config(), RunOptions()), lambda *_: task)
     assert ends == ["log", "answer", "alerts", "workers"]

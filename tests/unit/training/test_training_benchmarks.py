@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from headway.checkpoint.save.outcomes import Outcome
 from headway.config import Config
@@ -35,7 +34,7 @@ from headway.training.evaluation.benchmarks import (
     benchmark_at_end,
     run_benchmarks,
 )
-from headway.training.setup.available import check_available
+from headway.training.setup.available import check_installed_for
 
 #: Stands for lm-eval: its results say how it was called, and what it sees.
 STUB = """
@@ -176,7 +175,7 @@ def test_a_run_with_benchmarks_needs_lm_eval_from_the_start(monkeypatch: pytest.
     monkeypatch.setattr(benchmarks, "find_spec", lambda name: None)
     config = Config.model_validate({"evaluation": {"benchmarks": {"tasks": ["known"]}}})
     with pytest.raises(ConfigError, match="lm-eval"):
-        check_available(config, torch.device("cpu"))
+        check_installed_for(config)
 
 
 START = """

@@ -23,7 +23,7 @@ from headway.training.optimizer.adafactor import ProjectionAdafactor
 from headway.training.optimizer.eager import eager
 from headway.training.optimizer.lion import Lion
 from headway.training.optimizer.offload import HostOffload
-from headway.training.setup.available import check_available, slow_precision
+from headway.training.setup.available import check_installed_for, slow_precision
 from headway.training.setup.cut_proof import check_shard_invariance
 from headway.training.setup.precision import muon_products
 from headway.training.state import TrainState
@@ -320,13 +320,12 @@ def test_a_missing_library_is_said_before_there_is_a_run(
     monkeypatch: pytest.MonkeyPatch, values: dict[str, dict[str, object]], what: str
 ) -> None:
     monkeypatch.setattr("headway.training.setup.available.find_spec", lambda name: None)
-    monkeypatch.setattr("headway.training.setup.available.check_present", lambda *_: None)
     train = {"steps": 1, **values.get("train", {})}
     config = Config.model_validate({**values, "train": train}).resolved()
     with pytest.raises(ConfigError, match=f"{what}' needs torchao") as error:
-        check_available(config, CPU)
+        check_installed_for(config)
     assert install_command("torchao") in error.value.fix
-    check_available(Config.model_validate({"train": {"steps": 1}}).resolved(), CPU)
+    check_installed_for(Config.model_validate({"train": {"steps": 1}}).resolved())
 
 
 def test_bf16_that_a_cpu_would_emulate_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,7 @@ def _passes(
             theirs = float(probe(model.reference_loss, ids, targets))
             leak = _leak(model, probe, ids) if config.data.document_mask else None
             bits_differ = leak is not None and not model.has_experts and _bits_differ(model, probe, ids)
-        reaches = leak is not None and _gradient_reaches(config, model, state, strategy, ids, world)
+        reaches = leak is not None and _gradient_reaches(config, model, state, strategy, ids, world=world)
     finally:
         model.train(was_training)
     items = max(1, int((targets != IGNORE_TARGET).sum()))
@@ -177,7 +177,7 @@ def _bits_differ(model: TransformersModel, probe: Any, ids: torch.Tensor) -> boo
 
 
 def _gradient_reaches(
-    config: Config, model: TransformersModel, state: TrainState, strategy: Strategy, ids: torch.Tensor, world: World
+    config: Config, model: TransformersModel, state: TrainState, strategy: Strategy, ids: torch.Tensor, *, world: World
 ) -> bool:
     """Return whether the second of two packed documents has a gradient with respect to the first one's embeddings."""
     engine = state.engine
