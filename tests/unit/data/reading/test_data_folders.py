@@ -104,6 +104,7 @@ def test_a_folder_of_nothing_else_says_how_to_unpack(folder: Fill) -> None:
         ("a.txt", gzip.compress(b"text"), "compressed by gzip", ".gz"),
         ("a.txt", b"%PDF-1.4\nplain ASCII", "a PDF", "pdftotext "),
     ],
+    ids=["zip", "tar", "ustar", "gnu tar", "tar.gz", "warc", "gzip", "pdf"],
 )
 def test_archives_are_known_by_their_bytes(folder: Fill, name: str, content: bytes, what: str, command: str) -> None:
     found = read(folder({name: content}))
