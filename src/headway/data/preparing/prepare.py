@@ -91,7 +91,7 @@ def prepare(
     _check_same_origin(data, path, force)
     uses = uses_of(path)
     if not force:
-        check_replaceable(data, run, grows=True)
+        check_replaceable(data, run, grows=True, moves=True)
     keeps_for = {use.pid for use in uses}
     if force:
         check_not_in_use(path, keeps_for)  # without `force`, nothing may have changed: the check waits for a change
@@ -159,6 +159,8 @@ def prepare(
             and present.manifest == manifest
             and not present.problems_outside_shards()
         )
+        if not (up_to_date or force):
+            check_replaceable(data, run, grows=True)  # sources that only lie elsewhere would have changed nothing
         hashes.save((path if up_to_date else folder) / _HASHES)
         if up_to_date:
             renew_settings(folder, path, data)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from headway.config.sections.data import DataConfig
 from headway.core.errors import ConfigError, DataError
 from headway.core.user_command import suggest
-from headway.data.preparing.settings import differences, only_adds
+from headway.data.preparing.settings import differences, only_adds, only_moves
 from headway.data.store_manifest import read_manifest
 from headway.data.used_by import mark_of, runs_using
 
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from headway.data.tokenizing.tokenizer import Tokenizer
 
 
-def check_replaceable(data: DataConfig, run: Path | None, *, grows: bool = False) -> list[str]:
+def check_replaceable(data: DataConfig, run: Path | None, *, grows: bool = False, moves: bool = False) -> list[str]:
     """Return how the present store differs from what the config says, if it may be replaced; empty if it does not.
 
     Args:
         data: The config, resolved.
         run: The run directory of the config; that run may get other data.
         grows: Further sources may join a store that runs use: they keep their files and their vocabulary.
+        moves: Sources may lie elsewhere, if it is found out before the end whether their text is the same.
 
     Raises:
         ConfigError: other runs use the present store.
@@ -38,10 +39,13 @@ def check_replaceable(data: DataConfig, run: Path | None, *, grows: bool = False
         return []
     others = [path for path in runs_using(data.store) if run is None or path != run.resolve()]
     adds = bool(others) and only_adds(data, manifest)
-    if not others or (grows and adds):
+    moved = bool(others) and only_moves(data, manifest)
+    if not others or (grows and adds) or (moves and moved):
         return found
     more = f" ({len(others)} runs)" if len(others) > 1 else ""
     prepare = f", or let it grow: {suggest('data prepare')}" if adds else ""
+    if moved and not moves:
+        prepare = f", or, if the same text lies elsewhere now: {suggest('data prepare')}"
     raise ConfigError(
         f"the token store is not what the config says, and {others[0]}{more} uses it: {'; '.join(found)}",
         where=f"data.store: {data.store}",

@@ -29,6 +29,8 @@ from headway.core.hub import is_on_hub
 
 #: The record of what a store was made of, in its folder.
 MADE_OF = ".work/made_of.json"
+# Different configs may give a store with the same bytes; so many of them are kept.
+_MOST_KEPT = 16
 
 # Keys of `data` that do not shape a store: where it lies, how fast it is made and read, how rows are taken from it, and
 # how its tokens are cut into files.
@@ -72,9 +74,11 @@ def made_of(data: DataConfig) -> dict[str, Any]:
 
 
 def keep_made_of(store: Path, data: DataConfig, manifest: dict[str, Any]) -> None:
-    """Write the record of what a store was made of, unless it is there."""
+    """Add a config to the record of what a store was made of, unless it is there; others gave the same bytes."""
     values = redact_values(data.model_dump(mode="json", exclude=set(_OTHER_KEYS)))
-    record = {"manifest": fingerprint(manifest), "data": values}
+    kept = [one.model_dump(mode="json", exclude=set(_OTHER_KEYS)) for one in _kept(store, manifest)]
+    others = [one for one in kept if one != values]
+    record = {"manifest": fingerprint(manifest), "data": [*others, values][-_MOST_KEPT:]}
     with suppress(OSError, ValueError):
         if read_json_object(store / MADE_OF, LISTING_BYTES) == record:
             return
@@ -82,13 +86,15 @@ def keep_made_of(store: Path, data: DataConfig, manifest: dict[str, Any]) -> Non
     write_json(store / MADE_OF, record)
 
 
-def _kept(store: Path, manifest: dict[str, Any]) -> DataConfig | None:
-    """Return what a store was made of, as a config; None if its record is missing, or belongs to another manifest."""
+def _kept(store: Path, manifest: dict[str, Any]) -> list[DataConfig]:
+    """Return the configs that gave a store, the newest last; none if its record belongs to another manifest."""
     try:
         record = read_json_object(store / MADE_OF, LISTING_BYTES)
-        return DataConfig.model_validate(record["data"]) if record["manifest"] == fingerprint(manifest) else None
+        if record["manifest"] != fingerprint(manifest):
+            return []
+        return [DataConfig.model_validate(one) for one in record["data"]]
     except (OSError, ValueError, KeyError, TypeError, ValidationError):
-        return None
+        return []
 
 
 def differences(data: DataConfig, manifest: dict[str, Any]) -> list[str]:
@@ -103,9 +109,14 @@ def differences(data: DataConfig, manifest: dict[str, Any]) -> list[str]:
         manifest: The manifest of the store, checked.
     """
     code = [f"{key}: the code of {name} has changed" for key, name in _compared_code(data, manifest, "changed")]
-    kept = _kept(data.store, manifest)
-    if kept is None:
+    found = [_differing_from(kept, data, manifest) for kept in _kept(data.store, manifest)]
+    if not found:
         return _differing_by_manifest(data, manifest) + code
+    return min(reversed(found), key=len) + code
+
+
+def _differing_from(kept: DataConfig, data: DataConfig, manifest: dict[str, Any]) -> list[str]:
+    """Return the differences between a config that gave a store and another one."""
     before, after = made_of(kept), made_of(data)
     same = [_same_tokenizer(data, kept), _same_begin_of_text(data, kept, manifest)]
     for key, is_same in zip(("data.tokenizer", "data.begin_of_text"), same, strict=True):
@@ -116,7 +127,7 @@ def differences(data: DataConfig, manifest: dict[str, Any]) -> list[str]:
             new["path"] = old["path"]
         elif old["path"] != new["path"]:
             new["name"] = old["name"]  # it follows from the path, or is not the point
-    return changed_values(before, after) + code
+    return changed_values(before, after)
 
 
 def unknown_code(data: DataConfig, manifest: dict[str, Any]) -> list[str]:
@@ -145,6 +156,17 @@ def only_adds(data: DataConfig, manifest: dict[str, Any]) -> bool:
     names = [source["name"] for source in manifest["sources"]]
     there = [source for source, name in zip(data.sources, stored_names(data.sources), strict=True) if name in names]
     return len(there) == len(names) and not differences(data.model_copy(update={"sources": there}), manifest)
+
+
+def only_moves(data: DataConfig, manifest: dict[str, Any]) -> bool:
+    """Return whether a store differs from what a config says by the places of its sources alone."""
+    for kept in _kept(data.store, manifest):
+        if len(kept.sources) == len(data.sources):
+            pairs = zip(data.sources, kept.sources, strict=True)
+            there = [source.model_copy(update={"path": before.path}) for source, before in pairs]
+            if not differences(data.model_copy(update={"sources": there}), manifest):
+                return True
+    return False
 
 
 def _is_same_place(old: str, new: str) -> bool:

@@ -17,16 +17,18 @@ from pathlib import Path
 import pytest
 
 from headway.config.sections.data import DataConfig
-from headway.core.errors import DataError
+from headway.core.errors import ConfigError, DataError
 from headway.core.process.waiting import wait_until
 from headway.data import in_use as in_use_module
 from headway.data.in_use import check_not_in_use, in_use, replacing
 from headway.data.pinned import pinned
 from headway.data.preparing import build, building
 from headway.data.preparing.prepare import prepare
+from headway.data.preparing.replacing import check_replaceable
 from headway.data.store import TokenStore
 from headway.data.store_manifest import MANIFEST
 from headway.data.used_by import keep_manifest, mark_use, runs_using, uses_of
+from support import store_contents
 from waits import LONG
 
 Configs = Callable[..., DataConfig]
@@ -249,3 +251,27 @@ def test_a_copy_of_a_store_is_not_used_by_the_runs_of_the_original(tmp_path: Pat
     assert runs_using(more.store) == [run.resolve()] and runs_using(copy) == []
     moved = more.store.rename(tmp_path / "moved")
     assert runs_using(moved) == runs_using(copy) == [run.resolve()], "the run may be given either"
+
+
+def test_text_that_lies_elsewhere_now_leaves_the_store_of_a_run_as_it_is(tmp_path: Path, more: DataConfig) -> None:
+    """Whether it is the same text is known when it has been read."""
+    prepare(more, workers=1)
+    marked(tmp_path / "run", more.store, os.getpid() + 1)
+    (source,) = more.sources
+    (tmp_path / "elsewhere").mkdir()
+    text = Path(source.path).rename(tmp_path / "elsewhere" / Path(source.path).name)
+    there = more.model_copy(update={"sources": [source.model_copy(update={"path": str(text)})]})
+    with pytest.raises(ConfigError, match=r"uses it: data\.sources\.0\.path was") as caught:
+        check_replaceable(there, None)
+    assert "if the same text lies elsewhere now: headway data prepare" in str(caught.value.fix)
+    before = store_contents(more.store)
+    assert prepare(there, workers=1).up_to_date
+    assert check_replaceable(there, None) == check_replaceable(more, None) == []
+
+    third = tmp_path / "third" / text.name
+    shutil.copytree(text, third)
+    (third / "more.txt").write_text("other text")
+    changed = more.model_copy(update={"sources": [source.model_copy(update={"path": str(third)})]})
+    with pytest.raises(ConfigError, match="the token store is not what the config says"):
+        prepare(changed, workers=1)
+    assert store_contents(more.store) == before

@@ -179,10 +179,23 @@ def test_a_record_of_another_manifest_is_not_believed(asked: Callable[..., DataC
     for broken in ({**record, "manifest": "0" * 64}, {**record, "data": {"sources": 3}}, {}, []):
         (data.store / MADE_OF).write_text(json.dumps(broken))
         assert differences(elsewhere, manifest) == []
-    older = {key: value for key, value in record["data"].items() if key != "max_document_bytes"}
-    (data.store / MADE_OF).write_text(json.dumps({**record, "data": older}))
+    older = {key: value for key, value in record["data"][0].items() if key != "max_document_bytes"}
+    (data.store / MADE_OF).write_text(json.dumps({**record, "data": [older]}))
     assert differences(data, manifest) == [], "a key that a later version has is at its default"
     before = {file: file.read_bytes() for file in data.store.rglob("*") if file.is_file() and ".work" not in file.parts}
     prepare(data, workers=1)
     assert json.loads((data.store / MADE_OF).read_text()) == record
     assert before == {file: file.read_bytes() for file in before}
+
+
+def test_configs_that_gave_the_same_bytes_are_all_what_the_store_was_made_of(asked: Callable[..., DataConfig]) -> None:
+    one, other = asked(), asked(max_document_bytes=10_000)
+    for data in (one, other, one):
+        prepare(data, workers=1)
+        manifest = TokenStore.open(data.store).manifest
+        assert differences(data, manifest) == []
+    assert differences(one, manifest) == differences(other, manifest) == []
+    assert differences(asked(max_document_bytes=20_000), manifest) == [
+        "data.max_document_bytes was 67108864 and is now 20000"
+    ]
+    assert len(json.loads((one.store / MADE_OF).read_text())["data"]) == 2
