@@ -195,8 +195,8 @@ def check_code(config: Config, code: Mapping[str, str], start: CheckpointInfo, *
                 f"the {what} of the {key} has changed: its hash is {short_identity(now)}, but checkpoint {name} was"
                 f" made from {short_identity(before)}",
                 where=str(config.loss or key) if key == "loss" else key,
-                fix="restore what it was made from, or choose another name=... for a new run; from Python,"
-                " accept_changes=True continues with the code as it is",
+                fix="restore what it was made from, or choose another name=... for a new run;"
+                " headway.train(..., accept_changes=True) without a supervisor continues with the code as it is",
             )
 
 
