@@ -250,8 +250,10 @@ class _Walk:
             self._function(value)
         elif isinstance(value, type):
             self._class(value)
-        elif type(value) in (list, tuple, set, frozenset):
-            self._items(type(value).__name__, value if isinstance(value, list | tuple) else sorted(value, key=repr))
+        elif type(value) in (list, tuple):
+            self._items(type(value).__name__, value)
+        elif type(value) in (set, frozenset):
+            self._items(type(value).__name__, sorted(value, key=_without_address))
         elif type(value) in (dict, MappingProxyType):
             self._items("dict", (part for pair in value.items() for part in pair))
         elif isinstance(value, MethodType):
@@ -368,6 +370,11 @@ class _Walk:
             fix="define the function and what it reads in a module of its own, and give that one (package.module:name);"
             f" or make '{name}' within the function",
         )
+
+
+def _without_address(value: Any) -> str:
+    """Return a value as text by which a set is ordered alike in every process."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def _outline(value: FunctionType | type) -> str:

@@ -25,6 +25,8 @@ from torch.nn import functional as F
 ALPHA = 0.1
 WEIGHTS = torch.tensor([1.0, 2.0])
 NAMES = {"one", "two"}
+def helper_of_sets(x): return x
+STEPS = {len, functools.partial(print), lambda x: x + 1, helper_of_sets, abs}
 log = logging.getLogger("mine")
 
 class Kind(enum.Enum):
@@ -58,7 +60,7 @@ bound = functools.partial(helper)
 def loss(logits, batch, k=2, *, m=4):
     "Sum it."
     found = F.relu(logits) + helper(logits) * k * m + (lambda z: z + 1)(3) + closure(1) + bound(2.0)
-    log.debug("%s", NAMES)
+    log.debug("%s", NAMES, STEPS)
     return found + teacher(WEIGHTS) + settings.beta + Kind.FIRST.value
 """
 
