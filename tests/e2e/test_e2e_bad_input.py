@@ -70,7 +70,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("null.jsonl", with_line(2, '{"text": null}'), "holds null, not text", "null.jsonl:2"),
         ("long.jsonl", b'{"text": "LONG\n', "data.max_document_bytes", "long.jsonl:1"),
         ("cut.jsonl.gz", b"\x1f\x8b\x08\x00", "cannot be read", "cut.jsonl.gz"),
-        ("other.csv", b"id,body\n1,x\n", "no field 'text'; there are: body, id", "other.csv:1"),
+        ("other.csv", b"id,url\n1,x\n", "no field 'text'; there are: id, url", "other.csv:1"),
         ("not.parquet", b"PAR1", "not a readable Parquet file", "not.parquet"),
         ("picture.png", b"\x89PNG", "no known format", "picture.png"),
         ("missing.jsonl", None, "no such file", "missing.jsonl"),

@@ -111,6 +111,7 @@ def test_who_is_told_to_stop_does_not_wait_for_a_store(
     """A finished run waits for its last upload, which may take long, and a machine that goes does not wait."""
     monkeypatch.setattr("headway.checkpoint.save.writer._LEAVING_SECONDS", 0.5)
     monkeypatch.setenv("HEADWAY_FAULTS", "freeze@upload.manifest")
+    monkeypatch.setattr("headway.checkpoint.save.writer_client.continue_stopped", lambda pid: None)  # as one that sends
     (tmp_path / "remote").mkdir()
     remote = {"url": f"file://{tmp_path}/remote"}
     run = settings.directory.parent

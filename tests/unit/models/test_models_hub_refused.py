@@ -62,7 +62,7 @@ def test_misspelt_names_of_modules_are_refused_with_the_nearest(tmp_path: Path) 
     with pytest.raises(ConfigError, match=r"no module q_porj[\s\S]*targets[\s\S]*did you mean q_proj\?"):
         _built(source, adapter={"rank": 2, "targets": ["v_proj", "q_porj"]})
     with pytest.raises(
-        ConfigError, match=r"fix:   targets: \[down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj\]"
+        ConfigError, match=r"layers that can have one: down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
     ):
         _built(source, adapter={"rank": 2, "targets": ["query"]})
     assert _adapted(_built(source, adapter={"rank": 2, "targets": ["self_attn.q_proj"]})) == {"q_proj"}

@@ -34,7 +34,7 @@ COMMANDS = """/reset         begin a new conversation; the system message stays
 /system TEXT   set the system message; without a text, remove it
 /help          show this list
 /quit          quit, as Ctrl-D does
-Ctrl-C stops an answer; pressed again, it quits. A message that begins with // is sent with a single /."""
+Ctrl-C stops an answer; pressed again, it quits. A message that begins with // is sent with one /."""
 
 
 def register(app: typer.Typer) -> None:
