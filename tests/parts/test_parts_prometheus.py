@@ -66,7 +66,7 @@ class Stack:
         """Let the run that trains do a step."""
         assert self.training is not None
         self.step += 1
-        self.training.step(self.step)
+        self.training.step(self.step, time.time())  # a run that stands still has no ETA
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         url = f"{self.prometheus}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
