@@ -54,6 +54,12 @@ StorageOption = Annotated[
 ]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.", show_default=False)]
 StepOption = Annotated[int | None, typer.Option(help="Checkpoint to use; the newest good one when not given.")]
+TemperatureOption = Annotated[
+    float, typer.Option(min=0.0, help="Temperature of sampling; 0 always takes the likeliest token.")
+]
+TopPOption = Annotated[
+    float, typer.Option(min=0.0, max=1.0, help="Sample only from the likeliest tokens up to this total probability.")
+]
 DtypeOption = Annotated[Literal["fp32", "bf16"], typer.Option(help="Type of the weights.")]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli.common import StepOption, as_utf8
+from headway.cli.common import StepOption, TemperatureOption, TopPOption, as_utf8
 from headway.core.console import exact_results, notice, print_line, print_text, say
 from headway.core.errors import ConfigError, DataError
 
@@ -49,13 +49,8 @@ def chat(
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", "-n", min=1, help="Maximum number of tokens of an answer.")
     ] = 512,
-    temperature: Annotated[
-        float, typer.Option(min=0.0, help="Temperature of sampling; 0 always takes the likeliest token.")
-    ] = 0.8,
-    top_p: Annotated[
-        float,
-        typer.Option(min=0.0, max=1.0, help="Sample only from the likeliest tokens up to this total probability."),
-    ] = 0.95,
+    temperature: TemperatureOption = 0.8,
+    top_p: TopPOption = 0.95,
     seed: Annotated[int, typer.Option(help="Seed; equal seeds and messages give equal answers.")] = 0,
     step: StepOption = None,
 ) -> None:
