@@ -22,8 +22,6 @@ from headway.runs.run_directory import LAUNCH_FOLDER
 #: Names in clusters (RFC 1123).
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 DNS_LABEL_LENGTH = 63
-#: How long a run's name may be where it is unknown what an engine appends.
-_NAME_LENGTH = 48
 _SMOKE_SUFFIX = "-smoke"
 _LEAST_GRACE_SECONDS = 120
 #: A stop waits for the step under way, perhaps for an earlier save, and then for its own.
@@ -171,16 +169,6 @@ def plain_name(job: Job, most: int, *, letter_first: bool = False) -> str:
     if letter_first and not plain[:1].isalpha():
         plain = f"run-{plain}"
     return plain[:most].strip("-") or "run"
-
-
-def name_problems(job: Job) -> Iterator[ConfigError]:
-    """Yield why a run's name cannot name objects of a cluster."""
-    if len(job.name) > _NAME_LENGTH or not DNS_LABEL.fullmatch(job.name):
-        yield ConfigError(
-            f"the name '{job.name}' is no DNS label: at most {_NAME_LENGTH} lower-case letters, digits and dashes",
-            where="name",
-            fix=f"name={plain_name(job, _NAME_LENGTH)}",
-        )
 
 
 def survival_problems(job: Job, shared: bool, fix: str) -> Iterator[ConfigError]:

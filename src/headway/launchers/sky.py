@@ -15,12 +15,14 @@ from headway.core.coordination.launch_variables import LEAD, MACHINES, NODE, SEC
 from headway.core.errors import ConfigError, Preempted
 from headway.core.files.atomic import atomic_write
 from headway.core.storage import scheme_of
-from headway.launchers.job import Job, name_problems, survival_problems
+from headway.launchers.job import DNS_LABEL, Job, plain_name, survival_problems
 from headway.launchers.launcher import Handle, JobState, State
 from headway.launchers.patches import merge
 from headway.launchers.programs import ask_json, ask_program, show_program
 from headway.launchers.wheel import PLACE, shipped, with_install
 
+#: How long a run's name may be, since it is unknown what SkyPilot appends.
+_NAME_LENGTH = 48
 CONFIG, TASK = "config.yaml", "task.yaml"
 _FOLDER = "headway"
 _REMOTE_CONFIG = f"~/{_FOLDER}/config.yaml"
@@ -43,7 +45,7 @@ class SkyLauncher:
     def problems(self, job: Job) -> Iterator[ConfigError]:
         """Yield what the config alone shows to be wrong."""
         yield from job.problems()
-        yield from name_problems(job)
+        yield from _name_problems(job)
         # Machines of clouds share no disk, and a spot machine takes its own with it.
         yield from survival_problems(job, shared=False, fix="SkyPilot's machines share none")
         named = job.config.launch.package
@@ -162,6 +164,16 @@ def _task(job: Job, wheel: str | None) -> dict[str, Any]:
     }
     merged: dict[str, Any] = merge({name: value for name, value in task.items() if value}, dict(sky.patch))
     return merged
+
+
+def _name_problems(job: Job) -> Iterator[ConfigError]:
+    """Yield why a run's name cannot name objects of a cluster."""
+    if len(job.name) > _NAME_LENGTH or not DNS_LABEL.fullmatch(job.name):
+        yield ConfigError(
+            f"the name '{job.name}' is no DNS label: at most {_NAME_LENGTH} lower-case letters, digits and dashes",
+            where="name",
+            fix=f"name={plain_name(job, _NAME_LENGTH)}",
+        )
 
 
 LAUNCHER = SkyLauncher()
