@@ -74,7 +74,8 @@ def _run(
 ) -> Outcome:
     now = usd = done = saved = lost = 0.0
     # Nothing runs before the first decision, so a first price that is too high interrupts nothing.
-    starting, state = 0.0, "paused"
+    starting = 0.0
+    state = "paused"
     interruptions = 0
     length = max(trace.seconds, _TICK_SECONDS)
     while done < work.seconds and now < _MOST_TIMES * max(work.seconds, _TICK_SECONDS) + length:

@@ -161,7 +161,8 @@ def _best_without_values(config: Config, rules: RetentionConfig, key: str) -> It
             fix=f"checkpoint.every={evaluated}",
         )
         return
-    batches, steps = config.train.batches, config.train.steps
+    batches = config.train.batches
+    steps = config.train.steps
     if config.train.tokens is not None:
         steps = batches.steps_for(config.train.tokens)
     if steps is None or any(next(batches.due_steps(every, steps), None) is None for every in (saved, evaluated)):

@@ -159,7 +159,8 @@ class Heartbeat:
 
     def count_failed_saves(self, total: int, in_row: int) -> None:
         """Report how many saves have failed, in this attempt and since the last one that succeeded."""
-        self._failed_saves, self._failed_saves_in_row = total, in_row
+        self._failed_saves = total
+        self._failed_saves_in_row = in_row
         self.beat(self._phase)
 
     def begin(self, exchange: str, everyone: bool) -> None:

@@ -32,7 +32,8 @@ def take_secret() -> str:
 def _overwrite(name: str) -> None:
     """Overwrite the value of a variable where the program has got it from the kernel."""
     getenv = ctypes.CDLL(None).getenv
-    getenv.restype, getenv.argtypes = ctypes.c_void_p, (ctypes.c_char_p,)
+    getenv.restype = ctypes.c_void_p
+    getenv.argtypes = (ctypes.c_char_p,)
     address = getenv(name.encode())
     if address is not None:
         ctypes.memset(address, 0, len(ctypes.string_at(address)))

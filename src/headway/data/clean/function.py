@@ -24,7 +24,8 @@ class _UserFunction(Step):
 
     def __init__(self, config: PythonStep | ScoreStep) -> None:
         super().__init__()
-        self._name, self._where = config.function, f"data.clean: {config.step}.function"
+        self._name = config.function
+        self._where = f"data.clean: {config.step}.function"
         self._module, self._function = load_function(config.function, self._where)
 
     def call(self, text: str) -> Any:
