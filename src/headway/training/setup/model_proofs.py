@@ -74,7 +74,7 @@ def prove_model(
     cuda = [world.device] if world.device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices=cuda), kept_buffers(model):
-            found = _passes(config, model, state, strategy, batch, world)
+            found = _passes(config, model, state, strategy, batch, world=world)
             if config.determinism != "off":
                 _check_repeats(config.train.precision, task, state, strategy, world, batch=batch)
     except NotImplementedError as error:
@@ -97,7 +97,7 @@ def prove_model(
 
 
 def _passes(
-    config: Config, model: TransformersModel, state: TrainState, strategy: Strategy, batch: MicroBatch, world: World
+    config: Config, model: TransformersModel, state: TrainState, strategy: Strategy, batch: MicroBatch, *, world: World
 ) -> dict[str, Any]:
     """Compare forward passes that must agree, in evaluation mode: dropout would differ."""
     ids, targets = batch["ids"][:1], batch["targets"][:1].clone()
