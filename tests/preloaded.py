@@ -33,11 +33,11 @@ _LATE = re.compile(r"HEADWAY_(FAULTS|FAULTS_LOG)|PYTEST_.*|AWS_.*|(LOCAL_)?(RANK
 _MODULES = (
     "headway.cli.application",
     "headway.cli.runs.checkpoints",
-    "headway.cli.data.data",
+    "headway.text.cli.data",
     "headway.cli.main",
     "headway.cli.runs.runs",
     "headway.cli.training.train",
-    "headway.data.preparing.prepare",
+    "headway.text.preparing.prepare",
     "headway.supervisor.supervisor",
     "headway.training.evaluation.inference",
     "rich.console",

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from headway.data.tokenizing.train import train_on
+from headway.text.tokenizing.train import train_on
 
 #: ChatML, which renders turn by turn; the second one marks what the assistant says.
 CHATML = (

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from headway.config.sections.data import DedupConfig
-from headway.data.dedup import DocumentPrints, find_duplicates, fingerprint_documents
-from headway.data.dedup.minhash import Layout
+from headway.text.dedup import DocumentPrints, find_duplicates, fingerprint_documents
+from headway.text.dedup.minhash import Layout
 
 #: Limits that let everything pass.
 NO_LIMITS = {"max_cluster": 1.0, "max_removed": 1.0, "max_removed_per_source": 1.0}

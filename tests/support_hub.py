@@ -23,10 +23,10 @@ _JOBS = """
 import json, os, sys, time
 sys.path.insert(0, sys.argv[1])
 import aiohttp, datasets, fastokens, huggingface_hub, tokenizers, torch.utils.data
-import headway.cli.data.data, headway.data.preparing.prepare
+import headway.text.cli.data, headway.text.preparing.prepare
 from headway.cli.main import main
 from headway.core.errors import HeadwayError
-from headway.data.reading import sources
+from headway.text.reading import sources
 from support_sources import find, read
 
 wait = time.sleep

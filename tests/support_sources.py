@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from headway.config.sections.data import MAX_DOCUMENT_BYTES, SourceConfig
-from headway.data.reading.documents import Batch
-from headway.data.reading.readers import read_batches
-from headway.data.reading.sources import Source, find_sources, pieces_of
+from headway.text.reading.documents import Batch
+from headway.text.reading.readers import read_batches
+from headway.text.reading.sources import Source, find_sources, pieces_of
 
 
 def find(*paths: str | Path, most: int = MAX_DOCUMENT_BYTES, **values: Any) -> list[Source]:

@@ -25,7 +25,7 @@ import numpy as np
 from headway.core.errors import HeadwayError
 from headway.data.tokenizing.chat import ChatEncoder
 from headway.data.tokenizing.tokenizer import Tokenizer
-from headway.data.tokenizing.train import train_on
+from headway.text.tokenizing.train import train_on
 
 SPECIAL = re.compile(
     r"<[|｜][^|｜<>\s'\"]{1,40}[|｜]?>|<[a-z_]{1,40}\|>|\[gMASK\]|</?s>|<(?:bos|eos|sop|image|video|audio|[a-z]+_of_[a-z]+)>"

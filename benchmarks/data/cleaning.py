@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.config.sections.data import DataConfig
-from headway.data.clean import Cleaner
+from headway.text.clean import Cleaner
 
 Decide = Callable[[str], str | None]
 _PROSE = (".md", ".rst", ".txt", "METADATA", "LICENSE", "COPYING", "NOTICE")

@@ -31,7 +31,7 @@ import numpy as np
 from planted import Planted, jaccard, plant, shingles, similar_pairs
 
 from headway.config.sections.data import DedupConfig
-from headway.data.dedup import find_duplicates, fingerprint_documents, join_prints
+from headway.text.dedup import find_duplicates, fingerprint_documents, join_prints
 
 _NO_LIMITS = {"max_cluster": 1.0, "max_removed": 1.0, "max_removed_per_source": 1.0}
 _BINS = (0.0, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from headway.config.sections.data import DedupConfig
-from headway.data.dedup import DocumentPrints, find_duplicates
-from headway.data.dedup.fingerprints import StoredPrints
-from headway.data.dedup.minhash import Layout
+from headway.text.dedup import DocumentPrints, find_duplicates
+from headway.text.dedup.fingerprints import StoredPrints
+from headway.text.dedup.minhash import Layout
 
 _UNIT = 20_000
 _CONFIG = DedupConfig(near=True, max_cluster=1.0, max_removed=1.0, max_removed_per_source=1.0)

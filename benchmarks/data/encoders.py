@@ -139,7 +139,7 @@ def run_one(python: str, corpus: Path, size: int, vocabulary: Path, name: str, t
 def vocabularies(corpus: Path, cache: Path, patterns: Sequence[str], given: Sequence[Path]) -> dict[str, Path]:
     """A tokenizer.json for each pattern, trained once, and for each given file of whatever format."""
     from headway.data.tokenizing.tokenizer import Tokenizer
-    from headway.data.tokenizing.train import train_on
+    from headway.text.tokenizing.train import train_on
 
     found = {}
     for pattern in patterns:

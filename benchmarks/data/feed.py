@@ -29,8 +29,8 @@ import torch
 
 from headway.config import Config, LaneGrid
 from headway.data.feeding.feed import TokenFeed
-from headway.data.preparing.prepare import prepare
 from headway.data.store import TokenStore
+from headway.text.preparing.prepare import prepare
 
 BATCH, LENGTH = 8, 1024
 GRID = LaneGrid(lanes=1, micro_batches=1, micro_batch=BATCH)

@@ -33,8 +33,8 @@ import pyarrow.json
 import pyarrow.parquet as parquet
 
 from headway.config.sections.data import SourceConfig
-from headway.data.reading.readers import read_batches
-from headway.data.reading.sources import find_sources, pieces_of
+from headway.text.reading.readers import read_batches
+from headway.text.reading.sources import find_sources, pieces_of
 
 # Documents that loops over lines hand on at a time. Nobody keeps all texts, as nobody could with a large corpus.
 _BATCH = 100

@@ -10,11 +10,11 @@ import pytest
 
 from headway.checkpoint.remote.objects import Objects
 from headway.core.errors import DataError
-from headway.data.reading import sources
-from headway.data.reading.places import open_file, stamp_of
-from headway.data.reading.readers import read_batches
-from headway.data.reading.remote import DataStorage
-from headway.data.reading.sources import pieces_of
+from headway.data.storage import DataStorage
+from headway.text.reading import sources
+from headway.text.reading.places import open_file, stamp_of
+from headway.text.reading.readers import read_batches
+from headway.text.reading.sources import pieces_of
 from object_storage import GLOBS, TEXTS, S3Server, find_by_glob, prepare_from_both, put_folder
 from support import headway, skip_without, write_config
 from support_sources import find, read

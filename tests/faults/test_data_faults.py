@@ -23,9 +23,9 @@ SCRIPT = """
 import sys
 from headway.config.schema import DataConfig
 from headway.core.errors import HeadwayError
-from headway.data.preparing import building
-from headway.data.reading import sources
-from headway.data.preparing.prepare import prepare
+from headway.text.preparing import building
+from headway.text.reading import sources
+from headway.text.preparing.prepare import prepare
 
 sources.PIECE_BYTES = 3000
 if "by two renames" in sys.argv:

@@ -23,11 +23,11 @@ from headway.checkpoint.save.staging import StagingBuffer
 from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError, DataError
 from headway.core.types import Block
-from headway.data.preparing import workers
-from headway.data.preparing.prepare import prepare
 from headway.session.attempt import RunOptions
 from headway.supervisor import attempt_process
 from headway.supervisor.worker import first_record, reasons_in
+from headway.text.preparing import workers
+from headway.text.preparing.prepare import prepare
 from support import config_values, headway_in_copy, in_child, refuse_to_open, store_contents, write_corpus
 
 #: A word of what is to be done.

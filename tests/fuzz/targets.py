@@ -189,8 +189,8 @@ def _read_sources(case: Path) -> None:
     """Read a file as a preparation does that skips what is malformed, with a small limit and with the usual one."""
     from headway.config.sections.data import MAX_DOCUMENT_BYTES, SourceConfig
     from headway.core.errors import HeadwayError
-    from headway.data.reading.readers import read_batches
-    from headway.data.reading.sources import find_sources, pieces_of
+    from headway.text.reading.readers import read_batches
+    from headway.text.reading.sources import find_sources, pieces_of
 
     refused = None
     for most in (MAX_DOCUMENT_BYTES, 100):
@@ -317,7 +317,7 @@ def _make_imports(folder: Path) -> None:
 
 
 def _read_import(case: Path) -> None:
-    from headway.data.importing.store import import_store, plan_import
+    from headway.text.importing.store import import_store, plan_import
 
     output = case.parent / f".{case.name}-store"
     kind = case.name.partition("~")[0]

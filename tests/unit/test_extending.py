@@ -24,13 +24,13 @@ from headway.config.sections.data import DataConfig
 from headway.config.sections.track import TrackConfig
 from headway.core.functions import load_function
 from headway.core.machine.system import Machine
-from headway.data.clean.cleaner import Cleaner
-from headway.data.reading.sources import find_sources
-from headway.data.reading.streams import read_stream
 from headway.launchers.launcher import find_launcher
 from headway.models.conformance import check_model
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
+from headway.text.clean.cleaner import Cleaner
+from headway.text.reading.sources import find_sources
+from headway.text.reading.streams import read_stream
 from headway.tracking.follow import follow
 from headway.tracking.follower import Waiting
 from headway.training.conditions.watch import ConditionWatch, conditions

@@ -13,7 +13,7 @@ from headway.chaos.campaign import FEWEST_STEPS, Stage
 from headway.config import Config, override, resolve_lanes
 from headway.config.sections.data import SourceConfig
 from headway.core.errors import ConfigError
-from headway.data.preparing.prepare import prepare
+from headway.text.preparing.prepare import prepare
 
 #: The source that is added during a run, and its number of documents.
 _JOINS, _DOCUMENTS = "joined", 200

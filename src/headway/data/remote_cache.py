@@ -31,7 +31,7 @@ from headway.core.console import warning
 from headway.core.errors import DataError, fix_for
 from headway.core.files.hashes import sha256_bytes
 from headway.core.process.faults import fault_point
-from headway.data.reading.remote import DataStorage
+from headway.data.storage import DataStorage
 
 #: Folder for the cache's own files, inside the folder of the copies.
 KEEPING = ".remote"

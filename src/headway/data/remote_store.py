@@ -23,9 +23,9 @@ from headway.core.files.hashes import fingerprint, sha256_bytes
 from headway.core.format import format_bytes
 from headway.core.process.faults import fault_point
 from headway.data.loss_mask import mask_bytes
-from headway.data.reading.remote import MissingError, UnreachableError
 from headway.data.remote_cache import KEEPING, Copies, RemotePart, WrongContentError, locked
 from headway.data.shards import Shard, ShardStream, mask_file, own_tokens
+from headway.data.storage import MissingError, UnreachableError
 from headway.data.store import TokenStore, file_problem
 from headway.data.store_manifest import MANIFEST, parse_manifest
 

@@ -23,9 +23,9 @@ from headway.core.errors import ConfigError, DataError, HeadwayError, missing_ex
 from headway.core.files.atomic import atomic_write
 from headway.core.format import counted
 from headway.core.user_command import suggest
-from headway.data.preparing.pools import Line, UnitJob
-from headway.data.preparing.tasks import Order, UnitTask, error_from_json, error_json, process, result_files
 from headway.launchers.ray_job import runtime_environment
+from headway.text.preparing.pools import Line, UnitJob
+from headway.text.preparing.tasks import Order, UnitTask, error_from_json, error_json, process, result_files
 
 #: How often Ray runs a task again whose worker or machine was lost.
 _RETRIES = 5

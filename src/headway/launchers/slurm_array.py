@@ -26,13 +26,13 @@ from headway.core.format import counted
 from headway.core.process.command import module_command
 from headway.core.process.signals import defer_signals
 from headway.core.process.waiting import VISIBILITY_TIMEOUT, wait_until
-from headway.data.preparing.collecting import search_files
-from headway.data.preparing.pools import Line, UnitJob
-from headway.data.preparing.records import WORK, Records
-from headway.data.preparing.tasks import Order, UnitTask, error_from_json, error_json, process, result_files
 from headway.launchers.job import Job
 from headway.launchers.programs import ask_program, try_program
 from headway.launchers.slurm import container_options, log_pattern, prepare_options, script_head, submit_script
+from headway.text.preparing.collecting import search_files
+from headway.text.preparing.pools import Line, UnitJob
+from headway.text.preparing.records import WORK, Records
+from headway.text.preparing.tasks import Order, UnitTask, error_from_json, error_json, process, result_files
 
 #: Folder of the arrays in the store that is being built, and the file in it with the number of the last one.
 _ARRAYS, _LAST = f"{WORK}/arrays", "last"

@@ -57,7 +57,7 @@ def why_prepare(config: Config, options: RunOptions) -> str | None:
     else:
         if keeps:
             return None
-        from headway.data.preparing.replacing import check_replaceable
+        from headway.data.replacing import check_replaceable
 
         differing = check_replaceable(data, config.run_directory)
         if not differing:
@@ -71,7 +71,7 @@ def why_prepare(config: Config, options: RunOptions) -> str | None:
 
 def _report_unknown_code(data: DataConfig) -> None:
     """Report the cleaning functions that cannot be compared with those that a store was made with."""
-    from headway.data.preparing.settings import unknown_code
+    from headway.data.made_of import unknown_code
 
     with suppress(DataError):  # of a damaged manifest: reported by whoever opens the store
         manifest = read_manifest(data.store)
@@ -84,7 +84,7 @@ def _report_unknown_code(data: DataConfig) -> None:
 
 def _check_same_data(run: RunDirectory, data: DataConfig) -> None:
     """Check that a run whose store is gone would get the same one again."""
-    from headway.data.preparing.settings import made_of
+    from headway.data.made_of import made_of
 
     differing = changed_values(made_of(load_resolved(run.config_path).data), made_of(data))
     if differing:
@@ -247,7 +247,7 @@ def _check_made_of(config: Config, store: TokenStore, options: RunOptions | None
     Raises:
         ConfigError: it is not, and a run would begin with it. Only under a launcher of workers nothing prepares it.
     """
-    from headway.data.preparing.settings import differences
+    from headway.data.made_of import differences
 
     is_given = config.data.remote is not None or "imported" in store.manifest
     differing = [] if is_given else differences(config.data, store.manifest)

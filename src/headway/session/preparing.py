@@ -10,7 +10,7 @@ from headway.config import Config, dump_config
 from headway.core.console import notice
 from headway.core.files.scratch import scratch_folder
 from headway.core.process.command import module_command
-from headway.data.preparing.replacing import released
+from headway.data.replacing import released
 from headway.session.attempt import RunOptions
 from headway.session.completed import why_prepare
 
@@ -44,7 +44,7 @@ def prepare_if_needed(config: Config, options: RunOptions, own_process: bool) ->
         if own_process:
             _prepare_in_a_process(config)
             return
-        from headway.data.preparing.prepare import prepare
+        from headway.text.preparing.prepare import prepare
 
         notice(prepare(config.data, workers=1, run=config.run_directory).describe())
 

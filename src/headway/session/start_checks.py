@@ -18,11 +18,6 @@ from headway.core.errors import ConfigError, HeadwayError
 from headway.core.functions import identify_function
 from headway.core.hub import is_on_hub
 from headway.core.storage import check_filesystem
-from headway.data.preparing.prepare import check_steps
-from headway.data.preparing.vocabulary import chat_encoder
-from headway.data.reading.huggingface_datasets import check_installed, is_named
-from headway.data.reading.places import is_remote
-from headway.data.reading.sources import Source, check_sources, find_sources
 from headway.data.store_manifest import read_manifest
 from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.models.build import build_without_memory
@@ -34,6 +29,11 @@ from headway.session.attempt import RunOptions
 from headway.session.checks import check_keys_present, check_remote_reachable, check_run_directory
 from headway.session.completed import check_same_ids, shaped, why_prepare
 from headway.session.spending import check_cost
+from headway.text.preparing.prepare import check_steps
+from headway.text.preparing.vocabulary import chat_encoder
+from headway.text.reading.huggingface_datasets import check_installed, is_named
+from headway.text.reading.places import is_remote
+from headway.text.reading.sources import Source, check_sources, find_sources
 from headway.tracking.sinks import check_trackers
 from headway.training.job import load_callbacks
 from headway.training.setup.available import check_available, check_installed_for

@@ -11,7 +11,7 @@ import pytest
 import headway
 from headway.checkpoint.remote import objects
 from headway.core import errors
-from headway.data.reading import remote
+from headway.data import storage as remote
 from headway.data.remote_cache import WrongContentError
 
 SOURCE = Path(headway.__file__).parent

@@ -15,9 +15,9 @@ import pytest
 
 from headway.config.schema import DataConfig
 from headway.core.console import Progress, progress
-from headway.data.preparing.prepare import prepare
-from headway.data.reading import sources as source_module
 from headway.data.store import TokenStore
+from headway.text.preparing.prepare import prepare
+from headway.text.reading import sources as source_module
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "rain", "falls", "on", "hills"]
 

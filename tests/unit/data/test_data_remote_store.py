@@ -24,12 +24,12 @@ from headway.core.storage import client
 from headway.data import remote_cache
 from headway.data.feeding.feed import TokenFeed
 from headway.data.feeding.rows import open_rows
-from headway.data.inspect import describe_store, sample_text
-from headway.data.preparing.prepare import prepare
-from headway.data.reading.remote import DataStorage, UnreachableError
 from headway.data.remote_cache import Copies
 from headway.data.remote_store import RemoteTokenStore, open_store, tokenizer_folder
+from headway.data.storage import DataStorage, UnreachableError
 from headway.data.store import TokenStore
+from headway.text.inspect import describe_store, sample_text
+from headway.text.preparing.prepare import prepare
 
 fsspec = pytest.importorskip("fsspec", reason="there is no fsspec: pip install '.[remote]'")
 

@@ -12,9 +12,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from headway.cli.data import data
-from headway.data.inspect import describe_store
 from headway.data.store import TokenStore
+from headway.text.cli import data
+from headway.text.inspect import describe_store
 
 #: Words of a document of each source, and documents of the shortest kind, which the cleaning drops.
 WORDS, DROPPED = {"long": (80, 40), "short": (20, 12)}, {"long": 5, "short": 3}

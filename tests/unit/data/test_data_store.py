@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from headway.core.errors import DataError
-from headway.data.inspect import describe_store, sample_text
 from headway.data.store import TokenStore
+from headway.text.inspect import describe_store, sample_text
 
 
 def whole(store: TokenStore, split: str, source: str) -> np.ndarray:

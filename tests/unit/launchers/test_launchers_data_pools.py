@@ -17,12 +17,12 @@ from tests.support import store_contents
 
 from headway.config import Config, load_config
 from headway.core.errors import ConfigError, DataError
-from headway.data.preparing.prepare import prepare
-from headway.data.preparing.report import PrepareReport
 from headway.launchers import ray_tasks, slurm_array
-from headway.launchers.data_pools import find_pool
 from headway.launchers.ray_tasks import RayPool
 from headway.launchers.slurm_array import SlurmPool
+from headway.text.preparing.clusters import find_pool
+from headway.text.preparing.prepare import prepare
+from headway.text.preparing.report import PrepareReport
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "rain", "falls", "on", "hills"]
 

@@ -10,10 +10,10 @@ import pytest
 from headway.config import Config, ModelConfig, SourceConfig
 from headway.core.errors import ConfigError, DataError
 from headway.core.hub import or_on_hub
-from headway.data.reading.sources import find_sources
 from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.models.build import complete
 from headway.models.hub.folder import open_folder, pinned_source, weights_fingerprint
+from headway.text.reading.sources import find_sources
 from hub_server import HubServer
 from support_chat import chat_tokenizer
 

@@ -17,9 +17,8 @@ import pytest
 
 from headway.config import Config, ModelConfig, TokenizerConfig, dump_config, load_config
 from headway.core.errors import ConfigError, DataError
+from headway.data.made_of import MADE_OF
 from headway.data.pinned import pinned
-from headway.data.preparing.prepare import prepare
-from headway.data.preparing.settings import MADE_OF
 from headway.data.store import TokenStore
 from headway.data.used_by import keep_manifest, mark_use, runs_using
 from headway.models.build import build_model
@@ -27,6 +26,7 @@ from headway.models.huggingface.export import export_model
 from headway.session.attempt import RunOptions
 from headway.session.completed import completed, why_prepare
 from headway.session.preparing import prepare_if_needed
+from headway.text.preparing.prepare import prepare
 from support import write_config
 
 SHAPE = {"dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "ffn_dim": 64, "max_sequence_length": 64}

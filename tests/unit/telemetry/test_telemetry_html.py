@@ -9,8 +9,8 @@ import pytest
 
 from headway.telemetry import html
 from headway.telemetry.charts import axis_labels, drawing, log_ticks, number_ticks
-from headway.telemetry.data_charts import length_chart, share_chart
-from headway.telemetry.data_duplicates import duplicates
+from headway.text.report.charts import length_chart, share_chart
+from headway.text.report.duplicates import duplicates
 
 
 def test_cells_break_between_words_only() -> None:

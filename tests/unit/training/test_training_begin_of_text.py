@@ -13,9 +13,9 @@ from headway.api import train
 from headway.cli.models.export import export
 from headway.config import load_config
 from headway.core.errors import DataError
-from headway.data.inspect import describe_store, sample_text
-from headway.data.preparing.prepare import prepare
 from headway.data.store import TokenStore
+from headway.text.inspect import describe_store, sample_text
+from headway.text.preparing.prepare import prepare
 from headway.training.evaluation import inference
 from headway.training.evaluation.inference import continue_text, evaluate_trained, load_trained
 from support import WORDS, write_config, write_corpus

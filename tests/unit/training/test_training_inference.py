@@ -12,8 +12,8 @@ from headway.api import train
 from headway.config import load_config
 from headway.core.errors import CheckpointError, DataError
 from headway.core.files.hashes import sha256_file
-from headway.data.preparing.prepare import prepare
 from headway.data.tokenizing.tokenizer import Tokenizer, keep_copy
+from headway.text.preparing.prepare import prepare
 from headway.training.evaluation.inference import evaluate_trained, load_trained
 
 

@@ -48,7 +48,7 @@ def register(app: typer.Typer) -> None:
 def quickstart(overrides: OverridesArgument = None) -> None:
     """Run `headway quickstart`."""
     from headway.config import load_config
-    from headway.data.preparing.prepare import prepare
+    from headway.text.preparing.prepare import prepare
 
     wanted = [*_without_bf16(), *(overrides or [])]
     remember_config("quickstart", wanted)

@@ -37,7 +37,7 @@ _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 class ChatEncoder:
-    """Renders and encodes conversations (`headway.data.reading.conversations`).
+    """Renders and encodes conversations (`headway.text.reading.conversations`).
 
     Args:
         folder: Folder with the tokenizer and its chat template.

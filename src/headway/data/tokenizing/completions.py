@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class CompletionEncoder:
-    """Encodes a prompt and its completion (`headway.data.reading.conversations`) as one text, without a template.
+    """Encodes a prompt and its completion (`headway.text.reading.conversations`) as one text, without a template.
 
     A text is encoded as a whole, since a model reads it so. Its prompt is encoded alone too, as it will be when the
     model continues it: the tokens that both begin with are the prompt's, all others are trained.

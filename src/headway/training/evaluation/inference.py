@@ -18,7 +18,6 @@ from headway.core.errors import CheckpointError, ConfigError, DataError
 from headway.core.files.foreign import LISTING_BYTES, read_bytes, read_json_object
 from headway.core.files.hashes import sha256_file
 from headway.data.feeding.feed import evaluation_feed
-from headway.data.preparing.vocabulary import chat_encoder, has_chat_template
 from headway.data.remote_store import open_store
 from headway.data.remote_store import tokenizer_folder as folder_of
 from headway.data.store import TokenStore
@@ -32,6 +31,7 @@ from headway.models.finite import check_finite
 from headway.models.hub.folder import base_folder
 from headway.models.huggingface.export import export_model
 from headway.parallel.world import World, pick_device
+from headway.text.preparing.vocabulary import chat_encoder, has_chat_template
 from headway.training.evaluation.evaluate import Evaluation, evaluate
 from headway.training.evaluation.generation import generate, stream_text
 from headway.training.setup.trial import is_out_of_memory

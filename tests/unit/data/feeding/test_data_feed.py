@@ -17,8 +17,8 @@ from headway.core.errors import DataError
 from headway.core.types import Feed
 from headway.data.feeding.feed import DatasetEvaluationFeed, DatasetFeed, EvaluationFeed, TokenFeed, dataset_plan
 from headway.data.feeding.plan import PlainPlan
-from headway.data.preparing.prepare import prepare
 from headway.data.store import TokenStore
+from headway.text.preparing.prepare import prepare
 from work import count_lines
 
 GRID: dict[str, Any] = {"lanes": 4, "micro_batches": 2, "micro_batch": 3}

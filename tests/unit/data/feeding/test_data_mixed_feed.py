@@ -216,7 +216,7 @@ def test_the_verb(store: TokenStore, tmp_path: Path) -> None:
 
 
 def test_shares_of_a_mixture_are_not_told_where_its_length_is_open(store: TokenStore, tmp_path: Path) -> None:
-    from headway.cli.data.inspect import _asked_shares
+    from headway.text.cli.inspect import _asked_shares
 
     train = ["train.sequence_length=16", "train.global_batch=24"]
     files = {}

@@ -16,7 +16,7 @@ from headway.config import Config, load_config
 from headway.core.errors import ConfigError, DataError
 from headway.data.feeding.mixture import RAMP_PARTS, Mixture, is_mixed, plan_mixture, powered
 from headway.data.feeding.plan import MixedPlan
-from headway.data.reading.sources import Source, find_sources
+from headway.text.reading.sources import Source, find_sources
 
 ROWS = {"a": 1000, "b": 300, "c": 50}
 LENGTH = 64

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from headway.cli.data.inspect import _asked_shares
 from headway.config import Config, LaneGrid
 from headway.data.feeding.feed import TokenFeed
 from headway.data.feeding.preview import preview_step
-from headway.data.inspect import fertility, sample_text
-from headway.data.preparing.prepare import prepare
 from headway.data.store import TokenStore
+from headway.text.cli.inspect import _asked_shares
+from headway.text.inspect import fertility, sample_text
+from headway.text.preparing.prepare import prepare
 
 GRID = LaneGrid(lanes=1, micro_batches=1, micro_batch=2)
 TRAIN = {"steps": 4, "sequence_length": 16, "global_batch": 2, "lanes": 1}

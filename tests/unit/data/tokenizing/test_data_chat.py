@@ -21,12 +21,12 @@ from headway.core.types import IGNORE_TARGET
 from headway.data.feeding.rows import micro_batch_of, open_rows
 from headway.data.first_use import WrongShardError
 from headway.data.loss_mask import MASK
-from headway.data.preparing import records
-from headway.data.preparing.prepare import prepare
-from headway.data.reading import sources as source_module
 from headway.data.store import SKIPPED, TokenStore
 from headway.data.tokenizing.chat import ChatEncoder, _Renderer
 from headway.data.tokenizing.tokenizer import Tokenizer
+from headway.text.preparing import records
+from headway.text.preparing.prepare import prepare
+from headway.text.reading import sources as source_module
 from support import store_contents
 from support_chat import CHATML, MARKED, chat_tokenizer, conversation, write_records
 
@@ -653,7 +653,7 @@ def test_tables_that_say_more_than_they_hold_are_malformed() -> None:
     arrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    from headway.data.reading.table_texts import TableTexts
+    from headway.text.reading.table_texts import TableTexts
 
     long = arrow.ListArray.from_arrays(arrow.array([0, 1, 2_000], arrow.int32()), arrow.nulls(2_000))
     batch = arrow.record_batch({"messages": long})

@@ -10,7 +10,7 @@ import pytest
 
 from headway.data.tokenizing.compact import short_form
 from headway.data.tokenizing.library import encode, open_library
-from headway.data.tokenizing.train import train_on
+from headway.text.tokenizing.train import train_on
 
 
 def test_merges_that_hold_spaces_stay_pairs() -> None:

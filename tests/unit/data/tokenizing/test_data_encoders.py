@@ -22,7 +22,7 @@ from headway.data.tokenizing import spec as tokenizer_spec
 from headway.data.tokenizing.edge_case_texts import edge_case_texts, shortened
 from headway.data.tokenizing.encoders import REFERENCE, choose_encoder, open_encoder
 from headway.data.tokenizing.tokenizer import Tokenizer
-from headway.data.tokenizing.train import train_on
+from headway.text.tokenizing.train import train_on
 
 FAST = [
     pytest.param(name, marks=pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"{name} not installed"))

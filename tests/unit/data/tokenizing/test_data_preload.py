@@ -14,7 +14,7 @@ from headway.data.tokenizing import preload
 from headway.data.tokenizing.compact import short_form
 from headway.data.tokenizing.encoders import open_encoder
 from headway.data.tokenizing.tokenizer import Tokenizer
-from headway.data.tokenizing.train import train_on
+from headway.text.tokenizing.train import train_on
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from headway.config.sections.data import SourceConfig
 from headway.core.errors import DataError
-from headway.data.reading.sources import find_sources
 from headway.data.tokenizing import spec as module
 from headway.data.tokenizing.encoders import ENCODERS, REFERENCE, open_encoder
 from headway.data.tokenizing.tokenizer import Tokenizer
-from headway.data.tokenizing.train import train_on, train_tokenizer
+from headway.text.reading.sources import find_sources
+from headway.text.tokenizing.train import train_on, train_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from headway.data.tokenizing.encoders import choose_encoder
 from headway.data.tokenizing.patterns import PATTERNS
 from headway.data.tokenizing.tiktoken_files import byte_letters
 from headway.data.tokenizing.tokenizer import Tokenizer
-from headway.data.tokenizing.train import train_on
+from headway.text.tokenizing.train import train_on
 
 
 def source_texts(count: int = 40) -> list[str]:

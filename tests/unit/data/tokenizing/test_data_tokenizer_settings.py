@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from headway.core.errors import DataError
-from headway.data.preparing.prepare import prepare
 from headway.data.tokenizing.tokenizer import Tokenizer
+from headway.text.preparing.prepare import prepare
 
 FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 CONFIG, MAP, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"

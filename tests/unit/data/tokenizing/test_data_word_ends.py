@@ -23,8 +23,8 @@ from headway.data.tokenizing.patterns import (
 )
 from headway.data.tokenizing.patterns import pre_tokenizer as usual
 from headway.data.tokenizing.tokenizer import Tokenizer
-from headway.data.tokenizing.train import train_on
 from headway.data.tokenizing.word_ends import word_ends
+from headway.text.tokenizing.train import train_on
 
 LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 TEXTS = st.text(alphabet="ab .,'1\n \té中\x1c_\"(=|-A9\u3000", min_size=30, max_size=200)

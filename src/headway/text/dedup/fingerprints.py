@@ -1,0 +1,255 @@
+"""Prints of documents, the input of deduplication: hashes, sizes, MinHash signatures, hashes of paragraphs.
+
+Prints take a few hundred bytes per document of any length. They depend only on the texts and the config, so any process
+can make them for a unit of input, and they are cached.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.config.sections.data import DedupConfig
+from headway.core.errors import DataError
+from headway.core.files.atomic import atomic_write
+from headway.core.files.foreign import open_regular
+from headway.core.process.faults import fault_point
+from headway.text.dedup.minhash import Layout, make_signatures
+from headway.text.dedup.paragraphs import hash_paragraphs
+from headway.text.dedup.words import UNICODE_VERSION, hash_words, normal_bytes
+
+#: Version of the prints; increased whenever the same text would get different prints.
+METHOD = 1
+# Version of the division of texts into paragraphs.
+_PARAGRAPHS = 2
+
+_MAGIC = b"headway-prints-1"
+# Documents and bytes of text processed at a time, so that their bins stay in the processor's cache.
+_GROUP_DOCUMENTS = 256
+_GROUP_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class DocumentPrints:
+    """The prints of n documents with p paragraphs, in their order.
+
+    Attributes:
+        hashes: uint64 (n, 2), the first 128 bits of the SHA-256 of the text (UTF-8), big-endian.
+        sizes: int64 (n,), bytes of the text in UTF-8.
+        signatures: uint32 (n, columns), for the estimate of similarity; (n, 0) without `near`.
+        bands: uint64 (bands, n), a key for each band, 0 for documents without words; (0, n) without `near`.
+        paragraph_hashes: uint64 (p,), in order of the documents, 0 for a paragraph that is always kept; (0,) without
+            `paragraphs`.
+        paragraph_counts: int64 (n,), paragraphs of each document.
+    """
+
+    hashes: NDArray[np.uint64]
+    sizes: NDArray[np.int64]
+    signatures: NDArray[np.uint32]
+    bands: NDArray[np.uint64]
+    paragraph_hashes: NDArray[np.uint64]
+    paragraph_counts: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def save(self, path: Path) -> None:
+        """Write all arrays to one file, atomically: a line with the format, then each array in NumPy's format."""
+        with atomic_write(path) as file:
+            file.write(_MAGIC + b"\n")
+            for field in fields(DocumentPrints):
+                np.lib.format.write_array(file, np.ascontiguousarray(getattr(self, field.name)), allow_pickle=False)
+                fault_point("dedup.prints")
+
+    @staticmethod
+    def load(path: Path) -> StoredPrints:
+        """Open a file that `save` wrote. Each access to an array maps the file; it does not stay open.
+
+        Raises:
+            DataError: the file is missing or damaged, or has another format.
+        """
+        return StoredPrints(path)
+
+
+class StoredPrints:
+    """Prints in a file, mapped on use: a corpus has more such files than a process may keep open."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._places = _read_places(path)
+
+    def __len__(self) -> int:
+        return int(self._places["sizes"][1][0])
+
+    @property
+    def hashes(self) -> NDArray[np.uint64]:
+        """As in `DocumentPrints`."""
+        return self._map("hashes")
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """As in `DocumentPrints`."""
+        return self._map("sizes")
+
+    @property
+    def signatures(self) -> NDArray[np.uint32]:
+        """As in `DocumentPrints`."""
+        return self._map("signatures")
+
+    @property
+    def bands(self) -> NDArray[np.uint64]:
+        """As in `DocumentPrints`."""
+        return self._map("bands")
+
+    @property
+    def paragraph_hashes(self) -> NDArray[np.uint64]:
+        """As in `DocumentPrints`."""
+        return self._map("paragraph_hashes")
+
+    @property
+    def paragraph_counts(self) -> NDArray[np.int64]:
+        """As in `DocumentPrints`."""
+        return self._map("paragraph_counts")
+
+    def _map(self, name: str) -> NDArray[Any]:
+        offset, shape = self._places[name]
+        if 0 in shape:
+            return np.zeros(shape, dtype=_DTYPES[name])
+        return np.memmap(self.path, dtype=_DTYPES[name], mode="r", offset=offset, shape=shape)
+
+
+class Prints(Protocol):
+    """The input of `find_duplicates`: `DocumentPrints` or `StoredPrints`."""
+
+    def __len__(self) -> int: ...
+    @property
+    def hashes(self) -> NDArray[np.uint64]: ...
+    @property
+    def sizes(self) -> NDArray[np.int64]: ...
+    @property
+    def signatures(self) -> NDArray[np.uint32]: ...
+    @property
+    def bands(self) -> NDArray[np.uint64]: ...
+    @property
+    def paragraph_hashes(self) -> NDArray[np.uint64]: ...
+    @property
+    def paragraph_counts(self) -> NDArray[np.int64]: ...
+
+
+_DTYPES = {
+    "hashes": "<u8",
+    "sizes": "<i8",
+    "signatures": "<u4",
+    "bands": "<u8",
+    "paragraph_hashes": "<u8",
+    "paragraph_counts": "<i8",
+}
+
+
+def _read_places(path: Path) -> dict[str, tuple[int, tuple[Any, ...]]]:
+    """Read offset and shape of each array in a file of prints."""
+    places: dict[str, tuple[int, tuple[Any, ...]]] = {}
+    try:
+        with open_regular(path) as file:
+            if file.readline(100) != _MAGIC + b"\n":
+                raise ValueError("the file has another format")
+            for name, kind in _DTYPES.items():
+                if np.lib.format.read_magic(file) != (1, 0):
+                    raise ValueError("an array has another version")
+                shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+                if fortran or dtype != np.dtype(kind):
+                    raise ValueError(f"{name} has another type")
+                places[name] = (file.tell(), shape)
+                file.seek(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize, 1)
+            if file.tell() != path.stat().st_size:
+                raise ValueError("its length does not match its arrays")
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"stored prints of documents cannot be read: {error}", where=str(path), fix="delete the file and try again"
+        ) from None
+    return places
+
+
+def prints_recipe(config: DedupConfig) -> dict[str, Any]:
+    """Return everything that a document's prints depend on besides its text, as plain JSON, for cache keys."""
+    recipe: dict[str, Any] = {"method": METHOD}
+    if config.near:
+        near = {"ngram": config.ngram, "bands": config.bands, "rows": config.rows}
+        recipe["near"] = {**near, "unicode": UNICODE_VERSION}
+    if config.paragraphs:
+        recipe["paragraph_bytes"] = config.paragraph_bytes
+        recipe["paragraphs"] = _PARAGRAPHS
+    return recipe
+
+
+def fingerprint_documents(texts: Sequence[str], config: DedupConfig) -> DocumentPrints:
+    """Make the prints of documents.
+
+    Args:
+        texts: The documents.
+        config: Adds signatures with `near`, and hashes of paragraphs with `paragraphs`.
+
+    Returns:
+        Prints in the order of the texts. Each depends only on its text and the config.
+    """
+    encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
+    digests = b"".join([hashlib.sha256(data).digest()[:16] for data in encoded])
+    sizes = np.fromiter(map(len, encoded), np.int64, len(encoded))
+    paragraph_hashes, paragraph_counts = _paragraphs(texts, config)
+    signatures, bands = _near(texts, encoded, sizes, config)
+    return DocumentPrints(
+        hashes=np.frombuffer(digests, dtype=">u8").astype(np.uint64).reshape(-1, 2),
+        sizes=sizes,
+        signatures=signatures,
+        bands=bands,
+        paragraph_hashes=paragraph_hashes,
+        paragraph_counts=paragraph_counts,
+    )
+
+
+def join_prints(parts: Sequence[DocumentPrints], config: DedupConfig) -> DocumentPrints:
+    """Concatenate the prints of several batches of documents; without batches, return prints of no documents."""
+    if len(parts) == 1:
+        return parts[0]
+    parts = parts or [fingerprint_documents([], config)]
+    joined = {
+        field.name: np.concatenate([getattr(part, field.name) for part in parts], axis=int(field.name == "bands"))
+        for field in fields(DocumentPrints)
+    }
+    return DocumentPrints(**joined)
+
+
+def _paragraphs(texts: Sequence[str], config: DedupConfig) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    if not config.paragraphs:
+        return np.zeros(0, dtype=np.uint64), np.zeros(len(texts), dtype=np.int64)
+    hashes = [hash_paragraphs(text, config.paragraph_bytes) for text in texts]
+    counts = np.fromiter(map(len, hashes), np.int64, len(texts))
+    return np.fromiter((value for each in hashes for value in each), np.uint64, int(counts.sum())), counts
+
+
+def _near(
+    texts: Sequence[str], encoded: Sequence[bytes], sizes: NDArray[np.int64], config: DedupConfig
+) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
+    """Compute signatures and band keys in groups of documents."""
+    layout = Layout.of(config)
+    count = len(texts)
+    if not config.near:
+        return np.zeros((count, 0), dtype=np.uint32), np.zeros((0, count), dtype=np.uint64)
+    signatures = np.empty((count, layout.columns), dtype=np.uint32)
+    bands = np.empty((layout.bands, count), dtype=np.uint64)
+    ends = np.cumsum(sizes)
+    start = 0
+    while start < count:
+        before = int(ends[start] - sizes[start])
+        full = int(np.searchsorted(ends, before + _GROUP_BYTES))
+        stop = min(max(start + 1, full), start + _GROUP_DOCUMENTS, count)
+        words = [normal_bytes(texts[number], encoded[number]) for number in range(start, stop)]
+        signatures[start:stop], bands[:, start:stop] = make_signatures(*hash_words(words), layout)
+        start = stop
+    return signatures, bands

@@ -1,0 +1,315 @@
+"""Records of every unit: the outcome of its survey and its shards, stored with the token store by content key.
+
+So only new or changed units are processed, and a preparation that was killed resumes where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headway.config.sections.data import MAX_DOCUMENT_BYTES
+from headway.core.files.atomic import atomic_write, write_json
+from headway.core.files.foreign import LISTING_BYTES, read_json_object
+from headway.core.files.hashes import fingerprint
+from headway.data.loss_mask import mask_bytes
+from headway.data.shards import TOKENS, index_file, mask_file, shard_files
+from headway.data.store import file_problem
+from headway.text.preparing.pieces import LISTED, PieceResult
+
+#: Folder of the store for files that only preparation needs.
+WORK = ".work"
+#: Patterns of finished work in a store that is being built: shards with their final names, and document fingerprints.
+FINISHED = (f"*/*/[!.]*{TOKENS}", f"{WORK}/[!.]*.prints")
+# Limit on the listed documents of a unit that cannot be encoded: the list stays in memory.
+_LISTED = 20
+# The library that encoded. It is not part of the store, whose bytes do not depend on it.
+_ENCODER = f"{WORK}/encoder"
+
+
+def key_of(*parts: Any) -> str:
+    """Return the name of a result: the first 128 bits of the SHA-256 of all its inputs, in hexadecimal."""
+    return fingerprint(parts)[:32]
+
+
+def record_encoder(store: Path, encoder: str) -> None:
+    """Record which encoder a store is being built with."""
+    write_json(store / _ENCODER, {"encoder": encoder})
+
+
+def recorded_encoder(store: Path) -> str | None:
+    """Return the encoder of the preparation that made a store in its present state.
+
+    It is None for a copy without the files that only preparation needs, for an imported store, and for a store older
+    than these records.
+    """
+    name = (_read(store / _ENCODER) or {}).get("encoder")
+    return name if isinstance(name, str) else None
+
+
+@dataclass
+class Survey:
+    """The outcome of reading and cleaning a unit."""
+
+    read: int = 0
+    read_bytes: int = 0
+    empty: int = 0
+    skipped: int = 0
+    cut: int = 0
+    """Skipped documents that stand for the rest of a file."""
+    skipped_list: list[dict[str, str]] = field(default_factory=list)
+    """Some skipped documents, until the survey is saved; afterwards `Records.listed` has them."""
+    clean: dict[str, Any] | None = None
+    """The cleaner's counts, as JSON."""
+    piece_documents: list[int] = field(default_factory=list)
+    """Documents read from each piece."""
+    complete: bool = True
+    """The unit was read to its end, not to its source's limit."""
+    most: int = MAX_DOCUMENT_BYTES
+    """`data.max_document_bytes` when the unit was read; before that key existed, documents had no limit."""
+    too_large: int = 0
+    """Skipped documents that were larger."""
+
+    def add(self, result: PieceResult) -> None:
+        """Add the counts of one more piece."""
+        self.read += result.read
+        self.read_bytes += result.read_bytes
+        self.empty += result.empty
+        self.skipped += result.skipped
+        self.cut += result.cut
+        self.too_large += result.too_large
+        listed = [{"where": bad.where, "reason": bad.reason} for bad in result.skipped_list]
+        self.skipped_list += listed[: LISTED - len(self.skipped_list)]
+        self.piece_documents.append(result.read)
+        if result.clean is not None:
+            self.clean = added_counts(self.clean, result.clean.to_json())
+
+
+def added_counts(earlier: dict[str, Any] | None, later: dict[str, Any]) -> dict[str, Any]:
+    """Add the cleaner's counts of two parts of the input, all as JSON."""
+    if earlier is None:
+        return later
+    from headway.text.clean import CleanCounts
+
+    total = CleanCounts.from_json(earlier)
+    total.add(CleanCounts.from_json(later))
+    return total.to_json()
+
+
+@dataclass
+class Shards:
+    """The contribution of a unit to the store."""
+
+    documents: int = 0
+    tokens: int = 0
+    characters: int = 0
+    text_bytes: int = 0
+    smallest: int = 2**64
+    """Smallest and largest document hash: they decide whether the split bound must move."""
+    largest: int = -1
+    unencodable: int = 0
+    """Documents that the tokenizer cannot encode."""
+    unencodable_list: list[dict[str, str]] = field(default_factory=list)
+    """Some documents that the tokenizer cannot encode."""
+    trained_tokens: int = 0
+    """Tokens of conversations that are trained."""
+    without_tokens: int = 0
+    """Documents for which the tokenizer gives no token."""
+    first_without: str | None = None
+    """Place of the first document without a token."""
+    splits: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Per split, the shard's entry in the manifest; a split without documents has none."""
+    most: int = MAX_DOCUMENT_BYTES
+    """`data.max_document_bytes` when the unit was read."""
+    too_large: int = 0
+    """Skipped documents that were larger."""
+
+    def add(self, result: PieceResult) -> None:
+        """Add the counts of one more piece."""
+        self.documents += result.documents
+        self.tokens += sum(len(part.tokens) for part in result.splits.values())
+        self.characters += result.characters
+        self.text_bytes += result.text_bytes
+        self.too_large += result.too_large
+        self.unencodable += result.unencodable
+        listed = [{"where": bad.where, "reason": bad.reason} for bad in result.unencodable_list]
+        self.unencodable_list += listed[: _LISTED - len(self.unencodable_list)]
+        self.trained_tokens += result.trained_tokens
+        self.without_tokens += result.without_tokens
+        self.first_without = self.first_without or result.first_without
+        self.smallest, self.largest = min(self.smallest, result.smallest), max(self.largest, result.largest)
+
+
+def _holds_for(record: dict[str, Any], most: int) -> bool:
+    """Return whether a unit's result holds when documents may have `most` bytes.
+
+    The limit is not part of a result's key, since few units have a document that large: the other results stay valid
+    when the limit is raised.
+    """
+    before = record.get("most", MAX_DOCUMENT_BYTES)
+    return bool(before == most if record.get("too_large") else before <= most)
+
+
+class Records:
+    """The records of a store that is being built, and of the store that it will replace.
+
+    Args:
+        folder: The store that is being built.
+        old: The present store.
+        width: Bytes of a token.
+        most: Maximum size of a document in bytes (`data.max_document_bytes`).
+        fresh: Reuse nothing from the present store.
+        hashed: Verify the hash of a shard before it is reused; otherwise only the length of its files is checked.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        old: Path,
+        width: int,
+        most: int = MAX_DOCUMENT_BYTES,
+        *,
+        fresh: bool = False,
+        hashed: bool = False,
+    ) -> None:
+        self.folder, self._old = folder, None if fresh else old
+        self._present = old
+        self.width, self.most, self._hashed = width, most, hashed
+        self.used: set[str] = set()
+        """Files that belong to the new store, relative to it."""
+        self.reused: list[str] = []
+        """Files that belong to the new store and are still in the present store only."""
+
+    def survey(self, key: str, others: Iterable[str] = ()) -> Survey | None:
+        """Return the survey of a key, if it is recorded together with its files of the given suffixes."""
+        record = self._find(f"{WORK}/{key}.survey.json", [f"{WORK}/{key}.{name}" for name in others])
+        return Survey(**{**record, "skipped_list": []}) if record else None
+
+    def listed(self, keys: Iterable[str]) -> Iterator[dict[str, str]]:
+        """Yield the malformed documents that the surveys of some keys list."""
+        for key in keys:
+            record = _read(self.path_of(f"{WORK}/{key}.survey.json"))
+            yield from record["skipped_list"] if record else ()
+
+    def shards(self, key: str, source: str) -> Shards | None:
+        """Return the shards of a key, if they are recorded and their files are complete."""
+        name = f"{WORK}/{key}.shards.json"
+        for place in self._places():
+            record = _read(place / name)
+            if record is not None and _holds_for(record, self.most) and self._whole(place, source, record["splits"]):
+                self._use(place, [name, *_files_of(source, record["splits"])])
+                return Shards(**record)
+        return None
+
+    def _whole(self, place: Path, source: str, splits: dict[str, dict[str, Any]]) -> bool:
+        """Return whether the files of shards exist and match their entries."""
+        for split, entry in splits.items():
+            folder, name = place / split / source, entry["file"]
+            files: tuple[tuple[str, int, str], ...] = (
+                (name, self.width * entry["tokens"], entry["sha256"]),
+                (index_file(name), 8 * (entry["documents"] + 1), entry["index_sha256"]),
+            )
+            if "mask_sha256" in entry:
+                files += ((mask_file(name), mask_bytes(entry["tokens"]), entry["mask_sha256"]),)
+            if any(file_problem(folder / file, size, digest if self._hashed else None) for file, size, digest in files):
+                return False
+        return True
+
+    def _find(self, name: str, others: list[str]) -> dict[str, Any] | None:
+        for place in self._places():
+            record = _read(place / name)
+            is_good = record is not None and _holds_for(record, self.most)
+            if is_good and all((place / other).exists() for other in others):
+                self._use(place, [name, *others])
+                return record
+        return None
+
+    def _places(self) -> Iterator[Path]:
+        yield self.folder
+        if self._old is not None:
+            yield self._old
+
+    def _use(self, place: Path, names: list[str]) -> None:
+        self.used.update(names)
+        if place != self.folder:
+            self.reused += names
+
+    def new_file(self, key: str, ending: str) -> Path:
+        """Return the path for a new file that belongs to a survey, to be written before the survey itself."""
+        (self.folder / WORK).mkdir(exist_ok=True)
+        return self.folder / WORK / f"{key}.{ending}"
+
+    def save_survey(self, key: str, survey: Survey, others: Iterable[str] = ()) -> None:
+        """Save a survey; `others` are the suffixes of files that belong to it."""
+        survey.most = self.most
+        self._save(f"{WORK}/{key}.survey.json", asdict(survey), [f"{WORK}/{key}.{ending}" for ending in others])
+        survey.skipped_list = []  # the lists of many dirty units would fill the memory
+
+    def save_shards(self, key: str, shards: Shards, source: str) -> None:
+        """Save the record of shards that have been written."""
+        shards.most = self.most
+        self._save(f"{WORK}/{key}.shards.json", asdict(shards), _files_of(source, shards.splits))
+
+    def _save(self, name: str, record: dict[str, Any], others: list[str]) -> None:
+        with atomic_write(self.folder / name, "w") as file:
+            json.dump(record, file)
+        self.used.update([name, *others])
+
+    def path_of(self, name: str) -> Path:
+        """Return where a file of the new store lies now."""
+        here = self.folder / name
+        return here if here.exists() or self._old is None else self._old / name
+
+    def link_present(self, names: Iterable[str]) -> None:
+        """Link files of the present store that belong to no unit into the new one."""
+        for name in names:
+            _link(self._present / name, self.folder / name)
+
+    def collect(self, others: Iterable[str]) -> None:
+        """Link the reused files of the present store into the new one, and remove unneeded files from the new one.
+
+        Args:
+            others: Further files of the new store that stay.
+        """
+        for name in self.reused:
+            assert self._old is not None
+            _link(self._old / name, self.folder / name)
+        keep = {*self.used, *others}
+        for path in sorted(self.folder.rglob("*"), reverse=True):
+            name = path.relative_to(self.folder).as_posix()
+            if path.is_dir():
+                if not any(path.iterdir()):
+                    path.rmdir()
+            elif name not in keep:
+                path.unlink()
+
+
+def _files_of(source: str, splits: dict[str, dict[str, Any]]) -> list[str]:
+    """Return the files of each shard, relative to the store."""
+    folders = {split: f"{split}/{source}" for split in splits}
+    return [f"{folders[split]}/{name}" for split, entry in splits.items() for name in shard_files(entry)]
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        return read_json_object(path, LISTING_BYTES)
+    except (OSError, ValueError):
+        return None
+
+
+def _link(source: Path, target: Path) -> None:
+    """Link a file to another name, or copy it where the file system has no hard links."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists():
+        return
+    try:
+        os.link(source, target)
+    except OSError:
+        temporary = target.with_name(f".{target.name}.copy")
+        shutil.copyfile(source, temporary)
+        temporary.replace(target)

@@ -1,0 +1,1 @@
+"""The report on a token store: what was read, removed and kept."""

@@ -1,0 +1,194 @@
+"""The data report: one page about one token store, from the plain facts of `headway.text.inspect`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from headway.core.files.atomic import atomic_write
+from headway.core.format import UNKNOWN, format_bytes, format_count
+from headway.telemetry import html
+from headway.telemetry.summary import share_text
+from headway.text.report.charts import length_chart, share_chart
+from headway.text.report.counts import reasons_text, removed_of
+from headway.text.report.duplicates import duplicates
+
+#: Examples shown per step; the store's `inputs.json` has the rest.
+_EXAMPLES = 3
+_REASONS = 6
+
+
+def write_data_report(facts: Mapping[str, Any], output: Path) -> Path:
+    """Write the page.
+
+    Args:
+        facts: What `describe_store` gives, and, when they are known, per source `fertility` (tokens per word) and
+            `asked_share` (of the training rows, from the mixture).
+        output: Where to.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    text = render_data_report(facts)
+    with atomic_write(output, "w") as file:
+        file.write(text)
+    return output
+
+
+def render_data_report(facts: Mapping[str, Any]) -> str:
+    """Return the page as text."""
+    name = Path(facts["store"]).name
+    return html.page(
+        f"{name} · Headway data",
+        [
+            html.heading(name, None, f"Token store {facts['store']}, fingerprint {facts['fingerprint'][:16]}."),
+            html.tiles(_tiles(facts)),
+            html.section("Sources", _sources(facts), _shares(facts)),
+            html.section("Document length", *_lengths(facts["splits"])),
+            html.section("Cleaning", *(_cleaning(source) for source in facts["sources"])),
+            html.section("Duplicates", duplicates(facts.get("duplicates"))),
+            html.section("Splits", _splits(facts["splits"])),
+            html.section("Tokenizer", html.facts(_tokenizer(facts))),
+        ],
+    )
+
+
+def _tiles(facts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    sources, splits = facts["sources"], facts["splits"]
+    tokens, documents, read = (sum(s.get(key, 0) for s in sources) for key in ("tokens", "documents", "read"))
+    text_bytes = sum(source.get("text_bytes", 0) for source in sources)
+    held_out = sum(part["tokens"] for part in splits if part["split"] == "validation")
+    removed = removed_of(sources, facts.get("duplicates"))
+    shares = removed.shares if removed else (None, None)
+    bad = sum(source.get("skipped", 0) for source in sources)
+    return [
+        ("Tokens", format_count(tokens), f"{format_bytes(tokens * (2 if facts['dtype'] == 'uint16' else 4))} on disk"),
+        ("Documents", format_count(documents), f"of {read:,} read" if read else ""),
+        ("Text", format_bytes(text_bytes) if text_bytes else UNKNOWN, "UTF-8"),
+        ("Bytes per token", f"{text_bytes / tokens:.2f}" if tokens and text_bytes else UNKNOWN, ""),
+        ("Removed by cleaning", share_text(shares[0]), f"{removed.by_cleaning:,} documents" if removed else ""),
+        ("Removed as duplicates", share_text(shares[1]), f"{removed.as_duplicates:,} documents" if removed else ""),
+        ("Malformed", f"{bad:,}", "documents that could not be read"),
+        ("Held out", share_text(held_out / tokens if tokens else None), f"{format_count(held_out)} tokens"),
+    ]
+
+
+def _sources(facts: Mapping[str, Any]) -> str:
+    counts = ["Files", "Input", "Read", "Removed by cleaning", "Removed as duplicates", "Kept", "Tokens"]
+    headers = ["Source", *counts, "Bytes/token", "Tokens/word", "Malformed", "Empty"]
+    rows = [
+        [
+            source["name"],
+            _count(source.get("files")),
+            format_bytes(source["input_bytes"]) if "input_bytes" in source else UNKNOWN,
+            _count(source.get("read")),
+            *_removed(source, facts.get("duplicates")),
+            _count(source.get("documents")),
+            _count(source.get("tokens")),
+            _ratio(source.get("bytes_per_token")),
+            _ratio(source.get("fertility")),
+            _count(source.get("skipped")),
+            _count(source.get("empty")),
+        ]
+        for source in facts["sources"]
+    ]
+    return html.table(headers, rows, numeric=range(1, len(headers)), drop_unknown=True)
+
+
+def _removed(source: Mapping[str, Any], found: Mapping[str, Any] | None) -> list[str]:
+    """Show the documents of a source that cleaning and deduplication removed, each with its share."""
+    removed = removed_of([source], found)
+    if removed is None:
+        return [UNKNOWN, UNKNOWN]
+    pairs = zip((removed.by_cleaning, removed.as_duplicates), removed.shares, strict=True)
+    return [f"{count:,} ({share_text(share)})" for count, share in pairs]
+
+
+def _shares(facts: Mapping[str, Any]) -> str:
+    """Show each source's share of the train split next to the share of training that the config wants."""
+    train = {part["source"]: part["tokens"] for part in facts["splits"] if part["split"] == "train"}
+    total = sum(train.values())
+    if len(train) < 2 or not total:
+        return ""
+    asked = {source["name"]: source.get("asked_share") for source in facts["sources"]}
+    names = list(train)
+    have = [train[name] / total for name in names]
+    want = [asked.get(name) for name in names]
+    return f'<div class="charts">{html.figure(share_chart(names, have, want))}</div>'
+
+
+def _lengths(splits: Sequence[Mapping[str, Any]]) -> list[str]:
+    train = [part for part in splits if part["split"] == "train" and part["documents"]]
+    charts = "".join(html.figure(length_chart(part["source"], part["length_histogram"])) for part in train)
+    return [f'<div class="charts">{charts}</div>' if charts else ""]
+
+
+def _splits(splits: Sequence[Mapping[str, Any]]) -> str:
+    if not splits:
+        return ""
+    percentiles = list(splits[0]["length_percentiles"])
+    headers = ["Split", "Source", "Shards", "Documents", "Tokens", *(f"P{p}" for p in percentiles)]
+    rows = [
+        [
+            part["split"],
+            part["source"],
+            *(_count(part[key]) for key in ("shards", "documents", "tokens")),
+            *(_count(length) for length in part["length_percentiles"].values()),
+        ]
+        for part in splits
+    ]
+    return '<p class="muted">Tokens per document at percentiles.</p>' + html.table(
+        headers, rows, range(2, len(headers))
+    )
+
+
+def _cleaning(source: Mapping[str, Any]) -> str:
+    """Show what each step dropped or changed of a source, with examples."""
+    steps = (source.get("clean") or {}).get("steps", [])
+    if not steps:
+        return ""
+    headers = ["Step", "Documents in", "Out", "Dropped", "Changed", "Bytes in", "Out", "Reasons"]
+    rows = []
+    for step in steps:
+        dropped = step["documents_in"] - step["documents_out"]
+        share = f"{dropped:,} ({share_text(dropped / step['documents_in'])})" if step["documents_in"] else "0"
+        counts = [f"{step['documents_in']:,}", f"{step['documents_out']:,}", share, f"{step['changed']:,}"]
+        sizes = [format_bytes(step["bytes_in"]), format_bytes(step["bytes_out"])]
+        rows.append([step["name"], *counts, *sizes, reasons_text(step, _REASONS)])
+    examples = "".join(_examples(step) for step in steps)
+    title = f"<h3>{escape(source['name'])}</h3>"
+    return title + html.table(headers, rows, numeric=range(1, 7)) + examples
+
+
+def _examples(step: Mapping[str, Any]) -> str:
+    lines = []
+    for kind in ("dropped", "changed", "found"):
+        chosen = [example for example in step["examples"] if example["kind"] == kind][:_EXAMPLES]
+        lines += [f"[{kind}: {example['reason']}]\n{example['text']}\n" for example in chosen]
+    return html.preformatted("\n".join(lines), f"Examples: {step['name']}") if lines else ""
+
+
+def _tokenizer(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    tokenizer = facts["tokenizer"]
+    return [
+        ("Vocabulary", f"{tokenizer['vocab_size']:,} token ids, stored as {facts['dtype']}"),
+        ("Documents begin with", _begin(tokenizer)),
+        ("Documents end with", f"{tokenizer['end_of_text']} ({tokenizer['end_of_text_id']})"),
+        ("Encoded by", facts.get("encoder") or UNKNOWN),
+        ("Fingerprint", tokenizer["fingerprint"]),
+    ]
+
+
+def _begin(tokenizer: Mapping[str, Any]) -> str:
+    ids = tokenizer.get("begin_of_text_ids", [])
+    return ", ".join(f"{t} ({n})" for t, n in zip(tokenizer.get("begin_of_text", []), ids, strict=True)) or "no token"
+
+
+def _count(value: Any) -> str:
+    return UNKNOWN if value is None else f"{value:,}"
+
+
+def _ratio(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.2f}"

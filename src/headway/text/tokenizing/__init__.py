@@ -1,0 +1,1 @@
+"""Vocabularies: training them, and how well they fit a text."""
