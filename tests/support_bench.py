@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headway.bench.results import CellResult, Measurement, Repeat, Status
-from headway.bench.suite import Cell
+from headway.lab.bench.results import CellResult, Measurement, Repeat, Status
+from headway.lab.bench.suite import Cell
 
 MIB = 2**20
 

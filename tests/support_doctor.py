@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from headway.core.machine.system import Machine, Output, Space
-from headway.doctor.examine import Examination
-from headway.doctor.findings import Finding
-from headway.doctor.software import Software, TorchFacts
+from headway.lab.doctor.examine import Examination
+from headway.lab.doctor.findings import Finding
+from headway.lab.doctor.software import Software, TorchFacts
 
 GIB = 2**30
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headway.chaos.machines import NetworkMachine, standing_machines
 from headway.core.process.waiting import wait_until
+from headway.lab.chaos.machines import NetworkMachine, standing_machines
 from waits import LONG
 
 SECRET = "a secret of the tests, long enough"

@@ -34,6 +34,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from headway.config import Config, resolve_lanes, resolve_mesh
 from headway.core.format import format_bytes
+from headway.lab.plan.layout import Layout
+from headway.lab.plan.memory import plan_memory
 from headway.models.build import build_model, complete
 from headway.models.facts import part_costs
 from headway.models.hub.frozen import freeze_as_configured
@@ -41,8 +43,6 @@ from headway.models.hub.transformers_model import TransformersModel, build_trans
 from headway.parallel.stages import plan_stages, stages_of_worker
 from headway.parallel.strategy import Engine, make_strategy
 from headway.parallel.world import World, open_world
-from headway.plan.layout import Layout
-from headway.plan.memory import plan_memory
 from headway.training.optimizer import build_optimizer
 from headway.training.setup.determinism import apply_determinism
 from headway.training.setup.precision import convert_to_fp8

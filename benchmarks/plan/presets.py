@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from headway.config import load_config
-from headway.plan.accelerators import parse_machines
-from headway.plan.prepare import plan_as_it_is
+from headway.lab.plan.accelerators import parse_machines
+from headway.lab.plan.prepare import plan_as_it_is
 
 #: Shape of Llama 3 8B, with the type of its weights (Dubey et al. 2024, table 3).
 SHAPE = {

@@ -2,7 +2,7 @@
 
 The figures are facts from public documents, and a few of Headway's own, each with its source, in `published.json`.
 Other trainers have other kernels and another memory, so a ratio holds the error of the plan and the difference of the
-implementations. The shares of the peak in `headway.plan.accelerators` were chosen by the cases that are marked as
+implementations. The shares of the peak in `headway.lab.plan.accelerators` were chosen by the cases that are marked as
 calibration; only the others say how good a plan is. Nothing is run.
 
     python benchmarks/plan/published.py
@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from headway.config import Config
-from headway.plan.accelerators import parse_machines
-from headway.plan.recommend import option
+from headway.lab.plan.accelerators import parse_machines
+from headway.lab.plan.recommend import option
 
 FIGURES = Path(__file__).with_name("published.json")
 #: Bounds of planned over published speed: of the median, and of every case.

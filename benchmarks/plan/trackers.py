@@ -31,13 +31,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from headway.config import Config, resolve_mesh
 from headway.core.format import format_bytes
+from headway.lab.plan.layout import Layout
+from headway.lab.plan.memory import MemoryPlan, plan_memory
 from headway.models.decoder import Decoder
 from headway.models.layers.rope import rotary_tables
 from headway.models.shape import Shape
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
-from headway.plan.layout import Layout
-from headway.plan.memory import MemoryPlan, plan_memory
 from headway.training.optimizer import build_optimizer
 from headway.training.step import autocast
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headway.bench.blocks import block
 from headway.config import ModelConfig
 from headway.core.process.waiting import wait_until
+from headway.lab.bench.blocks import block
 from headway.models.facts import count_parameters
 from support import headway
 from support_bench import result

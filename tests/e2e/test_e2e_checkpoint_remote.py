@@ -25,7 +25,7 @@ from headway.config import Config, TrainConfig, load_resolved
 from headway.core.errors import CheckpointError
 from headway.core.process.waiting import wait_until
 from headway.core.storage import client
-from headway.doctor.lifecycle import examine_lifecycle
+from headway.lab.doctor.lifecycle import examine_lifecycle
 from headway.runs.ledger import Ledger
 from object_storage import S3Server, SeaweedFs
 from parts_table import SEAWEEDFS

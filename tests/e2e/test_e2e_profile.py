@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.profiling.record import Profile
+from headway.lab.profiling.record import Profile
 from support import headway
 from waits import LONG
 

@@ -16,11 +16,11 @@ from typing import Any
 import psutil
 import pytest
 
-from headway.chaos.report import run_campaign
 from headway.config import load_config
 from headway.core.errors import ConfigError, DataError, HeadwayError
 from headway.core.process.waiting import wait_until
-from headway.verify.reproducibility import Difference, _Trainings, first_difference, verify
+from headway.lab.chaos.report import run_campaign
+from headway.lab.verify.reproducibility import Difference, _Trainings, first_difference, verify
 from support import headway
 from waits import LONG
 
@@ -78,7 +78,7 @@ def test_what_a_config_says_of_saving_is_not_in_the_way_of_its_trainings(
         commands.append(command)
         yield SimpleNamespace(wait=lambda: 0)
 
-    monkeypatch.setattr("headway.verify.reproducibility.running", running)
+    monkeypatch.setattr("headway.lab.verify.reproducibility.running", running)
     _Trainings(load_config(tiny(**sections)), steps=4, folder=tmp_path)._train("workers", "", workers=1)
     (command,) = commands
     loaded = load_config(command[command.index("train") + 1], command[command.index("train") + 2 :])

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from headway.chaos import report
-from headway.chaos.campaign import Trial, plan_campaign
-from headway.chaos.changes import one_stage
-from headway.chaos.controls import CURSOR
-from headway.chaos.report import render, run_campaign, shape_of
 from headway.config import load_config
+from headway.lab.chaos import report
+from headway.lab.chaos.campaign import Trial, plan_campaign
+from headway.lab.chaos.changes import one_stage
+from headway.lab.chaos.controls import CURSOR
+from headway.lab.chaos.report import render, run_campaign, shape_of
 from support import headway
 from support_made_of import MADE_OF, made_of
 

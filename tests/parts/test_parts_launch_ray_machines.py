@@ -19,10 +19,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headway.chaos.machines import can_make_namespaces
 from headway.core.coordination.heartbeat import read_heartbeat
 from headway.core.files.foreign import read_json_lines
 from headway.core.process.waiting import wait_until
+from headway.lab.chaos.machines import can_make_namespaces
 from parts_table import RAY
 from support import headway, saved_step, state_hash
 from support_machines import Machine, machines

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.bench.results import read_results
 from headway.core.process.waiting import wait_until
+from headway.lab.bench.results import read_results
 from headway.launchers.launcher import Handle
 from headway.launchers.record import audited, read_handle
 from headway.launchers.slurm import LAUNCHER

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.chaos.machines import can_make_namespaces
 from headway.core.process.waiting import wait_until
+from headway.lab.chaos.machines import can_make_namespaces
 from headway.runs.ledger_proof import prove
 from headway.runs.run_directory import RunDirectory
 from parts_table import NAMESPACES

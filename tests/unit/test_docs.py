@@ -16,10 +16,10 @@ import typer
 import yaml
 from rich.text import Text
 
-from headway.bench.suite import Suite, load_suite
 from headway.cli.application import application
 from headway.config import Config, load_config
 from headway.config.loading.complaints import known_keys
+from headway.lab.bench.suite import Suite, load_suite
 
 ROOT = Path(__file__).parents[2]
 CONFIG_FILES = sorted((ROOT / "configs").glob("*.yaml"))

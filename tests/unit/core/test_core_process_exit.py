@@ -14,12 +14,12 @@ from typing import Any, NoReturn
 
 import pytest
 
-from headway.bench import worker as bench
 from headway.cli import main as command
 from headway.core.errors import DataError, HeadwayError
 from headway.core.process import exit as process_exit
-from headway.doctor import communication
-from headway.doctor import communication_worker as doctor
+from headway.lab.bench import worker as bench
+from headway.lab.doctor import communication
+from headway.lab.doctor import communication_worker as doctor
 from object_storage import free_ports
 from waits import LONG
 
@@ -133,12 +133,12 @@ MAINS = {
         "worker.main()"
     ),
     "benchmark": (
-        "from headway.bench import worker\n"
+        "from headway.lab.bench import worker\n"
         "worker.Spec.read = lambda path: None\n"
         "worker.measure = lambda spec: joined()\n"
         "worker.main()"
     ),
-    "profile": ("from headway.profiling import worker\nworker._profile = lambda *_: joined()\nworker.main()"),
+    "profile": ("from headway.lab.profiling import worker\nworker._profile = lambda *_: joined()\nworker.main()"),
 }
 
 

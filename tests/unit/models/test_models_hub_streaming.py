@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.profiler import ProfilerActivity, profile
 
-from headway.bench.allocations import live_bytes
 from headway.config import Config
 from headway.core.errors import CheckpointError
+from headway.lab.bench.allocations import live_bytes
 from headway.models.build import complete
 from headway.models.hub.frozen import freeze_as_configured
 from headway.models.hub.streaming import FirstValue, _DrawnOnTheHost, build_for_shards

@@ -26,12 +26,12 @@ from headway.core.code_identity import code_identity
 from headway.core.errors import ConfigError, DataError
 from headway.core.functions import load_function, name_of_function
 from headway.core.types import IGNORE_TARGET
+from headway.lab.plan.layout import Layout
+from headway.lab.plan.losses import logits_loss_bytes
+from headway.lab.plan.memory import plan_memory
 from headway.models.build import build_model, complete
 from headway.models.hub import implementation
 from headway.models.huggingface.export import export_model
-from headway.plan.layout import Layout
-from headway.plan.losses import logits_loss_bytes
-from headway.plan.memory import plan_memory
 from headway.runs.run_directory import RunDirectory
 from headway.session.checks import check_code
 from headway.session.completed import completed

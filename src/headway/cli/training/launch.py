@@ -134,8 +134,8 @@ def _planned(job: Job) -> tuple[str, str, str, str]:
     """Return memory, time and price by `headway plan`, and why something of it is unknown."""
     from headway.core.errors import HeadwayError
     from headway.core.format import UNKNOWN, format_bytes, format_seconds
-    from headway.plan.accelerators import parse_machines, this_machine
-    from headway.plan.prepare import make_plan
+    from headway.lab.plan.accelerators import parse_machines, this_machine
+    from headway.lab.plan.prepare import make_plan
 
     launch, total = job.config.launch, job.config.parallel.workers * job.machines
     if job.gpus and launch.accelerator is None:

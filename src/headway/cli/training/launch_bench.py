@@ -34,9 +34,9 @@ def bench(
     headway launch bench smoke --on kubernetes --dry-run launch.image=registry/headway train.device=cpu
     headway launch logs runs/bench-smoke | headway bench collect - --output bench/smoke
     """
-    from headway.bench.job import bench_job
     from headway.core.errors import ConfigError
     from headway.core.user_command import remember_config
+    from headway.start.bench_job import bench_job
 
     remember_config(suite, list(overrides or []))
     if parts > 1 and on != "slurm":

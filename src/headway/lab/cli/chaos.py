@@ -1,0 +1,150 @@
+"""`headway chaos`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json, seconds_of, writing
+from headway.core.console import print_lines
+
+HELP = """Kill a training run again and again, and check that its result is as if nothing had happened.
+
+Trains the config once undisturbed, then in many runs with kills (SIGKILL) of workers, of the processes that \
+write checkpoints and of the supervisor, in every phase of a step and of a save, on changing numbers of workers. The \
+SHA-256 of weights, moments and cursor must be equal, the ledger must prove that no row was lost or repeated, and \
+every checkpoint must verify. Control runs that lose something on purpose must be detected. The recovery time, from a \
+kill to the next new step, is reported, and checked if a limit is given. With --machines whole machines fail instead, \
+and come back. The config's own run directory is not touched.
+
+[bold]Examples[/bold]
+
+headway chaos configs/elastic.yaml train.steps=40 --kills 20
+headway chaos configs/elastic.yaml train.steps=40 --kills 500 --workers 1,2,4 --seed 7 --output chaos
+headway chaos configs/elastic.yaml train.steps=40 --kills 50 --remote s3://bucket/chaos
+headway chaos configs/elastic.yaml train.steps=80 --kills 100 --changes
+headway chaos configs/elastic.yaml train.steps=400 --machines 3 --kills 20
+headway chaos configs/elastic.yaml train.steps=40 --max-recovery 10s --max-overhead 2s
+
+Ctrl-C ends a campaign, which then reports its results so far.
+
+Exit codes: 0 all equal, 1 a difference, or an exceeded limit, 2 usage or config, 130 stopped before its end.
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("chaos", help=HELP)(chaos)
+
+
+def chaos(
+    config: ConfigArgument,
+    overrides: OverridesArgument = None,
+    *,
+    kills: Annotated[
+        int,
+        typer.Option("--kills", min=1, help="Minimum number of kills in all; runs are added until it is reached."),
+    ] = 50,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the campaign; an equal seed gives equal kills.")] = 0,
+    workers: Annotated[
+        str, typer.Option("--workers", "-w", help="Numbers of workers to alternate between, as in 1,2,4.")
+    ] = "1",
+    remote: Annotated[
+        str | None,
+        typer.Option(
+            "--remote",
+            metavar="URL",
+            help="Folder for remote checkpoints (s3://..., file:///...): uploads are killed too, and local checkpoints"
+            " are lost.",
+            show_default=False,
+        ),
+    ] = None,
+    max_recovery: Annotated[
+        str | None,
+        typer.Option(
+            "--max-recovery",
+            metavar="TIME",
+            help="Limit on the time from a kill to the next new step (recovery time objective), e.g. 10s.",
+            show_default=False,
+        ),
+    ] = None,
+    max_overhead: Annotated[
+        str | None,
+        typer.Option(
+            "--max-overhead",
+            metavar="TIME",
+            help="Limit on Headway's part of it: starting new workers, and finding and loading a checkpoint.",
+            show_default=False,
+        ),
+    ] = None,
+    machines: Annotated[
+        int,
+        typer.Option(
+            "--machines",
+            min=1,
+            help="With more than one: kill, freeze, cut off and stop whole machines instead. As root they are network"
+            " namespaces, else processes on loopback.",
+        ),
+    ] = 1,
+    controls: Annotated[bool, typer.Option(help="Also check that losses are detected.")] = True,
+    changes: Annotated[
+        bool,
+        typer.Option(
+            "--changes",
+            help="Every run, also the undisturbed one, accepts a larger batch, more data and shorter rows while it runs"
+            " (without controls).",
+        ),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="New folder for runs, logs and chaos.json, which are kept.", show_default=False
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run `headway chaos`."""
+    from contextlib import nullcontext
+
+    from headway.core.errors import ConfigError
+    from headway.core.files.atomic import write_json
+    from headway.core.files.scratch import scratch_folder
+    from headway.lab.chaos.report import render, run_campaign
+
+    try:
+        counts = [int(count) for count in workers.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        raise ConfigError(f"'{workers}' is not a list of numbers of workers", where="--workers", fix="--workers 1,2,4")
+    limits = (
+        None if max_recovery is None else seconds_of(max_recovery, "--max-recovery", "10s"),
+        None if max_overhead is None else seconds_of(max_overhead, "--max-overhead", "2s"),
+    )
+    loaded = load(config, overrides)
+    with nullcontext(output) if output else scratch_folder("headway-chaos-") as folder:
+        result = run_campaign(
+            loaded,
+            folder,
+            kills=kills,
+            seed=seed,
+            worker_counts=counts,
+            controls=controls,
+            remote=remote,
+            changes=changes,
+            machines=machines,
+        )
+    result.max_recovery_seconds, result.max_overhead_seconds = limits
+    if output:
+        with writing(output / "chaos.json"):
+            write_json(output / "chaos.json", result.record())
+    if as_json:
+        print_json(result.record())
+    else:
+        print_lines(render(result))
+    if result.stopped and not result.failed:
+        raise KeyboardInterrupt
+    if not result.passed:
+        raise typer.Exit(1)

@@ -1,0 +1,241 @@
+"""Parameters and activations of a model that transformers computes, in the form that the plan of a step takes.
+
+Parameters come from the model itself, which is made on the meta device; activations from a run of it without values
+(`lab/plan/trace.py`).
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import nn
+
+from headway.core.errors import ConfigError
+from headway.lab.plan.activations import Activations, LayerSizes, element_bytes, loss_bytes
+from headway.lab.plan.stages import Stage, Weight
+from headway.lab.plan.trace import Trace, trace_model
+from headway.models.hub.sizes import model_without_weights
+from headway.parallel.fsdp import wrap_units
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headway.config import Config, ModelConfig
+    from headway.lab.plan.layout import Layout
+    from headway.models.hub.transformers_model import TransformersModel
+
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class PretrainedStage(Stage):
+    """All layers of a model of transformers; shapes are those of trained parameters, named as the decoder's are."""
+
+    count: int = 0
+    """Number of layers."""
+    stored: tuple[Weight, ...] = ()
+    """All parameters in the order of the model, the projection last."""
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """All parameters in the order of the model, frozen ones included."""
+        return self.stored
+
+    @property
+    def layers(self) -> int:
+        """Number of layers; some may have nothing that is trained."""
+        return self.count
+
+    @property
+    def has_loss(self) -> bool:
+        """Always: it has all layers, whether the projection is trained or not."""
+        return True
+
+    @property
+    def down(self) -> int:
+        """No matrix: gradients of matrices are among the traced temporaries."""
+        return 0
+
+    @property
+    def gate_up(self) -> int:
+        """Bytes of the largest matrix in layers."""
+        return self.largest_hidden
+
+    @property
+    def largest_hidden(self) -> int:
+        """Bytes of the largest matrix in layers."""
+        return max((count for name, count in self.bytes.items() if name.startswith("layers.")), default=0)
+
+
+def pretrained_stage(config: Config, model: ModelConfig, layout: Layout) -> PretrainedStage:
+    """Return the parameters of a model.
+
+    Raises:
+        ConfigError: the model cannot be made.
+    """
+    built, layers = _built(model, config.train.precision)
+    places = {id(module): index for index, layer in enumerate(layers) for module in layer.parameters()}
+    table, projection = built.causal.get_input_embeddings(), built.output_projection()
+    copies = getattr(table, "modules_to_save", None)
+    ends = {id((table if copies is None else next(iter(copies.values()))).weight): "embedding.weight"}
+    if projection is not None:
+        ends.setdefault(id(projection), "head.weight")
+    shapes: dict[str, tuple[int, ...]] = {}
+    stored: list[Weight] = []
+    frozen_root, frozen_layers = 0, [0] * len(layers)
+    last_norm = next((p for p in reversed(list(built.parameters())) if p.ndim == 1 and id(p) not in places), None)
+    if last_norm is not None:
+        ends.setdefault(id(last_norm), "norm.weight")
+    for name, p in built.named_parameters():
+        index = places.get(id(p))
+        name = ends.get(id(p), ("root." if index is None else f"layers.{index}.") + name)
+        stored.append(Weight(name, p.numel(), p.element_size(), p.requires_grad))
+        if p.requires_grad:
+            shapes[name] = tuple(p.shape)
+        elif index is None:
+            frozen_root += p.nbytes
+        else:
+            frozen_layers[index] += p.nbytes
+    return PretrainedStage(
+        # In the order of use, as buckets of gradients are filled: the projection last.
+        dict(sorted(shapes.items(), key=lambda item: item[0] == "head.weight")),
+        tied=projection is not None and ends[id(projection)] == "embedding.weight" and "embedding.weight" in shapes,
+        frozen_root=frozen_root,
+        frozen_layers=tuple(frozen_layers),
+        gathers_half=False,
+        count=len(layers),
+        stored=tuple(sorted(stored, key=lambda weight: weight.name == "head.weight")),
+    )
+
+
+def pretrained_buffers(config: Config, model: ModelConfig) -> int:
+    """Return the bytes of a model's buffers."""
+    built, _ = _built(model, config.train.precision)
+    return sum(buffer.nbytes for buffer in built.buffers())
+
+
+def hidden_size(config: Config, model: ModelConfig) -> int:
+    """Return the width of the hidden states that enter the output projection."""
+    built, _ = _built(model, config.train.precision)
+    return int(built.causal.config.get_text_config().hidden_size)
+
+
+def pretrained_activations(config: Config, model: ModelConfig, layout: Layout, device: str) -> Activations:
+    """Return the activations of a layout's micro-batch on one worker.
+
+    Raises:
+        ConfigError: they depend on data, or the model is not divided like that.
+    """
+    _check_layout(config, layout)
+    precision, length, packed = config.train.precision, config.train.sequence_length, config.data.document_mask
+    built, _ = _built(model, precision)
+    return traced_activations(
+        lambda rows, mode: _traced(model, precision, (rows, length), mode, packed),
+        layout,
+        loss=lambda: _loss_bytes(built.output_projection(), layout.micro_batch * length, precision, device),
+    )
+
+
+def _loss_bytes(weight: torch.Tensor | None, tokens: int, precision: str, device: str) -> tuple[int, int]:
+    assert weight is not None
+    element = element_bytes(precision)
+    return loss_bytes(
+        (weight.shape[0], weight.shape[1]), tokens, element, device,
+        trained=weight.requires_grad, in_place=weight.element_size() == element,
+    )  # fmt: skip
+
+
+def traced_activations(
+    trace: Callable[[int, Literal["none", "selective"]], Trace], layout: Layout, loss: Callable[[], tuple[int, int]]
+) -> Activations:
+    """Compute the sizes for a layout's micro-batch from traces of one and of two rows.
+
+    Args:
+        trace: (rows, activation checkpointing) -> trace.
+        layout: How the step is split over workers.
+        loss: The bytes of the loss, forward and backward, where it is computed from hidden states.
+    """
+    rows = layout.micro_batch
+    one, two = (trace(count, "none") for count in (1, 2))
+    whole, fixed = _line(one, two, rows), _fixed(one, two)
+    selected = whole
+    if layout.checkpointing == "selective":
+        one, two = (trace(count, "selective") for count in (1, 2))
+        selected = _line(one, two, rows)
+    layers, kept = len(whole.kept), sum(whole.kept) // len(whole.kept)
+    layer = LayerSizes(
+        saved=kept - fixed,
+        selected=sum(selected.kept) // layers,
+        casts=fixed,
+        # Where layers differ, the largest one has its backward pass while all others count as the mean.
+        backward=whole.backward + max(whole.kept) - kept,
+    )
+    forward, backward = loss() if whole.is_projected else (whole.loss, whole.loss_backward)
+    return Activations(whole.stream, layer, layer, whole.last_norm, whole.stream, forward, backward)
+
+
+def _line(one: Trace, two: Trace, rows: int) -> Trace:
+    """Return the bytes of any number of rows: all but copies of weights are proportional to it."""
+
+    def at(first: int, second: int) -> int:
+        return first + (second - first) * (rows - 1)
+
+    return replace(
+        one,
+        kept=[at(a, b) for a, b in zip(one.kept, two.kept, strict=True)],
+        backward=at(one.backward, two.backward),
+        last_norm=at(one.last_norm, two.last_norm),
+        stream=at(one.stream, two.stream),
+        loss=at(one.loss, two.loss),
+        loss_backward=at(one.loss_backward, two.loss_backward),
+    )
+
+
+def _fixed(one: Trace, two: Trace) -> int:
+    """Return what a layer keeps whatever the rows: copies of its weights in half precision."""
+    return max(0, 2 * sum(one.kept) - sum(two.kept)) // len(one.kept)
+
+
+def _check_layout(config: Config, layout: Layout) -> None:
+    mesh = layout.mesh
+    if max(mesh.tp, mesh.pp, mesh.cp, mesh.ep) > 1:
+        raise ConfigError(
+            "a model of transformers is not divided by tensor, pipeline, context or expert parallelism",
+            where="parallel, model.from_pretrained",
+            fix="a data-parallel strategy, with parallel.tensor, pipeline, context and expert of 1",
+        )
+
+
+@lru_cache(maxsize=2)
+def _built_of(dumped: str, precision: str) -> tuple[TransformersModel, list[nn.Module]]:
+    from headway.config import ModelConfig
+    from headway.models.hub.frozen import freeze_as_configured
+    from headway.models.hub.transformers_model import read_config
+
+    config = ModelConfig.model_validate_json(dumped)
+    model = copy.deepcopy(model_without_weights(config))
+    freeze_as_configured(model, precision, published=getattr(read_config(config), "dtype", None))
+    return model, wrap_units(model.causal)
+
+
+def _built(model: ModelConfig, precision: str) -> tuple[TransformersModel, list[nn.Module]]:
+    return _built_of(model.model_dump_json(), precision)
+
+
+@lru_cache(maxsize=16)
+def _traced_of(
+    dumped: str, precision: str, shape: tuple[int, int], mode: Literal["none", "selective"], packed: bool
+) -> Trace:
+    # Layers beyond a few are only copied to be thrown away, but they have no memory.
+    model, layers = copy.deepcopy(_built_of(dumped, precision))
+    return trace_model(model, layers, shape, mode=mode, half=HALF.get(precision), packed=packed)
+
+
+def _traced(
+    model: ModelConfig, precision: str, shape: tuple[int, int], mode: Literal["none", "selective"], packed: bool
+) -> Trace:
+    return _traced_of(model.model_dump_json(), precision, shape, mode, packed)
