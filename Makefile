@@ -74,7 +74,7 @@ ROUNDS ?= 3
 BUSY ?= 4
 WAITING ?= tests/faults tests/distributed/test_distributed_elastic.py tests/distributed/test_distributed_own.py \
 	tests/distributed/test_distributed_replay.py tests/distributed/test_distributed_trainer.py \
-	tests/e2e/test_e2e_preemption.py tests/e2e/test_e2e_verify.py tests/unit/lab/chaos tests/unit/launchers \
+	tests/e2e/test_e2e_preemption.py tests/e2e/test_e2e_verify.py tests/unit/lab/chaos tests/unit/clouds/launchers \
 	tests/unit/preemption tests/unit/session tests/unit/supervisor \
 	tests/unit/lab/bench/test_bench_matrix.py tests/unit/lab/bench/test_bench_runner.py \
 	$(wildcard tests/unit/checkpoint/test_checkpoint_*writer*.py) tests/unit/checkpoint/test_checkpoint_several_machines.py \

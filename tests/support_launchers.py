@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from headway.clouds.launchers.job import Job
 from headway.config import load_config
-from headway.launchers.job import Job
 from parts_table import environment
 from waits import LONG
 

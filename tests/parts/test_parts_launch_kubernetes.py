@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
+from headway.clouds.launchers.launcher import find_launcher
+from headway.clouds.launchers.record import read_handle
 from headway.core.process.waiting import wait_until
-from headway.launchers.launcher import find_launcher
-from headway.launchers.record import read_handle
 from kubelet import Api, Kubelet
 from parts_table import KUBECTL, program
 from ports import free_ports

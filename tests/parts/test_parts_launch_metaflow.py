@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from headway.clouds.launchers.launcher import find_launcher
+from headway.clouds.launchers.metaflow import stop_at_final_codes
 from headway.core.process.waiting import wait_until
-from headway.launchers.launcher import find_launcher
-from headway.launchers.metaflow import stop_at_final_codes
 from object_storage import S3Server, SeaweedFs
 from parts_table import METAFLOW, environment
 from support import headway, saved_step, state_hash

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-from headway.launchers.launcher import find_launcher
+from headway.clouds.launchers.launcher import find_launcher
 from parts_table import SCHEMAS
 from support_launchers import documents, job, read_by_their_models
 

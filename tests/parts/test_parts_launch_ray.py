@@ -24,7 +24,7 @@ _FIT = """
 import json, os, sys
 import ray
 import headway
-from headway.launchers.ray import fit
+from headway.clouds.launchers.ray import fit
 
 environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
 ray.init(  # a cluster of its own, whichever others this machine has

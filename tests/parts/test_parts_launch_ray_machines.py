@@ -42,7 +42,7 @@ _FIT = """
 import json, sys
 import ray
 import headway
-from headway.launchers.ray import fit
+from headway.clouds.launchers.ray import fit
 
 ray.init(_node_ip_address=sys.argv[1])
 result = fit(headway.load_config(sys.argv[2], sys.argv[4:]), machines=2)

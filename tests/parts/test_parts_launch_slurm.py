@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from headway.clouds.launchers.launcher import Handle
+from headway.clouds.launchers.record import audited, read_handle
+from headway.clouds.launchers.slurm import LAUNCHER
 from headway.core.process.waiting import wait_until
 from headway.lab.bench.results import read_results
-from headway.launchers.launcher import Handle
-from headway.launchers.record import audited, read_handle
-from headway.launchers.slurm import LAUNCHER
 from parts_table import SLURM
 from support import headway, state_hash, store_contents
 from support_prepare import Corpus

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 import headway
 from headway.cli import application
+from headway.clouds.launchers.launcher import find_launcher
 from headway.config import Config, find_optimizer
 from headway.config.schema import OptimizerConfig
 from headway.config.sections.clean import PythonStep
@@ -24,7 +25,6 @@ from headway.config.sections.data import DataConfig
 from headway.config.sections.track import TrackConfig
 from headway.core.functions import load_function
 from headway.core.machine.system import Machine
-from headway.launchers.launcher import find_launcher
 from headway.models.conformance import check_model
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World

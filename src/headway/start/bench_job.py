@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from headway.clouds.launchers.job import Job
 from headway.config import Config
 from headway.config.loading.load import override
 from headway.core.errors import ConfigError
 from headway.lab.bench.matrix import cell_config, cells_of
 from headway.lab.bench.suite import Cell, Suite, load_suite
-from headway.launchers.job import Job
 
 #: Keys of the config that say where a suite is measured, not how: they are no part of its results.
 _OF_THE_LAUNCH = ("launch", "runs")

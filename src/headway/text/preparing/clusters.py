@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Protocol, cast
 
+from headway.clouds.launchers.launcher import find_target
 from headway.config import Config
-from headway.launchers.launcher import find_target
 from headway.text.preparing.pools import UnitPool
 
 #: Each name of `--on`, and where its pool is made.
 POOLS = {
-    "ray": "headway.launchers.ray_tasks:RayPool",
-    "slurm": "headway.launchers.slurm_array:SlurmPool",
+    "ray": "headway.start.pools.ray_tasks:RayPool",
+    "slurm": "headway.start.pools.slurm_array:SlurmPool",
 }
 
 

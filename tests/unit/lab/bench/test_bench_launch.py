@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from headway.clouds.launchers.launcher import find_launcher
 from headway.core.errors import ConfigError
 from headway.lab.bench.runner import open_matrix, parse_part
 from headway.lab.bench.suite import load_suite
-from headway.launchers.launcher import find_launcher
 from headway.start.bench_job import bench_job
 from support import headway_in_copy
 from support_launchers import Programs, documents

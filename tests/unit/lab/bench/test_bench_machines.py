@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from headway.clouds.launchers.launcher import find_launcher
+from headway.clouds.launchers.slurm import SCRIPT
 from headway.core.coordination.launched import MachinePart
 from headway.core.errors import ConfigError
 from headway.lab.bench import local
@@ -24,8 +26,6 @@ from headway.lab.bench.metrics_file import render_csv
 from headway.lab.bench.results import CellResult
 from headway.lab.bench.runner import open_matrix, run_matrix
 from headway.lab.bench.suite import Cell, load_suite
-from headway.launchers.launcher import find_launcher
-from headway.launchers.slurm import SCRIPT
 from headway.start.bench_job import bench_job
 from headway.supervisor.machines.interfaces import interface_of
 from ports import free_ports

@@ -1,0 +1,276 @@
+"""`headway launch`: start a run on a cluster, and look after it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headway.cli.common import (
+    ConfigArgument,
+    DefaultVerb,
+    JsonOption,
+    OverridesArgument,
+    RunArgument,
+    load,
+    print_json,
+    print_table,
+)
+from headway.clouds.cli.launching import DryRunOption, OnOption, OutOption, YesOption, agrees, gpus_text, start
+from headway.core.user_command import remember_config
+
+if TYPE_CHECKING:
+    from headway.clouds.launchers.job import Job
+    from headway.clouds.launchers.launcher import Launcher
+    from headway.config import Config
+
+HELP = """Start a run on a cluster: Slurm, Kubernetes, Ray, SkyPilot or Metaflow.
+
+headway launch CONFIG --on TARGET [KEY=VALUE ...]: shows what the run will take, asks, writes the files and submits \
+them. The cluster places the machines, and every machine runs the same command.
+
+[bold]Targets[/bold]
+
+slurm: a batch script. kubernetes: an indexed Job; jobset, trainjob, pytorchjob, rayjob: the same pods in the job of a \
+controller. ray: a job of a Ray cluster. sky: machines of any cloud. metaflow: a flow that prepares, trains, evaluates \
+and exports, here or on Argo Workflows. Or package.module:NAME, a launcher of your own.
+
+[bold]Examples[/bold]
+
+headway launch configs/gpu-1b.yaml --on slurm --machines 2 launch.slurm.partition=gpu
+headway launch configs/gpu-1b.yaml --on kubernetes --machines 2 --dry-run --out deploy launch.image=registry/headway
+headway launch configs/gpu-1b.yaml --on kubernetes --smoke -y launch.image=registry/headway
+headway launch configs/gpu-1b.yaml --on metaflow
+headway launch bench strategies --on slurm --parts 4
+headway launch status runs/gpu-1b
+headway launch logs runs/gpu-1b --follow
+headway launch cancel runs/gpu-1b
+
+Everything else is in the config section launch: account, image, volumes, secrets by name, queues.
+"""
+
+_RUN_HELP = """Launch a config; `run` may be left out.
+
+[bold]Examples[/bold]
+
+headway launch run configs/gpu-1b.yaml --on slurm --machines 2:4 --dry-run
+
+Exit codes: 0 launched or written, 1 declined, 2 usage or config; nothing was started then.
+"""
+
+
+launch = typer.Typer(cls=DefaultVerb, no_args_is_help=True, help=HELP, subcommand_metavar="CONFIG|COMMAND [ARGS]...")
+
+
+@launch.command("run", help=_RUN_HELP)
+def run(
+    config: ConfigArgument,
+    overrides: OverridesArgument = None,
+    *,
+    on: OnOption,
+    machines: Annotated[
+        str,
+        typer.Option(
+            "--machines",
+            metavar="N or MIN:MAX",
+            help="Number of machines with parallel.workers workers each; MIN:MAX also continues with fewer"
+            " when some are lost.",
+        ),
+    ] = "1",
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Launch a run of ten steps on one GPU instead, to try image and volumes.")
+    ] = False,
+    dry_run: DryRunOption = False,
+    out: OutOption = None,
+    yes: YesOption = False,
+) -> None:
+    """Run `headway launch`."""
+    job = _job(config, list(overrides or []), machines, smoke, out)
+    start(job, on, _table, dry_run=dry_run, yes=yes)
+
+
+def _job(config: Path, overrides: list[str], machines: str, smoke: bool, out: Path | None) -> Job:
+    """Load the config for all machines together, as the mesh spans them, and make the job of it."""
+    from headway.clouds.launchers.job import Job, parse_machines, smoke_job
+    from headway.clouds.launchers.record import save_seconds_of
+    from headway.config import ParallelConfig
+    from headway.config.loading.load import given_value
+
+    remember_config(str(config), overrides)
+    fewest, most = parse_machines(machines)
+    if smoke:
+        return smoke_job(load(config, overrides), out)
+    given = given_value(config, overrides, "parallel.workers")
+    each = ParallelConfig.model_validate({} if given is None else {"workers": given})
+    if most == 1:
+        loaded = load(config, overrides)
+    else:
+        whole = load(config, [*overrides, f"parallel.workers={each.workers * most}"])
+        parallel = whole.parallel.model_copy(update={"workers": each.workers, "min_workers": each.min_workers})
+        loaded = whole.model_copy(update={"parallel": parallel})
+    return Job(loaded, most, fewest, save_seconds_of(loaded.run_directory), out)
+
+
+def _table(job: Job) -> tuple[list[list[str]], str]:
+    """Return what the launch will take, as far as it is known, and why something is not."""
+    from headway.core.format import UNKNOWN, counted
+
+    memory, hours, price, note = _planned(job)
+    rows = [
+        ["machines", job.machine_range],
+        ["GPUs", gpus_text(job)],
+        ["workers", f"{counted(job.config.parallel.workers, 'worker')} a machine"],
+        ["memory", memory],
+        ["time", hours],
+        ["price", price],
+        ["steps", f"{job.config.train.steps:,}" if job.config.train.steps else UNKNOWN],
+        ["time to save", f"{job.grace_seconds} s at a stop"],
+    ]
+    return rows, note
+
+
+def _planned(job: Job) -> tuple[str, str, str, str]:
+    """Return memory, time and price by `headway plan`, and why something of it is unknown."""
+    from headway.core.errors import HeadwayError
+    from headway.core.format import UNKNOWN, format_bytes, format_seconds
+    from headway.lab.plan.accelerators import parse_machines, this_machine
+    from headway.lab.plan.prepare import make_plan
+
+    launch, total = job.config.launch, job.config.parallel.workers * job.machines
+    if job.gpus and launch.accelerator is None:
+        return UNKNOWN, UNKNOWN, UNKNOWN, "launch.accelerator does not say which GPUs they are"
+    try:
+        machines = (
+            parse_machines(f"{total}x{launch.accelerator}", job.config.parallel.workers)
+            if job.gpus
+            else this_machine(total, accelerators=False)
+        )
+        plan = make_plan(_for_all_machines(job), machines)
+    except HeadwayError as error:
+        return UNKNOWN, UNKNOWN, UNKNOWN, error.what
+    own = plan.own
+    memory = UNKNOWN
+    if own.memory is not None:
+        usable = "" if plan.usable_bytes is None or not job.gpus else f" of {format_bytes(plan.usable_bytes)} usable"
+        fits = ", which does not fit" if own.fits is False and job.gpus else ""
+        memory = f"{format_bytes(own.memory.peak_bytes)} per worker{usable}{fits}"
+    hours, cost = plan.hours(own), plan.cost_usd(own)
+    unknown = [] if hours is not None else ["the speed of these machines is unknown"]
+    if cost is None and plan.price is None:
+        unknown.append("neither cost.usd_per_hour nor cost.offer is set")
+    time = format_seconds(None if hours is None else hours * 3600)
+    return memory, time, UNKNOWN if cost is None else f"${cost:,.2f} at {plan.price}", "; ".join(unknown)
+
+
+def _for_all_machines(job: Job) -> Config:
+    parallel = job.config.parallel
+    update = {"workers": parallel.workers * job.machines, "min_workers": None}
+    return job.config.model_copy(update={"parallel": parallel.model_copy(update=update)})
+
+
+@launch.command()
+def status(run: RunArgument, json: JsonOption = False) -> None:
+    """Show the state of a launched run: what its engine reports, and its progress.
+
+    [bold]Examples[/bold]
+
+    headway launch status runs/gpu-1b
+    headway launch status runs/gpu-1b --json
+    """
+    from dataclasses import asdict
+
+    from headway.clouds.launchers.record import progress_of
+    from headway.core.format import UNKNOWN, format_seconds
+    from headway.telemetry.summary import loss_text
+
+    launcher, handle = _launched(run)
+    state, progress = launcher.status(handle), progress_of(run)
+    if json:
+        print_json({"job": handle.as_json(), "engine": asdict(state), "run": asdict(progress)})
+        return
+    step = "n/a" if progress.step is None else f"{progress.step:,}"
+    total = f"/{progress.total_steps:,}" if progress.total_steps else ""
+    spent, saved = progress.spent_usd, progress.saved_seconds_ago
+    rows = [
+        ["job", f"{handle.id} on {handle.target}"],
+        ["state", f"{state.state} ({state.engine})"],
+        ["machines", f"{UNKNOWN if state.machines is None else state.machines} of {handle.machines}"],
+        ["attempt", UNKNOWN if progress.attempt is None else f"{progress.attempt}, {progress.state}"],
+        ["step", f"{step}{total}"],
+        ["loss", loss_text(progress.loss)],
+        ["eta", format_seconds(progress.eta_seconds)],
+        ["spent", UNKNOWN if spent is None else f"${spent:,.2f}"],
+        ["last save", UNKNOWN if saved is None else f"{format_seconds(saved)} ago"],
+    ]
+    print_table(["LAUNCH", run.name], rows)
+
+
+@launch.command()
+def logs(
+    run: RunArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C.")] = False,
+) -> None:
+    """Print the output of a launched run.
+
+    [bold]Examples[/bold]
+
+    headway launch logs runs/gpu-1b --follow
+    """
+    launcher, handle = _launched(run)
+    if code := launcher.logs(handle, follow):
+        raise typer.Exit(code)
+
+
+@launch.command()
+def cancel(
+    run: RunArgument,
+    yes: YesOption = False,
+) -> None:
+    """Save a launched run, and remove its job. The same launch continues it later.
+
+    [bold]Examples[/bold]
+
+    headway launch cancel runs/gpu-1b
+    headway launch cancel runs/gpu-1b -y
+    """
+    from headway.clouds.launchers.record import audit, request_save_and_stop, user_name
+    from headway.core.console import notice
+
+    launcher, handle = _launched(run)
+    if not yes and not agrees("cancel", f"Cancel {run}?"):
+        raise typer.Exit(1)
+    # Written first: also a cancel that fails half-way was somebody's.
+    audit(run, "cancel", target=handle.target, id=handle.id)
+    if request_save_and_stop(run, f"by {user_name()}", handle.grace_seconds):
+        notice("the run has saved and stopped")
+    launcher.cancel(handle)
+    notice(f"{handle.id} is removed from {handle.target}")
+
+
+def _launched(run: Path) -> tuple[Launcher, Any]:
+    """Return the launcher and the handle of a run.
+
+    Raises:
+        ConfigError: it was not launched from here.
+    """
+    from headway.clouds.launchers.launcher import find_launcher
+    from headway.clouds.launchers.record import read_handle
+    from headway.core.errors import ConfigError
+
+    handle = read_handle(run)
+    if handle is None:
+        raise ConfigError(
+            "the run was not launched from here: it has no launch.json",
+            where=str(run),
+            fix="name the run directory of a launch; headway runs list shows the runs",
+        )
+    return find_launcher(handle.target), handle
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    from headway.cli.start import launch_bench
+
+    launch_bench.add_commands(launch)
+    app.add_typer(launch, name="launch")

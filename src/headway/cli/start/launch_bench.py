@@ -1,0 +1,61 @@
+"""`headway launch bench`: measure a suite on a cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headway.cli.common import SuiteArgument, SuiteOverridesArgument
+from headway.clouds.cli.launching import DryRunOption, OnOption, OutOption, YesOption, gpus_text, start
+
+if TYPE_CHECKING:
+    from headway.clouds.launchers.job import Job
+
+
+def bench(
+    suite: SuiteArgument,
+    overrides: SuiteOverridesArgument = None,
+    *,
+    on: OnOption,
+    parts: Annotated[int, typer.Option("--parts", min=1, help="Jobs that share the cells: an array of Slurm.")] = 1,
+    dry_run: DryRunOption = False,
+    out: OutOption = None,
+    yes: YesOption = False,
+) -> None:
+    """Measure a suite of `headway bench` on a machine of a cluster, or on several that share its cells.
+
+    Results are in the log, too: where no folder comes back, headway bench collect reads them there.
+
+    [bold]Examples[/bold]
+
+    headway launch bench strategies --on slurm --parts 4 launch.slurm.partition=gpu
+    headway launch bench smoke --on slurm machines=1,2,4
+    headway launch bench smoke --on kubernetes --dry-run launch.image=registry/headway train.device=cpu
+    headway launch logs runs/bench-smoke | headway bench collect - --output bench/smoke
+    """
+    from headway.core.errors import ConfigError
+    from headway.core.user_command import remember_config
+    from headway.start.bench_job import bench_job
+
+    remember_config(suite, list(overrides or []))
+    if parts > 1 and on != "slurm":
+        raise ConfigError(f"{on} has no arrays of jobs", where="--parts", fix="--parts 1, or --on slurm")
+    job = bench_job(suite, list(overrides or []), parts, out)
+    if job.machines > 1 and on != "slurm":
+        raise ConfigError(
+            f"{on} does not start cells on several machines",
+            where="machines",
+            fix="machines=1, or --on slurm",
+        )
+    start(job, on, _table, dry_run=dry_run, yes=yes)
+
+
+def _table(job: Job) -> tuple[list[list[str]], str]:
+    what = [["suite", job.name.removeprefix("bench-")], ["parts", str(job.parts)], ["machines", job.machine_range]]
+    return [*what, ["GPUs", gpus_text(job)]], ""
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the command to the group."""
+    app.command()(bench)

@@ -1,0 +1,155 @@
+"""Options, question and launcher that `headway launch` and `headway launch bench` share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headway.cli.common import print_table
+from headway.core.console import print_line
+
+if TYPE_CHECKING:
+    from headway.clouds.launchers.job import Job
+    from headway.clouds.launchers.launcher import Launcher
+
+OnOption = Annotated[
+    str,
+    typer.Option(
+        "--on",
+        metavar="TARGET",
+        help="slurm, kubernetes, jobset, trainjob, pytorchjob, rayjob, ray, sky, metaflow, or package.module:NAME.",
+        show_default=False,
+    ),
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Print the files, or write them to --out; contact no cluster.")
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="DIR",
+        help="Folder for the files; a folder in the run directory when not given.",
+        show_default=False,
+    ),
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+
+
+def start(job: Job, on: str, table: Callable[[Job], tuple[list[list[str]], str]], *, dry_run: bool, yes: bool) -> None:
+    """Launch a job, or show what it would be.
+
+    Args:
+        job: The job.
+        on: Name of the launcher.
+        table: Returns what the launch will take, in rows, and why something of it is unknown.
+        dry_run: Print the files, or write them to the job's folder.
+        yes: Do not ask.
+
+    Raises:
+        ConfigError: the launcher or the cluster refuses it; nothing was started then.
+    """
+    from headway.clouds.launchers.launcher import find_launcher
+    from headway.config.checks.contradictions import combined
+
+    launcher = find_launcher(on)
+    problems = list(launcher.problems(job))
+    if problems:
+        raise combined(problems)
+    files = launcher.files(job)
+    if dry_run:
+        _show_or_write(files, job.out)
+        return
+    rows, note = table(job)
+    print_table(["LAUNCH", job.name], [["run", str(job.config.run_directory)], ["target", on], *rows])
+    if note:
+        print_line(f"n/a: {note}")
+    _check_not_launched(job)
+    launcher.check(job)
+    if not yes and not agrees("launch", "Launch?"):
+        raise typer.Exit(1)
+    _submit(launcher, job, files)
+
+
+def _show_or_write(files: Mapping[str, str | bytes], out: Path | None) -> None:
+    from headway.core.console import exact_results, notice, print_text
+
+    if out is not None:
+        _write(files, out)
+        notice(f"wrote {', '.join(str(out / name) for name in files)}")
+        return
+    with exact_results():
+        for name, content in files.items():
+            text = content if isinstance(content, str) else f"({len(content):,} bytes)"
+            print_text(f"# {name}\n{text}\n")
+
+
+def _write(files: Mapping[str, str | bytes], folder: Path) -> None:
+    from headway.cli.common import writing
+    from headway.core.files.atomic import atomic_write
+
+    for name, content in files.items():
+        mode = "w" if isinstance(content, str) else "wb"
+        with writing(folder / name), atomic_write(folder / name, mode) as file:
+            file.write(content)
+
+
+def gpus_text(job: Job) -> str:
+    """Return the GPUs of a job in words."""
+    accelerator = job.config.launch.accelerator or ("GPU" if job.gpus else "CPU")
+    return f"{job.gpus} x {accelerator} each, {job.gpus * job.machines} in all" if job.gpus else "none"
+
+
+def agrees(action: str, question: str) -> bool:
+    """Ask the user.
+
+    Raises:
+        ConfigError: standard input is no terminal.
+    """
+    from headway.core.errors import ConfigError
+
+    if not sys.stdin.isatty():
+        raise ConfigError(f"nobody is there to agree to the {action}", where="standard input", fix="add -y")
+    return typer.confirm(question, default=True)
+
+
+def _check_not_launched(job: Job) -> None:
+    """Check that an earlier launch of the run is over.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    from headway.clouds.launchers.launcher import ALIVE, find_launcher
+    from headway.clouds.launchers.record import read_handle
+    from headway.core.errors import ConfigError
+
+    directory = job.directory
+    handle = read_handle(directory)
+    if handle is None:
+        return
+    state = find_launcher(handle.target).status(handle)
+    if state.state in ALIVE:
+        raise ConfigError(
+            f"the run is launched already, as {handle.id} on {handle.target}: {state.engine}",
+            where=str(directory),
+            fix=f"headway launch cancel {directory}, or choose another name=...",
+        )
+
+
+def _submit(launcher: Launcher, job: Job, files: Mapping[str, str | bytes]) -> None:
+    from headway.clouds.launchers.record import audit, write_handle
+    from headway.core.console import notice
+    from headway.core.user_command import suggest
+
+    directory = job.directory
+    _write(files, job.folder)
+    handle = launcher.submit(job, job.folder)
+    directory.mkdir(parents=True, exist_ok=True)
+    write_handle(directory, handle)
+    command = suggest("launch" if job.suite is None else "launch bench")
+    audit(directory, "launch", target=handle.target, id=handle.id, machines=handle.machines, command=command)
+    notice(f"launched {handle.id} on {handle.target}; headway launch status {directory} shows how it is")

@@ -1,0 +1,441 @@
+"""The pod of a machine on Kubernetes, and the objects that stand beside it: the same for every kind of job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Any
+
+from headway.clouds.launchers.api_server import read_amount, value_problems
+from headway.clouds.launchers.job import Job, survival_problems
+from headway.config import Config, dump_config
+from headway.config.sections.launch import KubernetesConfig, VolumeConfig
+from headway.core.coordination.launch_variables import LEAD, LISTEN, MACHINES, SECRET
+from headway.core.errors import ConfigError
+from headway.core.storage import scheme_of
+
+CONFIG_FOLDER = "/etc/headway"
+CONTAINER = "headway"
+#: Size of /dev/shm where neither it nor the memory of the machine is given.
+_SHARED_MEMORY = "64Gi"
+#: Scheme, host and port of an address.
+_ADDRESS = re.compile(r"\b([a-z][a-z0-9+]*)://(?:[^\s/@'\"]*@)?([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(?::([0-9]{1,5}))?")
+_PORTS = {"http": 80}
+_ON_DISK = ("file", "local")
+_HERE = ("localhost", "127.0.0.1", "[::1]")
+#: Where clouds tell their machines what they are and when they will be taken away, and give them credentials.
+_METADATA_ADDRESSES = "169.254.0.0/16"
+_METADATA_PORTS = (80, 988)
+#: How much of its node's disk is kept for a pod.
+_RESERVED_SCRATCH = "1Gi"
+
+
+def labels(job: Job, component: str = "train") -> dict[str, str]:
+    """Return the labels of a run's objects."""
+    return {
+        "app.kubernetes.io/name": "headway",
+        "app.kubernetes.io/instance": job.name,
+        "app.kubernetes.io/component": component,
+    }
+
+
+def metadata(job: Job, name: str | None = None, component: str = "train", **more: Any) -> dict[str, Any]:
+    """Return the metadata of an object of a run, which is named like the run if it has no name of its own."""
+    namespace = job.config.launch.kubernetes.namespace
+    return {"name": name or job.name, "namespace": namespace, "labels": labels(job, component), **more}
+
+
+def secret_name(job: Job) -> str:
+    """Return the name of the secret that the machines of a run share."""
+    return f"{job.name}-machines"
+
+
+def pod_problems(job: Job) -> Iterator[ConfigError]:
+    """Yield what makes a run impossible on Kubernetes, as far as its config shows it."""
+    yield from value_problems(job)
+    if job.config.launch.image is None:
+        yield ConfigError(
+            "Kubernetes needs an image with Headway and your code",
+            where="launch.image",
+            fix="launch.image=registry.example/headway:0.1",
+        )
+    shared = volume_of(job, job.config.run_directory) is not None
+    yield from survival_problems(
+        job, shared, "mount a ReadWriteMany volume there with launch.kubernetes.volumes, for example"
+        " [{claim: runs, mount: /runs}] with runs=/runs"
+    )  # fmt: skip
+    if job.machines > 1:
+        yield from store_problems(job)
+    yield from _source_problems(job)
+    yield from _quota_problems(job)
+
+
+def store_problems(job: Job) -> Iterator[ConfigError]:
+    """Yield a problem if pods cannot see the token store that another one prepares."""
+    store = job.config.data.store
+    if job.config.data.remote is None and volume_of(job, store, writes=False) is None:
+        yield ConfigError(
+            f"the token store {job.in_container(store)} is on no volume that all machines mount",
+            where="data.store, launch.kubernetes.volumes",
+            fix="put it on a volume, for example data.store=/data/store with [{claim: data, mount: /data}]",
+        )
+
+
+def _source_problems(job: Job) -> Iterator[ConfigError]:
+    """Yield the sources that no pod can read; a path below the working directory of the container is in the image."""
+    data, launch = job.config.data, job.config.launch
+    if data.remote is not None or launch.kubernetes.prepared or job.suite is not None:
+        return
+    for source in data.sources:
+        if scheme_of(source.path) is not None or ":" in source.path.partition("/")[0]:
+            continue
+        in_image = PurePosixPath(source.path).is_relative_to(launch.workdir)
+        if not in_image and volume_of(job, source.path, writes=False) is None:
+            yield ConfigError(
+                f"no pod can see {source.path}: it is on no volume",
+                where="data.sources",
+                fix="mount it with launch.kubernetes.volumes, or give a URL; if the image has it, its full path below"
+                f" {launch.workdir}; if the store is prepared, launch.kubernetes.prepared=true",
+            )
+
+
+def _quota_problems(job: Job) -> Iterator[ConfigError]:
+    kubernetes = job.config.launch.kubernetes
+    wanted = {f"requests.{kubernetes.gpu_resource}": job.gpus * job.machines, "pods": job.machines}
+    for name, count in wanted.items():
+        allowed = str(kubernetes.quota.get(name, ""))
+        if allowed.isdecimal() and count > int(allowed):
+            yield ConfigError(
+                f"the run needs {count} of {name}, and launch.kubernetes.quota allows {allowed}",
+                where="launch.kubernetes.quota",
+                fix="raise the quota, or take fewer machines with --machines",
+            )
+
+
+def volume_of(job: Job, path: Any, *, writes: bool = True) -> VolumeConfig | None:
+    """Return the volume that a path of the config lies on, if it may be written there."""
+    place = PurePosixPath(job.in_container(path))
+    volumes = job.config.launch.kubernetes.volumes
+    found = [volume for volume in volumes if place.is_relative_to(volume.mount) and not (writes and volume.read_only)]
+    return max(found, key=lambda volume: len(volume.mount), default=None)
+
+
+def pod_template(
+    job: Job,
+    lead: str | None,
+    command: list[str] | None = None,
+    component: str = "train",
+    *,
+    container: str = CONTAINER,
+) -> dict[str, Any]:
+    """Return the template of a machine's pod.
+
+    Args:
+        job: The run.
+        lead: Host name of the machine that leads, for a run on several that finds it by its name.
+        command: What the container runs; that of the job when not given.
+        component: What the pod is part of.
+        container: Name of the container.
+    """
+    launch, kubernetes = job.config.launch, job.config.launch.kubernetes
+    trains = component == "train"
+    volumes = list(_volumes(job, trains))
+    pod: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "serviceAccountName": kubernetes.service_account or job.name,
+        # A run asks nothing of the API server, so it gets no token for it.
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": job.grace_seconds,
+        "securityContext": pod_security(kubernetes),
+        "containers": [
+            {
+                "name": container,
+                "image": launch.image,
+                "command": command or job.command(f"{CONFIG_FOLDER}/config.yaml"),
+                "workingDir": launch.workdir,
+                "env": _environment(job, lead if trains else None),
+                "envFrom": [{"secretRef": {"name": name}} for name in kubernetes.secret_names],
+                "ports": _ports(job) if trains else [],
+                "resources": _resources(job, trains),
+                "securityContext": container_security(rdma=trains and kubernetes.rdma is not None),
+                "volumeMounts": [mount for mount, _ in volumes],
+            }
+        ],
+        "volumes": list({volume["name"]: volume for _, volume in volumes}.values()),
+    }
+    pod |= _placement(job, trains)
+    annotations = {}
+    if trains and kubernetes.host_network is not None:
+        pod |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
+        annotations["headway/host-network-reason"] = kubernetes.host_network.reason
+    if trains and kubernetes.rdma is not None:
+        annotations["headway/rdma-reason"] = kubernetes.rdma.reason
+    if kubernetes.queue is not None and kubernetes.queue.kind == "volcano" and trains:
+        annotations["scheduling.k8s.io/group-name"] = job.name
+    if kubernetes.pull_secret_names:
+        pod["imagePullSecrets"] = [{"name": name} for name in kubernetes.pull_secret_names]
+    for key in ("envFrom", "ports"):
+        if not pod["containers"][0][key]:
+            del pod["containers"][0][key]
+    about = {"labels": labels(job, component)} | ({"annotations": annotations} if annotations else {})
+    return {"metadata": about, "spec": pod}
+
+
+def _environment(job: Job, lead: str | None) -> list[dict[str, Any]]:
+    """Return the variables of a machine; its number it finds itself, or its envelope adds it."""
+    plain = {"HOME": "/tmp", "PYTHONUNBUFFERED": "1", **job.config.launch.environment}
+    found: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in plain.items()]
+    if lead is not None and job.machines > 1:
+        found += [
+            {"name": MACHINES, "value": job.machine_range},
+            {"name": LEAD, "value": f"{lead}:{job.config.launch.port}"},
+            # Names of pods appear some seconds after their start, so a lead must not need its own.
+            {"name": LISTEN, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            {"name": SECRET, "valueFrom": {"secretKeyRef": {"name": secret_name(job), "key": SECRET}}},
+        ]
+    return found
+
+
+def _ports(job: Job) -> list[dict[str, Any]]:
+    metrics = job.config.launch.kubernetes.metrics_port
+    found = [{"name": "lead", "containerPort": job.config.launch.port}] if job.machines > 1 else []
+    return found + ([] if metrics is None else [{"name": "metrics", "containerPort": metrics}])
+
+
+def _resources(job: Job, trains: bool) -> dict[str, Any]:
+    kubernetes = job.config.launch.kubernetes
+    found: dict[str, Any] = {}
+    if kubernetes.cpus is not None:
+        found["cpu"] = f"{kubernetes.cpus:g}"
+    if kubernetes.memory is not None:
+        found["memory"] = kubernetes.memory
+    # What pods write on their node is bounded, and little of it is reserved: most runs write to volumes.
+    requests = {**found, "ephemeral-storage": min(kubernetes.scratch, _RESERVED_SCRATCH, key=_size)}
+    limits = {**found, "ephemeral-storage": kubernetes.scratch}
+    if trains and job.gpus:
+        limits[kubernetes.gpu_resource] = str(job.gpus)
+    if trains and kubernetes.rdma is not None:
+        limits[kubernetes.rdma.resource] = str(kubernetes.rdma.count)
+    # The same amounts as requests and limits: the pod is evicted last (QoS class Guaranteed).
+    return {"requests": limits | requests, "limits": limits}
+
+
+def pod_security(kubernetes: KubernetesConfig) -> dict[str, Any]:
+    """Return the security context of a pod, as the level `restricted` wants it."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": kubernetes.user,
+        "runAsGroup": kubernetes.user,
+        "fsGroup": kubernetes.user,
+        # Otherwise every start would walk through all checkpoints to set their group.
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def container_security(*, rdma: bool = False) -> dict[str, Any]:
+    """Return the security context of a container: it writes to volumes only, and gains no rights."""
+    capabilities: dict[str, Any] = {"drop": ["ALL"]}
+    if rdma:
+        capabilities["add"] = ["IPC_LOCK"]  # registered memory is locked memory
+    return {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": capabilities}
+
+
+def _volumes(job: Job, trains: bool) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield mounts with their volumes; only the machines that train mount data for reading only."""
+    kubernetes = job.config.launch.kubernetes
+    shm = {"medium": "Memory", "sizeLimit": kubernetes.shared_memory or kubernetes.memory or _SHARED_MEMORY}
+    scratch = {"sizeLimit": kubernetes.scratch}
+    config = {"name": "config", "configMap": {"name": job.name}}
+    yield {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True}, config
+    yield {"name": "shm", "mountPath": "/dev/shm"}, {"name": "shm", "emptyDir": shm}
+    yield {"name": "tmp", "mountPath": "/tmp"}, {"name": "tmp", "emptyDir": scratch}
+    for number, volume in enumerate(kubernetes.volumes):
+        only_reads = {"readOnly": True} if volume.read_only and trains else {}
+        mount = {"name": f"volume-{number}", "mountPath": volume.mount, **only_reads}
+        claim = {"claimName": volume.claim, **only_reads}
+        yield mount, {"name": f"volume-{number}", "persistentVolumeClaim": claim}
+    # What lies on no volume needs a folder that the container's user may write to.
+    for name, path in (("runs", job.config.runs), ("store", job.config.data.store)):
+        if volume_of(job, path, writes=name == "runs") is None:
+            yield {"name": name, "mountPath": job.in_container(path)}, {"name": name, "emptyDir": scratch}
+
+
+def tolerations(kubernetes: KubernetesConfig) -> list[dict[str, Any]]:
+    """Return the taints that the pods tolerate, as a pod's spec lists them."""
+    return [
+        {
+            "key": toleration.key,
+            **({"operator": "Exists"} if toleration.value is None else {"value": toleration.value}),
+            **({} if toleration.effect is None else {"effect": toleration.effect}),
+        }
+        for toleration in kubernetes.tolerations
+    ]
+
+
+def _placement(job: Job, trains: bool) -> dict[str, Any]:
+    kubernetes = job.config.launch.kubernetes
+    found: dict[str, Any] = {}
+    if kubernetes.priority_class is not None:
+        found["priorityClassName"] = kubernetes.priority_class
+    if kubernetes.node_selector:
+        found["nodeSelector"] = dict(kubernetes.node_selector)
+    if kubernetes.tolerations:
+        found["tolerations"] = tolerations(kubernetes)
+    if not trains:
+        return found
+    selector = {"matchLabels": labels(job)}
+    if kubernetes.spread is not None:
+        constraint = {"maxSkew": 1, "topologyKey": kubernetes.spread, "whenUnsatisfiable": "ScheduleAnyway"}
+        found["topologySpreadConstraints"] = [{**constraint, "labelSelector": selector}]
+    if kubernetes.pack is not None:
+        term = {"topologyKey": kubernetes.pack, "labelSelector": selector}
+        found["affinity"] = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    if kubernetes.queue is not None and kubernetes.queue.kind == "volcano":
+        found["schedulerName"] = "volcano"
+    return found
+
+
+# Objects beside the job -----------------------------------------------------------------------------------------------
+
+
+def support_objects(job: Job, level: str = "restricted") -> Iterator[dict[str, Any]]:
+    """Yield the objects that every kind of job needs, in the order in which they are applied.
+
+    Args:
+        job: The run.
+        level: The level of Pod Security that a namespace gets which is written.
+    """
+    launch, kubernetes = job.config.launch, job.config.launch.kubernetes
+    if kubernetes.create_namespace:
+        needs_more = kubernetes.host_network is not None or kubernetes.rdma is not None
+        enforced = {"pod-security.kubernetes.io/enforce": "privileged" if needs_more else level}
+        yield {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": kubernetes.namespace, "labels": enforced}}
+    if kubernetes.service_account is None:
+        account = metadata(job, **_only(annotations=dict(kubernetes.service_account_annotations)))
+        # No role is bound to it: a run asks nothing of the API server.
+        yield {
+            "apiVersion": "v1",
+            "kind": "ServiceAccount",
+            "metadata": account,
+            "automountServiceAccountToken": False,
+        }
+    yield {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(job),
+        "data": {"config.yaml": job.config_text()},
+    }
+    for volume in kubernetes.volumes:
+        if volume.size is not None:
+            yield _claim(job, volume)
+    if kubernetes.quota:
+        yield {
+            "apiVersion": "v1",
+            "kind": "ResourceQuota",
+            "metadata": metadata(job),
+            "spec": {"hard": {name: str(amount) for name, amount in kubernetes.quota.items()}},
+        }
+    if job.machines > 1:
+        yield {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": metadata(job),
+            # Headless, and with names of pods that are not ready: machines meet before any of them is.
+            "spec": {
+                "clusterIP": "None",
+                "publishNotReadyAddresses": True,
+                "selector": labels(job),
+                "ports": [{"name": "lead", "port": launch.port}],
+            },
+        }
+    if kubernetes.network_policy:
+        yield _network_policy(job)
+    if kubernetes.metrics_port is not None:
+        yield {
+            "apiVersion": "monitoring.coreos.com/v1",
+            "kind": "PodMonitor",
+            "metadata": metadata(job),
+            "spec": {"selector": {"matchLabels": labels(job)}, "podMetricsEndpoints": [{"port": "metrics"}]},
+        }
+    if kubernetes.queue is not None and kubernetes.queue.kind == "volcano":
+        yield {
+            "apiVersion": "scheduling.volcano.sh/v1beta1",
+            "kind": "PodGroup",
+            "metadata": metadata(job),
+            "spec": {"minMember": job.min_machines or job.machines, "queue": kubernetes.queue.name},
+        }
+
+
+def time_slicing_object(pods_per_gpu: int, gpu_resource: str) -> dict[str, Any]:
+    """Return the settings of NVIDIA's device plug-in by which several pods share a GPU."""
+    import yaml
+
+    sharing = {"timeSlicing": {"resources": [{"name": gpu_resource, "replicas": pods_per_gpu}]}}
+    about = {"name": "time-slicing", "namespace": "gpu-operator"}
+    settings = yaml.safe_dump({"version": "v1", "sharing": sharing}, sort_keys=False)
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": {"any": settings}}
+
+
+def _claim(job: Job, volume: VolumeConfig) -> dict[str, Any]:
+    spec = {
+        # One job writes data, then all machines read them.
+        "accessModes": ["ReadWriteOnce", "ReadOnlyMany"] if volume.read_only else ["ReadWriteMany"],
+        **({} if volume.storage_class is None else {"storageClassName": volume.storage_class}),
+        "resources": {"requests": {"storage": volume.size}},
+    }
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata(job, volume.claim), "spec": spec}
+
+
+def _network_policy(job: Job) -> dict[str, Any]:
+    kubernetes = job.config.launch.kubernetes
+    # NCCL and gloo choose their ports, so pods of the run reach each other on all of them, and nobody else does.
+    run = {key: value for key, value in labels(job).items() if not key.endswith("component")}
+    own = {"podSelector": {"matchLabels": run}}
+    ingress: list[dict[str, Any]] = [{"from": [own]}]
+    if kubernetes.metrics_port is not None:
+        ingress.append({"ports": [{"port": kubernetes.metrics_port, "protocol": "TCP"}]})
+    names = [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
+    ports = dict.fromkeys([*kubernetes.egress_ports, *_ports_in(job.config)])
+    outside = [{"port": port, "protocol": "TCP"} for port in ports]
+    egress: list[dict[str, Any]] = [{"to": [own]}, {"ports": names}, *([{"ports": outside}] if outside else [])]
+    if _watches_a_cloud(job.config):
+        services = [{"port": port, "protocol": "TCP"} for port in _METADATA_PORTS]
+        egress.append({"to": [{"ipBlock": {"cidr": _METADATA_ADDRESSES}}], "ports": services})
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(job),
+        "spec": {
+            "podSelector": {"matchLabels": run},
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": ingress,
+            "egress": egress,
+        },
+    }
+
+
+def _ports_in(config: Config) -> list[int]:
+    """Return the ports of all addresses in a config: of object stores, sources, trackers, alerts and its variables."""
+    text = dump_config(config)
+    found = dict.fromkeys(
+        int(port) if port else _PORTS.get(scheme, 443)
+        for scheme, host, port in _ADDRESS.findall(text)
+        if scheme not in _ON_DISK and host not in _HERE
+    )
+    return sorted(port for port in found if 0 < port < 2**16)
+
+
+def _watches_a_cloud(config: Config) -> bool:
+    watched = config.preemption.watch
+    return watched == "auto" or any(source in ("aws", "gcp", "azure") for source in watched)
+
+
+def _size(amount: str) -> float:
+    return read_amount(amount) or 0.0
+
+
+def _only(**values: Any) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value}

@@ -1,0 +1,1 @@
+"""Prices of machines as each cloud publishes them, one file per source."""

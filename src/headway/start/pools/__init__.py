@@ -1,0 +1,1 @@
+"""Clusters on which text is prepared (`headway data prepare --on`)."""
