@@ -75,13 +75,13 @@ BUSY ?= 4
 WAITING ?= tests/faults tests/distributed/test_distributed_elastic.py tests/distributed/test_distributed_own.py \
 	tests/distributed/test_distributed_replay.py tests/distributed/test_distributed_trainer.py \
 	tests/e2e/test_e2e_preemption.py tests/e2e/test_e2e_verify.py tests/unit/lab/chaos tests/unit/clouds/launchers \
-	tests/unit/preemption tests/unit/session tests/unit/supervisor \
+	tests/unit/run/notices tests/unit/run/session tests/unit/run/supervisor \
 	tests/unit/lab/bench/test_bench_matrix.py tests/unit/lab/bench/test_bench_runner.py \
 	$(wildcard tests/unit/checkpoint/test_checkpoint_*writer*.py) tests/unit/checkpoint/test_checkpoint_several_machines.py \
 	$(addprefix tests/unit/core/test_core_,alerts.py faults.py files.py process_exit.py scratch.py signals.py \
 	storage_client.py timeout_writer.py) \
 	$(addprefix tests/unit/data/,feeding/test_data_prefetch.py preparing/test_data_in_use.py tokenizing/test_data_waiting.py) \
-	tests/unit/runs/test_runs_cancel.py tests/unit/runs/test_runs_run_directory.py tests/unit/runs/test_runs_take_up.py \
+	tests/unit/run/directory/test_runs_cancel.py tests/unit/run/directory/test_runs_run_directory.py tests/unit/run/directory/test_runs_take_up.py \
 	tests/unit/tracking/test_tracking_exporter.py tests/unit/tracking/test_tracking_follower.py \
 	tests/unit/training/test_training_conditions.py tests/unit/training/test_training_loop.py
 

@@ -38,7 +38,7 @@ _MODULES = (
     "headway.cli.runs.runs",
     "headway.cli.training.train",
     "headway.text.preparing.prepare",
-    "headway.supervisor.supervisor",
+    "headway.run.supervisor.supervisor",
     "headway.training.evaluation.inference",
     "rich.console",
     "typer.rich_utils",
@@ -347,7 +347,7 @@ def _begin(orders: socket.socket, modules: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    from headway.supervisor.agent import load_training
+    from headway.run.supervisor.agent import load_training
 
     load_training()
     _begin(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])

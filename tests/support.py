@@ -33,7 +33,7 @@ from waits import LONG
 #: The command line, whose supervisor leaves a worker alone that is stopped, and waits for what it tells at the end, for
 #: longer than a test takes.
 PATIENCE = (
-    "from headway.core import alerts; from headway.supervisor import watchdog;"
+    "from headway.core import alerts; from headway.run.supervisor import watchdog;"
     " watchdog._STOPPED_SECONDS = 600.0; alerts._END_SECONDS = 60.0"
 )
 PATIENT_HEADWAY = (sys.executable, "-c", f"{PATIENCE}; from headway.cli.main import main; main()")

@@ -31,14 +31,14 @@ from headway.data.feeding.feed import TokenFeed
 from headway.data.pinned import open_run_store
 from headway.data.store import TokenStore
 from headway.data.used_by import keep_manifest
-from headway.runs import ledger_callback
-from headway.runs.ledger import Ledger, plan_fingerprint
-from headway.runs.ledger_callback import LedgerKeeper
-from headway.runs.ledger_proof import LedgerProof, prove
-from headway.runs.rewind import decided, decided_for
-from headway.runs.run_directory import RunDirectory
-from headway.session.attempt import RunOptions, newest_manifest, prepare_run_directory, write_config
-from headway.session.changes import StoreData, settle_segments
+from headway.run.directory import ledger_callback
+from headway.run.directory.ledger import Ledger, plan_fingerprint
+from headway.run.directory.ledger_callback import LedgerKeeper
+from headway.run.directory.ledger_proof import LedgerProof, prove
+from headway.run.directory.rewind import decided, decided_for
+from headway.run.directory.run_directory import RunDirectory
+from headway.run.session.attempt import RunOptions, newest_manifest, prepare_run_directory, write_config
+from headway.run.session.changes import StoreData, settle_segments
 from headway.telemetry.record import open_run
 from headway.training.health.decisions import Decision
 from headway.training.task import language_model_fingerprints

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from headway.session.attempt import RunOptions
-    from headway.supervisor.machines.place import Seat
+    from headway.run.session.attempt import RunOptions
+    from headway.run.supervisor.machines.place import Seat
     from headway.telemetry.metrics import Metrics
     from headway.training.custom_loss import LogitsLoss
     from headway.training.job import Callback
@@ -120,14 +120,14 @@ def train(
     if loss is not None:
         config = config.model_copy(update={"loss": name_of_function(loss, "headway.train, loss")})
     config = config.resolved()
-    from headway.session.attempt import RunOptions, preemptible
+    from headway.run.session.attempt import RunOptions, preemptible
 
     options = RunOptions(restart, accept_changes, start_epoch, leave_finished=True)
     several = config.parallel.all_workers > 1
     seat = _find_seat(config)
     alone = world_size_from_environment() is None
     if seat is not None and not seat.place.leads:
-        from headway.supervisor.machines.node import run_node
+        from headway.run.supervisor.machines.node import run_node
 
         run_node(config, seat, options, own_process=own_process)
         return Run(config.run_directory)
@@ -195,8 +195,8 @@ def _supervise(
     *,
     own_process: bool,
 ) -> None:
-    from headway.supervisor.machines.assembly import Machines
-    from headway.supervisor.supervisor import supervise
+    from headway.run.supervisor.machines.assembly import Machines
+    from headway.run.supervisor.supervisor import supervise
 
     with Machines.of(config, seat) as machines:
         _prepare(config, options, own_process)
@@ -205,8 +205,8 @@ def _supervise(
 
 
 def _prepare(config: Config, options: RunOptions, own_process: bool) -> None:
-    from headway.session.attempt import preemptible
-    from headway.session.preparing import prepare_if_needed
+    from headway.run.session.attempt import preemptible
+    from headway.start.preparing import prepare_if_needed
 
     with preemptible():
         prepare_if_needed(config, options, own_process)
@@ -216,7 +216,7 @@ def _find_seat(config: Config) -> Seat | None:
     """Return this machine's seat in a run on several machines; None for a run on one."""
     if config.parallel.machines == 1:
         return None
-    from headway.supervisor.machines.place import Seat, find_place
+    from headway.run.supervisor.machines.place import Seat, find_place
 
     place = find_place(config)
     return None if place is None else Seat(place, identity(config))
@@ -226,8 +226,8 @@ def _with_precision(config: Config, restart: bool) -> Config:
     """Choose the precision where the config leaves that open, and load PyTorch for nothing else."""
     if config.train.precision != "auto":
         return config
-    from headway.session.attempt import with_variables
-    from headway.supervisor.local_workers import ONE_THREAD
+    from headway.run.session.attempt import with_variables
+    from headway.run.supervisor.local_workers import ONE_THREAD
 
     with with_variables(ONE_THREAD):  # NumPy's threads would prevent copies of this process
         from headway.training.setup.precision import with_precision
@@ -235,11 +235,11 @@ def _with_precision(config: Config, restart: bool) -> Config:
 
 
 def _train(config: Config, options: RunOptions, callbacks: Sequence[Callback], own_process: bool) -> None:
-    from headway.session.preflight import examine
+    from headway.run.session.preflight import examine
 
     plan = examine(config, options, begins=world_size_from_environment() is None)
-    from headway.session.process_state import restore_process_state
-    from headway.session.session import run_in_this_process
+    from headway.run.session.process_state import restore_process_state
+    from headway.run.session.session import run_in_this_process
     from headway.training.task import language_model_task
 
     with nullcontext() if own_process else restore_process_state():
@@ -283,14 +283,14 @@ class Trainer:
         Raises:
             HeadwayError: with the reason; see its `exit_code`.
         """
-        from headway.runs.ledger import Ledger
-        from headway.runs.run_directory import RunDirectory
-        from headway.session.attempt import RunOptions, preemptible
-        from headway.session.changes import DatasetData, settle_segments
-        from headway.session.preflight import RunPlan
-        from headway.session.process_state import restore_process_state
-        from headway.session.session import run_in_this_process
-        from headway.session.spending import check_cost
+        from headway.run.directory.ledger import Ledger
+        from headway.run.directory.run_directory import RunDirectory
+        from headway.run.session.attempt import RunOptions, preemptible
+        from headway.run.session.changes import DatasetData, settle_segments
+        from headway.run.session.preflight import RunPlan
+        from headway.run.session.process_state import restore_process_state
+        from headway.run.session.session import run_in_this_process
+        from headway.run.session.spending import check_cost
 
         if world_size_from_environment() is None and self.config.parallel.workers > 1:
             raise ConfigError(
@@ -458,8 +458,8 @@ def _benchmark(config: Config) -> None:
     """Run the benchmarks of the last step, and record them with the run."""
     import torch
 
-    from headway.runs.run_directory import RunDirectory
-    from headway.session.attempt import final_step
+    from headway.run.directory.run_directory import RunDirectory
+    from headway.run.session.attempt import final_step
     from headway.telemetry.metrics import MetricsLog
     from headway.telemetry.record import open_run
     from headway.training.evaluation.benchmarks import benchmark_at_end

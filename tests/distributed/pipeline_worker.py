@@ -17,9 +17,9 @@ from headway import Callback
 from headway.config import load_config
 from headway.data.remote_store import open_store
 from headway.models.build import complete
-from headway.session.attempt import RunOptions
-from headway.session.preflight import RunPlan
-from headway.session.session import run_in_this_process
+from headway.run.session.attempt import RunOptions
+from headway.run.session.preflight import RunPlan
+from headway.run.session.session import run_in_this_process
 from headway.training.task import language_model_task
 
 

@@ -13,7 +13,7 @@ import yaml
 
 from headway.config import load_config
 from headway.core.errors import ConfigError
-from headway.session.completed import completed
+from headway.run.session.completed import completed
 from headway.training.evaluation.inference import continue_text, evaluate_trained, export_trained, load_trained
 from support_families import VOCAB, write_family
 from support_trials import Trials, close

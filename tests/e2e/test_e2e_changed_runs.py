@@ -18,7 +18,7 @@ from headway.config import load_resolved
 from headway.config.derived.lanes import LaneGrid
 from headway.data.feeding.feed import TokenFeed
 from headway.data.pinned import open_run_store
-from headway.runs.ledger import Ledger
+from headway.run.directory.ledger import Ledger
 from headway.telemetry.record import open_run
 from support import WORDS, headway, state_hash, write_config
 

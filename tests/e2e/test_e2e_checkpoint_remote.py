@@ -26,7 +26,7 @@ from headway.core.errors import CheckpointError
 from headway.core.process.waiting import wait_until
 from headway.core.storage import client
 from headway.lab.doctor.lifecycle import examine_lifecycle
-from headway.runs.ledger import Ledger
+from headway.run.directory.ledger import Ledger
 from object_storage import S3Server, SeaweedFs
 from parts_table import SEAWEEDFS
 from s3_proxy import S3Proxy

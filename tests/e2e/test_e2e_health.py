@@ -16,7 +16,7 @@ from headway.config import load_config
 from headway.core.errors import HeadwayError
 from headway.core.process import faults as core_faults
 from headway.core.process.waiting import wait_until
-from headway.runs.ledger_proof import prove
+from headway.run.directory.ledger_proof import prove
 from headway.training.health import rollback
 from support import headway, manifest, state_hash
 from waits import LONG

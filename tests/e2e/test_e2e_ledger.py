@@ -16,7 +16,7 @@ import yaml
 from headway.config import LaneGrid, load_resolved
 from headway.data.feeding.feed import TokenFeed
 from headway.data.pinned import open_run_store
-from headway.runs.ledger_proof import prove
+from headway.run.directory.ledger_proof import prove
 from support import config_values, headway, state_hash, write_corpus
 from support_made_of import MADE_OF, made_of
 

@@ -82,7 +82,7 @@ def test_the_ledger_accounts_for_every_row(tiny: Callable[..., Path], tmp_path: 
     config = tiny()
     headway("train", config, faults="kill@step=5")
     assert headway("train", config).returncode == 0
-    from headway.runs.ledger import Ledger
+    from headway.run.directory.ledger import Ledger
 
     commits = Ledger(tmp_path / "runs" / "tiny" / "ledger.jsonl").commits()
     steps = [(commit.first_step, commit.last_step) for commit in commits]

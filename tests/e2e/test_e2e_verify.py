@@ -214,7 +214,7 @@ def test_a_lost_moment_is_found(tiny: Callable[..., Path], tmp_path: Path) -> No
         "import importlib.abc, importlib.machinery\n"
         "class Hook(importlib.abc.MetaPathFinder):\n"
         "    def find_spec(self, name, path, target=None):\n"
-        "        if name == 'headway.session.session':\n"
+        "        if name == 'headway.run.session.session':\n"
         "            sys.meta_path.remove(self)\n"
         "            import forgetful\n"
         "        return None\n"

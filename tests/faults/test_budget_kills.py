@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from headway.core.process.waiting import wait_until
-from headway.runs.account import account_of, measured_saves, save_seconds
+from headway.run.directory.account import account_of, measured_saves, save_seconds
 from headway.telemetry.record import Run
 from support import headway, state_hash
 from waits import LONG
@@ -37,7 +37,7 @@ def _killed(command: list[str], run: Path, seconds: float) -> None:
     process.wait()
 
 
-@pytest.mark.slow  # seven trainings; units: tests/unit/preemption/test_preemption_budget.py, test_runs_account.py
+@pytest.mark.slow  # seven trainings; units: tests/unit/run/notices/test_preemption_budget.py, test_runs_account.py
 def test_a_budget_holds_over_kills_and_raising_it_continues_the_run(tiny: Callable[..., Path], tmp_path: Path) -> None:
     config = tiny(train={"steps": 60}, checkpoint={"every": "5 steps"}, evaluation={"every": None})
     assert headway("train", config, "name=whole").returncode == 0

@@ -22,7 +22,7 @@ from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError
 from headway.core.process import faults
 from headway.core.types import Block
-from headway.runs.run_directory import Attempt, RunDirectory
+from headway.run.directory.run_directory import Attempt, RunDirectory
 from states import equal, make_state, names, save
 from support import in_child
 
@@ -191,7 +191,7 @@ def test_a_limit_on_the_size_of_files(store: CheckpointStore) -> None:
 OWNER = """
 import sys, time
 from pathlib import Path
-from headway.runs.run_directory import RunDirectory
+from headway.run.directory.run_directory import RunDirectory
 attempt = RunDirectory(Path(sys.argv[1])).begin_attempt("owner")
 print(attempt.number, flush=True)
 time.sleep(60)

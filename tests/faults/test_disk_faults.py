@@ -22,7 +22,7 @@ import pytest
 from headway.checkpoint.store import CheckpointStore
 from headway.core.files.reserve import RESERVE_BYTES, RESERVE_FILE
 from headway.core.process.waiting import wait_until
-from headway.runs.ledger_proof import prove
+from headway.run.directory.ledger_proof import prove
 from headway.telemetry.metrics import read_metrics
 from headway.tracking.alert_rules import firing
 from headway.tracking.exporter import exposition

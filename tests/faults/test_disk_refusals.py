@@ -23,9 +23,9 @@ from headway.checkpoint.save.staging import StagingBuffer
 from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError, DataError
 from headway.core.types import Block
-from headway.session.attempt import RunOptions
-from headway.supervisor import attempt_process
-from headway.supervisor.worker import first_record, reasons_in
+from headway.run.session.attempt import RunOptions
+from headway.run.supervisor import attempt_process
+from headway.run.supervisor.worker import first_record, reasons_in
 from headway.text.preparing import workers
 from headway.text.preparing.prepare import prepare
 from support import config_values, headway_in_copy, in_child, refuse_to_open, store_contents, write_corpus
@@ -121,7 +121,7 @@ _LIMITED = """
 import json, os, resource, sys
 from headway.cli import application, main
 from headway.cli.training import train
-from headway.session import session
+from headway.run.session import session
 from headway.training import task
 
 def end_of(size, words):

@@ -18,7 +18,7 @@ from tests.support import headway_in_copy
 
 # So that copies of this process need not load them each.
 import headway.checkpoint.transfer
-import headway.runs.ledger_proof
+import headway.run.directory.ledger_proof
 import headway.telemetry.report  # noqa: F401
 from headway.checkpoint.format.manifest import MANIFEST, FileEntry, Manifest, Slice, TensorEntry, state_hash
 from headway.cli.application import application

@@ -17,7 +17,7 @@ import pytest
 from headway.core.coordination.heartbeat import Reading, read_heartbeat
 from headway.core.process.table import all_processes
 from headway.core.process.waiting import wait_until
-from headway.supervisor.processes import members
+from headway.run.supervisor.processes import members
 from ports import free_ports
 from support import headway, state_hash
 from waits import LONG

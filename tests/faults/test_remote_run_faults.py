@@ -18,7 +18,7 @@ from headway.checkpoint.transfer import remote_manifests
 from headway.core.coordination.heartbeat import read_heartbeat
 from headway.core.process.table import STOPPED, process_state
 from headway.core.process.waiting import wait_until
-from headway.runs.ledger_proof import prove
+from headway.run.directory.ledger_proof import prove
 from headway.telemetry.metrics import read_metrics
 from object_storage import S3Server
 from support import headway, state_hash

@@ -19,7 +19,7 @@ from headway.checkpoint.run_identity import run_identity
 from headway.checkpoint.transfer import remote_manifests
 from headway.config import load_resolved
 from headway.core.coordination.heartbeat import read_heartbeat
-from headway.runs.ledger_proof import prove
+from headway.run.directory.ledger_proof import prove
 from headway.telemetry.metrics import read_metrics
 from object_storage import S3Server
 from s3_proxy import S3Proxy

@@ -20,7 +20,7 @@ from waits import LONG
 #: The command line, with workers that take half a second to write down why they end, and the first one a whole one.
 LINGERING = """
 import time
-from headway.supervisor import worker
+from headway.run.supervisor import worker
 
 def report(folder, record, report=worker._report):
     time.sleep(0.5 if record["rank"] else 1.0)
@@ -32,7 +32,7 @@ worker._report = report
 
 #: The command line, with a process between supervisor and workers that kills those at once that it ends.
 HASTY = """
-from headway.supervisor import local_workers
+from headway.run.supervisor import local_workers
 
 local_workers._END_SECONDS = 0.0
 """

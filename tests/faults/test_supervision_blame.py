@@ -11,9 +11,9 @@ import pytest
 
 import headway
 from headway.core.process.faults import FAULTS_VARIABLE
-from headway.session.attempt import WorkerDied
-from headway.supervisor import attempt_monitor, watchdog
-from headway.supervisor.processes import ask_for_stacks
+from headway.run.session.attempt import WorkerDied
+from headway.run.supervisor import attempt_monitor, watchdog
+from headway.run.supervisor.processes import ask_for_stacks
 
 
 @pytest.fixture

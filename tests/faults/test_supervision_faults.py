@@ -19,9 +19,9 @@ from headway.core.process.table import DEAD, process_state
 from headway.core.process.waiting import wait_until
 from headway.data.remote_store import open_store
 from headway.models.build import complete
-from headway.runs.ledger_proof import prove
-from headway.runs.run_directory import RunDirectory
-from headway.session.attempt import write_config
+from headway.run.directory.ledger_proof import prove
+from headway.run.directory.run_directory import RunDirectory
+from headway.run.session.attempt import write_config
 from headway.telemetry.metrics import read_metrics
 from support import headway, start_headway, state_hash
 from waits import LONG
@@ -167,7 +167,7 @@ def test_a_worker_back_from_the_dead_writes_nothing(tiny: Callable[..., Path], t
         **os.environ,
         "HEADWAY_ATTEMPT": "1", "HEADWAY_FAULTS": "freeze@step=3", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1",
     }  # fmt: skip
-    command = [sys.executable, "-m", "headway.supervisor.worker", str(run.path)]
+    command = [sys.executable, "-m", "headway.run.supervisor.worker", str(run.path)]
     zombie = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     try:
         told = first.directory / "error-0.json"

@@ -14,8 +14,8 @@ import pytest
 
 from headway.core.process.waiting import wait_until
 from headway.lab.chaos.machines import can_make_namespaces
-from headway.runs.ledger_proof import prove
-from headway.runs.run_directory import RunDirectory
+from headway.run.directory.ledger_proof import prove
+from headway.run.directory.run_directory import RunDirectory
 from parts_table import NAMESPACES
 from support import headway, state_hash
 from support_machines import Machine, machines, wait_for_steps

@@ -26,7 +26,7 @@ from headway.config import ModelConfig
 from headway.core.errors import ConfigError, DataError, Preempted
 from headway.data.feeding import prefetch
 from headway.models.build import build_model
-from headway.session import attempt
+from headway.run.session import attempt
 from headway.telemetry.record import open_run
 from headway.telemetry.report import render_report
 from headway.telemetry.runs import list_runs, result_rows

@@ -39,8 +39,8 @@ from headway.config import RemoteConfig
 from headway.core.credentials.secrets import redact
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files.hashes import fingerprint
-from headway.runs.restore import prune
-from headway.runs.run_directory import RunDirectory
+from headway.run.directory.restore import prune
+from headway.run.directory.run_directory import RunDirectory
 from states import equal, make_state, names, save
 
 SECRET, OTHER = "a secret of some length", "another secret of some length"

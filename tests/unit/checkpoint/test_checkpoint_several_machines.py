@@ -17,7 +17,7 @@ from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.verify import Damage, check_file
 from headway.core.errors import CheckpointError, CorruptionError
 from headway.core.process.waiting import wait_until
-from headway.runs.run_directory import Attempt, RunDirectory
+from headway.run.directory.run_directory import Attempt, RunDirectory
 from states import blocks, make_state, save
 from waits import LONG
 

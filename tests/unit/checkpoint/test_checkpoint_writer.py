@@ -47,7 +47,7 @@ from headway.core.files.atomic import write_json
 from headway.core.process.waiting import wait_until
 from headway.core.types import Block, StateBlocks
 from headway.parallel.world import World
-from headway.runs.rewind import CheckpointRewinder
+from headway.run.directory.rewind import CheckpointRewinder
 from states import blocks, equal, make_state, names, save, submit
 from waits import LONG
 

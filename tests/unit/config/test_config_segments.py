@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headway.checkpoint.post_save import CheckpointMaintainer, _batches
 from headway.config import Batches, Config, Interval
 from headway.config.derived.segments import Segment, batches_of, begin, first_difference, up_to
-from headway.session.attempt import counted_for
+from headway.run.session.attempt import counted_for
 from headway.training.schedule import learning_rate
 
 PART = st.tuples(st.integers(1, 20), st.integers(1, 12), st.sampled_from([1, 4, 16]))

@@ -124,7 +124,7 @@ from headway.parallel import world
 """
 MAINS = {
     "training": (
-        "from headway.session import session; from headway.supervisor import worker\n"
+        "from headway.run.session import session; from headway.run.supervisor import worker\n"
         "session.run_in_this_process = lambda *_, **__: joined()\n"
         "from headway.config import Config\n"
         "import headway.config\n"

@@ -17,7 +17,7 @@ def test_libraries_are_there_before_pytorch_is_imported_and_the_process_can_be_c
     words = output_of(
         "import sys\n"
         "from headway.core.startup.torch_libraries import load_libraries_ahead, wait_for_libraries\n"
-        "from headway.supervisor.processes import has_one_thread\n"
+        "from headway.run.supervisor.processes import has_one_thread\n"
         "load_libraries_ahead(); load_libraries_ahead(); wait_for_libraries()\n"
         "print('libtorch_cpu' in open('/proc/self/maps').read(), 'torch' in sys.modules, has_one_thread())\n"
         "import torch\n"

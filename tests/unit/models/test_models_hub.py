@@ -22,10 +22,10 @@ from headway.data.feeding.feed import TokenFeed
 from headway.models.build import build_any_model, build_model, build_pretrained, complete
 from headway.models.facts import count_parameters, flops_per_token
 from headway.models.hub.implementation import choose_implementation
-from headway.runs.run_directory import RunDirectory
-from headway.session.attempt import RunOptions
-from headway.session.completed import completed
-from headway.session.preview import preview
+from headway.run.directory.run_directory import RunDirectory
+from headway.run.session.attempt import RunOptions
+from headway.run.session.completed import completed
+from headway.run.session.preview import preview
 from headway.training.evaluation.generation import generate
 from headway.training.evaluation.inference import continue_text, evaluate_trained, export_trained, load_trained
 from support import config_values, manifest, state_hash, write_config, write_corpus

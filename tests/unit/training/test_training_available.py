@@ -13,7 +13,7 @@ from headway.api import train
 from headway.config import Config, MeshShape, load_config
 from headway.core.errors import ConfigError
 from headway.core.machine.system import Machine
-from headway.session import join, preview
+from headway.run.session import join, preview
 from headway.training.setup import available
 from headway.training.setup.available import check_available, unused_gpus
 from headway.training.setup.determinism import determinism_restored

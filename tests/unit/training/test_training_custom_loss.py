@@ -32,9 +32,9 @@ from headway.lab.plan.memory import plan_memory
 from headway.models.build import build_model, complete
 from headway.models.hub import implementation
 from headway.models.huggingface.export import export_model
-from headway.runs.run_directory import RunDirectory
-from headway.session.checks import check_code
-from headway.session.completed import completed
+from headway.run.directory.run_directory import RunDirectory
+from headway.run.session.checks import check_code
+from headway.run.session.completed import completed
 from headway.training.custom_loss import Distillation, checked, cross_entropy, divergence_from, load_teacher
 from headway.training.job import Callback, Job
 from headway.training.task import language_model_logits, own_code

@@ -15,8 +15,8 @@ from headway.checkpoint.store import CheckpointStore
 from headway.config import load_config
 from headway.config.sections.early_stopping import EVALUATIONS, EarlyStoppingConfig, reason_to_stop
 from headway.core.errors import ConfigError
-from headway.runs.run_directory import RunDirectory
-from headway.session.attempt import final_step
+from headway.run.directory.run_directory import RunDirectory
+from headway.run.session.attempt import final_step
 from headway.telemetry.record import open_run
 from headway.telemetry.report import write_report
 from headway.training.evaluation.early_stopping import EvaluationHistory, recorded_evaluations

@@ -22,7 +22,7 @@ from headway.core.errors import Preempted
 from headway.core.process import faults
 from headway.data.feeding.feed import EvaluationFeed
 from headway.data.store import TokenStore
-from headway.runs.ledger_proof import prove
+from headway.run.directory.ledger_proof import prove
 from headway.telemetry.metrics import read_metrics
 from headway.telemetry.report import write_report
 from headway.training.evaluation import evaluate as evaluate_module

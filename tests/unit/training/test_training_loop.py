@@ -29,7 +29,7 @@ from headway.core.errors import (
     DivergedError,
     Preempted,
 )
-from headway.session import session
+from headway.run.session import session
 from headway.telemetry.metrics import MetricsLog, read_metrics
 from headway.training import loop
 from headway.training.step import TrainStep

@@ -17,7 +17,7 @@ from headway.models.decoder import Decoder
 from headway.models.loss import linear_cross_entropy
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
-from headway.session.attempt import write_config
+from headway.run.session.attempt import write_config
 from headway.training.health.decisions import Decision
 from headway.training.optimizer import build_optimizer
 from headway.training.setup.determinism import determinism_restored

@@ -23,9 +23,9 @@ from headway.config import OptimizerSpec
 from headway.core.errors import CheckpointError
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
-from headway.runs.restore import restore
-from headway.runs.rewind import load_state
-from headway.runs.run_directory import RunDirectory
+from headway.run.directory.restore import restore
+from headway.run.directory.rewind import load_state
+from headway.run.directory.run_directory import RunDirectory
 from headway.training.optimizer import build_optimizer
 from headway.training.state import TrainState
 from headway.training.step import TrainStep

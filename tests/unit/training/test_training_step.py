@@ -16,7 +16,7 @@ from headway.core.coordination.heartbeat import Heartbeat, Phase, Reading, read_
 from headway.models.decoder import Decoder
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
-from headway.supervisor.watchdog import stragglers
+from headway.run.supervisor.watchdog import stragglers
 from headway.training.evaluation.evaluate import evaluate
 from headway.training.health import queued_update
 from headway.training.optimizer import (

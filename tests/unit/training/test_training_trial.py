@@ -18,7 +18,7 @@ from headway.core.errors import ConfigError
 from headway.core.machine.system import Machine
 from headway.parallel.strategy import Strategy, make_strategy
 from headway.parallel.world import World
-from headway.session.grid import choose_micro_batch
+from headway.run.session.grid import choose_micro_batch
 from headway.training.optimizer import build_optimizer
 from headway.training.setup import trial
 from headway.training.setup.trial import (
@@ -229,7 +229,7 @@ def test_no_other_number_is_tried_where_others_wait_for_this_workers_part(monkey
 
 @pytest.fixture
 def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    return lambda size: monkeypatch.setattr("headway.session.grid.memory_limit_bytes", lambda world: size)
+    return lambda size: monkeypatch.setattr("headway.run.session.grid.memory_limit_bytes", lambda world: size)
 
 
 def settle(c: Config, start: Any = None, recut: bool = True) -> tuple[LaneGrid, Task]:

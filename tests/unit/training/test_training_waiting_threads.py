@@ -15,7 +15,7 @@ from torch import nn
 from headway import Callback, Config, Trainer
 from headway.core.machine.neighbours import Load, WaitMode
 from headway.core.machine.openmp import WAIT_VARIABLES, find_libgomp
-from headway.session import session
+from headway.run.session import session
 from headway.telemetry.metrics import read_metrics
 from headway.training import waiting_threads
 from headway.training.waiting_threads import WaitingThreads

@@ -62,8 +62,8 @@ def prune(
     headway checkpoints prune runs/quickstart --dry-run
     headway checkpoints prune runs/quickstart --keep 1
     """
-    from headway.runs.restore import prune as prune_run
-    from headway.runs.run_directory import RunDirectory
+    from headway.run.directory.restore import prune as prune_run
+    from headway.run.directory.run_directory import RunDirectory
 
     directory = _run_of(run)
     stay, gone = prune_run(RunDirectory(directory), _rules(directory, keep), dry_run)
@@ -128,8 +128,8 @@ def restore(
     headway checkpoints restore runs/quickstart --step 1000
     headway checkpoints restore runs/lost --from s3://bucket/runs/lost
     """
-    from headway.runs.restore import restore as restore_run
-    from headway.runs.run_directory import RunDirectory, command_line
+    from headway.run.directory.restore import restore as restore_run
+    from headway.run.directory.run_directory import RunDirectory, command_line
 
     options = storage_options(option, source)
     found = restore_run(RunDirectory(_run_of(run)), step, source, options, command_line())

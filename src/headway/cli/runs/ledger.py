@@ -11,7 +11,7 @@ from headway.cli.common import JsonOption, RunArgument, print_json, print_table
 from headway.core.console import print_line
 
 if TYPE_CHECKING:
-    from headway.runs.ledger_proof import LedgerProof
+    from headway.run.directory.ledger_proof import LedgerProof
 
 HELP = """Prove that a run used every row of its plan exactly once, despite all failures.
 
@@ -51,7 +51,7 @@ def ledger(
 ) -> None:
     """Run `headway ledger`."""
     from headway.core.errors import CheckpointError
-    from headway.runs.ledger_proof import prove
+    from headway.run.directory.ledger_proof import prove
 
     proof = prove(run, store, every_row)
     if json:

@@ -135,7 +135,7 @@ def show(run: RunArgument, json: JsonOption = False) -> None:
     """
     from headway.core.format import UNKNOWN, format_bytes, format_seconds
     from headway.cost.spending import format_usd
-    from headway.runs.account import account_of
+    from headway.run.directory.account import account_of
     from headway.telemetry.goodput import goodput_of
     from headway.telemetry.record import open_run
     from headway.telemetry.runs import result_rows
@@ -188,7 +188,7 @@ def cancel(
     headway runs cancel /mnt/shared/runs/large --why "wrong data"
     """
     from headway.core.console import notice
-    from headway.runs.cancel import request_cancel
+    from headway.run.directory.cancel import request_cancel
 
     ended = request_cancel(run, why)
     if ended is None:

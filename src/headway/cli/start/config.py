@@ -77,7 +77,7 @@ def show(config: ConfigArgument, overrides: OverridesArgument = None, as_json: J
 def check(config: ConfigArgument, overrides: OverridesArgument = None, as_json: JsonOption = False) -> None:
     """Run `headway config check`."""
     from headway.config import ineffective_settings, resolve_grid
-    from headway.session.start_checks import check_config
+    from headway.start.checks import check_config
 
     loaded = load(config, overrides)
     check_config(loaded)

@@ -106,8 +106,8 @@ def train(
         chosen = [f"parallel.{key}={value}" for key, value in numbers.items() if value is not None]
         loaded = load(config, [*(overrides or []), *chosen])
         if dry_run:
-            from headway.session.attempt import RunOptions
-            from headway.session.preview import preview
+            from headway.run.session.attempt import RunOptions
+            from headway.run.session.preview import preview
 
             print_lines(preview(loaded, RunOptions(restart, accept_changes, start_epoch)))
             return

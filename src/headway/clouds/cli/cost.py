@@ -24,7 +24,7 @@ def show(run: RunArgument, as_json: JsonOption = False) -> None:
     """
     from headway.core.format import UNKNOWN, format_seconds
     from headway.cost.spending import format_usd
-    from headway.runs.account import account_of
+    from headway.run.directory.account import account_of
     from headway.telemetry.record import open_run
 
     record = open_run(run)

@@ -17,7 +17,7 @@ from headway.config.loading.load import override
 from headway.core.errors import ConfigError
 from headway.core.format import counted, format_seconds
 from headway.core.storage import scheme_of
-from headway.runs.run_directory import LAUNCH_FOLDER
+from headway.run.directory.run_directory import LAUNCH_FOLDER
 
 #: Names in clusters (RFC 1123).
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")

@@ -48,7 +48,7 @@ from headway.core.errors import ConfigError
 from headway.core.process.table import arguments_of, process_state
 from headway.core.process.waiting import wait_until
 from headway.core.version import __version__
-from headway.supervisor.processes import end_all
+from headway.run.supervisor.processes import end_all
 
 CONFIG, FILE = "config.yaml", "flow.py"
 _LOG, _RUN_ID, _PID, _CODE = "flow.log", "flow.run-id", "flow.pid", "flow.exit-code"

@@ -39,8 +39,8 @@ from headway.core.files.foreign import as_number
 from headway.core.format import counted
 from headway.core.process.command import module_command
 from headway.core.process.waiting import wait_until
-from headway.runs.ownership import OwnerLock
-from headway.runs.run_directory import RunDirectory, attempt_folder
+from headway.run.directory.ownership import OwnerLock
+from headway.run.directory.run_directory import RunDirectory, attempt_folder
 
 if TYPE_CHECKING:
     from ray.train import Result, RunConfig

@@ -17,8 +17,8 @@ from headway.core.files.atomic import append_json_line, write_json
 from headway.core.files.foreign import read_json_lines, read_json_object
 from headway.core.machine.system import host_name
 from headway.core.process.waiting import wait_until
-from headway.runs.cancel import request_cancel
-from headway.runs.run_directory import AUDIT_FILE, LAUNCH_FILE
+from headway.run.directory.cancel import request_cancel
+from headway.run.directory.run_directory import AUDIT_FILE, LAUNCH_FILE
 from headway.telemetry.record import NOT_ENDED, RUNNING, Run, is_run
 from headway.telemetry.summary import median
 

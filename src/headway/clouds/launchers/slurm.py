@@ -20,8 +20,8 @@ from headway.config.sections.launch import SlurmConfig
 from headway.core.coordination.launch_variables import CODE_FILE, MACHINES, SECRET_FILE
 from headway.core.errors import ConfigError
 from headway.core.process.waiting import wait_until
-from headway.session.attempt import RunOptions
-from headway.session.completed import why_prepare
+from headway.run.session.attempt import RunOptions
+from headway.run.session.completed import why_prepare
 
 CONFIG, SCRIPT, PREPARE = "config.yaml", "job.sh", "prepare.sh"
 #: The file that says that a person has ended the job, so that the script does not queue it again.

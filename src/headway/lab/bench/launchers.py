@@ -13,7 +13,7 @@ from headway.core.console import notice
 from headway.core.errors import ConfigError
 from headway.core.process.command import module_command
 from headway.core.process.signals import defer_signals
-from headway.supervisor.processes import end_all
+from headway.run.supervisor.processes import end_all
 
 #: Named launchers; any other is a command that starts the rest of the command line.
 LOCAL, TORCHRUN = "local", "torchrun"

@@ -41,7 +41,7 @@ from headway.lab.bench.results import (
 )
 from headway.lab.bench.suite import Cell, Suite
 from headway.lab.bench.worker import Spec
-from headway.supervisor.commands import check_not_a_worker
+from headway.run.supervisor.commands import check_not_a_worker
 
 _LOOK_SECONDS = 0.5
 _TAIL_LINES, _TAIL_CHARACTERS = 20, 4000

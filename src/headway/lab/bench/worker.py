@@ -25,7 +25,7 @@ from headway.core.process.exit import exit_process
 from headway.core.statistics import quantile
 from headway.lab.bench.blocks import block
 from headway.lab.bench.results import CellResult, Communication, Energy, Measurement, Status
-from headway.supervisor.worker import begin_process
+from headway.run.supervisor.worker import begin_process
 
 if TYPE_CHECKING:
     import torch
@@ -93,7 +93,7 @@ def measure(spec: Spec) -> None:
     told = False
     try:
         from headway.core.coordination.launched import world_size_from_environment
-        from headway.session.join import join_workers
+        from headway.run.session.join import join_workers
 
         config, size = spec.config, world_size_from_environment() or 1
         if size != spec.result.cell.workers:
@@ -118,8 +118,8 @@ def _trained(spec: Spec, world: World) -> Measurement:
     import torch
 
     from headway.lab.bench.meter import Meter, begin_memory, host_to_device, product_flops
-    from headway.session.assemble import assemble
-    from headway.session.grid import common_threads
+    from headway.run.session.assemble import assemble
+    from headway.run.session.grid import common_threads
     from headway.training.job import Job
     from headway.training.loop import train_loop
     from headway.training.setup.compiling import compile_model

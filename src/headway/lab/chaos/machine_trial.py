@@ -17,7 +17,7 @@ from headway.lab.chaos.campaign import Stage
 from headway.lab.chaos.machine_plan import MachineFault, MachineTrial
 from headway.lab.chaos.machines import Machine
 from headway.lab.chaos.trial import LEG_SECONDS, Runs, TrialResult, faults_log
-from headway.supervisor.commands import place, stoppable, train_command
+from headway.run.supervisor.commands import place, stoppable, train_command
 from headway.telemetry.metrics import FILE_NAME, read_metrics
 
 _LOOK_SECONDS = 0.1

@@ -23,8 +23,8 @@ from headway.core.format import counted, format_seconds
 from headway.core.process.faults import FAULTS_LOG_VARIABLE, FAULTS_VARIABLE
 from headway.lab.chaos.campaign import Leg, Stage, Trial
 from headway.lab.chaos.controls import CURSOR, forge
-from headway.runs.ledger_proof import prove
-from headway.supervisor.commands import failed, place, running, train_command
+from headway.run.directory.ledger_proof import prove
+from headway.run.supervisor.commands import failed, place, running, train_command
 from headway.telemetry.metrics import FILE_NAME, read_metrics
 from headway.telemetry.record import open_run
 

@@ -65,7 +65,7 @@ def profile(
     loaded = load(config, overrides)
     plan = Plan(warmup, steps, min(TRACED_STEPS, steps), memory_snapshot)
     if dry_run:
-        from headway.session.preview import preview
+        from headway.run.session.preview import preview
 
         check(loaded, plan)
         print_lines(preview(loaded))

@@ -19,7 +19,7 @@ from headway.core.process.faults import fault_point
 from headway.lab.doctor.bandwidth import BUS_FACTORS, ClockOffset, Communication, Measurement, clock_offset, measurement
 from headway.parallel.collectives import all_gather, reduce_scatter
 from headway.parallel.world import World, open_world, synchronize
-from headway.session.network import apply_nccl_profile, assert_same_profile
+from headway.run.session.network import apply_nccl_profile, assert_same_profile
 
 _WARM_UP = 3
 _FEWEST, _MOST = 5, 200

@@ -11,7 +11,7 @@ from pathlib import Path
 from headway.core.errors import HeadwayError
 from headway.core.files.atomic import write_json
 from headway.core.process.exit import exit_process
-from headway.supervisor.worker import begin_process, keep_log
+from headway.run.supervisor.worker import begin_process, keep_log
 
 
 def main() -> None:

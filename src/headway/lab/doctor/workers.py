@@ -15,7 +15,7 @@ from headway.core.files.scratch import scratch_folder
 from headway.lab.doctor.bandwidth import Communication
 from headway.lab.doctor.communication import CommunicationFailed, Plan, measure_communication
 from headway.parallel.world import pick_device
-from headway.supervisor.local_workers import WorkersFailed, WorkersStopped, start_workers
+from headway.run.supervisor.local_workers import WorkersFailed, WorkersStopped, start_workers
 
 _KIB, _MIB = 2**10, 2**20
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from headway.core.errors import Preempted
 from headway.core.files.atomic import atomic_write
 from headway.core.process.exit import exit_process
-from headway.supervisor.worker import begin_process, keep_log, reasons_in
+from headway.run.supervisor.worker import begin_process, keep_log, reasons_in
 
 
 def main() -> None:
@@ -31,9 +31,9 @@ def main() -> None:
 def _profile(folder: Path, rank: int) -> None:
     from headway.config import load_config
     from headway.lab.profiling.profiler import Plan, Profiler
-    from headway.session.attempt import RunOptions
-    from headway.session.preflight import RunPlan
-    from headway.session.session import run_in_this_process
+    from headway.run.session.attempt import RunOptions
+    from headway.run.session.preflight import RunPlan
+    from headway.run.session.session import run_in_this_process
     from headway.training.task import language_model_task
 
     profiler = Profiler(Plan(**json.loads((folder / "plan.json").read_bytes())), folder)

@@ -23,8 +23,8 @@ from headway.config import load_config
 from headway.core.coordination.launched import machines_from_environment
 from headway.core.coordination.preemption_board import Board
 from headway.core.errors import Cancelled, ConfigError
-from headway.runs.cancel import check_not_cancelled
-from headway.runs.run_directory import RunDirectory
+from headway.run.directory.cancel import check_not_cancelled
+from headway.run.directory.run_directory import RunDirectory
 from support import headway_in_copy
 from support_launchers import Programs, job
 

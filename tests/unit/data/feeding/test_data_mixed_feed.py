@@ -230,7 +230,7 @@ def test_shares_of_a_mixture_are_not_told_where_its_length_is_open(store: TokenS
 
 
 def test_a_dry_run_lists_the_mixture(store: TokenStore) -> None:
-    from headway.session.preview import preview
+    from headway.run.session.preview import preview
 
     text = preview(config_of(store, STAGES[1:]))
     assert "mixture    step 0: first 75.0%, second 25.0%, rows of 16 tokens\n" in text

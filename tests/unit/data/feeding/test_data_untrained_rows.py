@@ -20,7 +20,7 @@ from headway.data.feeding.rows import SourceRows, micro_batch_of, open_rows
 from headway.data.feeding.split import SplitRows
 from headway.data.loss_mask import ROWS_WITHOUT_TARGET
 from headway.data.store import TokenStore
-from headway.runs.ledger_proof import prove
+from headway.run.directory.ledger_proof import prove
 from headway.telemetry.metrics import WITHOUT_TARGET, read_metrics
 from headway.text.preparing.prepare import prepare
 from support import headway, manifest

@@ -26,8 +26,8 @@ from headway.lab.bench.metrics_file import render_csv
 from headway.lab.bench.results import CellResult
 from headway.lab.bench.runner import open_matrix, run_matrix
 from headway.lab.bench.suite import Cell, load_suite
+from headway.run.supervisor.machines.interfaces import interface_of
 from headway.start.bench_job import bench_job
-from headway.supervisor.machines.interfaces import interface_of
 from ports import free_ports
 from support_bench import result
 

@@ -42,7 +42,7 @@ from headway.lab.chaos.campaign import (
 )
 from headway.lab.chaos.report import CampaignResult, render, run_campaign
 from headway.lab.chaos.trial import End, Runs, TrialResult
-from headway.runs.ledger import Rollback
+from headway.run.directory.ledger import Rollback
 from states import equal, make_state, save
 
 STAGE_OF_ALL = Stage(0, 40, {1: 4, 2: 2, 4: 1})

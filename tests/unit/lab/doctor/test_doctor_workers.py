@@ -20,7 +20,7 @@ from headway.core.files.atomic import write_json
 from headway.lab.doctor import communication
 from headway.lab.doctor.communication import CommunicationFailed, Plan, measure_communication
 from headway.lab.doctor.workers import _death_error, _recorded_error, run_communication
-from headway.supervisor.local_workers import WorkerEnd, WorkersFailed, WorkersStopped
+from headway.run.supervisor.local_workers import WorkerEnd, WorkersFailed, WorkersStopped
 
 
 def failures(**codes: int) -> WorkersFailed:

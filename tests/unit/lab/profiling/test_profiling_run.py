@@ -15,7 +15,7 @@ from headway.config import load_config
 from headway.core.errors import ConfigError
 from headway.lab.profiling.profiler import Plan
 from headway.lab.profiling.run import ProfileFailed, _files_of_workers, _work, check
-from headway.supervisor.local_workers import WorkersStopped
+from headway.run.supervisor.local_workers import WorkersStopped
 
 
 def test_only_what_profiles_leave_is_taken_for_theirs(tmp_path: Path) -> None:

@@ -1,5 +1,0 @@
-"""Notices that this machine will be taken away: one small file per source behind one protocol (`source.Source`)."""
-
-from headway.preemption.watch import watching, watching_for
-
-__all__ = ["watching", "watching_for"]

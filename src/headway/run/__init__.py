@@ -1,0 +1,1 @@
+"""A run: its directory, the notices that end it, the session inside a process, the supervisor outside."""

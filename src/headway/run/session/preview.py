@@ -1,0 +1,194 @@
+"""The output of `headway train --dry-run`: what can be known before the first step."""
+
+from __future__ import annotations
+
+from headway.config import (
+    Config,
+    LaneGrid,
+    MeshShape,
+    ModelConfig,
+    TrainConfig,
+    crossing_groups,
+    ineffective_settings,
+    resolve_threads,
+)
+from headway.config.derived.pipeline import idle_share
+from headway.core.console import warning
+from headway.core.coordination.launched import most_threads
+from headway.core.format import counted, format_bytes, format_count
+from headway.core.machine.cores import usable_cores
+from headway.core.user_command import suggest
+from headway.data.feeding.feed import TokenFeed
+from headway.data.feeding.plan import MixedPlan, RowPlan
+from headway.data.feeding.segmented import SegmentedPlan
+from headway.data.pinned import pinned
+from headway.models.facts import count_parameters, flops_per_token, part_costs
+from headway.parallel.stages import plan_stages
+from headway.parallel.world import pick_device
+from headway.run.session.attempt import RunOptions
+from headway.run.session.checks import check_remote_usable, check_run
+from headway.run.session.preflight import examine
+from headway.start.checks import UnpreparedRun, check_apart, examine_unprepared
+from headway.telemetry.record import is_run, open_run
+from headway.training.setup.available import shortfalls
+from headway.training.setup.precision import with_precision
+
+# Number of segments of a mixture that are listed.
+_SEGMENTS = 8
+
+
+def preview(config: Config, options: RunOptions | None = None) -> str:
+    """Check a resolved config against this machine and its data, and describe the run in a few lines.
+
+    Args:
+        options: Options about the run directory; without them the directory is not checked, since no run is intended.
+
+    Raises:
+        HeadwayError: the error that would have stopped the run.
+    """
+    config = with_precision(config, restart=options is not None and options.restart)
+    unprepared = examine_unprepared(config, options) if options is not None else None
+    if unprepared is not None:
+        return _preview_unprepared(unprepared, options or RunOptions())
+    plan = examine(config, options)
+    if options is not None:
+        check_apart(plan.config, options)
+    config, grid, mesh, store = plan.config, plan.grid, plan.mesh, plan.store
+    workers, train, model, device = mesh.size, config.train, config.model, pick_device(config.train.device)
+    assert store is not None and train.steps is not None, "the examination opened the store of a resolved config"
+    steps = train.steps
+    store = pinned(store, config.run_directory, config.segments[-1].data) if config.segments else store
+    ineffective = ineffective_settings(config, "validation" in store.splits)
+    for line in (*shortfalls(config.train, device), *crossing_groups(config, workers), *ineffective):
+        warning(line)
+    feed = TokenFeed.of(config, grid, store)
+    tokens = train.batches.tokens_before(steps)
+    now = train.batches.begins
+    rows, length = sum(feed.plan.epoch_rows(now)), feed.plan.sequence_length(now)  # a stage may begin with shorter rows
+    epochs = _epochs(config.train, feed.plan)
+    return "\n".join(
+        [
+            *_run(config, options, store.fingerprint),
+            _model(model, train),
+            f"data       {config.data.store}: {format_count(rows)} rows of {length} tokens",
+            *_mixture(feed.plan),
+            f"training   {train.batches.sum_in_words(steps)}: {format_count(tokens)} tokens, {epochs:.2f} epochs",
+            *_workers(config, mesh, grid),
+        ]
+    )
+
+
+def _preview_unprepared(run: UnpreparedRun, options: RunOptions) -> str:
+    """Describe a run whose store would be prepared first; its number of rows is not known yet."""
+    config, train = run.config, run.config.train
+    assert train.steps is not None, "the config is resolved"
+    for line in (*shortfalls(train, pick_device(train.device)), *crossing_groups(config, run.mesh.size)):
+        warning(line)
+    files = [file for source in run.sources for file in source.files]
+    size = format_bytes(sum(file.bytes for file in files))
+    read = f" from {counted(len(files), 'file')}, {size}" if files else ""
+    tokens = format_count(train.batches.tokens_before(train.steps))
+    return "\n".join(
+        [
+            *_run_state(config, options),
+            _model(config.model, train),
+            f"data       {config.data.store}: would be prepared{read}, since {run.why}",
+            f"           {suggest('data prepare')} prepares it without training",
+            f"training   {train.batches.sum_in_words(train.steps)}: {tokens} tokens",
+            *_workers(config, run.mesh, run.grid),
+        ]
+    )
+
+
+def _model(model: ModelConfig, train: TrainConfig) -> str:
+    parameters = count_parameters(model)
+    active = f" ({format_count(parameters.active)} active)" if model.experts else ""
+    flops = format_count(flops_per_token(model, train.sequence_length))
+    return f"model      {format_count(parameters.total)} parameters{active}, {flops} FLOPs per token"
+
+
+def _workers(config: Config, mesh: MeshShape, grid: LaneGrid) -> list[str]:
+    """Describe how the steps are divided between workers."""
+    train, assumed = config.train, config.train.steps or 0
+    device = pick_device(train.device)
+    threads = resolve_threads(config, mesh.size, grid.lanes, usable_cores(), at_most=most_threads())
+    layout = f": {mesh}" if mesh.ep > 1 or not mesh.is_data_parallel else ""
+    return [
+        *([f"batches    {train.batches.in_words(assumed)}"] if _has_several(train) else []),
+        f"grid       {counted(grid.lanes, 'lane')} of {counted(grid.micro_batches, 'micro-batch')}"
+        f" of {counted(grid.micro_batch, 'row')}",
+        f"workers    {mesh.size} on {device.type}, {counted(threads, 'thread')} each{layout}",
+        *_pipeline(config, config.model, grid.micro_batches),
+        f"promise    determinism {config.determinism}",
+    ]
+
+
+def _epochs(train: TrainConfig, plan: RowPlan) -> float:
+    """Return how often the run goes through all data, which may have grown with a change of the run."""
+    batches = train.batches
+    return sum(
+        (batches.tokens_before(last) - batches.tokens_before(first))
+        / (sum(plan.epoch_rows(first)) * plan.sequence_length(first))
+        for first, last in plan.stretches(0, train.steps or 0)
+    )
+
+
+def _has_several(train: TrainConfig) -> bool:
+    return len(list(train.batches.stretches(0, train.steps or 0))) > 1
+
+
+def _run(config: Config, options: RunOptions | None, data: str) -> list[str]:
+    """Describe the run directory and the state of the run; empty without options."""
+    if options is None:
+        return []
+    check_run(config, options)
+    check_remote_usable(config, options, data)
+    return _run_state(config, options)
+
+
+def _run_state(config: Config, options: RunOptions) -> list[str]:
+    where = config.run_directory
+    if not is_run(where):
+        state = "new"
+    elif options.restart:
+        state = "starts over, the earlier run is moved aside"
+    else:
+        run = open_run(where)
+        step, last = run.step, config.train.steps or 0
+        state = f"{'continues: ' if step < last else ''}{run.outcome}, step {step:,}"
+    return [f"run        {where} ({state})"]
+
+
+def _pipeline(config: Config, model: ModelConfig, micro_batches: int) -> list[str]:
+    """Describe the layers of every stage, counted from 0, and the idle share; empty without a pipeline.
+
+    Raises:
+        ConfigError: the layers cannot be cut that way.
+    """
+    if config.parallel.pipeline == 1:
+        return []
+    costs = part_costs(model, config.train.sequence_length)
+    stages = plan_stages(config, costs.layers, costs.embedding, costs.head)
+    layers = " | ".join(f"{stage.start}-{stage.stop - 1}" for stage in stages)
+    idle = idle_share(config.parallel, micro_batches)
+    return [f"pipeline   layers {layers}, {config.parallel.pipeline_schedule}: {idle:.0%} of the time idle at best"]
+
+
+def _mixture(plan: RowPlan) -> list[str]:
+    """Describe the shares at the start and after up to so many changes; empty without a mixture."""
+    plan = plan.plans[-1] if isinstance(plan, SegmentedPlan) else plan
+    if not isinstance(plan, MixedPlan):
+        return []
+    segments = plan.mixture.segments
+    lines = []
+    for segment in segments if len(segments) <= _SEGMENTS else [segments[0], segments[-1]]:
+        shares = ", ".join(
+            f"{name} {float(share):.1%}" for name, share in zip(plan.sources, segment.shares, strict=True)
+        )
+        lines.append(
+            f"           step {segment.first_step:,}: {shares}, rows of {segment.phase.sequence_length} tokens"
+        )
+    between = len(segments) - len(lines)
+    if between:
+        lines.insert(1, f"           ... {between} changes of shares between ...")
+    return [lines[0].replace("          ", "mixture   ", 1), *lines[1:]]

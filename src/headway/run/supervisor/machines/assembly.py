@@ -1,0 +1,258 @@
+"""The machines of a run from its first attempt to its last: who takes part in each."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from headway.config import Config, usable_machines
+from headway.core.console import notice, warning
+from headway.core.errors import ConfigError, HeadwayError, Preempted, exit_code_of
+from headway.core.format import format_seconds
+from headway.core.process.signals import STOP_SIGNALS, handled
+from headway.core.version import __version__
+from headway.run.supervisor.machines.ending import ANY_TIME, LOOK_AT_RUN_SECONDS, is_finished_in_tier, recorded_end
+from headway.run.supervisor.machines.folders import check_answers, mark, patience_seconds
+from headway.run.supervisor.machines.lead import Lead
+from headway.run.supervisor.machines.likeness import compare_machines, describe_machine, name_differences
+from headway.run.supervisor.machines.place import Seat
+from headway.run.supervisor.machines.roster import Member, Refusal, Roster, choose_team
+from headway.run.supervisor.machines.team import Team
+
+_POLL_SECONDS = 0.05
+#: How long a machine that worked in the last attempt may take to come back before a run that may continues without it.
+_BACK_SECONDS = 2.0
+
+
+class Machines:
+    """The machines of a run, as the supervisor of the first one sees them.
+
+    Args:
+        config: Resolved; it names the number of machines.
+        seat: The place of this machine, which is the lead's.
+        clock: Returns seconds that never decrease.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        seat: Seat,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        parallel = config.parallel
+        self._config, self._seat, self._clock = config, seat, clock
+        self._lead = Lead(
+            seat.place,
+            Roster(
+                parallel.machines,
+                parallel.workers,
+                __version__,
+                seat.identity,
+                partial(
+                    compare_machines,
+                    describe_machine(),
+                    determinism=config.determinism,
+                    device=config.train.device,
+                ),
+                partial(name_differences, seat.computes),
+            ),
+            config.supervise.lost_seconds,
+        )
+        self._before: dict[int, str] = {}
+        self._spares: list[int] = []
+        self._refused: dict[int, Refusal] = {}
+        self._received: Counter[tuple[str, int]] = Counter()
+        self._has_begun = False
+        self._answers: dict[int, dict[str, Any]] = {}
+        self._own_disks = False
+
+    def hear(self, signals: list[int]) -> list[int]:
+        """Add signals that other machines have received, and return all."""
+        for name, number in self._lead.take_signals():
+            if self.add_signal(signals, number, name):
+                notice(f"{name} was asked to stop")
+        return signals
+
+    def add_signal(self, signals: list[int], number: int, receiver: str = "the lead") -> bool:
+        """Add a signal that a machine has received to those of the run, and return whether it says anything new.
+
+        A scheduler signals all machines, and that is one signal. Two Ctrl-C on one machine are two, and mean more.
+        """
+        self._received[receiver, number] += 1
+        is_new = self._received[receiver, number] > signals.count(number)
+        if is_new:
+            signals.append(number)
+        return is_new
+
+    def assemble(self, look: Callable[[], object], starts_over: bool = False) -> Team | None:
+        """Wait until the machines that the run needs have joined, and return those that work in the next attempt.
+
+        Args:
+            look: Called several times a second; raises an error to give up.
+            starts_over: Whether an earlier run of this name does not count.
+
+        Returns:
+            None if the run was finished before, so that other machines need not come.
+
+        Raises:
+            ConfigError: a machine that the run needs was started in another way than this one, and will not be again.
+            Preempted: not enough have come in time, or will come at all.
+        """
+        begun, told = self._clock(), False
+        look_at = begun + self._config.supervise.lost_seconds
+        while True:
+            look()
+            self._report_refusals()
+            here, waited = self._lead.here, self._clock() - begun
+            ended = self._ended(here)
+            most = self._config.parallel.machines - len(ended)
+            usable = usable_machines(self._config, 1 + len(here))
+            if usable and (len(here) == most - 1 or waited >= self._patience(here)):
+                break
+            if not usable_machines(self._config, most):
+                raise self._missed(ended)
+            if waited >= self._config.supervise.rejoin_seconds:
+                raise Preempted(
+                    f"{self._missing(here)} did not come within {format_seconds(waited)}",
+                    where="supervise.rejoin_seconds",
+                    fix="run the same command again on all machines",
+                )
+            if not (self._has_begun or starts_over or usable) and self._clock() >= look_at:
+                look_at = self._clock() + LOOK_AT_RUN_SECONDS
+                if self._is_finished():
+                    return None
+            if not told and waited > 1.0:
+                told = True
+                notice(f"waiting for {self._missing(here)}")
+            time.sleep(_POLL_SECONDS)
+        numbers = choose_team(here, usable, self._before)
+        members = [here[number] for number in numbers[1:]]
+        own_disks = self._ask_about_folders(members, look)
+        self._spares = sorted(set(here) - set(numbers))
+        for number in self._spares:
+            notice(f"{here[number]} is a hot spare: the run uses {usable} of {1 + len(here)} machines")
+        self._lead.tell(self._spares, "spare")
+        self._has_begun = True
+        self._before = {member.number: member.host for member in members}
+        workers, identity = self._config.parallel.workers, self._seat.identity
+        return Team(self._lead, members, workers, own_disks=own_disks, identity=identity)
+
+    def _is_finished(self) -> bool:
+        """Return whether the run was finished before, so that machines that know it do not come; report it."""
+        end = recorded_end(self._config, self._seat.identity, ANY_TIME)
+        finished = is_finished_in_tier(self._config) if end is None else end["exit_code"] == 0
+        if finished:
+            notice(f"{self._config.run_directory} is finished: all its steps are done")
+        return finished
+
+    def _ask_about_folders(self, members: Sequence[Member], look: Callable[[], object]) -> bool:
+        """Return whether some machine has a disk of its own; each is asked once, when it has joined.
+
+        Raises:
+            ConfigError: a machine lacks what the run needs.
+        """
+        for session in set(self._answers) - {member.session for member in members}:
+            del self._answers[session]
+        asked = {member.number: member for member in members if member.session not in self._answers}
+        if asked:
+            with mark(self._config) as path:
+                self._lead.tell(list(asked), "look", path=path, store=str(self._config.data.store))
+                # A machine that has just been started loads libraries first.
+                until = self._clock() + patience_seconds(self._config) + self._config.supervise.start_seconds
+                while left := {n for n, member in asked.items() if self._lead.here.get(n) is member}:
+                    look()
+                    for number in left:
+                        seen = [
+                            message
+                            for message in self._lead.take_messages(number)
+                            if message["kind"] == "seen" and message.get("path") == path
+                        ]
+                        if seen:
+                            self._answers[asked.pop(number).session] = seen[0]
+                    if self._clock() > until:
+                        for number in left & set(asked):
+                            self._lead.drop(number, "it does not say what it sees of the lead's disk")
+                    time.sleep(_POLL_SECONDS)
+        answers = {str(member): self._answers[member.session] for member in members if member.session in self._answers}
+        own_disks = check_answers(self._config, answers)
+        if own_disks and not self._own_disks:
+            notice("machines share no folder: checkpoints go through the remote tier, and logs stay on each machine")
+        self._own_disks = own_disks
+        return own_disks
+
+    def _patience(self, here: dict[int, Any]) -> float:
+        """Return how long to wait for more machines once there are enough."""
+        if not self._has_begun:
+            return self._config.supervise.lost_seconds
+        return 0.0 if set(self._before) <= set(here) else _BACK_SECONDS
+
+    def _ended(self, here: Mapping[int, Any]) -> list[int]:
+        """Return the machines that will not come: their command has ended, and is not started again."""
+        if self._seat.place.is_restarted:
+            return []
+        limit = self._config.supervise.lost_seconds
+        left = {number for number, seconds in self._lead.closed.items() if seconds >= limit}
+        return sorted((left | self._refused.keys()) - here.keys())
+
+    def _missed(self, ended: Sequence[int]) -> HeadwayError:
+        """Return the error for machines that the run needs and that will not come."""
+        refused = next((self._refused[number] for number in ended if number in self._refused), None)
+        if refused is not None:
+            return ConfigError(refused.what, where="--machines, --node, --workers", fix=refused.fix)
+        return Preempted(
+            f"the command on {self._named(ended)} has ended, and nothing starts it again",
+            where="--machines",
+            fix="run the same command again on all machines",
+        )
+
+    def _missing(self, here: dict[int, Any]) -> str:
+        return self._named([number for number in range(1, self._config.parallel.machines) if number not in here])
+
+    def _named(self, numbers: Sequence[int]) -> str:
+        names = [f"{number} ({self._before[number]})" if number in self._before else str(number) for number in numbers]
+        return f"machine{'s' if len(names) > 1 else ''} {', '.join(names)}"
+
+    def _report_refusals(self) -> None:
+        """Report the machines that were refused. Only their commands end: this one may well be as it should be."""
+        for number in self._lead.here:
+            self._refused.pop(number, None)
+        for refusal in self._lead.take_refusals():
+            warning(f"a machine was not taken in: {refusal.what}")
+            if refusal.machine is not None:
+                self._refused[refusal.machine] = refusal
+
+    def can_grow(self, machines: int) -> bool:
+        """Return whether the run could use more machines than work now."""
+        return usable_machines(self._config, 1 + len(self._lead.here)) > machines
+
+    @classmethod
+    @contextmanager
+    def of(cls, config: Config, seat: Seat | None) -> Iterator[Machines | None]:
+        """Lead the other machines for the length of a block, and tell them how it ends; None without any."""
+        if seat is None:
+            yield None
+            return
+        machines, ended = cls(config, seat), None
+        try:
+            yield machines
+        except BaseException as error:
+            ended = error
+            raise
+        finally:
+            # A signal that comes now would end this command in another way than those of the other machines.
+            with handled(STOP_SIGNALS, lambda number, frame: None):
+                machines.close(ended)
+
+    def close(self, error: BaseException | None) -> None:
+        """Tell the other machines how the run has ended, so that their commands end alike."""
+        if error is None:
+            self._lead.close(exit_code=0)
+            return
+        parts = {name: getattr(error, name, None) for name in ("what", "where", "fix")}
+        if parts["what"] is None:
+            parts["what"] = f"the lead ended with {type(error).__name__}"
+        self._lead.close(exit_code=exit_code_of(error), **parts)

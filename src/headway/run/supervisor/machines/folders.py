@@ -1,0 +1,107 @@
+"""What the machines of a run see of the lead's disk, found out before an attempt begins.
+
+The lead puts a file with a random name beside the run directories, and asks the others whether they see it. One that
+does not has a disk of its own. Then every machine but the lead's works in a folder of its own, and checkpoints go
+through the remote tier.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from headway.config import Config
+from headway.core.errors import CheckpointError, ConfigError, fix_for
+from headway.core.files.paths import is_there
+from headway.core.process.waiting import VISIBILITY_TIMEOUT, wait_until
+from headway.core.user_command import suggest
+from headway.run.supervisor.attempt_client import has_data
+from headway.run.supervisor.machines.place import Place
+
+#: How long a machine looks for the file if the run can do without a common disk. A network file system may show it
+#: later; the run then goes through the remote tier for no need.
+_LOOK_SECONDS = 5.0
+
+
+def own_folder(config: Config, place: Place) -> Path:
+    """Return the folder for the run directories of a machine that does not see the lead's."""
+    return config.runs / f".machine-{place.number}"
+
+
+def patience_seconds(config: Config) -> float:
+    """Return how long a machine looks for the lead's file."""
+    return _LOOK_SECONDS if config.checkpoint.remote is not None else VISIBILITY_TIMEOUT
+
+
+@contextmanager
+def mark(config: Config) -> Iterator[str]:
+    """Have a file beside the run directories for the length of a block, and return its path.
+
+    Raises:
+        CheckpointError: it cannot be made.
+    """
+    path = config.runs / f".headway-seen-{secrets.token_hex(8)}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(exist_ok=False)
+    except OSError as error:
+        raise CheckpointError(
+            f"the folder of run directories cannot be used: {error.strerror or error}",
+            where=str(path.parent),
+            fix=fix_for(error, "make room there, or choose a place that you may write to with runs=..."),
+        ) from error
+    try:
+        yield str(path)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def look_for(message: Mapping[str, Any], config: Config, is_over: Callable[[], bool]) -> dict[str, Any]:
+    """Answer the lead: whether this machine sees its file and has the data to train on."""
+    path, store = Path(str(message.get("path"))), Path(str(message.get("store")))
+    wait_until(lambda: is_there(path, folders=2) or is_over(), patience_seconds(config), 0.1)
+    is_there(store / "manifest.json", folders=2)  # a network file system may still know that it was absent
+    data = config.data.model_copy(update={"store": store})
+    return {"path": str(path), "file": path.exists(), "data": has_data(config.model_copy(update={"data": data}))}
+
+
+def check_answers(config: Config, answers: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Return whether some machine has a disk of its own.
+
+    Args:
+        config: Resolved.
+        answers: By the name of the machine.
+
+    Raises:
+        ConfigError: the run needs something that a machine does not have.
+    """
+    apart = [name for name, answer in answers.items() if answer.get("file") is not True]
+    without_data = [name for name, answer in answers.items() if answer.get("data") is not True]
+    if apart and config.checkpoint.remote is None:
+        raise ConfigError(
+            f"{_listed(apart)} not see the folder of the run, and there is no remote tier for checkpoints",
+            where=f"{config.runs.absolute()}, checkpoint.remote",
+            fix="choose a place on a file system that all machines of the run share (runs=...), or set"
+            " checkpoint.remote.url to an object store that all of them reach",
+        )
+    if apart and config.checkpoint.memory_every is not None:
+        raise ConfigError(
+            f"{_listed(apart)} not see the folder of the run; copies in host memory could not be brought together",
+            where="checkpoint.memory_every",
+            fix="checkpoint.memory_every=null, or a place that all machines of the run share (runs=...)",
+        )
+    if without_data:
+        raise ConfigError(
+            f"{_listed(without_data)} not have the token store to train on",
+            where=str(config.data.store.absolute()),
+            fix="set data.remote to a store that all machines read, copy the store there, or run there:"
+            f" {suggest('data prepare')}, which makes the same bytes of the same sources",
+        )
+    return bool(apart)
+
+
+def _listed(names: Collection[str]) -> str:
+    return f"{', '.join(names)} {'do' if len(names) > 1 else 'does'}"

@@ -1,0 +1,297 @@
+"""The lead: accepts the other machines of a run, and speaks with them."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from headway.core.console import notice, warning
+from headway.core.coordination.launch_variables import LEAD, LISTEN, SECRET
+from headway.core.errors import ConfigError
+from headway.core.process.signals import STOP_SIGNALS
+from headway.core.process.waiting import wait_until
+from headway.run.supervisor.machines.channel import Channel, ChannelError, Refused
+from headway.run.supervisor.machines.courier import GREETING_SECONDS, Connection, Courier
+from headway.run.supervisor.machines.place import Place
+from headway.run.supervisor.machines.roster import Member, Refusal, Roster
+
+#: Most connections of processes that have not proven that they know the secret.
+_MOST_UNKNOWN = 32
+#: How long the others may take to hear how the run ended.
+_FAREWELL_SECONDS = 5.0
+_ANY_IPV6 = "::"
+_EVERYWHERE = ("", _ANY_IPV6)
+#: How a socket of both families shows an address of IPv4.
+_MAPPED = "::ffff:"
+
+
+class Lead:
+    """Listens for the other machines of a run, on a thread that does not touch the run.
+
+    Args:
+        place: The lead's own place.
+        roster: Decides who may join.
+        lost_seconds: How long a machine may be silent.
+        clock: Returns seconds that never decrease.
+    """
+
+    def __init__(
+        self, place: Place, roster: Roster, lost_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._place, self._roster, self._lost_seconds, self._clock = place, roster, lost_seconds, clock
+        self._known: dict[int, Connection] = {}
+        self._unknown: list[Connection] = []
+        self._courier = Courier(self._turn, self._forget)
+        self._refused_at = -60.0
+        self._over: dict[str, Any] | None = None
+        self._signals: list[tuple[str, int]] = []
+        self._listener = _listen(place)
+        self.pausing = self._courier.paused
+        self._courier.start()
+
+    @property
+    def here(self) -> dict[int, Member]:
+        """The machines that have joined, by number."""
+        with self._courier.lock:
+            return dict(self._roster.members)
+
+    @property
+    def closed(self) -> dict[int, float]:
+        """Seconds since the connection of a machine was closed that has not come back, by its number."""
+        now = self._clock()
+        with self._courier.lock:
+            return {number: now - at for number, at in self._roster.closed.items()}
+
+    @property
+    def address(self) -> str:
+        """The address of this machine at which the others have reached it."""
+        with self._courier.lock:
+            for connection in self._known.values():
+                with suppress(OSError):
+                    return str(connection.end.getsockname()[0]).removeprefix(_MAPPED)
+        return str(self._listener.getsockname()[0])
+
+    def why_gone(self, session: int) -> str | None:
+        """Return why a connection has ended; None if it has not."""
+        with self._courier.lock:
+            return self._roster.departed.get(session)
+
+    def take_refusals(self) -> list[Refusal]:
+        """Return the refusals since the last call."""
+        with self._courier.lock:
+            found, self._roster.refusals = self._roster.refusals, []
+        return found
+
+    def take_signals(self) -> list[tuple[str, int]]:
+        """Return the stop signals that machines have received since the last call, with the machines' names."""
+        with self._courier.lock:
+            found, self._signals = self._signals, []
+        return found
+
+    def take_messages(self, number: int) -> list[dict[str, Any]]:
+        """Return the messages of a machine since the last call."""
+        with self._courier.lock:
+            member = self._roster.members.get(number)
+            found = list(member.inbox) if member is not None else []
+            if member is not None:
+                member.inbox.clear()
+        return found
+
+    def newest_readings(self, number: int) -> dict[str, Any] | None:
+        """Return the newest message of a machine about its workers."""
+        with self._courier.lock:
+            member = self._roster.members.get(number)
+            return None if member is None else member.readings
+
+    def tell(self, numbers: Collection[int], kind: str, **content: Any) -> None:
+        """Send a message to some machines; one that is gone is left out."""
+        with self._courier.lock:
+            for number in numbers:
+                if number in self._known:
+                    self._attend(number, partial(self._known[number].channel.send, kind, **content))
+        self._courier.wake()
+
+    def drop(self, number: int, why: str) -> None:
+        """Close the connection to a machine, which then ends its workers."""
+        with self._courier.lock:
+            if number in self._known:
+                self._leave(number, why)
+
+    def close(self, **over: Any) -> None:
+        """Tell all machines how the run ended, and stop listening."""
+        with self._courier.lock:
+            self._over = over
+        self.tell(self.here, "over", **over)
+        # Also those that are still on their way here, which would wait for a lead that is gone.
+        wait_until(lambda: not self.here and self._roster.has_met_all, _FAREWELL_SECONDS)
+        self._courier.stop()
+        self._forget()
+
+    def _turn(self, ready: list[socket.socket]) -> tuple[list[socket.socket], list[socket.socket]]:
+        now = self._clock()
+        if self._listener in ready:
+            self._accept(now)
+        for connection in list(self._unknown):
+            self._greet(connection, connection.end in ready, now)
+        for number in list(self._known):
+            self._attend(number, partial(self._converse, number, ready, now))
+        for member in self._roster.silent(now, self._lost_seconds):
+            self._leave(member.number, f"it has said nothing for {now - member.heard:.0f} s")
+        connections = [*self._unknown, *self._known.values()]
+        writes = [connection.end for connection in connections if connection.channel.unsent]
+        return [self._listener, *(connection.end for connection in connections)], writes
+
+    def _accept(self, now: float) -> None:
+        with suppress(OSError):
+            end, _ = self._listener.accept()
+            if len(self._unknown) >= _MOST_UNKNOWN:
+                end.close()
+                return
+            self._unknown.append(Connection(end, Channel(self._place.secret, is_lead=True), now))
+
+    def _greet(self, connection: Connection, is_ready: bool, now: float) -> None:
+        """Continue the greeting of a process that may be a machine of the run, or anything else."""
+        try:
+            messages = connection.receive(now) if is_ready else []
+            connection.flush()
+            if messages:
+                self._admit(connection, messages, now)
+            elif now - connection.began > GREETING_SECONDS:
+                raise ChannelError("it takes too long")
+        except ChannelError as error:
+            if isinstance(error, Refused) and now - self._refused_at > 60.0:
+                self._refused_at = now
+                peer = "unknown"
+                with suppress(OSError):
+                    peer = str(connection.end.getpeername()[0])
+                warning(f"a process at {peer} wants to join the run and does not know its secret")
+            with suppress(ChannelError):
+                connection.flush()  # that it was refused
+            if connection in self._unknown:
+                self._unknown.remove(connection)
+            connection.end.close()
+
+    def _admit(self, connection: Connection, messages: list[dict[str, Any]], now: float) -> None:
+        hello, *more = messages
+        found = self._roster.admit(hello, now)
+        if isinstance(found, Refusal):
+            connection.channel.send("refused", **asdict(found))
+            raise ChannelError(found.what)
+        self._unknown.remove(connection)
+        if (old := self._known.pop(found.number, None)) is not None:
+            old.end.close()
+        self._known[found.number] = connection
+        found.inbox.extend(more)
+        connection.channel.send("welcome")
+        if self._over is not None:
+            connection.channel.send("over", **self._over)
+        notice(f"{found} has joined")
+        for difference in found.differs:
+            warning(f"{found} has {difference}")
+
+    def _converse(self, number: int, ready: list[socket.socket], now: float) -> None:
+        connection, member = self._known[number], self._roster.members[number]
+        if connection.end in ready:
+            for message in connection.receive(now):
+                if isinstance(there := message.get("now"), int | float):
+                    message["offset"] = member.clock.update(now, there)
+                if message["kind"] == "readings":
+                    member.readings = message
+                elif message["kind"] == "signal":
+                    if message.get("number") in STOP_SIGNALS:
+                        self._signals.append((str(member), int(message["number"])))
+                elif message["kind"] != "alive":
+                    member.inbox.append(message)
+            member.heard = connection.heard
+        connection.keep_alive(now)
+        connection.flush()
+
+    def _attend(self, number: int, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except ChannelError as error:
+            self._leave(number, str(error), self._clock())
+
+    def _leave(self, number: int, why: str, closed_at: float | None = None) -> None:
+        self._known.pop(number).end.close()
+        self._roster.leave(number, why, closed_at)
+
+    def _forget(self) -> None:
+        for end in (self._listener, *(c.end for c in (*self._unknown, *self._known.values()))):
+            with suppress(OSError):
+                end.close()
+
+
+def _listen(place: Place) -> socket.socket:
+    """Listen where the others look for the lead.
+
+    That is the address that the launcher says, or the one that the lead's name stands for, if this machine has it. A
+    name may also stand for another one, which leads here (a service of Kubernetes), or on this machine for loopback, or
+    not be known yet (names of pods appear seconds after their start); then every interface is listened on, with a word.
+
+    Raises:
+        ConfigError: the name cannot be one, this machine does not have the address, or the port is in use.
+    """
+    last: OSError | None = None
+    foreign: str | None = None
+    for family, host in _addresses(place):
+        both = host == _ANY_IPV6 and socket.has_dualstack_ipv6()
+        try:
+            listener = socket.create_server((host, place.port), family=family, backlog=128, dualstack_ipv6=both)
+        except OSError as error:
+            last = error
+            if error.errno == errno.EADDRNOTAVAIL and host not in _EVERYWHERE:
+                foreign = host
+            continue
+        if foreign is not None:
+            notice(
+                f"the lead's name {place.host} stands for {foreign}, which is no address of this machine: it listens on"
+                f" every interface, at port {place.port}, in case that leads here"
+            )
+        listener.setblocking(False)
+        return listener
+    assert last is not None, "one address was tried"
+    where = f"--lead {place.host}:{place.port}" if place.listen is None else f"{LISTEN}={place.listen}"
+    what = last.strerror or str(last)
+    fix = f"choose a free port (--lead, {LEAD}); the secret ({SECRET}) keeps strangers out"
+    if foreign is not None and last.errno == errno.EADDRNOTAVAIL:
+        what = f"{foreign} is no address of this machine, which leads since it is machine 0"
+        fix = (
+            "give all machines the address of machine 0, or this one its own --node; where that address leads here by"
+            f" another machine, set {LISTEN}=0.0.0.0 here"
+        )
+    raise ConfigError(f"the lead cannot listen for the other machines: {what}", where=where, fix=fix)
+
+
+def _addresses(place: Place) -> list[tuple[socket.AddressFamily, str]]:
+    """Return where the lead may listen, the best address first."""
+    if place.listen is not None:
+        return [(socket.AF_INET6 if ":" in place.listen else socket.AF_INET, place.listen)]
+    try:
+        found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:  # a name that DNS could not hold
+        raise ConfigError(
+            f"the lead's name cannot be one: {error}",
+            where=f"--lead {place.host}:{place.port}",
+            fix=f"give a name or an address of machine 0 (--lead, {LEAD})",
+        ) from error
+    except OSError as error:
+        notice(
+            f"the lead's name {place.host} is not known here, or not yet ({error.strerror or error}): it listens on"
+            f" every interface, at port {place.port}"
+        )
+        both = [(socket.AF_INET6, _ANY_IPV6)] if socket.has_dualstack_ipv6() else []
+        return [*both, (socket.AF_INET, "")]
+    family, _, _, _, address = found[0]
+    own = (family, str(address[0]))
+    if place.host in ("localhost", own[1]):
+        return [own]
+    is_loopback = own[1].startswith("127.") or own[1] == "::1"
+    everywhere = (family, _ANY_IPV6 if family == socket.AF_INET6 else "")
+    return [everywhere] if is_loopback else [own, everywhere]

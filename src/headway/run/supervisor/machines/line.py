@@ -1,0 +1,160 @@
+"""A node's connection to the lead, made again when it is lost."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+from collections import deque
+from contextlib import suppress
+from typing import Any
+
+from headway.core.coordination.launch_variables import SECRET
+from headway.core.errors import ConfigError
+from headway.run.supervisor.machines.channel import Channel, ChannelError, Refused
+from headway.run.supervisor.machines.courier import GREETING_SECONDS, Connection, Courier
+from headway.run.supervisor.machines.place import Place
+
+#: Time between two tries to reach the lead, and how long one may take.
+_RETRY_SECONDS, _CONNECT_SECONDS = 1.0, 5.0
+
+
+class Line:
+    """Keeps up a connection to the lead on a thread.
+
+    Args:
+        place: The place of this machine.
+        hello: What the lead has to know of this machine.
+        lost_seconds: How long the lead may be silent.
+    """
+
+    def __init__(self, place: Place, hello: dict[str, Any], lost_seconds: float) -> None:
+        self._place, self._lost_seconds = place, lost_seconds
+        self._hello = {"node": place.number, "process": secrets.token_hex(8), **hello}
+        self._connection: Connection | None = None
+        self._greeted = False
+        self._next_try = 0.0
+        self.inbox: deque[dict[str, Any]] = deque(maxlen=1000)
+        self.session = 0
+        """Number of connections so far; 0 before the first."""
+        self.is_up = False
+        """Whether the lead has welcomed this machine on the present connection."""
+        self.lost_at = time.monotonic()
+        """When the connection was lost, or the first try."""
+        self.why = "it cannot be reached"
+        self.is_refused = False
+        """Whether no process listened at the lead's port at the last try, while its machine answered."""
+        self.interface_address: str | None = None
+        self.refusal: dict[str, Any] | None = None
+        self._courier = Courier(self._turn, self._forget)
+        self.pausing = self._courier.paused
+        self._courier.start()
+
+    def send(self, kind: str, **content: Any) -> None:
+        """Send a message, if the lead is there."""
+        with self._courier.lock:
+            if self.is_up and self._connection is not None:
+                self._guarded(lambda found: found.channel.send(kind, **content))
+                if self._connection is not None:
+                    self._connection.spoke = time.monotonic()
+        self._courier.wake()
+
+    def take(self) -> list[dict[str, Any]]:
+        """Return the messages since the last call."""
+        with self._courier.lock:
+            found = list(self.inbox)
+            self.inbox.clear()
+        return found
+
+    def close(self) -> None:
+        """Send what is left, and close the connection."""
+        with self._courier.lock:
+            self._guarded(Connection.flush)
+        self._courier.stop()
+        self._forget()
+
+    def _turn(self, ready: list[socket.socket]) -> tuple[list[socket.socket], list[socket.socket]]:
+        now = time.monotonic()
+        if self._connection is None:
+            if now >= self._next_try and self.refusal is None:
+                self._dial(now)
+        else:
+            self._guarded(lambda found: self._converse(found, found.end in ready, now))
+        connection = self._connection
+        if connection is None:
+            return [], []
+        return [connection.end], [connection.end] if connection.channel.unsent else []
+
+    def _dial(self, now: float) -> None:
+        self._next_try = now + _RETRY_SECONDS
+        try:
+            # Blocks this thread, which has nothing else to do, for as long as the network takes to refuse.
+            self._courier.lock.release()
+            try:
+                end = socket.create_connection((self._place.host, self._place.port), _CONNECT_SECONDS)
+            finally:
+                self._courier.lock.acquire()
+        except (OSError, UnicodeError) as error:  # UnicodeError: a name that DNS could not hold
+            self.why = f"it cannot be reached: {getattr(error, 'strerror', None) or error}"
+            self.is_refused = isinstance(error, ConnectionRefusedError)
+            return
+        self.is_refused = False
+        self.interface_address = str(end.getsockname()[0])
+        self._connection = Connection(end, Channel(self._place.secret, is_lead=False), time.monotonic())
+        self._greeted = False
+
+    def _converse(self, connection: Connection, is_ready: bool, now: float) -> None:
+        for message in connection.receive(now) if is_ready else []:
+            if message["kind"] == "refused":
+                self.refusal = message
+                raise ChannelError(str(message.get("what")))
+            if message["kind"] == "welcome":
+                self.session += 1
+                self.is_up = True
+            elif message["kind"] != "alive":
+                self.inbox.append(message)
+        if connection.channel.is_open and not self._greeted:
+            self._greeted = True
+            connection.channel.send("hello", **self._hello)
+        if not self.is_up and now - connection.began > GREETING_SECONDS:
+            raise ChannelError("it does not answer")
+        if self.is_up and now - connection.heard >= self._lost_seconds:
+            raise ChannelError(f"it has said nothing for {now - connection.heard:.0f} s")
+        if self.is_up:
+            connection.keep_alive(now)
+        connection.flush()
+
+    def _guarded(self, action: Any) -> None:
+        """Use the connection; if that fails, it is lost."""
+        connection = self._connection
+        if connection is None:
+            return
+        try:
+            action(connection)
+        except ChannelError as error:
+            if isinstance(error, Refused):
+                self.refusal = {"what": "the lead has another secret", "fix": f"set {SECRET} alike on all machines"}
+            self.why = str(error)
+            self._connection = None
+            if self.is_up:
+                self.is_up, self.lost_at = False, time.monotonic()
+            with suppress(OSError):
+                connection.end.close()
+
+    def _forget(self) -> None:
+        if self._connection is not None:
+            with suppress(OSError):
+                self._connection.end.close()
+
+    def check_refused(self) -> None:
+        """Check that the lead has not refused this machine.
+
+        Raises:
+            ConfigError: it has.
+        """
+        if self.refusal is not None:
+            raise ConfigError(
+                f"the lead does not take this machine: {self.refusal.get('what')}",
+                where=f"--lead {self._place.host}:{self._place.port}",
+                fix=str(self.refusal.get("fix")),
+            )

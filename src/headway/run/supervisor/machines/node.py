@@ -1,0 +1,390 @@
+"""A node process: runs the workers of one machine, as the lead says.
+
+It decides nothing. It ends its workers when the lead says so, or says nothing; then it tries to reach the lead again,
+and gives up after a time with exit code 75, so that the scheduler starts all machines again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from headway.checkpoint.save.fence import Owner
+from headway.checkpoint.save.writer_locks import wait_for_writers
+from headway.config import Config
+from headway.core.console import notice, warning
+from headway.core.coordination.launched import MachinePart
+from headway.core.errors import INTERRUPTED, CheckpointError, HeadwayError, Preempted, error_with
+from headway.core.format import format_seconds
+from headway.core.machine.system import host_name
+from headway.core.process.faults import RESTARTS_VARIABLE
+from headway.core.process.signals import STOP_SIGNALS, handled
+from headway.core.process.waiting import VISIBILITY_TIMEOUT, wait_until
+from headway.core.startup.early_stop import take_early_signals
+from headway.core.version import __version__
+from headway.run.directory.run_directory import Attempt, RunDirectory
+from headway.run.session.attempt import RunOptions, WorkerDied, write_config
+from headway.run.supervisor.attempt_client import AttemptProcess, load_ahead
+from headway.run.supervisor.machines.ending import ANY_TIME, LOOK_AT_RUN_SECONDS, is_finished_in_tier, recorded_end
+from headway.run.supervisor.machines.folders import look_for, own_folder
+from headway.run.supervisor.machines.interfaces import interface_of
+from headway.run.supervisor.machines.likeness import describe_machine
+from headway.run.supervisor.machines.line import Line
+from headway.run.supervisor.machines.messages import pack_workers
+from headway.run.supervisor.machines.place import Place, Seat
+from headway.run.supervisor.processes import adopt_orphans, ask_for_stacks, end_all, reap_orphans
+from headway.run.supervisor.worker_status import WorkerStatuses
+
+_POLL_SECONDS, _LOOK_SECONDS = 0.05, 0.2
+_STACK_SECONDS, _GIVE_UP_SECONDS = 2.0, 5.0
+#: How long a machine that was asked to stop before it had joined tries to tell the lead.
+_FIRST_SECONDS = 15.0
+#: How long a machine tries to reach the lead before it looks at the run, and at the run's remote tier.
+_FIRST_LOOK_SECONDS, _TIER_SECONDS = 3.0, 60.0
+_AGAIN = "run the same command again on all machines"
+
+
+def run_node(config: Config, seat: Seat, options: RunOptions, *, own_process: bool) -> None:
+    """Run this machine's workers until the run is over.
+
+    Args:
+        config: Resolved.
+        seat: The place of this machine, which is not the lead's.
+        options: Whether an earlier run of this name counts.
+        own_process: This process does nothing else.
+
+    Raises:
+        HeadwayError: with the exit code of the run, or because the lead is gone.
+        KeyboardInterrupt: Ctrl-C ended the run, or came twice without the lead, or three times.
+    """
+    _Node(config, seat, own_process, starts_over=options.restart).run()
+
+
+class _Node:
+    def __init__(self, config: Config, seat: Seat, own_process: bool, *, starts_over: bool = False) -> None:
+        self._config, self._place, self._own_process = config, seat.place, own_process
+        self._identity, self._starts_over = seat.identity, starts_over
+        self._started, self._look_at = time.time(), time.monotonic() + _FIRST_LOOK_SECONDS
+        self._hello = {
+            "host": host_name(),
+            "workers": config.parallel.workers,
+            "version": __version__,
+            "identity": seat.identity,
+            "computes": seat.computes,
+            "machine": describe_machine(),
+        }
+        self._signals: list[int] = take_early_signals()
+        self._began = time.monotonic()
+        self._passed_on = 0
+        self._attempt: _NodeAttempt | None = None
+
+    def run(self) -> None:
+        if self._own_process:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it were ignored, the ends of children would be lost
+            adopt_orphans()
+        with handled(STOP_SIGNALS, self._record_signal):
+            line = Line(self._place, self._hello, self._config.supervise.lost_seconds)
+            try:
+                if self._own_process and self._config.supervise.load_ahead:
+                    self._load_ahead()
+                self._serve(line)
+            finally:
+                self._end_attempt(line)
+                line.close()
+
+    def _record_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals.append(number)
+
+    def _load_ahead(self) -> None:
+        try:
+            load_ahead(self._config)
+        except Exception as error:  # the first attempt reports what is missing
+            warning(f"what workers need cannot be loaded ahead: {type(error).__name__}: {error}")
+
+    def _serve(self, line: Line) -> None:
+        session = 0
+        while True:
+            is_up = line.is_up  # looked at first: what came before it was lost is taken below
+            for message in line.take():
+                if message["kind"] == "over":
+                    self._end_attempt(line)
+                    _raise_end(message)
+                    return
+                self._handle(message, line)
+            if is_up and line.session != session:
+                session = line.session
+                notice(f"machine {self._place.number} has joined the lead at {self._place.host}:{self._place.port}")
+            elif not is_up:
+                if self._wait_for_lead(line):
+                    return
+                session = 0 if line.session == session else session
+            self._pass_on(line)
+            if self._attempt is not None:
+                self._attempt.look(line)
+            else:
+                time.sleep(_POLL_SECONDS)
+
+    def _wait_for_lead(self, line: Line) -> bool:
+        """End the workers, since no one supervises them, and give up after a time.
+
+        Returns:
+            Whether the run is finished.
+        """
+        line.check_refused()
+        if self._attempt is not None:
+            notice(f"the lead is lost: {line.why}; the workers of this machine are ended")
+            self._end_attempt(line)
+        gone = time.monotonic() - line.lost_at
+        if self._signals and (line.session or time.monotonic() - self._began > _FIRST_SECONDS):
+            self._check_interrupted(1)
+            raise Preempted(f"stopped by {signal.Signals(self._signals[0]).name} without the lead", fix=_AGAIN)
+        place, gives_up = f"--lead {self._place.host}:{self._place.port}", gone >= self._config.supervise.rejoin_seconds
+        if self._is_over(gone, gives_up):
+            return True
+        if self._has_lead_ended(line, gone):
+            raise Preempted("the lead's command has ended, and nothing starts it again", where=place, fix=_AGAIN)
+        if gives_up:
+            raise Preempted(
+                f"the lead has been gone for {format_seconds(gone)}: {line.why}",
+                where=place,
+                fix=f"{_AGAIN} (supervise.rejoin_seconds sets how long they wait for each other)",
+            )
+        return False
+
+    def _is_over(self, gone: float, gives_up: bool) -> bool:
+        """Return whether the run is finished: its lead may have left long ago, and never answer.
+
+        Raises:
+            HeadwayError: it ended with an error that another start would meet again.
+        """
+        now = time.monotonic()
+        if self._starts_over or (now < self._look_at and not gives_up):
+            return False
+        self._look_at = now + LOOK_AT_RUN_SECONDS
+        end = recorded_end(self._config, self._identity, ANY_TIME if gives_up else self._started)
+        if end is None and (gives_up or gone >= _TIER_SECONDS) and is_finished_in_tier(self._config):
+            end = {"exit_code": 0}
+        if end is None:
+            return False
+        notice(f"{self._config.run_directory} has ended without this machine")
+        _raise_end(end)
+        return True
+
+    def _has_lead_ended(self, line: Line, gone: float) -> bool:
+        """Return whether the lead's process is known to be gone for good."""
+        was_there = line.session > 0 and line.is_refused and gone >= self._config.supervise.lost_seconds
+        return was_there and not self._place.is_restarted
+
+    def _pass_on(self, line: Line) -> None:
+        """Report this machine's signals to the lead, which has all machines save and stop, and end alike."""
+        self._check_interrupted(2)
+        if not line.is_up:
+            return
+        for number in self._signals[self._passed_on :]:
+            self._passed_on += 1
+            what = "end" if self._signals[: self._passed_on].count(signal.SIGINT) > 1 else "save and stop"
+            notice(f"{signal.Signals(number).name} came; the lead is told, and all machines {what}")
+            line.send("signal", number=number)
+
+    def _check_interrupted(self, most: int) -> None:
+        """Raise KeyboardInterrupt if Ctrl-C came more often than `most` times."""
+        if self._signals.count(signal.SIGINT) > most:
+            raise KeyboardInterrupt
+
+    def _handle(self, message: Mapping[str, Any], line: Line) -> None:
+        kind, attempt = message["kind"], self._attempt
+        if kind == "begin":
+            self._end_attempt(line)
+            self._attempt = _NodeAttempt.begin(message, self._place, line, self._own_process)
+        elif kind == "look":
+            line.send("seen", **look_for(message, self._config, lambda: not line.is_up or bool(self._signals)))
+        elif kind == "spare":
+            self._end_attempt(line)  # of an earlier connection, which was lost for a moment
+            notice("this machine is a spare: the run has as many as it can use")
+        elif kind == "end":
+            self._end_attempt(line, message.get("attempt"))
+        elif attempt is not None and message.get("attempt") == attempt.number:
+            if kind == "signal":
+                attempt.signal(int(message["number"]))
+            elif kind == "stacks":
+                attempt.write_stacks([int(rank) for rank in message["ranks"]], message.get("wake") is True)
+
+    def _end_attempt(self, line: Line, number: object = None) -> None:
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            attempt.look(line, now=True)  # the last readings say how a worker ended
+            attempt.end()
+            number = attempt.number
+        if number is not None:
+            line.send("ended", attempt=number)
+
+
+@dataclass
+class _NodeAttempt:
+    """This machine's part of an attempt."""
+
+    number: int
+    run: Path
+    folder: Path
+    process: AttemptProcess
+    workers: WorkerStatuses
+    own_process: bool
+    done: bool = False
+    reported: dict[str, Any] | None = None
+    told: bool = False
+    looked: float = 0.0
+    killed: set[int] = field(default_factory=set)
+    """Ranks of the workers that were alive when they were killed because the lead said so."""
+
+    @classmethod
+    def begin(cls, order: Mapping[str, Any], place: Place, line: Line, own_process: bool) -> _NodeAttempt | None:
+        """Start the workers; on an error, report it to the lead and return None."""
+        number, owner = int(order["attempt"]), Owner(**order["owner"])
+        config = Config.model_validate(order["config"])
+        config = config.model_copy(update={"train": config.train.asking(order["asked"])})
+        own_disk = order["own_disk"] is True
+        if own_disk:
+            config = config.model_copy(update={"runs": own_folder(config, place)})
+        address = line.interface_address
+        part = MachinePart(**{**order["part"], "interface": None if address is None else interface_of(address)})
+        try:
+            attempt = _make(config, owner) if own_disk else _join(config, owner, line)
+        except HeadwayError as error:
+            reported = {"what": error.what, "where": error.where, "fix": error.fix, "exit_code": error.exit_code}
+            line.send("attempt_ended", attempt=number, code=error.exit_code, done=False, reported=reported)
+            return None
+        variables = {RESTARTS_VARIABLE: str(int(order["restarts"])), **part.variables()}
+        with line.pausing():
+            process = AttemptProcess(config, RunOptions(), variables, own_process, number)
+        first, here = part.first_rank, config.parallel.workers
+        workers = WorkerStatuses(part.world_size, range(first, first + here))
+        return cls(number, config.run_directory, attempt.directory, process, workers, own_process)
+
+    def look(self, line: Line, now: bool = False) -> None:
+        """Send what the workers do, five times a second, and how they ended."""
+        for message in self.process.listen(0.0 if now else _POLL_SECONDS):
+            self._take(message)
+        has_ended = self.process.poll() is not None
+        if not (now or has_ended) and time.monotonic() - self.looked < _LOOK_SECONDS:
+            return
+        if self.told:
+            return
+        self.looked = time.monotonic()
+        self.workers.look(self.folder)
+        readings, states = self.workers.readings, self.workers.states
+        line.send("readings", attempt=self.number, now=self.looked, workers=pack_workers(readings, states))
+        if self.own_process:
+            reap_orphans(self.process.pid)
+        if has_ended:
+            for message in self.process.listen(0.0):
+                self._take(message)
+            self.told = True
+            ending = {"code": self.process.code, "done": self.done, "reported": self.reported}
+            line.send("attempt_ended", attempt=self.number, killed=sorted(self.killed), **ending)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if message["kind"] == "done":
+            self.done = True
+        elif message["kind"] == "error":
+            self.reported = message
+
+    def signal(self, number: int) -> None:
+        """Send a signal to all workers; if none has begun, there is nothing to save."""
+        self.workers.look(self.folder)
+        alive = self.workers.alive
+        targets = list(alive.values())
+        if not self.workers.readings and self.process.poll() is None:
+            targets, number = [self.process.pid], signal.SIGKILL
+            self.killed.update(self.workers.here or ())
+        if number == signal.SIGKILL:
+            self.killed.update(alive)
+        for pid in targets:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+
+    def write_stacks(self, ranks: list[int], wake: bool) -> None:
+        """Have workers write their stacks; stopped ones are continued for that if `wake`."""
+        going, stopped = self.workers.stack_files(self.folder, ranks)
+        ask_for_stacks(going, 0.0)
+        if wake:
+            ask_for_stacks(stopped, _STACK_SECONDS, stopped=True)
+
+    def end(self) -> None:
+        """End all processes; one that writes a checkpoint may finish it."""
+        sessions = {self.process.pid, *self.workers.sessions}
+        left = end_all(sessions, os.getpid() if self.own_process else None, lambda: not wait_for_writers(self.run, 0.0))
+        self.process.wait(_GIVE_UP_SECONDS)
+        self.process.channel.end.close()
+        self.workers.close()
+        if left:
+            warning(f"processes {left} of this attempt do not end; they can no longer publish anything")
+
+
+def _make(config: Config, owner: Owner) -> Attempt:
+    """Make this machine's own folder for an attempt that the lead has begun on a disk that is not seen here.
+
+    It is none of the run's record: logs and stacks of this machine's workers, and what they load. `.owner` in it fences
+    earlier attempts, as in the run directory.
+
+    Raises:
+        CheckpointError: the folder cannot be made.
+    """
+    run = RunDirectory(config.run_directory)
+    try:
+        with run.claim() as lock:
+            lock.write(owner)
+        attempt = Attempt(run.path, owner)
+        attempt.directory.mkdir(parents=True, exist_ok=True)
+        write_config(config, attempt.directory)
+    except OSError as error:
+        raise CheckpointError(
+            f"{host_name()} cannot make its own folder for the run: {error.strerror or error}",
+            where=str(error.filename or run.path),
+            fix="make room there, or choose a place that can be written to with runs=...",
+        ) from error
+    return attempt
+
+
+def _join(config: Config, owner: Owner, line: Line) -> Attempt:
+    """Join the attempt that the lead has begun, once this machine sees it on the shared folder.
+
+    Raises:
+        CheckpointError: this machine does not see it, or sees another one.
+    """
+    number = owner.attempt
+    attempt = Attempt.join(config.run_directory, number, owner.token, VISIBILITY_TIMEOUT)
+    seen = (attempt.directory / "config.yaml").exists
+    if not wait_until(lambda: seen() or not line.is_up, VISIBILITY_TIMEOUT, 0.05) or not seen():
+        raise CheckpointError(
+            f"{host_name()} does not see the config of attempt {number}",
+            where=str(attempt.directory.absolute()),
+            fix="choose a place on a file system that all machines of the run share (runs=...)",
+        )
+    return attempt
+
+
+def _raise_end(message: Mapping[str, Any]) -> None:
+    """End this command as the run has ended.
+
+    Raises:
+        HeadwayError: the run ended with an error.
+        KeyboardInterrupt: it was interrupted.
+    """
+    code = message.get("exit_code")
+    if code == 0:
+        return
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
+    code = code if isinstance(code, int) and 0 < code < 256 else 1
+    kind = error_with(code) or WorkerDied
+    error = kind(str(message.get("what")), where=message.get("where"), fix=message.get("fix"))
+    error.exit_code = code
+    raise error

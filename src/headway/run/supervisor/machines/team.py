@@ -1,0 +1,281 @@
+"""The machines of one attempt other than the lead's, as the lead's attempt monitor sees them."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from headway.config import Config
+from headway.core.coordination.heartbeat import Reading
+from headway.core.coordination.launched import MachinePart
+from headway.core.errors import Preempted
+from headway.core.process.table import ProcessState
+from headway.core.process.waiting import wait_until
+from headway.run.directory.run_directory import Attempt
+from headway.run.supervisor.machines.interfaces import interface_of
+from headway.run.supervisor.machines.lead import Lead
+from headway.run.supervisor.machines.messages import unpack_workers
+from headway.run.supervisor.machines.roster import Member
+
+if TYPE_CHECKING:
+    from headway.run.supervisor.watchdog import Finding
+
+#: How long a machine may take to end its processes, beyond what their last writes take.
+_END_SECONDS = 90.0
+
+
+@dataclass(frozen=True)
+class MachineEnd:
+    """How the workers of a machine have ended by themselves."""
+
+    code: int
+    """Exit code of its attempt process, negative for a signal."""
+    is_done: bool = False
+    reported: Mapping[str, Any] | None = None
+    """The error that it has reported."""
+    first_rank: int = 0
+    killed_here: Collection[int] = ()
+    """Ranks of its workers that the supervisor has killed, because another worker had died."""
+
+    @property
+    def rank(self) -> int:
+        """The worker that it is about: the one that it reports, or the first one of the machine."""
+        rank = self.reported.get("rank") if self.reported is not None else None
+        return rank if isinstance(rank, int) else self.first_rank
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that has killed that worker, or the attempt process; None without one."""
+        reported = self.reported.get("signal") if self.reported is not None else None
+        return reported or (-self.code if self.code < 0 else None)
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether the supervisor itself has killed that worker, so that its end says nothing about the cause."""
+        return self.signal == signal.SIGKILL and self.rank in self.killed_here
+
+    @property
+    def is_good(self) -> bool:
+        """Whether its workers have done all steps."""
+        return self.code == 0 and self.is_done
+
+    @property
+    def severity(self) -> int:
+        """How much it says about the cause, 0 for most: deliberate errors, then kills, then what follows from both."""
+        code = self.reported["exit_code"] if self.reported is not None else self.code
+        if self.is_good:
+            return 5
+        if self.is_consequence:
+            return 4
+        if self.reported is not None and code not in (0, 1):
+            return 1 if code == Preempted.exit_code else 0
+        return 3 if self.signal is None else 2
+
+
+def most_telling(ends: Collection[MachineEnd], found: Finding | None) -> MachineEnd:
+    """Return the end that says most about why an attempt has ended.
+
+    Args:
+        ends: Those of the machines that have ended, in any order.
+        found: What the watchdog has found first; of two ends that say as much, that of this worker counts.
+    """
+    return min(ends, key=lambda end: (end.severity, found is None or end.rank != found.rank, end.rank))
+
+
+class Team:
+    """The other machines that work in an attempt; none for a run on one machine.
+
+    Args:
+        lead: Speaks with them; None without any.
+        members: The machines, in the order of their ranks.
+        workers: Workers per machine.
+        own_disks: Whether every machine has a folder of its own, since some do not see the lead's.
+        identity: Fingerprint of the config that all machines were started with; None for a run on one machine.
+    """
+
+    def __init__(
+        self,
+        lead: Lead | None = None,
+        members: Sequence[Member] = (),
+        workers: int = 1,
+        *,
+        own_disks: bool = False,
+        identity: str | None = None,
+    ) -> None:
+        self.identity = identity
+        self._lead, self.members, self._workers, self._own_disks = lead, members, workers, own_disks
+        self._ranks = {m.number: range(i * workers, (i + 1) * workers) for i, m in enumerate(members, 1)}
+        self._attempt: int | None = None
+        self._reserved: socket.socket | None = None
+        self.readings: dict[int, Reading] = {}
+        self.states: dict[int, ProcessState | None] = {}
+        self.ends: dict[int, MachineEnd] = {}
+        self._ended: set[int] = set()
+        self._address = ("", 0)
+        if lead is not None and members:
+            address = lead.address
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            # Bound for the length of the attempt, so that no other process gets the port; the first worker, which
+            # binds it as well, is the only one that listens.
+            self._reserved = socket.socket(family, socket.SOCK_STREAM)
+            self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._reserved.bind((address, 0))
+            self._address = (address, int(self._reserved.getsockname()[1]))
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @property
+    def world_size(self) -> int:
+        """Workers of all machines."""
+        return (len(self.members) + 1) * self._workers
+
+    def host_of(self, rank: int) -> str | None:
+        """Return the name of the machine of a worker; None for the lead's own."""
+        return next((m.host for m in self.members if rank in self._ranks[m.number]), None)
+
+    def variables(self) -> dict[str, str]:
+        """Return what the lead's own attempt process has to know."""
+        return self._part(0, interface_of(self._address[0])).variables() if self.members else {}
+
+    def pausing(self) -> AbstractContextManager[None]:
+        """Return a block in which this process can be copied."""
+        return nullcontext() if self._lead is None else self._lead.pausing()
+
+    def begin(self, config: Config, attempt: Attempt, restarts: int) -> None:
+        """Have the machines start their workers.
+
+        Args:
+            config: Complete and checked.
+            restarts: Earlier attempts of this command.
+        """
+        if self._lead is None or self._attempt is not None:
+            return
+        self._attempt = attempt.number
+        shared = {
+            "attempt": attempt.number,
+            "owner": asdict(attempt.owner),
+            "own_disk": self._own_disks,
+            "config": config.model_dump(mode="json"),
+            "asked": config.train.asked(),
+            "restarts": restarts,
+        }
+        for member in self.members:
+            part = asdict(self._part(self._ranks[member.number].start, None))
+            self._lead.tell([member.number], "begin", part=part, **shared)
+
+    def _part(self, first_rank: int, interface: str | None) -> MachinePart:
+        return MachinePart(first_rank, self.world_size, *self._address, interface, self._own_disks)
+
+    def look(self) -> None:
+        """Take what the machines have sent."""
+        if self._lead is None or self._attempt is None:
+            return
+        for member in self._present:
+            newest = self._lead.newest_readings(member.number)
+            if newest is not None and newest.get("attempt") == self._attempt:
+                offset = newest.get("offset", 0.0)
+                readings, states = unpack_workers(newest.get("workers"), self._ranks[member.number], offset)
+                self.readings.update(readings)
+                self.states.update(states)
+            for message in self._lead.take_messages(member.number):
+                if message.get("attempt") == self._attempt:
+                    self._take(member.number, message)
+
+    def _take(self, number: int, message: Mapping[str, Any]) -> None:
+        if message["kind"] == "attempt_ended":
+            code, reported = message.get("code"), message.get("reported")
+            if isinstance(code, int):
+                ranks, killed = self._ranks[number], message.get("killed")
+                known = _checked_report(reported, ranks)
+                killed_here = killed if isinstance(killed, list) else ()
+                self.ends[number] = MachineEnd(code, message.get("done") is True, known, ranks.start, killed_here)
+        elif message["kind"] == "ended":
+            self._ended.add(number)
+
+    @property
+    def _present(self) -> list[Member]:
+        assert self._lead is not None, "there are members"
+        return [member for member in self.members if self._lead.why_gone(member.session) is None]
+
+    def lost(self) -> tuple[Member, str, range] | None:
+        """Return a machine that is lost, with the reason and its ranks; None if all are there."""
+        for member in self.members:
+            if self._lead is None or member.number in self.ends:
+                continue
+            if (why := self._lead.why_gone(member.session)) is not None:
+                return member, why, self._ranks[member.number]
+        return None
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether the workers of all these machines have ended by themselves."""
+        return all(member.number in self.ends for member in self.members)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to all workers of these machines."""
+        self._tell("signal", number=number)
+
+    def write_stacks(self, ranks: Collection[int], wake: bool) -> None:
+        """Have workers of these machines write their stacks; do not wait for it."""
+        if ranks := [rank for rank in ranks if self.host_of(rank) is not None]:
+            self._tell("stacks", ranks=ranks, wake=wake)
+
+    def end(self) -> None:
+        """Have the machines end all processes of the attempt."""
+        self._tell("end")
+
+    def wait_for_end(self, look: Callable[[], object] = lambda: None) -> None:
+        """Wait until no process of the attempt is left on a machine that is there; drop a machine that takes long.
+
+        Args:
+            look: Called several times a second.
+        """
+        if self._lead is None or self._attempt is None:
+            self.close()
+            return
+
+        def left() -> list[Member]:
+            look()
+            self.look()
+            return [member for member in self._present if member.number not in self._ended]
+
+        if not wait_until(lambda: not left(), _END_SECONDS, 0.05):
+            for member in left():
+                self._lead.drop(member.number, "its processes do not end")
+        self.close()
+
+    def close(self) -> None:
+        """Release the port at which workers meet."""
+        if self._reserved is not None:
+            self._reserved.close()
+            self._reserved = None
+
+    def _tell(self, kind: str, **content: Any) -> None:
+        if self._lead is not None and self._attempt is not None:
+            present = [member.number for member in self._present]
+            self._lead.tell(present, kind, attempt=self._attempt, **content)
+
+
+def _checked_report(reported: Any, ranks: range) -> dict[str, Any] | None:
+    """Return an error as an attempt process reports it; None for anything else."""
+    if not isinstance(reported, dict) or not isinstance(reported.get("exit_code"), int):
+        return None
+    frames, rank = reported.get("frames"), reported.get("rank")
+    return {
+        **{name: _text(reported.get(name)) for name in ("where", "fix", "type", "traceback")},
+        "what": _text(reported.get("what")) or "it gave no reason",
+        "exit_code": reported["exit_code"],
+        "rank": rank if isinstance(rank, int) else ranks.start,
+        "step": reported["step"] if isinstance(reported.get("step"), int) else None,
+        "signal": reported["signal"] if isinstance(reported.get("signal"), int) else None,
+        "frames": [str(frame)[:500] for frame in frames][:100] if isinstance(frames, list) else None,
+    }
+
+
+def _text(value: Any) -> str | None:
+    return value[:20_000] if isinstance(value, str) else None

@@ -1,0 +1,482 @@
+"""The other machines of an attempt, and those of a run, with machines that are only messages."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from contextlib import nullcontext
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.config import Config, load_config
+from headway.core.coordination.heartbeat import Exchange, Phase, Reading
+from headway.core.errors import Cancelled, ConfigError, Preempted
+from headway.core.process.table import ProcessState
+from headway.run.directory.run_directory import RunDirectory
+from headway.run.supervisor.machines import assembly, node
+from headway.run.supervisor.machines.assembly import Machines
+from headway.run.supervisor.machines.messages import pack_workers, unpack_workers
+from headway.run.supervisor.machines.place import Place, Seat
+from headway.run.supervisor.machines.roster import Member, Refusal
+from headway.run.supervisor.machines.team import MachineEnd, Team, most_telling
+from headway.run.supervisor.watchdog import Finding
+
+READING = Reading(
+    41,
+    Phase.COMPUTE,
+    7,
+    100.5,
+    100.25,
+    12,
+    "sum of gradients",
+    3.5,
+    0.25,
+    4,
+    99.5,
+    Exchange(12, "a"),
+    Exchange(11, "b"),
+)
+
+
+class Played:
+    """A lead whose machines are as the test says."""
+
+    address = "127.0.0.1"
+
+    def __init__(self, *_: Any) -> None:
+        self.here: dict[int, Member] = {}
+        self.gone: dict[int, str] = {}
+        self.closed: dict[int, float] = {}
+        self.told: list[tuple[list[int], str, dict[str, Any]]] = []
+        self.signals: list[tuple[str, int]] = []
+        self.refusals: list[Refusal] = []
+        self.over: dict[str, Any] | None = None
+        self.answers: dict[int, dict[str, Any]] = {}
+        self.mute: set[int] = set()
+        self.times = 1
+        self.pausing = nullcontext
+
+    def join(self, number: int) -> Member:
+        self.here[number] = Member(number, f"host-{number}", "p", len(self.gone) + 10 * number, 0.0)
+        return self.here[number]
+
+    def lose(self, number: int, why: str) -> None:
+        self.gone[self.here.pop(number).session] = why
+
+    def why_gone(self, session: int) -> str | None:
+        return self.gone.get(session)
+
+    def newest_readings(self, number: int) -> dict[str, Any] | None:
+        return self.here[number].readings
+
+    def take_messages(self, number: int) -> list[dict[str, Any]]:
+        found = list(self.here[number].inbox)
+        self.here[number].inbox.clear()
+        return found
+
+    def take_signals(self) -> list[tuple[str, int]]:
+        found, self.signals = self.signals, []
+        return found
+
+    def take_refusals(self) -> list[Refusal]:
+        found, self.refusals = self.refusals, []
+        return found
+
+    def tell(self, numbers: Any, kind: str, **content: Any) -> None:
+        self.told.append((list(numbers), kind, content))
+        for number in set(numbers) - self.mute if kind == "look" else ():
+            answer = {
+                "kind": "seen",
+                "path": content["path"],
+                "file": True,
+                "data": True,
+                **self.answers.get(number, {}),
+            }
+            self.here[number].inbox.extend([answer] * self.times)
+
+    def drop(self, number: int, why: str) -> None:
+        self.lose(number, why)
+
+    def close(self, **over: Any) -> None:
+        self.over = over
+
+
+@pytest.fixture
+def lead(monkeypatch: pytest.MonkeyPatch) -> Played:
+    lead = Played()
+    monkeypatch.setattr(assembly, "Lead", lambda *_: lead)
+    return lead
+
+
+@pytest.fixture
+def of(lead: Played, tiny: Callable[..., Path]) -> Callable[..., Machines]:
+    def make(machines: str, determinism: str = "elastic", *, is_restarted: bool = True, **supervise: float) -> Machines:
+        config = load_config(tiny(parallel={"machines": machines}, determinism=determinism, supervise=supervise))
+        now = iter(range(100_000))  # every look takes a second
+        place = Place(0, "h", 1, b"s" * 16, is_restarted)
+        return Machines(config, Seat(place, {}), lambda: float(next(now)))
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembly, "_POLL_SECONDS", 0.0)
+
+
+def numbers(team: Team | None) -> list[int]:
+    assert team is not None
+    return [member.number for member in team.members]
+
+
+def test_an_elastic_run_uses_the_machines_that_share_its_lanes_and_names_the_spares(
+    lead: Played, of: Callable[..., Machines], capsys: pytest.CaptureFixture[str]
+) -> None:
+    machines = of("3")
+    lead.join(1), lead.join(2)
+    team = machines.assemble(lambda: None)
+    assert team is not None
+    assert numbers(team) == [1] and team.world_size == 2
+    assert "machine 2 (host-2) is a hot spare: the run uses 2 of 3 machines" in capsys.readouterr().err
+    assert ([2], "spare", {}) in lead.told
+    assert not machines.can_grow(2)
+    lead.lose(1, "silent")
+    assert numbers(machines.assemble(lambda: None)) == [2], "the spare takes its place"
+    lead.lose(2, "silent")
+    assert numbers(machines.assemble(lambda: None)) == []
+    lead.join(1)
+    assert machines.can_grow(1)
+
+
+def test_a_run_of_one_number_waits_for_a_lost_machine_and_gives_up_in_time(
+    lead: Played, of: Callable[..., Machines]
+) -> None:
+    lead.join(1)
+    machines = of("2", "run", rejoin_seconds=50.0)
+    machines.assemble(lambda: None)
+    lead.lose(1, "silent")
+    looks: list[int] = []
+    with pytest.raises(Preempted, match=r"machine 1 \(host-1\) did not come within 50 s"):
+        machines.assemble(lambda: looks.append(1))
+    assert 50 <= len(looks) <= 52
+    lead.join(1)
+    assert numbers(machines.assemble(lambda: None)) == [1]
+
+
+@pytest.mark.parametrize(
+    ("machines", "determinism", "gives_up"),
+    [("2", "run", True), ("2", "elastic", False), ("4", "run", True), ("2:4", "elastic", False)],
+)
+def test_a_machine_that_nothing_starts_again_is_not_waited_for(
+    lead: Played, of: Callable[..., Machines], machines: str, determinism: str, gives_up: bool
+) -> None:
+    """As a task of a step of Slurm that was killed; another one of these may still come."""
+    run = of(machines, determinism, is_restarted=False, rejoin_seconds=500.0, lost_seconds=15.0)
+    for number in range(1, int(machines[-1])):
+        lead.join(number)
+    run.assemble(lambda: None)
+    lead.lose(1, "the connection was closed")
+    looks: list[int] = []
+
+    def look() -> None:
+        looks.append(1)
+        lead.closed = {1: float(len(looks))}
+
+    if gives_up:
+        with pytest.raises(Preempted, match=r"the command on machine 1 \(host-1\) has ended, and nothing starts it"):
+            run.assemble(look)
+        assert 14 <= len(looks) <= 17, "it may come back as long as a machine may be silent"
+    else:
+        assert 1 not in numbers(run.assemble(look))
+
+
+def test_a_machine_that_is_silent_or_may_be_started_again_is_waited_for(
+    lead: Played, of: Callable[..., Machines]
+) -> None:
+    for restarted, closed in ((True, {1: 400.0}), (False, {})):
+        lead.join(1)
+        lead.closed = {}
+        machines = of("2", "run", is_restarted=restarted, rejoin_seconds=50.0)
+        machines.assemble(lambda: None)
+        lead.lose(1, "silent")
+        lead.closed = dict(closed)
+        with pytest.raises(Preempted, match="did not come within 50 s"):
+            machines.assemble(lambda: None)
+
+
+@pytest.mark.parametrize("starts_over", [False, True])
+def test_the_lead_of_a_finished_run_does_not_wait_for_machines_that_know_it(
+    lead: Played, of: Callable[..., Machines], monkeypatch: pytest.MonkeyPatch, starts_over: bool
+) -> None:
+    monkeypatch.setattr(assembly, "recorded_end", lambda *_: {"exit_code": 0})
+    machines, looks = of("2", "run", lost_seconds=15.0, rejoin_seconds=50.0), list[int]()
+    if starts_over:
+        with pytest.raises(Preempted, match="did not come"):
+            machines.assemble(lambda: None, starts_over=True)
+        return
+    assert machines.assemble(lambda: looks.append(1)) is None
+    assert 6 <= len(looks) <= 17, "a machine that is only late is taken in"
+    lead.join(1)
+    assert numbers(machines.assemble(lambda: None)) == [1], "it is not asked while it has all machines"
+
+
+def test_the_first_attempt_waits_for_all_machines_for_as_long_as_one_may_be_silent(
+    lead: Played, of: Callable[..., Machines]
+) -> None:
+    looks: list[int] = []
+    machines = of("1:2", lost_seconds=15.0)
+    assert numbers(machines.assemble(lambda: looks.append(1))) == []
+    assert 14 <= len(looks) <= 17
+
+
+def test_machines_are_asked_once_whether_they_see_the_folder_and_work_apart_if_one_does_not(
+    lead: Played, tiny: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remote = {"url": f"file://{tmp_path}"}
+    config = load_config(tiny(parallel={"machines": "2"}, checkpoint={"remote": remote}))
+    machines = Machines(config, Seat(Place(0, "h", 1, b"s" * 16), {}), lambda: 0.0)
+    lead.answers = {1: {"file": False}}
+    lead.join(1)
+    team = machines.assemble(lambda: None)
+    assert team is not None
+    assert "machines share no folder: checkpoints go through the remote tier" in capsys.readouterr().err
+    assert "own_disks" in str(team.variables()) and '"own_disks": true' in str(team.variables())
+    (asked,) = [content for _, kind, content in lead.told if kind == "look"]
+    assert not Path(asked["path"]).exists() and Path(asked["path"]).parent == config.runs, "nothing is left"
+    machines.assemble(lambda: None)
+    assert sum(kind == "look" for _, kind, _ in lead.told) == 1
+    lead.lose(1, "silent")
+    lead.answers = {}
+    lead.join(1)
+    team = machines.assemble(lambda: None)
+    assert team is not None and '"own_disks": false' in str(team.variables()), "a new one is asked"
+    assert sum(kind == "look" for _, kind, _ in lead.told) == 2
+
+
+def test_a_machine_may_say_twice_what_it_sees(lead: Played, of: Callable[..., Machines]) -> None:
+    lead.times = 2
+    lead.join(1)
+    assert numbers(of("2").assemble(lambda: None)) == [1]
+
+
+def test_a_machine_that_does_not_say_what_it_sees_is_dropped(lead: Played, of: Callable[..., Machines]) -> None:
+    machines = of("2", start_seconds=30.0)
+    lead.mute = {1}
+    member = lead.join(1)
+    team = machines.assemble(lambda: None)
+    assert team is not None
+    assert "does not say what it sees" in str(lead.why_gone(member.session)) and team.lost() is not None
+
+
+REFUSAL = Refusal("machine 1 (b) was started with 3 workers", "start alike", 1)
+
+
+def test_a_machine_that_does_not_fit_is_named_and_waited_for(
+    lead: Played, of: Callable[..., Machines], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own command ends. Started as the others are, it is taken in."""
+    machines, looks = of("2"), list[int]()
+    lead.refusals.append(REFUSAL)
+
+    def look() -> None:
+        looks.append(1)
+        if len(looks) == 5:
+            lead.join(1)
+
+    assert numbers(machines.assemble(look)) == [1] and len(looks) == 6
+    assert "was not taken in: machine 1 (b) was started with 3 workers" in capsys.readouterr().err
+
+
+def test_a_machine_that_does_not_fit_and_is_not_started_again_ends_a_run_that_needs_it(
+    lead: Played, of: Callable[..., Machines]
+) -> None:
+    lead.refusals.append(REFUSAL)
+    with pytest.raises(ConfigError, match="3 workers"):
+        of("2", "run", is_restarted=False).assemble(lambda: None)
+    lead.refusals.append(REFUSAL)
+    assert numbers(of("1:2", is_restarted=False).assemble(lambda: None)) == []
+    machines = of("2", "run", is_restarted=False)
+    lead.refusals.append(REFUSAL)
+    lead.join(1)
+    assert numbers(machines.assemble(lambda: None)) == [1], "another process of that number was refused"
+
+
+def test_signals_count_as_often_as_one_machine_has_received_them(lead: Played, of: Callable[..., Machines]) -> None:
+    machines, signals = of("3"), list[int]()
+    lead.signals = [("machine 1 (b)", signal.SIGINT), ("machine 2 (c)", signal.SIGINT)]
+    assert machines.hear(signals) is signals
+    assert signals == [signal.SIGINT], "a scheduler signals all machines; two would end all at once"
+    machines.add_signal(signals, signal.SIGINT)
+    assert signals == [signal.SIGINT], "the lead's own is the same one, even if it comes last"
+    lead.signals = [("machine 2 (c)", signal.SIGINT)]
+    assert machines.hear(signals) == [signal.SIGINT] * 2, "two on one machine are two"
+    lead.signals = [("machine 1 (b)", signal.SIGTERM), ("machine 1 (b)", signal.SIGINT)]
+    assert machines.hear(signals) == [signal.SIGINT, signal.SIGINT, signal.SIGTERM]
+
+
+def test_a_signal_while_the_others_hear_of_the_end_changes_no_code(
+    lead: Played, of: Callable[..., Machines], monkeypatch: pytest.MonkeyPatch, config: Config
+) -> None:
+    def close(**over: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        lead.over = over
+
+    monkeypatch.setattr(lead, "close", close)
+    seat = Seat(Place(0, "h", 1, b"s" * 16), {})
+    with pytest.raises(Preempted), Machines.of(config, seat):
+        raise Preempted("stopped")
+    assert lead.over is not None and lead.over["exit_code"] == 75
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(None, 0), (Preempted("p"), 75), (Cancelled("c"), 7), (KeyboardInterrupt(), 130),
+                        (ValueError("v"), 1), (SystemExit(3), 3)],
+)  # fmt: skip
+def test_all_machines_end_as_the_lead_does(
+    lead: Played, of: Callable[..., Machines], error: BaseException | None, code: int
+) -> None:
+    of("2").close(error)
+    assert lead.over is not None and lead.over["exit_code"] == code
+    heard = {"kind": "over", **lead.over}
+    if code == 0:
+        node._raise_end(heard)
+        return
+    with pytest.raises(BaseException) as told:
+        node._raise_end(heard)
+    assert getattr(told.value, "exit_code", 130) == code
+    assert isinstance(told.value, KeyboardInterrupt) == (code == 130)
+
+
+@pytest.fixture
+def begun(lead: Played, config: Config) -> Team:
+    team = Team(lead, [lead.join(1), lead.join(2)], 2)  # type: ignore[arg-type]
+    team.begin(config, RunDirectory(config.run_directory).begin_attempt("x"), 3)
+    return team
+
+
+@pytest.fixture
+def config(tiny: Callable[..., Path]) -> Config:
+    return load_config(tiny())
+
+
+def test_machines_get_their_ranks_and_one_place_to_meet(lead: Played, begun: Team) -> None:
+    orders = [(told, content) for told, kind, content in lead.told if kind == "begin"]
+    parts = [content["part"] for _, content in orders]
+    assert [told for told, _ in orders] == [[1], [2]]
+    assert [(part["first_rank"], part["world_size"]) for part in parts] == [(2, 6), (4, 6)]
+    assert {(part["address"], part["port"]) for part in parts} == {("127.0.0.1", begun._address[1])}
+    assert orders[0][1]["attempt"] == 1 and orders[0][1]["restarts"] == 3
+    assert [begun.host_of(rank) for rank in range(6)] == [None, None, "host-1", "host-1", "host-2", "host-2"]
+
+
+def test_readings_of_other_machines_get_times_of_this_clock_and_only_their_own_ranks(lead: Played, begun: Team) -> None:
+    workers = pack_workers(dict.fromkeys((1, 2, 3), READING), {2: ProcessState(41, "R", 1, 1), 3: None})
+    message = {"kind": "readings", "attempt": 1, "offset": 1000.0, "workers": workers}
+    lead.here[1].readings = message
+    lead.here[2].readings = {**message, "attempt": 9}
+    begun.look()
+    assert list(begun.readings) == [2, 3], "rank 1 is not the sender's, and attempt 9 is another one"
+    assert begun.readings[2].beat_seconds == 1100.5 and begun.readings[2].steps_seconds == 1099.5
+    assert begun.readings[2].begun == READING.begun and begun.readings[2].own_seconds == 3.5
+    state = begun.states[2]
+    assert state is not None and state.state == "R" and begun.states[3] is None
+
+
+def test_readings_that_are_none_are_left_out() -> None:
+    good = pack_workers({0: READING}, {0: None})[0]
+    bad: list[Any] = [None, 3, [0], [0, {}, None], [0, {**good[1], "pid": "x"}, None], [True, good[1], None]]
+    bad += [[0, {**good[1], "phase": 99}, None], [0, {**good[1], "beat_seconds": float("nan")}, None]]
+    bad += [[0, {**good[1], "step": 10**30}, None], [0, good[1], ["?", None]], [0, {**good[1], "begun": 3}, None]]
+    assert unpack_workers(bad, range(1), 0.0)[1] == {}
+    assert unpack_workers("x", range(1), 0.0) == ({}, {})
+    assert list(unpack_workers([*bad, good], range(1), 0.0)[0]) == [0]
+
+
+def test_a_lost_machine_is_found_unless_its_workers_are_done(lead: Played, begun: Team) -> None:
+    assert begun.lost() is None
+    lead.here[1].inbox.append({"kind": "attempt_ended", "attempt": 1, "code": 0, "done": True, "reported": None})
+    begun.look()
+    lead.lose(1, "closed")
+    assert begun.lost() is None and begun.ends[1].is_good
+    lead.lose(2, "it has said nothing for 15 s")
+    found = begun.lost()
+    assert found is not None and (found[0].number, found[1], found[2]) == (
+        2,
+        "it has said nothing for 15 s",
+        range(4, 6),
+    )
+
+
+def test_the_end_waits_for_the_machines_that_are_there(lead: Played, begun: Team) -> None:
+    begun.end()
+    assert lead.told[-1] == ([1, 2], "end", {"attempt": 1})
+    lead.lose(2, "closed")
+    looks = 0
+
+    def look() -> None:  # as the lead renews its lease: a machine may take longer than that lasts
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            lead.here[1].inbox.append({"kind": "ended", "attempt": 1})
+
+    begun.wait_for_end(look)
+    assert looks == 2
+
+
+def killed_worker(rank: int, killed_here: tuple[int, ...] = ()) -> MachineEnd:
+    """The end of a machine one of whose workers was killed by SIGKILL."""
+    reported = {"exit_code": 1, "what": "died", "rank": rank, "signal": 9}
+    return MachineEnd(1, False, reported, killed_here=killed_here)
+
+
+def test_the_end_that_says_most_decides() -> None:
+    crashed = MachineEnd(1, False, {"exit_code": 1, "what": "connection closed"})
+    killed, ended_here = killed_worker(1), killed_worker(0, killed_here=(0,))
+    saved = MachineEnd(75, False, {"exit_code": 75, "what": "stopped"})
+    cancelled = MachineEnd(7, False, {"exit_code": 7, "what": "cancelled"})
+    full = MachineEnd(4, False, {"exit_code": 4, "what": "disk"})
+    good, gone = MachineEnd(0, True), MachineEnd(-9)
+    order = [full, saved, killed, crashed, ended_here, good]
+    for place, end in enumerate(order):
+        assert most_telling(list(reversed(order[place:])), None) is end
+    assert most_telling([saved, cancelled], None) is cancelled
+    assert most_telling([crashed, gone], None) is gone
+    assert not MachineEnd(0, False).is_good, "without its word that is no success"
+
+
+@pytest.mark.parametrize("victim", range(4))
+def test_a_kill_by_the_supervisor_is_never_taken_for_the_first(victim: int) -> None:
+    """Of four machines one loses its worker; the supervisor then kills the other three by the same signal."""
+    found = Finding("died", victim, "died", suspects=(victim,))
+    ends = [killed_worker(rank, killed_here=() if rank == victim else (rank,)) for rank in range(4)]
+    for order in permutations(ends):
+        assert most_telling(order, found).rank == most_telling(order, None).rank == victim
+
+
+def test_of_two_kills_the_one_that_was_found_first_counts() -> None:
+    found = Finding("died", 2, "died", suspects=(2,))
+    assert most_telling([killed_worker(1), killed_worker(2)], found).rank == 2
+
+
+def test_an_attempt_process_that_is_killed_stands_for_its_first_worker() -> None:
+    gone = MachineEnd(-9, first_rank=4)
+    assert (gone.rank, gone.signal, gone.is_consequence) == (4, 9, False)
+    assert MachineEnd(-9, first_rank=4, killed_here=[4, 5]).is_consequence
+
+
+@pytest.mark.parametrize("killed", [[1], [], None, "1"])
+def test_a_machine_tells_which_workers_the_supervisor_killed(
+    lead: Played, of: Callable[..., Machines], killed: object
+) -> None:
+    lead.join(1)
+    team = of("2").assemble(lambda: None)
+    assert team is not None
+    team._attempt = 1
+    reported = {"exit_code": 1, "what": "died", "rank": 1, "signal": 9}
+    ended = {"kind": "attempt_ended", "attempt": 1, "code": 1, "reported": reported, "killed": killed}
+    lead.here[1].inbox.append(ended)
+    team.look()
+    assert team.ends[1].rank == 1 and team.ends[1].is_consequence == (killed == [1])
