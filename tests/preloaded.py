@@ -36,7 +36,7 @@ _MODULES = (
     "headway.text.cli.data",
     "headway.cli.main",
     "headway.cli.runs.runs",
-    "headway.cli.training.train",
+    "headway.cli.start.train",
     "headway.text.preparing.prepare",
     "headway.run.supervisor.supervisor",
     "headway.training.evaluation.inference",

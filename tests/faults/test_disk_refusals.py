@@ -120,7 +120,7 @@ SIZES = (10, 700, 2_500, 6_000, 20_000, 60_000, 200_000, 2_000_000)
 _LIMITED = """
 import json, os, resource, sys
 from headway.cli import application, main
-from headway.cli.training import train
+from headway.cli.start import train
 from headway.run.session import session
 from headway.training import task
 

@@ -13,9 +13,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from headway.cli.common import print_json
 from headway.cli.runs import report as report_verb
 from headway.cli.runs import runs as runs_verb
+from headway.command_line import print_json
 from headway.core.errors import CheckpointError, ConfigError, HeadwayError
 from headway.telemetry.goodput import goodput_of
 from headway.telemetry.record import open_run

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.common import JsonOption, StepOption, print_json, print_table, seconds_of
+from headway.command_line import JsonOption, StepOption, print_json, print_table, seconds_of
 
 HELP = """Run tasks of lm-eval on a trained model (extra lm-eval).
 

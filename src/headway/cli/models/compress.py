@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from headway.cli.common import JsonOption, StepOption, print_json, print_table, suggest_next, writing
+from headway.command_line import JsonOption, StepOption, print_json, print_table, suggest_next, writing
 from headway.core.console import notice
 from headway.core.format import format_bytes
 

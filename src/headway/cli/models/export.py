@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.common import DtypeOption, RunArgument, StepOption, suggest_next, writing
+from headway.command_line import DtypeOption, RunArgument, StepOption, suggest_next, writing
 from headway.core.console import notice
 
 HELP = """Write a trained model as a Hugging Face folder: safetensors, config, tokenizer.

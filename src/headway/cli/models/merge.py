@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.common import DtypeOption, RunArgument, StepOption, suggest_next, writing
+from headway.command_line import DtypeOption, RunArgument, StepOption, suggest_next, writing
 from headway.core.console import notice
 
 HELP = """Merge a trained adapter into its pretrained model, and write the result as a Hugging Face folder.

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headway.cli.common import JsonOption, print_json, print_table
+from headway.command_line import JsonOption, print_json, print_table
 from headway.core.console import print_line
 
 HELP = """List the named model shapes with their parameters, costs and sizes.

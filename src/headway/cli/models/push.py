@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.common import DtypeOption, StepOption, print_table
+from headway.command_line import DtypeOption, StepOption, print_table
 from headway.core.console import notice
 from headway.core.format import format_bytes
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli.common import JsonOption, StorageOption, print_json, print_table, storage_options
+from headway.command_line import JsonOption, StorageOption, print_json, print_table, storage_options
 from headway.core.console import print_line
 
 if TYPE_CHECKING:

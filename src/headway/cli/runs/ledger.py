@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli.common import JsonOption, RunArgument, print_json, print_table
+from headway.command_line import JsonOption, RunArgument, print_json, print_table
 from headway.core.console import print_line
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.common import JsonOption, RunArgument, check_folder, print_json, print_table, writing
+from headway.command_line import JsonOption, RunArgument, check_folder, print_json, print_table, writing
 from headway.core.console import print_line, print_lines
 
 runs = typer.Typer(no_args_is_help=True, help="List, show and compare runs.")

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli.common import (
+from headway.clouds.cli.launching import DryRunOption, OnOption, OutOption, YesOption, agrees, gpus_text, start
+from headway.command_line import (
     ConfigArgument,
     DefaultVerb,
     JsonOption,
@@ -17,7 +18,6 @@ from headway.cli.common import (
     print_json,
     print_table,
 )
-from headway.clouds.cli.launching import DryRunOption, OnOption, OutOption, YesOption, agrees, gpus_text, start
 from headway.core.user_command import remember_config
 
 if TYPE_CHECKING:

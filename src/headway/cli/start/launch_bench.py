@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli.common import SuiteArgument, SuiteOverridesArgument
 from headway.clouds.cli.launching import DryRunOption, OnOption, OutOption, YesOption, gpus_text, start
+from headway.command_line import SuiteArgument, SuiteOverridesArgument
 
 if TYPE_CHECKING:
     from headway.clouds.launchers.job import Job

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from headway.cli.common import OverridesArgument
+from headway.command_line import OverridesArgument
 from headway.core.console import notice, print_lines
 from headway.core.user_command import remember_config
 

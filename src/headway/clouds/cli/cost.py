@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.common import JsonOption, RunArgument, print_json, print_table, seconds_of
+from headway.command_line import JsonOption, RunArgument, print_json, print_table, seconds_of
 from headway.core.console import print_line
 
 cost = typer.Typer(no_args_is_help=True, help="Show what a run has cost, and simulate policies on spot machines.")

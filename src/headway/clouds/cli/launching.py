@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli.common import print_table
+from headway.command_line import print_table
 from headway.core.console import print_line
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _show_or_write(files: Mapping[str, str | bytes], out: Path | None) -> None:
 
 
 def _write(files: Mapping[str, str | bytes], folder: Path) -> None:
-    from headway.cli.common import writing
+    from headway.command_line import writing
     from headway.core.files.atomic import atomic_write
 
     for name, content in files.items():

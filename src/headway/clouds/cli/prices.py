@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from headway.cli.common import DefaultVerb, JsonOption, print_json, print_table
+from headway.command_line import DefaultVerb, JsonOption, print_json, print_table
 from headway.core.console import print_line
 
 if TYPE_CHECKING:

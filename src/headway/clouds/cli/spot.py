@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli.common import seconds_of
+from headway.command_line import seconds_of
 
 if TYPE_CHECKING:
     from headway.clouds.launchers.spot import Feed

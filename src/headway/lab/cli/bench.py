@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli.common import (
+from headway.command_line import (
     DefaultVerb,
     JsonOption,
     SuiteArgument,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json, seconds_of, writing
+from headway.command_line import ConfigArgument, JsonOption, OverridesArgument, load, print_json, seconds_of, writing
 from headway.core.console import print_lines
 
 HELP = """Kill a training run again and again, and check that its result is as if nothing had happened.

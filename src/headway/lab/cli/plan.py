@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json, print_table, seconds_of
+from headway.command_line import (
+    ConfigArgument,
+    JsonOption,
+    OverridesArgument,
+    load,
+    print_json,
+    print_table,
+    seconds_of,
+)
 from headway.core.console import print_line, print_lines
 from headway.core.format import format_bytes, format_count, format_seconds
 

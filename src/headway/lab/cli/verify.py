@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json
+from headway.command_line import ConfigArgument, JsonOption, OverridesArgument, load, print_json
 from headway.core.console import print_line
 
 HELP = """Check that a config is reproducible bit for bit, as its determinism promises.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json
+from headway.command_line import ConfigArgument, JsonOption, OverridesArgument, load, print_json
 from headway.core.console import print_line, print_lines
 from headway.core.user_command import suggest
 from headway.text.cli import importing, inspect, listing, preview

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli.common import JsonOption, OverridesArgument, check_folder, load, print_json, print_table, writing
+from headway.command_line import JsonOption, OverridesArgument, check_folder, load, print_json, print_table, writing
 from headway.core.console import exact_results, print_line, print_lines
 
 # Columns of the table of duplicates, and their names in the report of the search.

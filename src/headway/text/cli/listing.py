@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.common import print_json, print_table
+from headway.command_line import print_json, print_table
 from headway.core.console import print_line, print_lines
 
 if TYPE_CHECKING:

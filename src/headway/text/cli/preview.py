@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json, print_table
+from headway.command_line import ConfigArgument, JsonOption, OverridesArgument, load, print_json, print_table
 from headway.core.console import exact_results, print_line
 from headway.core.format import printable
 

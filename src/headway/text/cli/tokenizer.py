@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, as_utf8, load, print_json, writing
+from headway.command_line import ConfigArgument, JsonOption, OverridesArgument, as_utf8, load, print_json, writing
 from headway.core.console import exact_results, print_line
 from headway.core.user_command import suggest
 from headway.text.cli import tokenizer_extend
@@ -259,7 +259,7 @@ def _print_facts(facts: dict[str, Any]) -> None:
 
 
 def _print_comparison(results: list[tuple[str, TokenizerFigures]]) -> None:
-    from headway.cli.common import print_table
+    from headway.command_line import print_table
 
     rows = []
     for name, figures in results:

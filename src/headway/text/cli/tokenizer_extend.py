@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.common import JsonOption, as_utf8, print_json, writing
+from headway.command_line import JsonOption, as_utf8, print_json, writing
 from headway.core.console import notice
 
 TokenOption = Annotated[

@@ -1,4 +1,4 @@
-"""`headway ui`: a local page on the runs of a folder. Only `cli/runs/ui.py` comes in, through `serve`."""
+"""`headway ui`: a local page on the runs of a folder. Only `tracking/cli/ui.py` comes in, through `serve`."""
 
 from __future__ import annotations
 

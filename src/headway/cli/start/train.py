@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.common import ConfigArgument, OverridesArgument, load, suggest_next
+from headway.command_line import ConfigArgument, OverridesArgument, load, suggest_next
 from headway.core.console import print_lines
 from headway.core.coordination.launch_code import leaving_code
 from headway.core.coordination.launch_variables import LEAD, NODE

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.common import print_table, writing
+from headway.command_line import print_table, writing
 from headway.core.console import print_line
 
 alerts = typer.Typer(no_args_is_help=True, help="List or write alert rules of runs for Prometheus.")

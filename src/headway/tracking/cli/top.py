@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.common import JsonOption, print_json
+from headway.command_line import JsonOption, print_json
 
 
 def top(

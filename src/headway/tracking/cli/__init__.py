@@ -1,0 +1,1 @@
+"""Verbs that show runs, follow them and tell of them."""
