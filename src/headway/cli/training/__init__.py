@@ -1,1 +1,0 @@
-"""Verbs that start a run, on this machine or on a cluster."""
