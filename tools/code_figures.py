@@ -26,7 +26,7 @@ Graph = dict[str, set[str]]
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Rooms whose code runs inside a worker; a config should be entered by few of their files.
-WORKER_ROOMS = ("session", "training", "parallel", "models", "data/feeding")
+WORKER_ROOMS = ("run/session", "training", "parallel", "models", "data/feeding")
 SHORT_LINES = 6
 #: Verbs with which docstrings of this project begin. A noun of the same spelling ("Rows of a step") counts as a noun.
 VERBS = frozenset(

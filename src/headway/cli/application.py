@@ -16,53 +16,53 @@ from headway.core.format import printable
 if TYPE_CHECKING:
     from typer.models import CommandInfo, TyperInfo
 
-#: Each verb with the folder of its file, in the order of `headway --help`.
+#: Each verb with the package of its file below `headway`, in the order of `headway --help`.
 VERBS = {
-    "quickstart": "start",
-    "doctor": "start",
-    "config": "start",
-    "data": "data",
-    "tokenizer": "data",
-    "train": "training",
-    "launch": "training",
-    "runs": "runs",
-    "top": "runs",
-    "ui": "runs",
-    "report": "runs",
-    "checkpoints": "runs",
-    "ledger": "runs",
-    "track": "runs",
-    "dashboards": "runs",
-    "alerts": "runs",
-    "models": "models",
-    "eval": "models",
-    "benchmark": "models",
-    "generate": "models",
-    "chat": "models",
-    "export": "models",
-    "merge": "models",
-    "compress": "models",
-    "push": "models",
-    "plan": "measure",
-    "profile": "measure",
-    "bench": "measure",
-    "verify": "measure",
-    "chaos": "measure",
-    "prices": "cost",
-    "cost": "cost",
-    "spot": "cost",
+    "quickstart": "cli.start",
+    "doctor": "lab.cli",
+    "config": "cli.start",
+    "data": "text.cli",
+    "tokenizer": "text.cli",
+    "train": "cli.start",
+    "launch": "cli.start",
+    "runs": "cli.runs",
+    "top": "tracking.cli",
+    "ui": "tracking.cli",
+    "report": "cli.runs",
+    "checkpoints": "cli.runs",
+    "ledger": "cli.runs",
+    "track": "tracking.cli",
+    "dashboards": "tracking.cli",
+    "alerts": "tracking.cli",
+    "models": "cli.models",
+    "eval": "cli.models",
+    "benchmark": "cli.models",
+    "generate": "cli.models",
+    "chat": "cli.models",
+    "export": "cli.models",
+    "merge": "cli.models",
+    "compress": "cli.models",
+    "push": "cli.models",
+    "plan": "lab.cli",
+    "profile": "lab.cli",
+    "bench": "lab.cli",
+    "verify": "lab.cli",
+    "chaos": "lab.cli",
+    "prices": "clouds.cli",
+    "cost": "clouds.cli",
+    "spot": "clouds.cli",
 }
 
 
-#: The title under which `headway --help` lists the verbs of a folder.
+#: Verbs under whose name `headway --help` begins a list, with its title.
 _PANELS = {
-    "start": "Start",
+    "quickstart": "Start",
     "data": "Data",
-    "training": "Train",
+    "train": "Train",
     "runs": "Runs and checkpoints",
     "models": "Trained models",
-    "measure": "Plan, measure, verify",
-    "cost": "Cost",
+    "plan": "Plan, measure, verify",
+    "prices": "Cost",
 }
 
 
@@ -146,11 +146,17 @@ def application(verbs: Iterable[str] = VERBS) -> typer.Typer:
     )
     app.callback()(_root)
     for verb in verbs:
-        import_module(f"headway.cli.{VERBS[verb]}.{verb}").register(app)
+        import_module(f"headway.{VERBS[verb]}.{verb}").register(app)
     added: list[CommandInfo | TyperInfo] = [*app.registered_commands, *app.registered_groups]
     for info in added:
-        info.rich_help_panel = _PANELS[VERBS[str(info.name or getattr(info.callback, "__name__", ""))]]
+        info.rich_help_panel = _panel(str(info.name or getattr(info.callback, "__name__", "")))
     return app
+
+
+def _panel(verb: str) -> str:
+    """Return the title under which a verb is listed: that of the last verb up to it that begins a list."""
+    names = list(VERBS)
+    return next(_PANELS[name] for name in reversed(names[: names.index(verb) + 1]) if name in _PANELS)
 
 
 def wanted(words: Sequence[str]) -> Iterable[str]:

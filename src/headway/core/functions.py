@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import reduce
 from pathlib import Path
 from types import ModuleType
@@ -141,3 +141,27 @@ def name_of_function(function: Callable[..., Any], where: str) -> str:
             fix="give the function a name of its own, at the top of a module",
         )
     return f"{module}:{name}"
+
+
+def find_target(table: Mapping[str, str], name: str, problem: str) -> Any:
+    """Return what `--on` names: an entry of a table, or one of your own as `package.module:NAME`.
+
+    Args:
+        table: Each name, and where what it stands for is.
+        name: The name.
+        problem: What to report if there is none of that name.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    module, colon, attribute = table.get(name, name).partition(":")
+    try:
+        if not colon:
+            raise ImportError
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"{problem}{f': {error}' if str(error) else ''}",
+            where="--on",
+            fix=f"--on {' | '.join(table)}, or package.module:NAME",
+        ) from None

@@ -1,1 +1,1 @@
-"""What joins the wings before work begins: checks, a store for a run, suites and pools on clusters."""
+"""What joins the wings before work begins: checks, a run's token store, suites and text preparation on clusters."""

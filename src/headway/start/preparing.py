@@ -13,6 +13,7 @@ from headway.core.process.command import module_command
 from headway.data.replacing import released
 from headway.run.session.attempt import RunOptions
 from headway.run.session.completed import why_prepare
+from headway.tracking.sinks import check_trackers
 
 
 def prepare_if_needed(config: Config, options: RunOptions, own_process: bool) -> None:
@@ -29,6 +30,7 @@ def prepare_if_needed(config: Config, options: RunOptions, own_process: bool) ->
     Raises:
         HeadwayError: as `why_prepare` and `prepare`.
     """
+    check_trackers(config.track)
     why = why_prepare(config, options)
     if why is None:
         return

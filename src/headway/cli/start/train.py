@@ -107,7 +107,7 @@ def train(
         loaded = load(config, [*(overrides or []), *chosen])
         if dry_run:
             from headway.run.session.attempt import RunOptions
-            from headway.run.session.preview import preview
+            from headway.start.preview import preview
 
             print_lines(preview(loaded, RunOptions(restart, accept_changes, start_epoch)))
             return

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
 from headway.clouds.launchers.job import Job
 from headway.core.errors import ConfigError
+from headway.core.functions import find_target
 
 #: Each name of `--on`, and where its launcher is.
 LAUNCHERS = {
@@ -118,27 +118,3 @@ def find_launcher(name: str) -> Launcher:
         ConfigError: there is none of that name.
     """
     return cast(Launcher, find_target(LAUNCHERS, name, f"there is no launcher '{name}'"))
-
-
-def find_target(table: Mapping[str, str], name: str, problem: str) -> Any:
-    """Return what `--on` names: an entry of a table, or one of your own as `package.module:NAME`.
-
-    Args:
-        table: Each name, and where what it stands for is.
-        name: The name.
-        problem: What to report if there is none of that name.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
-    module, colon, attribute = table.get(name, name).partition(":")
-    try:
-        if not colon:
-            raise ImportError
-        return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"{problem}{f': {error}' if str(error) else ''}",
-            where="--on",
-            fix=f"--on {' | '.join(table)}, or package.module:NAME",
-        ) from None

@@ -374,7 +374,7 @@ def _free_port() -> int:
 
 
 def main(words: Sequence[str]) -> int:
-    """Train a config on the Ray cluster of this job (`ray job submit -- python -m headway.clouds.launchers.ray CONFIG`)."""
+    """Train a config on this job's Ray cluster (`ray job submit -- python -m headway.clouds.launchers.ray CONFIG`)."""
     from headway.core.console import open_streams, say
 
     parser = argparse.ArgumentParser("python -m headway.clouds.launchers.ray", description=main.__doc__)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-from headway.config import Config, override, resolve_lanes
+from headway.config import Config, dump_config, override, resolve_lanes
 from headway.config.sections.data import SourceConfig
-from headway.core.errors import ConfigError
+from headway.core.errors import ConfigError, DataError
+from headway.core.process.command import module_command
 from headway.lab.chaos.campaign import FEWEST_STEPS, Stage
-from headway.text.preparing.prepare import prepare
 
 #: The source that is added during a run, and its number of documents.
 _JOINS, _DOCUMENTS = "joined", 200
@@ -92,8 +93,22 @@ def _stores(config: Config, folder: Path) -> tuple[Path, Path, str]:
     weights = [source.weight for source in config.data.sources if source.weight is not None]
     more = SourceConfig(path=str(text), name=_JOINS, weight=min(weights) if weights else None)
     sources = [*config.data.sources, more]
-    prepare(config.data.model_copy(update={"sources": sources, "store": grown}))
+    more_data = config.data.model_copy(update={"sources": sources, "store": grown})
+    _prepare(config.model_copy(update={"data": more_data}), folder)
     return before, grown, json.dumps([source.model_dump(mode="json", exclude_defaults=True) for source in sources])
+
+
+def _prepare(config: Config, folder: Path) -> None:
+    """Prepare the store of a config.
+
+    Raises:
+        DataError: it failed.
+    """
+    file = folder / "data-grown.yaml"
+    file.write_text(dump_config(config), encoding="utf-8")
+    done = subprocess.run(module_command("headway", "data", "prepare", str(file)), capture_output=True, text=True)
+    if done.returncode:
+        raise DataError(f"more data cannot be prepared: {done.stderr.strip()}", where=str(file), fix="see above")
 
 
 def _link(source: str, target: str) -> None:

@@ -1,7 +1,8 @@
 """Memory of losses that are computed from whole logits, and of a teacher.
 
-The loss is run on tensors without content, as models of transformers are (`lab/plan/trace.py`). A function of the user's
-own counts as the cross-entropy. Of a teacher's forward pass only the logits are counted: its layers keep nothing.
+The loss is run on tensors without content, as models of transformers are (`lab/plan/trace.py`). A function of the
+user's own counts as the cross-entropy. Of a teacher's forward pass only the logits are counted: its layers keep
+nothing.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def examine(config: Config, options: RunOptions | None = None, *, begins: bool =
         config = settle_segments(config, StoreData(config, store), options, store.tokenizer_fingerprint)
         check_cost(config, options)
     plan = RunPlan.of(config, options or RunOptions(), store)
-    from headway.start.checks import check_parts
+    from headway.run.session.parts import check_parts
 
     makes_its_own = world_size_from_environment() is not None or (begins and plan.mesh.size == 1)
     check_parts(config, makes_callbacks=not makes_its_own)

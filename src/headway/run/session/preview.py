@@ -15,9 +15,8 @@ from headway.config import (
 from headway.config.derived.pipeline import idle_share
 from headway.core.console import warning
 from headway.core.coordination.launched import most_threads
-from headway.core.format import counted, format_bytes, format_count
+from headway.core.format import counted, format_count
 from headway.core.machine.cores import usable_cores
-from headway.core.user_command import suggest
 from headway.data.feeding.feed import TokenFeed
 from headway.data.feeding.plan import MixedPlan, RowPlan
 from headway.data.feeding.segmented import SegmentedPlan
@@ -27,8 +26,8 @@ from headway.parallel.stages import plan_stages
 from headway.parallel.world import pick_device
 from headway.run.session.attempt import RunOptions
 from headway.run.session.checks import check_remote_usable, check_run
+from headway.run.session.parts import check_apart
 from headway.run.session.preflight import examine
-from headway.start.checks import UnpreparedRun, check_apart, examine_unprepared
 from headway.telemetry.record import is_run, open_run
 from headway.training.setup.available import shortfalls
 from headway.training.setup.precision import with_precision
@@ -47,9 +46,6 @@ def preview(config: Config, options: RunOptions | None = None) -> str:
         HeadwayError: the error that would have stopped the run.
     """
     config = with_precision(config, restart=options is not None and options.restart)
-    unprepared = examine_unprepared(config, options) if options is not None else None
-    if unprepared is not None:
-        return _preview_unprepared(unprepared, options or RunOptions())
     plan = examine(config, options)
     if options is not None:
         check_apart(plan.config, options)
@@ -69,45 +65,24 @@ def preview(config: Config, options: RunOptions | None = None) -> str:
     return "\n".join(
         [
             *_run(config, options, store.fingerprint),
-            _model(model, train),
+            model_line(model, train),
             f"data       {config.data.store}: {format_count(rows)} rows of {length} tokens",
             *_mixture(feed.plan),
             f"training   {train.batches.sum_in_words(steps)}: {format_count(tokens)} tokens, {epochs:.2f} epochs",
-            *_workers(config, mesh, grid),
+            *workers_lines(config, mesh, grid),
         ]
     )
 
 
-def _preview_unprepared(run: UnpreparedRun, options: RunOptions) -> str:
-    """Describe a run whose store would be prepared first; its number of rows is not known yet."""
-    config, train = run.config, run.config.train
-    assert train.steps is not None, "the config is resolved"
-    for line in (*shortfalls(train, pick_device(train.device)), *crossing_groups(config, run.mesh.size)):
-        warning(line)
-    files = [file for source in run.sources for file in source.files]
-    size = format_bytes(sum(file.bytes for file in files))
-    read = f" from {counted(len(files), 'file')}, {size}" if files else ""
-    tokens = format_count(train.batches.tokens_before(train.steps))
-    return "\n".join(
-        [
-            *_run_state(config, options),
-            _model(config.model, train),
-            f"data       {config.data.store}: would be prepared{read}, since {run.why}",
-            f"           {suggest('data prepare')} prepares it without training",
-            f"training   {train.batches.sum_in_words(train.steps)}: {tokens} tokens",
-            *_workers(config, run.mesh, run.grid),
-        ]
-    )
-
-
-def _model(model: ModelConfig, train: TrainConfig) -> str:
+def model_line(model: ModelConfig, train: TrainConfig) -> str:
+    """Describe the size of a model."""
     parameters = count_parameters(model)
     active = f" ({format_count(parameters.active)} active)" if model.experts else ""
     flops = format_count(flops_per_token(model, train.sequence_length))
     return f"model      {format_count(parameters.total)} parameters{active}, {flops} FLOPs per token"
 
 
-def _workers(config: Config, mesh: MeshShape, grid: LaneGrid) -> list[str]:
+def workers_lines(config: Config, mesh: MeshShape, grid: LaneGrid) -> list[str]:
     """Describe how the steps are divided between workers."""
     train, assumed = config.train, config.train.steps or 0
     device = pick_device(train.device)
@@ -143,10 +118,11 @@ def _run(config: Config, options: RunOptions | None, data: str) -> list[str]:
         return []
     check_run(config, options)
     check_remote_usable(config, options, data)
-    return _run_state(config, options)
+    return run_state(config, options)
 
 
-def _run_state(config: Config, options: RunOptions) -> list[str]:
+def run_state(config: Config, options: RunOptions) -> list[str]:
+    """Describe what is in the run directory."""
     where = config.run_directory
     if not is_run(where):
         state = "new"

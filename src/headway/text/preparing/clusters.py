@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol, cast
 
-from headway.clouds.launchers.launcher import find_target
 from headway.config import Config
+from headway.core.functions import find_target
 from headway.text.preparing.pools import UnitPool
 
 #: Each name of `--on`, and where its pool is made.

@@ -14,13 +14,11 @@ from headway.config.sections.data import DataConfig
 from headway.core.console import Progress, notice, progress
 from headway.core.errors import DataError
 from headway.core.files.atomic import atomic_write
-from headway.core.files.foreign import read_bytes, read_json_object, read_text
+from headway.core.files.foreign import read_bytes, read_json_object
 from headway.core.files.hashes import canonical_json, fingerprint
-from headway.core.files.scratch import scratch_folder
 from headway.core.format import format_bytes
 from headway.data.store import TokenStore, file_problem
-from headway.data.tokenizing.chat import ChatEncoder
-from headway.data.tokenizing.settings_files import LISTS
+from headway.data.tokenizing.beside import settings_beside
 from headway.data.tokenizing.tokenizer import BeginOfText, Tokenizer
 from headway.text.preparing.inputs import InputHashes, outlines_of
 from headway.text.preparing.records import WORK
@@ -29,8 +27,6 @@ from headway.text.reading.places import SourceFile, open_file, stamp_of, unreada
 from headway.text.reading.sources import Source
 from headway.text.tokenizing.train import train_tokenizer
 
-#: Settings of a given vocabulary that are copied unchanged from the files next to its tokenizer.json.
-_SETTINGS = ("chat_template", "model_max_length", "padding_side", "truncation_side", "model_input_names")
 #: The record of how a store's vocabulary was trained.
 TRAINED = f"{WORK}/vocabulary"
 #: The settings next to a vocabulary: names of special tokens, chat template and the like.
@@ -73,7 +69,7 @@ def vocabulary_of(
         tokenizer = Tokenizer.load(data.tokenizer.path, data.tokenizer.pattern)
         begin = tokenizer.begin_of_text(data.begin_of_text)
         _report_begin(tokenizer, data.begin_of_text, begin)
-        tokenizer.save(folder / "tokenizer", _settings_beside(tokenizer), begin)
+        tokenizer.save(folder / "tokenizer", settings_beside(tokenizer), begin)
         return tokenizer
     how, files = fingerprint(_how(data)), _files_fingerprint(sources)
     settings, why = data.tokenizer, "data.tokenizer, or all of the input or how it is read has changed"
@@ -95,32 +91,6 @@ def vocabulary_of(
     text = {"seen": seen, "input": _bytes(sources), "limits": _limits(sources)}
     _remember(folder, {"how": how, "files": files, "fingerprint": tokenizer.fingerprint, "kept": False, **text})
     return tokenizer
-
-
-def chat_encoder(tokenizer: Tokenizer, special_tokens_in_text: bool, dated: bool = False) -> ChatEncoder:
-    """Open the encoder of conversations for a given tokenizer, as its store would have it.
-
-    Args:
-        tokenizer: Of any format.
-        special_tokens_in_text: As for `ChatEncoder`.
-        dated: As for `ChatEncoder`.
-
-    Raises:
-        ConfigError: transformers is not installed, or there is no chat template.
-        DataError: transformers cannot load the tokenizer.
-    """
-    with scratch_folder("headway-chat-") as folder:
-        tokenizer.save(folder, _settings_beside(tokenizer))
-        return ChatEncoder(folder, tokenizer, tokenizer.where, special_tokens_in_text, dated)
-
-
-def has_chat_template(tokenizer: Tokenizer) -> bool:
-    """Return whether the files next to a tokenizer hold a chat template."""
-    return bool(tokenizer.settings.values.get("chat_template")) or _template_file(tokenizer).is_file()
-
-
-def _template_file(tokenizer: Tokenizer) -> Path:
-    return Path(tokenizer.where).with_name("chat_template.jinja")
 
 
 def _report_begin(tokenizer: Tokenizer, wanted: BeginOfText, begin: Mapping[str, int]) -> None:
@@ -169,32 +139,6 @@ def _keep_vocabulary(
             "--force trains another"
         )
     return tokenizer
-
-
-def _settings_beside(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Collect the settings in the files next to a given tokenizer, for users of a model trained with it.
-
-    The tokenizer class is omitted: it could tokenize a text differently than tokenizer.json does. Tokens without an id
-    are omitted too: they would get an id that the model's embedding lacks.
-    """
-    given = tokenizer.settings
-    settings = {key: given.values[key] for key in _SETTINGS if given.values.get(key) is not None}
-    settings |= {key: token for key, token in given.roles().items() if key not in tokenizer.unknown_roles}
-    settings |= {key: given.listed(key) for key in LISTS if isinstance(given.values.get(key), list)}
-    settings |= {key: given.values[key] for key in LISTS if isinstance(given.values.get(key), dict)}
-    if tokenizer.unknown_roles:
-        names = ", ".join(f"{key} ({token!r})" for key, token in tokenizer.unknown_roles.items())
-        notice(f"the files next to the tokenizer name tokens that it does not have; they are left out: {names}")
-    template = _template_file(tokenizer)
-    try:
-        settings["chat_template"] = read_text(template)
-    except FileNotFoundError:
-        pass
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
-        fix = "repair or remove it"
-        raise DataError(f"the chat template cannot be read: it {reason}", where=str(template), fix=fix) from None
-    return settings
 
 
 def _resumed(folder: Path, how: str, files: str, fresh: bool) -> Tokenizer | None:

@@ -1,1 +1,1 @@
-"""Verbs that show runs, follow them and tell of them."""
+"""Verbs that show runs, follow them and send them to trackers."""

@@ -22,6 +22,7 @@ from headway.data.remote_store import open_store
 from headway.data.remote_store import tokenizer_folder as folder_of
 from headway.data.store import TokenStore
 from headway.data.tokenizing.begin_of_text import is_same_but_for_template, with_tokens_before
+from headway.data.tokenizing.beside import chat_encoder, has_chat_template
 from headway.data.tokenizing.chat import ChatEncoder
 from headway.data.tokenizing.files import has_tokenizer
 from headway.data.tokenizing.library import UnencodableTextError
@@ -31,7 +32,6 @@ from headway.models.finite import check_finite
 from headway.models.hub.folder import base_folder
 from headway.models.huggingface.export import export_model
 from headway.parallel.world import World, pick_device
-from headway.text.preparing.vocabulary import chat_encoder, has_chat_template
 from headway.training.evaluation.evaluate import Evaluation, evaluate
 from headway.training.evaluation.generation import generate, stream_text
 from headway.training.setup.trial import is_out_of_memory

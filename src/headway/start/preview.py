@@ -1,0 +1,55 @@
+"""The output of `headway train --dry-run`, also where the token store is still to be prepared."""
+
+from __future__ import annotations
+
+from headway.config import Config, crossing_groups
+from headway.core.console import warning
+from headway.core.format import counted, format_bytes, format_count
+from headway.core.user_command import suggest
+from headway.parallel.world import pick_device
+from headway.run.session.attempt import RunOptions
+from headway.run.session.preview import model_line, run_state, workers_lines
+from headway.run.session.preview import preview as preview_prepared
+from headway.start.checks import UnpreparedRun, examine_unprepared
+from headway.tracking.sinks import check_trackers
+from headway.training.setup.available import shortfalls
+from headway.training.setup.precision import with_precision
+
+
+def preview(config: Config, options: RunOptions) -> str:
+    """Check a resolved config against this machine and its data, and describe the run in a few lines.
+
+    Args:
+        config: Resolved.
+        options: What to do about an earlier run of this name.
+
+    Raises:
+        HeadwayError: the error that would have stopped the run.
+    """
+    unprepared = examine_unprepared(with_precision(config, restart=options.restart), options)
+    if unprepared is not None:
+        return _preview_unprepared(unprepared, options)
+    check_trackers(config.track)
+    return preview_prepared(config, options)
+
+
+def _preview_unprepared(run: UnpreparedRun, options: RunOptions) -> str:
+    """Describe a run whose store would be prepared first; its number of rows is not known yet."""
+    config, train = run.config, run.config.train
+    assert train.steps is not None, "the config is resolved"
+    for line in (*shortfalls(train, pick_device(train.device)), *crossing_groups(config, run.mesh.size)):
+        warning(line)
+    files = [file for source in run.sources for file in source.files]
+    size = format_bytes(sum(file.bytes for file in files))
+    read = f" from {counted(len(files), 'file')}, {size}" if files else ""
+    tokens = format_count(train.batches.tokens_before(train.steps))
+    return "\n".join(
+        [
+            *run_state(config, options),
+            model_line(config.model, train),
+            f"data       {config.data.store}: would be prepared{read}, since {run.why}",
+            f"           {suggest('data prepare')} prepares it without training",
+            f"training   {train.batches.sum_in_words(train.steps)}: {tokens} tokens",
+            *workers_lines(config, run.mesh, run.grid),
+        ]
+    )
