@@ -1,16 +1,5 @@
-"""The reader of CSV as a fresh process has it."""
+"""The fixture of `support_csv.py`."""
 
-from __future__ import annotations
+from support_csv import default_field_limit
 
-import csv
-from collections.abc import Iterator
-
-import pytest
-
-
-@pytest.fixture(autouse=True)
-def default_field_limit() -> Iterator[None]:
-    """Set the longest field to Python's default: reading documents raises it for the whole process."""
-    before = csv.field_size_limit(131_072)
-    yield
-    csv.field_size_limit(before)
+__all__ = ["default_field_limit"]

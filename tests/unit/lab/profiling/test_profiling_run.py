@@ -56,7 +56,11 @@ def test_a_process_that_is_a_worker_of_somebody_elses_is_refused(
 
 def test_a_worker_prints_no_result(tmp_path: Path) -> None:
     """Nor do the libraries that it loads: the command's result may be JSON."""
-    script = "from headway.lab.profiling import worker\nworker._profile = lambda folder, rank: print('noise')\nworker.main()\n"
+    script = (
+        "from headway.lab.profiling import worker\n"
+        "worker._profile = lambda folder, rank: print('noise')\n"
+        "worker.main()\n"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, env={**os.environ, "RANK": "0"}
     )
