@@ -60,7 +60,7 @@ def figures() -> Any:
 def test_figures_are_those_that_can_be_counted_by_hand(
     figures: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    worker = tmp_path / "src" / "headway" / "session"
+    worker = tmp_path / "src" / "headway" / "run" / "session"
     worker.mkdir(parents=True)
     (tmp_path / "benchmarks").mkdir()
     (worker / "__init__.py").write_text("")

@@ -154,7 +154,7 @@ def test_a_launcher_of_ones_own_starts_and_stops_a_run(tmp_path: Path, monkeypat
 def test_a_verb_is_one_file_and_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = example("verb", monkeypatch)
     monkeypatch.setitem(sys.modules, "headway.cli.runs.steps", module)
-    monkeypatch.setattr(application, "VERBS", {"steps": "runs", "report": "runs"})
+    monkeypatch.setattr(application, "VERBS", {"steps": "cli.runs", "report": "cli.runs"})
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").touch()

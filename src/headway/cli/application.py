@@ -156,7 +156,7 @@ def application(verbs: Iterable[str] = VERBS) -> typer.Typer:
 def _panel(verb: str) -> str:
     """Return the title under which a verb is listed: that of the last verb up to it that begins a list."""
     names = list(VERBS)
-    return next(_PANELS[name] for name in reversed(names[: names.index(verb) + 1]) if name in _PANELS)
+    return next((_PANELS[name] for name in reversed(names[: names.index(verb) + 1]) if name in _PANELS), "Commands")
 
 
 def wanted(words: Sequence[str]) -> Iterable[str]:

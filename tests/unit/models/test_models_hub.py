@@ -25,7 +25,7 @@ from headway.models.hub.implementation import choose_implementation
 from headway.run.directory.run_directory import RunDirectory
 from headway.run.session.attempt import RunOptions
 from headway.run.session.completed import completed
-from headway.run.session.preview import preview
+from headway.start.preview import preview
 from headway.training.evaluation.generation import generate
 from headway.training.evaluation.inference import continue_text, evaluate_trained, export_trained, load_trained
 from support import config_values, manifest, state_hash, write_config, write_corpus

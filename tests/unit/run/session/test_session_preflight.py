@@ -14,7 +14,7 @@ from headway.config import Config, load_config
 from headway.core.errors import ConfigError
 from headway.run.session.attempt import RunOptions
 from headway.run.session.preflight import RunPlan, examine
-from headway.run.session.preview import preview
+from headway.start.preview import preview
 
 
 def _train_own_module(config: Config) -> object:
