@@ -9,7 +9,14 @@ import torch
 from headway.checkpoint.format.manifest import Manifest
 from headway.checkpoint.save.writer import CheckpointWriter
 from headway.checkpoint.store import CheckpointStore
+from headway.config import Config, LaneGrid
 from headway.core.types import Block, StateBlocks
+from headway.parallel.pipeline import Pipeline
+from headway.parallel.strategy import Strategy
+from headway.parallel.world import World
+from headway.training.assembled import Assembled
+from headway.training.state import TrainState
+from headway.training.task import Task
 
 
 def make_state(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -49,3 +56,10 @@ def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 def names(folder: Path) -> list[str]:
     """What lies in a folder, hidden things included."""
     return sorted(path.name for path in folder.iterdir())
+
+
+def parts(
+    config: Config, task: Task, state: TrainState, strategy: Strategy, world: World, pipeline: Pipeline | None = None
+) -> Assembled:
+    """What is trained, for tests that give a step its lanes themselves."""
+    return Assembled(config, task, state, strategy, world, LaneGrid(1, 1, 1), pipeline)

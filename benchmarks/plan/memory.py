@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from headway.training.assembled import Assembled
 from torch.profiler import ProfilerActivity, profile
 
 from headway.config import Config, resolve_lanes, resolve_mesh
@@ -239,13 +240,13 @@ def measure(case: Case, world: World) -> int:
             engine.take_over(optimizer)
         state = TrainState(model, optimizer, engine=engine)
         task = Task(model, None, LANGUAGE_MODELLING, stages=stages)  # type: ignore[arg-type]
-        pipeline = make_pipeline(config, task, world)
+        pipeline = make_pipeline(config.parallel, config.train.precision, task, world)
         for _ in range(2):
             batches = {
                 lane: [random_rows(grid.micro_batch, vocab_size) for _ in range(grid.micro_batches)]
                 for lane in grid.of_worker(world.data_rank, world.mesh.data)
             }
-            TrainStep(config, task, state, strategy, world, pipeline).run(batches)
+            TrainStep(Assembled(config, task, state, strategy, world, grid, pipeline)).run(batches)
             batches.clear()
     del model, loaded, strategy, optimizer, state, task, pipeline, engine
     gc.collect()  # sharded modules are in cycles; freed later, they would count as less in the next case

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from headway.training.assembled import Assembled
 
 from headway.config import Config, LaneGrid, load_config, resolve_grid, resolve_mesh, resolve_threads
 from headway.core.machine.cores import usable_cores
@@ -101,7 +102,7 @@ def prepare(config: Config, world: World) -> Callable[[], tuple[float, float]]:
         batches = {lane: feed.batch(state.cursor.step, lane) for lane in lanes}
         world.barrier()
         start, busy = time.perf_counter(), time.process_time()
-        TrainStep(config, task, state, strategy, world).run(batches)
+        TrainStep(Assembled(config, task, state, strategy, world, grid)).run(batches)
         if world.device.type == "cuda":
             torch.cuda.synchronize()
         busy = time.process_time() - busy

@@ -24,6 +24,7 @@ from headway.training.optimizer import build_optimizer
 from headway.training.state import TrainState
 from headway.training.step import StepResult, TrainStep
 from headway.training.task import Objective, Task
+from states import parts
 
 WIDTH, VOCABULARY, LENGTH, STEPS, POISONED, EMPTY = 24, 40, 10, 6, 2, 4
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
@@ -95,7 +96,7 @@ def train(config: Config, world: World, model: nn.Module, lanes: range) -> tuple
     results = []
     for step in range(STEPS):
         batches = {lane: rows(step, lane) for lane in lanes}
-        results.append(TrainStep(config, task, state, strategy, world).run(batches))
+        results.append(TrainStep(parts(config, task, state, strategy, world)).run(batches))
     return state, results
 
 

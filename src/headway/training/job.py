@@ -11,10 +11,9 @@ from headway.core.functions import load_function
 
 if TYPE_CHECKING:
     from headway.checkpoint.save.outcomes import Outcome, Upload
-    from headway.config import Config, LaneGrid
-    from headway.parallel.pipeline import Pipeline
-    from headway.parallel.strategy import Strategy
+    from headway.config import Config
     from headway.parallel.world import World
+    from headway.training.assembled import Assembled
     from headway.training.evaluation.early_stopping import EvaluationHistory
     from headway.training.evaluation.evaluate import Evaluation
     from headway.training.failed_saves import FailedSaves
@@ -25,16 +24,12 @@ if TYPE_CHECKING:
     from headway.training.task import Task
 
 
-@dataclass
+@dataclass(frozen=True)
 class Job:
     """One worker's view of one attempt at a run."""
 
-    config: Config
-    task: Task
-    state: TrainState
-    strategy: Strategy
-    world: World
-    grid: LaneGrid
+    assembled: Assembled
+    """What is trained."""
     writer: StateWriter
     """Where checkpoints go."""
     checkpoint_context: dict[str, Any] = field(default_factory=dict)
@@ -47,16 +42,33 @@ class Job:
     """Ends the run where no save succeeds any more; None trains on without checkpoints."""
     evaluations: EvaluationHistory | None = None
     """The losses on held-out text by which the run may end early; None without `train.early_stopping`."""
-    pipeline: Pipeline | None = None
-    """This worker's stages of the model, if other workers have the rest."""
     own_process: bool = False
     """Whether this process ends with the attempt."""
 
     @property
+    def config(self) -> Config:
+        """The config of the run, resolved."""
+        return self.assembled.config
+
+    @property
+    def task(self) -> Task:
+        """The model, its data and its loss."""
+        return self.assembled.task
+
+    @property
+    def state(self) -> TrainState:
+        """The weights, moments and cursor."""
+        return self.assembled.state
+
+    @property
+    def world(self) -> World:
+        """The workers."""
+        return self.assembled.world
+
+    @property
     def total_steps(self) -> int:
         """The number of steps of the run."""
-        assert self.config.train.steps is not None, "the config is resolved"
-        return self.config.train.steps
+        return self.assembled.total_steps
 
     def ends_at(self, step: int) -> bool:
         """Return whether the run ends with the state of a step: its last one, or one at which it stops early."""

@@ -24,18 +24,20 @@ def learning_rate(config: Config, step: int) -> float:
     With `unit: tokens` all of these count tokens instead of steps. `batch_scaling: sqrt` multiplies the rate by
     sqrt(rows of the step / `train.global_batch`).
     """
-    rate = _unscaled(config, step)
+    rate = _unscaled(config.schedule, config.optimizer.learning_rate, config.train, step)
     if config.schedule.batch_scaling == "none":
         return rate
     return rate * math.sqrt(config.train.batches.rows(step) / config.train.global_batch_rows)
 
 
-def _unscaled(config: Config, step: int) -> float:
-    schedule, peak, steps = config.schedule, config.optimizer.learning_rate, config.train.steps
+def _unscaled(schedule: ScheduleConfig, peak: float, train: TrainConfig, step: int) -> float:
+    steps = train.steps
     assert steps is not None, "the config is resolved"
-    batches = config.train.batches
+    batches = train.batches
     at = batches.tokens_before if schedule.unit == "tokens" else int
-    one, done, end = at(1), at(step + 1), at(steps)
+    one = at(1)
+    done = at(step + 1)
+    end = at(steps)
 
     def length(value: Interval | float) -> int:
         return round(value * end) if isinstance(value, float) else at(batches.steps_of(value))
@@ -54,15 +56,18 @@ def _unscaled(config: Config, step: int) -> float:
     if schedule.name == "rsqrt":
         return max(floor, peak * math.sqrt(max(one, warmup) / done))
     if schedule.name == "infinite":
-        level, cooldown = peak * schedule.constant_ratio, length(schedule.cooldown)
-        decay, left = min(_decay(schedule, config.train, end), end - warmup), max(0, end - done)
+        level = peak * schedule.constant_ratio
+        cooldown = length(schedule.cooldown)
+        decay = min(_decay(schedule, train, end), end - warmup)
+        left = max(0, end - done)
         if left < decay:
             from_here = _cooled(peak, level, end - decay - warmup, cooldown)
             share: float = (floor / from_here) ** (1 - left / decay)
             return from_here * share
         return _cooled(peak, level, done - warmup, cooldown)
     if schedule.name == "wsd":
-        decay, left = min(_decay(schedule, config.train, end), end - warmup), max(0, end - done)
+        decay = min(_decay(schedule, train, end), end - warmup)
+        left = max(0, end - done)
         return peak if left >= decay else floor + (peak - floor) * left / decay
     return peak
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headway.config import Config
+from headway.config import ParallelConfig
 from headway.core.errors import ConfigError
 from headway.core.types import MicroBatch
 from headway.parallel.pipeline import Pipeline
@@ -27,8 +27,12 @@ def check_model_is_cut(task: Task, world: World) -> None:
         )
 
 
-def make_pipeline(config: Config, task: Task, world: World) -> Pipeline | None:
-    """Make the pipeline of a task, None without one; all workers must call it."""
+def make_pipeline(parallel: ParallelConfig, precision: str, task: Task, world: World) -> Pipeline | None:
+    """Make the pipeline of a task, None without one; all workers must call it.
+
+    Args:
+        precision: `train.precision`.
+    """
     if world.mesh.pp == 1:
         return None
     staged, stages, model = task.objective.staged, task.stages, task.model
@@ -37,12 +41,12 @@ def make_pipeline(config: Config, task: Task, world: World) -> Pipeline | None:
 
     def forward(batch: MicroBatch, x: torch.Tensor | None, layers: range) -> torch.Tensor:
         # Only the forward pass is under autocast: backward passes run in between.
-        with autocast(config.train.precision, world.device):
+        with autocast(precision, world.device):
             return staged.forward(model, batch, x, layers)
 
     sharing = world.mesh.cp * world.mesh.tp
     return Pipeline(
-        config.parallel,
+        parallel,
         model,
         world,
         stages=stages,

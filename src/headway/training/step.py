@@ -11,16 +11,14 @@ from functools import cached_property, partial
 import torch
 from torch import nn
 
-from headway.config import Config
 from headway.core.coordination.heartbeat import Phase, beat, exchanging
 from headway.core.model_protocol import DrawsByPosition, ScalesLosses, TakesCounts
 from headway.core.process.faults import fault_point
 from headway.core.random import derive_seed
 from headway.core.types import MicroBatch
 from headway.parallel.norms import norm_parts, total_norm
-from headway.parallel.pipeline import Pipeline
-from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
+from headway.training.assembled import Assembled
 from headway.training.health.decisions import Decision, decide, is_left_out, judge, remember
 from headway.training.health.queued_update import begin_reading, mean_norm, queue_update, queues_update
 from headway.training.health.replay import replay_is_due, replayed
@@ -29,7 +27,6 @@ from headway.training.recording.copies import CopyMeter
 from headway.training.schedule import learning_rate
 from headway.training.setup.precision import autocast, update_scale
 from headway.training.state import TrainState
-from headway.training.task import Task
 
 
 @dataclass(frozen=True)
@@ -71,18 +68,12 @@ class _Sums:
 class TrainStep:
     """One worker's part in every step of an attempt: what a step needs, and the method that takes the next one."""
 
-    config: Config
-    task: Task
-    state: TrainState
-    strategy: Strategy
-    world: World
-    pipeline: Pipeline | None = None
-    """This worker's stages of the model, if other workers have the rest."""
+    assembled: Assembled
 
     @cached_property
     def copies(self) -> CopyMeter:
         """What moves batches to the device."""
-        return CopyMeter(self.config.telemetry.log_every)
+        return CopyMeter(self.assembled.config.telemetry.log_every)
 
     def run(self, batches: Mapping[int, Sequence[MicroBatch]], flags: Sequence[bool] = ()) -> StepResult:
         """Train on this worker's lanes of the current step and advance the cursor.
@@ -92,7 +83,10 @@ class TrainStep:
             flags: Requests of this worker (to stop, to save). They travel with the losses, so agreeing on them costs
                 nothing. The result holds for each flag whether any worker has raised it.
         """
-        config, state, world, cursor = self.config, self.state, self.world, self.state.cursor
+        config = self.assembled.config
+        state = self.assembled.state
+        world = self.assembled.world
+        cursor = state.cursor
         rate = learning_rate(config, cursor.step)
         if is_left_out(state.skipped_ranges, cursor.step):
             return self._leave_out(flags, rate)
@@ -101,7 +95,7 @@ class TrainStep:
         beat(Phase.COMPUTE)  # covers clearing the gradients, too
         self._take_counts()  # discards what passes outside of steps have counted
         replays = replay_is_due(config.health.replay_every, cursor.step)
-        queued = not replays and queues_update(config, state, world)
+        queued = not replays and queues_update(self.assembled)
         if queued:
             # The device skips the update by itself if it must, so the update is queued before anything is read.
             losses, items = self._gradients(batches)
@@ -156,18 +150,20 @@ class TrainStep:
 
     def _pass_over(self, sums: _Sums, counts: torch.Tensor | None, rate: float) -> StepResult:
         """Finish a step without a target: there is nothing to learn and nothing to judge, and no sign of divergence."""
-        if self.state.engine is not None:
-            self.state.engine.skip()
+        state = self.assembled.state
+        if state.engine is not None:
+            state.engine.skip()
         metrics = {**self._after_step(counts, False), **self.copies.metrics()}
-        self.state.cursor.step += 1
-        self.state.cursor.steps_without_target += 1
+        state.cursor.step += 1
+        state.cursor.steps_without_target += 1
         return StepResult(math.nan, 0, math.nan, rate, skipped=True, flags=sums.flags, model_metrics=metrics)
 
     def _leave_out(self, flags: Sequence[bool], rate: float) -> StepResult:
         """Skip a step whose rows are left out: only the cursor moves, and workers agree on their flags."""
-        everyone = self.world.gather([float(flag) for flag in flags] or [0.0])
-        self.state.cursor.step += 1
-        self.state.cursor.left_out_steps += 1
+        everyone = self.assembled.world.gather([float(flag) for flag in flags] or [0.0])
+        cursor = self.assembled.state.cursor
+        cursor.step += 1
+        cursor.left_out_steps += 1
         agreed = [any(worker[i] for worker in everyone) for i in range(len(flags))]
         return StepResult(math.nan, 0, math.nan, rate, skipped=True, flags=agreed, left_out=True)
 
@@ -178,18 +174,23 @@ class TrainStep:
             The loss sum of each of this worker's lanes, (lanes,), and the number of items; zeros where another worker
             of the pipeline counts them.
         """
-        state, strategy, world, pipeline = self.state, self.strategy, self.world, self.pipeline
+        state = self.assembled.state
+        strategy = self.assembled.strategy
+        world = self.assembled.world
+        pipeline = self.assembled.pipeline
         self.copies.begin(state.cursor.step)  # of a step that is computed twice, one computation counts
         strategy.begin()
         prepare_own_losses(state.model, state.cursor.loss_scale)
         losses: list[torch.Tensor] = []
-        items, last_lane, place = 0, max(batches), _rng_coordinates(state.model, world)
+        items = 0
+        last_lane = max(batches)
+        place = _rng_coordinates(state.model, world)
         for lane, micro_batches in sorted(batches.items()):
             beat(Phase.COMPUTE)
             if world.counts_items:
-                items += sum(map(self.task.objective.count_items, micro_batches))
+                items += sum(map(self.assembled.task.objective.count_items, micro_batches))
             seeds = [
-                derive_seed(self.config.seed, "dropout", state.cursor.step, lane, i, *place)
+                derive_seed(self.assembled.config.seed, "dropout", state.cursor.step, lane, i, *place)
                 for i in range(len(micro_batches))
             ]
             if pipeline is None:
@@ -208,21 +209,24 @@ class TrainStep:
 
     def _lane(self, batches: Sequence[MicroBatch], seeds: Sequence[int], last_lane: bool) -> torch.Tensor:
         """Compute one lane, micro-batch by micro-batch, and return its summed loss."""
-        state, device = self.state, self.world.device
-        total = torch.zeros((), device=device)
+        config = self.assembled.config
+        state = self.assembled.state
+        world = self.assembled.world
+        objective = self.assembled.task.objective
+        total = torch.zeros((), device=world.device)
         for index, batch in enumerate(batches):
             beat(Phase.COMPUTE)
-            self.world.seed(seeds[index])
+            world.seed(seeds[index])
             with self._around_backward(last_lane, index == len(batches) - 1):
-                with autocast(self.config.train.precision, device):
-                    loss = self.task.objective.summed_loss(state.trained, self.copies.to_device(batch, device))
+                with autocast(config.train.precision, world.device):
+                    loss = objective.summed_loss(state.trained, self.copies.to_device(batch, world.device))
                 beat(Phase.BACKWARD)
                 backward(state, loss)
             total += loss.detach()
         return total
 
     def _around_backward(self, last_lane: bool, last_of_lane: bool) -> AbstractContextManager[None]:
-        return self.strategy.micro_batch(last_of_lane, last=last_of_lane and last_lane)
+        return self.assembled.strategy.micro_batch(last_of_lane, last=last_of_lane and last_lane)
 
     def _gradients_as_numbers(self, batches: Mapping[int, Sequence[MicroBatch]]) -> tuple[list[float], int]:
         """Compute gradients and return loss sums and items as Python numbers."""
@@ -234,35 +238,37 @@ class TrainStep:
 
         Reading waits for the device, and so for other workers: queue all work before it.
         """
-        waits = self.world.queues_exchanges
+        waits = self.assembled.world.queues_exchanges
         with exchanging("sum of gradients", observed=False) if waits else nullcontext():
             return read()
 
     def _queue_and_read(self, losses: torch.Tensor, items: int, flags: Sequence[bool], rate: float) -> _Sums:
         """Queue an update that the device may skip by itself, then read loss and norm (see `queued_update`)."""
-        state, world = self.state, self.world
+        state = self.assembled.state
+        world = self.assembled.world
         everyone = world.gather([float(items), *map(float, flags)])  # while the device computes
         items = int(sum(worker[0] for worker in everyone))
         beat(Phase.UPDATE)
         set_learning_rate(state.optimizer, rate)
         norm = mean_norm(world, self._counted(), losses, items, _injected_fault(state))
         read = begin_reading(torch.cat([losses.double(), norm[None]]))
-        queue_update(state, norm, items, self.config.train.max_grad_norm)
-        self.strategy.after_update()
+        queue_update(state, norm, items, self.assembled.config.train.max_grad_norm)
+        self.assembled.strategy.after_update()
         *lane_losses, grad_norm = self._numbers(read)
         loss = exact_sum([loss for worker in world.gather(lane_losses) for loss in worker])
         return _Sums(loss / (items or math.nan), items, grad_norm, _agreed(everyone, len(flags)))
 
     def _exchange(self, lane_losses: list[float], items: int, flags: Sequence[bool]) -> _Sums:
         """Agree on flags, and sum losses, items and norms so that the number of workers does not change the result."""
-        state = self.state
+        state = self.assembled.state
         if state.engine is None:
-            norms = norm_parts(self._counted(), exact=self.config.determinism == "elastic")
+            norms = norm_parts(self._counted(), exact=self.assembled.config.determinism == "elastic")
         else:
             norms = state.engine.norm_parts()
-        everyone = self.world.gather([float(items), *map(float, flags), *norms, *lane_losses])
+        everyone = self.assembled.world.gather([float(items), *map(float, flags), *norms, *lane_losses])
         beat(Phase.UPDATE)
-        first_norm, first_loss = 1 + len(flags), 1 + len(flags) + len(norms)
+        first_norm = 1 + len(flags)
+        first_loss = first_norm + len(norms)
         total = exact_sum([loss for worker in everyone for loss in worker[first_loss:]])
         items = int(sum(worker[0] for worker in everyone))
         norm = total_norm([worker[first_norm:first_loss] for worker in everyone])
@@ -272,8 +278,9 @@ class TrainStep:
 
     def _counted(self) -> Iterator[nn.Parameter]:
         """Yield the parameters whose gradient this worker counts into the norm."""
-        strategy, pipeline = self.strategy, self.pipeline
-        for group in self.state.optimizer.param_groups:
+        strategy = self.assembled.strategy
+        pipeline = self.assembled.pipeline
+        for group in self.assembled.state.optimizer.param_groups:
             for p in group["params"]:
                 if p.grad is not None and strategy.owns_for_norm(p) and (pipeline is None or pipeline.owns_for_norm(p)):
                     yield p
@@ -283,27 +290,28 @@ class TrainStep:
 
         Gradients are sums over all items, so the mean and the clipping are one multiplication.
         """
-        state, limit = self.state, self.config.train.max_grad_norm
+        state = self.assembled.state
+        limit = self.assembled.config.train.max_grad_norm
         clip = 1.0 if limit is None else min(1.0, limit / (sums.grad_norm + 1e-6))
         factor = clip / (sums.items * (state.cursor.loss_scale or 1))
         set_learning_rate(state.optimizer, rate)
         if state.engine is not None:
             return state.engine.update(factor)
         update(state.optimizer, factor)
-        self.strategy.after_update()
+        self.assembled.strategy.after_update()
         return True
 
     def _take_counts(self) -> torch.Tensor | None:
         """Take what this worker's passes have counted, as int64 on the CPU; None if the model counts nothing."""
-        model = self.state.model
+        model = self.assembled.state.model
         return model.take_counts() if isinstance(model, TakesCounts) else None
 
     def _after_step(self, counts: torch.Tensor | None, updated: bool) -> dict[str, float]:
         """Let a model update state of its own from integers that it has counted over the whole global batch."""
-        model = self.state.model
+        model = self.assembled.state.model
         if counts is None or not isinstance(model, TakesCounts):
             return {}
-        return model.after_step(self.world.sum_integers(counts), updated)
+        return model.after_step(self.assembled.world.sum_integers(counts), updated)
 
 
 def _agreed(everyone: Sequence[Sequence[float]], flags: int) -> list[bool]:

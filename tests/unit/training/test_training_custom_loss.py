@@ -335,7 +335,7 @@ def test_own_specs_and_callbacks_count_with_the_modules_that_build_them(
     known = checkpoint_of(code=first)
     builder.write_text("def build(inputs):\n    return 1\n")
     with pytest.raises(DataError, match=r"source of the optimizer.name has changed"):
-        check_code(config, code(), known, accept=False)
+        check_code(config.loss, code(), known, accept=False)
 
 
 def checkpoint_of(**context: Any) -> Any:
@@ -352,17 +352,17 @@ def test_a_run_of_an_earlier_version_continues_with_a_line(
     of_launcher = hashlib.sha256(launcher.read_bytes()).hexdigest()
     # As they were written: the file of `__main__` for a cell, the version of Python for `python -c`.
     for before in (of_launcher, "built into Python 3.11"):
-        check_code(config, {"loss": cell}, checkpoint_of(loss=before), accept=False)
+        check_code(config.loss, {"loss": cell}, checkpoint_of(loss=before), accept=False)
         assert "the code of loss is identified anew" in capsys.readouterr().err
-    check_code(config, {"loss": cell, "model": cell}, checkpoint_of(loss=cell), accept=False)
+    check_code(config.loss, {"loss": cell, "model": cell}, checkpoint_of(loss=cell), accept=False)
     assert "step-00000004 does not know the code of model" in capsys.readouterr().err
     newer = cell.replace("python-3.", "python-3.9")
-    check_code(config, {"loss": cell}, checkpoint_of(loss=newer, code={}), accept=False)
+    check_code(config.loss, {"loss": cell}, checkpoint_of(loss=newer, code={}), accept=False)
     assert "compiled by another version of Python" in capsys.readouterr().err
-    check_code(config, {"callbacks Mine": cell}, checkpoint_of(code={"callbacks Mine": newer[::-1]}), accept=False)
+    check_code(config.loss, {"callbacks Mine": cell}, checkpoint_of(code={"callbacks Mine": newer[::-1]}), accept=False)
     assert "continues with changed code of callbacks Mine" in capsys.readouterr().err
     with pytest.raises(DataError, match="of the loss has changed"):  # a run of this version knows what it began with
-        check_code(config, {"loss": cell}, checkpoint_of(loss=of_launcher, code={}), accept=False)
+        check_code(config.loss, {"loss": cell}, checkpoint_of(loss=of_launcher, code={}), accept=False)
     # A module that names the function of another one.
     for name, text in (("defines_it.py", PLAIN), ("names_it.py", "from defines_it import plain\n")):
         (tmp_path / name).write_text(text)
@@ -372,10 +372,10 @@ def test_a_run_of_an_earlier_version_continues_with_a_line(
     module, function = load_function("names_it:plain", "loss")
     now = code_identity(function, module, "loss")
     old = hashlib.sha256((tmp_path / "names_it.py").read_bytes()).hexdigest()
-    check_code(named, {"loss": now}, checkpoint_of(loss=old), accept=False)
+    check_code(named.loss, {"loss": now}, checkpoint_of(loss=old), accept=False)
     assert "identified anew" in capsys.readouterr().err
     with pytest.raises(DataError, match="source of the loss has changed"):
-        check_code(named, {"loss": now}, checkpoint_of(loss="0" * 64), accept=False)
+        check_code(named.loss, {"loss": now}, checkpoint_of(loss="0" * 64), accept=False)
 
 
 def test_a_distilled_run_is_resumed_with_its_teacher_only(

@@ -19,6 +19,7 @@ from headway.training.setup.precision import begin_scaling
 from headway.training.state import TrainState, model_tensors
 from headway.training.step import StepResult, TrainStep
 from headway.training.task import LANGUAGE_MODELLING, Task
+from states import parts
 
 MODEL = {
     "dim": 24,
@@ -58,7 +59,7 @@ def run(
     task = Task(model, None, LANGUAGE_MODELLING)  # type: ignore[arg-type]
     state = TrainState(model, build_optimizer(config.optimizer, model, here.device))
     begin_scaling(state.cursor, config.train.precision)
-    result = TrainStep(config, task, state, make_strategy(config, model, here), here).run(batches)
+    result = TrainStep(parts(config, task, state, make_strategy(config, model, here), here)).run(batches)
     return model, result
 
 

@@ -313,7 +313,7 @@ def test_data_that_cannot_be_read_cost_no_state_that_is_held(
     original = TrainStep.run
 
     def fail(step: TrainStep, *given: Any) -> Any:
-        if step.state.cursor.step == 3:
+        if step.assembled.state.cursor.step == 3:
             raise DataError("a shard cannot be read")
         return original(step, *given)
 
@@ -333,7 +333,7 @@ def test_memory_that_runs_out_in_the_first_step_is_told_with_what_takes_less(
     original = TrainStep.run
 
     def run_out(train_step: TrainStep, *given: Any) -> Any:
-        if train_step.state.cursor.step == step:
+        if train_step.assembled.state.cursor.step == step:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
         return original(train_step, *given)
 

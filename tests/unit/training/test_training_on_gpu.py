@@ -20,6 +20,7 @@ from headway.training.setup.precision import apply_precision, begin_scaling
 from headway.training.state import TrainState
 from headway.training.step import StepResult, TrainStep
 from headway.training.task import LANGUAGE_MODELLING, Task
+from states import parts
 from support_gpu import NEEDS_GPU
 
 pytestmark = NEEDS_GPU
@@ -58,7 +59,7 @@ def train(device: torch.device, spoilt: int = -1, **sections: Any) -> tuple[list
 
     task = Task(net, None, replace(LANGUAGE_MODELLING, summed_loss=summed_loss))
     lanes = [{lane: [rows(2 * n, lane), rows(2 * n + 1, lane)] for lane in (0, 1)} for n in range(STEPS)]
-    return [TrainStep(config, task, state, strategy, world).run(lane, (True, False)) for lane in lanes], state
+    return [TrainStep(parts(config, task, state, strategy, world)).run(lane, (True, False)) for lane in lanes], state
 
 
 @pytest.mark.parametrize(

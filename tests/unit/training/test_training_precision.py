@@ -37,6 +37,7 @@ from headway.training.setup.precision import (
 from headway.training.state import Cursor, TrainState
 from headway.training.step import StepResult, TrainStep
 from headway.training.task import Objective, Task
+from states import parts
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 WORLD = World(0, 1, 0, CPU)
@@ -99,7 +100,7 @@ def setup(c: Config) -> tuple[Task, TrainState]:
 def step(c: Config, task: Task, state: TrainState, factor: float = 1.0) -> StepResult:
     generator = torch.Generator().manual_seed(state.cursor.step)
     batch = {"x": torch.randn(16, 8, generator=generator), "factor": torch.tensor(factor)}
-    return TrainStep(c, task, state, make_strategy(c, task.model, WORLD), WORLD).run({0: [batch]})
+    return TrainStep(parts(c, task, state, make_strategy(c, task.model, WORLD), WORLD)).run({0: [batch]})
 
 
 def tensors(state: TrainState) -> dict[str, torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from headway.training.setup.precision import begin_scaling
 from headway.training.state import TrainState
 from headway.training.step import StepResult, TrainStep
 from headway.training.task import LANGUAGE_MODELLING, Task
+from states import parts
 
 WORLD = World(0, 1, 0, torch.device("cpu"))
 SHAPE = {"dim": 32, "layers": 2, "heads": 2, "kv_heads": 1, "ffn_dim": 64}
@@ -54,7 +56,7 @@ def train(c: Config, orders: dict[int, str] | None = None) -> tuple[dict[str, st
 
     task = Task(model, None, replace(LANGUAGE_MODELLING, summed_loss=summed_loss))
     results = [
-        TrainStep(c, task, state, strategy, WORLD).run({lane: [rows(number, lane)] for lane in (0, 1)})
+        TrainStep(parts(c, task, state, strategy, WORLD)).run({lane: [rows(number, lane)] for lane in (0, 1)})
         for number in range(6)
     ]
     return hash_tensors({name: block.local for name, block in state.blocks().items()}), results, state
@@ -116,7 +118,8 @@ def test_what_the_host_decides_about_is_read_first(monkeypatch: pytest.MonkeyPat
         model = build_model(c.model, vocab_size=64, seed=0)
         state = TrainState(model, build_optimizer(c.optimizer, model, WORLD.device))
         begin_scaling(state.cursor, c.train.precision)
-        return queues_update(c, replace(state, **changes), WORLD)
+        assembled: Any = SimpleNamespace(config=c, state=replace(state, **changes), world=WORLD)
+        return queues_update(assembled)
 
     assert queues(config())
     assert not queues(config(), decides=True), "a spike may be left out"
@@ -126,6 +129,7 @@ def test_what_the_host_decides_about_is_read_first(monkeypatch: pytest.MonkeyPat
     model = build_model(config().model, vocab_size=64, seed=0)
     state = TrainState(model, build_optimizer(config().optimizer, model, WORLD.device))
     offloading = config(optimizer={"offload": True})
-    assert not queues_update(offloading, state, WORLD), "gradients and norm are in host memory"
+    assembled: Any = SimpleNamespace(config=offloading, state=state, world=WORLD)
+    assert not queues_update(assembled), "gradients and norm are in host memory"
     monkeypatch.undo()
     assert not queues(config()), "a CPU has nothing queued"

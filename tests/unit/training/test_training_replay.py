@@ -20,6 +20,7 @@ from headway.training.setup.trial import LiveBytes
 from headway.training.state import TrainState
 from headway.training.step import TrainStep
 from headway.training.task import Objective, Task
+from states import parts
 
 CPU = torch.device("cpu")
 WORLD = World(0, 1, 0, CPU)
@@ -41,7 +42,7 @@ def run(replay_every: int, determinism: str = "run") -> list[torch.Tensor]:
         batches: dict[int, Any] = {
             lane: [{"x": torch.randn(6, 4, generator=generator)} for _ in range(2)] for lane in (0, 1)
         }
-        TrainStep(c, task, state, strategy, WORLD).run(batches)
+        TrainStep(parts(c, task, state, strategy, WORLD)).run(batches)
     return [block.local.clone() for block in state.blocks().values()]
 
 

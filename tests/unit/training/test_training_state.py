@@ -30,6 +30,7 @@ from headway.training.optimizer import build_optimizer
 from headway.training.state import TrainState
 from headway.training.step import TrainStep
 from headway.training.task import Objective, Task
+from states import parts
 
 OWN = "own_moments:SPEC"
 OPTIMIZERS = ["adamw", "muon", "lion", "adafactor", *(["adamw8bit"] if find_spec("torchao") else []), OWN]
@@ -261,7 +262,7 @@ def test_whatever_leaves_an_update_out_leaves_a_state_that_loads(tmp_path: Path,
     state = TrainState(model, build_optimizer(config.optimizer, model, CPU))
     state.skipped_ranges = ((0, 1),) if kind == "left out" else ()
     rows = torch.zeros(0 if kind == "no item" else 4, 64)
-    result = TrainStep(config, task, state, make_strategy(config, model, world), world).run({0: [{"x": rows}]})
+    result = TrainStep(parts(config, task, state, make_strategy(config, model, world), world)).run({0: [{"x": rows}]})
     assert result.skipped and state.cursor.step == 1
     store, tensors = CheckpointStore(tmp_path), {name: block.local for name, block in state.blocks().items()}
     store.save(1, tensors, state.cursor_record(), {})

@@ -30,6 +30,7 @@ from headway.training.setup.precision import begin_scaling
 from headway.training.state import Cursor, TrainState, model_tensors, parameter_names
 from headway.training.step import TrainStep, _rng_coordinates, exact_sum
 from headway.training.task import Objective, Task, to_device
+from states import parts
 
 WORLD = World(0, 1, 0, torch.device("cpu"))
 
@@ -79,7 +80,7 @@ def test_losses_are_read_when_the_reduction_is_queued(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(strategy, "reduce", reducing)
     monkeypatch.setattr(torch.Tensor, "tolist", reading)
-    TrainStep(c, task, state, strategy, WORLD).run({0: [batch(2, 0)]})
+    TrainStep(parts(c, task, state, strategy, WORLD)).run({0: [batch(2, 0)]})
     assert order[:2] == ["reduce", "read"]
 
 
@@ -130,7 +131,7 @@ def test_on_a_gpu_losses_are_read_in_an_exchange_and_who_does_not_get_there_is_t
     monkeypatch.setattr(torch.Tensor, "tolist", reading)
     on_device = replace(task, objective=replace(task.objective, summed_loss=computing))
     world = OnGpu(0, 1, 0, torch.device("cpu"))
-    TrainStep(c, on_device, state, make_strategy(c, task.model, world), world).run({0: [batch(2, 0)]})
+    TrainStep(parts(c, on_device, state, make_strategy(c, task.model, world), world)).run({0: [batch(2, 0)]})
     reads, computes, after = seen["reads"], seen["computes"], read_heartbeat(page)
     assert reads is not None and computes is not None and after is not None
     assert (reads.waits_for, after.waits_for, after.finished.name) == ("sum of gradients", "", "sum of gradients")
@@ -149,7 +150,7 @@ def test_micro_batches_of_different_sizes_weigh_by_their_items() -> None:
     for batches in ({0: parts}, {0: [parts[0]], 1: parts[1:]}, {0: [together]}):
         torch.manual_seed(0)
         task, state = setup(c, nn.Linear(3, 1))
-        result = TrainStep(c, task, state, make_strategy(c, task.model, WORLD), WORLD).run(batches)
+        result = TrainStep(parts(c, task, state, make_strategy(c, task.model, WORLD), WORLD)).run(batches)
         mean = nn.functional.mse_loss(task.model(together["x"]), together["y"])
         assert result.items == 8
         assert result.loss > float(mean)  # measured before the update
@@ -170,7 +171,7 @@ def test_the_gradient_is_clipped_to_the_mean_gradients_norm() -> None:
     expected = torch.autograd.grad(
         (task.model(data["x"]) - data["y"]).square().sum() / 8, list(task.model.parameters())
     )
-    result = TrainStep(c, task, state, make_strategy(c, task.model, WORLD), WORLD).run({0: [data]})
+    result = TrainStep(parts(c, task, state, make_strategy(c, task.model, WORLD), WORLD)).run({0: [data]})
     norm = float(torch.cat([g.flatten() for g in expected]).norm())
     assert result.grad_norm == pytest.approx(norm, rel=1e-5)
     clipped = torch.cat([p.grad.flatten() for p in task.model.parameters()])
@@ -183,15 +184,15 @@ def test_a_step_that_is_not_finite_changes_nothing_but_the_cursor(poison: float)
     torch.manual_seed(0)
     task, state = setup(c, nn.Linear(3, 1))
     strategy = make_strategy(c, task.model, WORLD)
-    TrainStep(c, task, state, strategy, WORLD).run({0: [batch(4, 0)]})
+    TrainStep(parts(c, task, state, strategy, WORLD)).run({0: [batch(4, 0)]})
     before = {name: tensor.clone() for name, tensor in tensors(state).items()}
     bad = batch(4, 1)
     bad["x"][2, 1] = poison
-    result = TrainStep(c, task, state, strategy, WORLD).run({0: [bad]})
+    result = TrainStep(parts(c, task, state, strategy, WORLD)).run({0: [bad]})
     assert result.skipped
     assert all(torch.equal(before[name], tensor) for name, tensor in tensors(state).items())
     assert state.cursor == Cursor(step=2, skipped_steps=1, skipped_in_row=1)
-    result = TrainStep(c, task, state, strategy, WORLD).run({0: [batch(4, 2)]})
+    result = TrainStep(parts(c, task, state, strategy, WORLD)).run({0: [batch(4, 2)]})
     assert not result.skipped
     assert state.cursor == Cursor(step=3, skipped_steps=1, skipped_in_row=0)
 
@@ -206,7 +207,7 @@ def test_a_step_without_a_target_is_no_divergence(precision: str, action: str) -
     scale, strategy = state.cursor.loss_scale, make_strategy(c, task.model, WORLD)
     state.cursor.skipped_in_row = 2
     before = {name: tensor.clone() for name, tensor in tensors(state).items()}
-    result = TrainStep(c, task, state, strategy, WORLD).run({0: [batch(0, 0)]}, flags=(True, False))
+    result = TrainStep(parts(c, task, state, strategy, WORLD)).run({0: [batch(0, 0)]}, flags=(True, False))
     assert result.skipped and result.items == 0 and math.isnan(result.loss)
     assert result.decision is None and result.flags == [True, False]
     assert state.cursor == Cursor(step=1, skipped_in_row=2, loss_scale=scale, steps_without_target=1)
@@ -223,7 +224,7 @@ def test_dropout_depends_on_step_lane_and_micro_batch_only() -> None:
         task, state = setup(c, model)
         strategy = make_strategy(c, model, WORLD)
         torch.manual_seed(noise)  # whatever else used random numbers
-        run = [TrainStep(c, task, state, strategy, WORLD).run({0: [data], 1: [data]}).loss for _ in range(3)]
+        run = [TrainStep(parts(c, task, state, strategy, WORLD)).run({0: [data], 1: [data]}).loss for _ in range(3)]
         losses.append(run)
     assert losses[0] == losses[1]
 
@@ -246,7 +247,7 @@ def test_workers_with_other_positions_of_a_row_draw_other_masks() -> None:
 def test_flags_of_workers_are_agreed() -> None:
     c = config()
     task, state = setup(c, nn.Linear(3, 1))
-    result = TrainStep(c, task, state, make_strategy(c, task.model, WORLD), WORLD).run(
+    result = TrainStep(parts(c, task, state, make_strategy(c, task.model, WORLD), WORLD)).run(
         {0: [batch(4, 0)]}, (True, False)
     )
     assert result.flags == [True, False]
@@ -270,7 +271,7 @@ def test_materialized_state_has_the_shape_of_the_real_one_and_leaves_weights_alo
     shapes = {name: t.shape for name, t in optimizer_tensors(state.optimizer, names).items()}
     assert state.optimizer.param_groups[0]["lr"] == 0.1
     assert state.optimizer.param_groups[0]["weight_decay"] == 0.5
-    TrainStep(c, task, state, make_strategy(c, task.model, WORLD), WORLD).run({0: [batch(4, 0)]})
+    TrainStep(parts(c, task, state, make_strategy(c, task.model, WORLD), WORLD)).run({0: [batch(4, 0)]})
     assert {name: t.shape for name, t in optimizer_tensors(state.optimizer, names).items()} == shapes
 
 

@@ -19,6 +19,7 @@ from headway.core.machine.system import Machine
 from headway.parallel.strategy import Strategy, make_strategy
 from headway.parallel.world import World
 from headway.run.session.grid import choose_micro_batch
+from headway.training.assembled import Assembled
 from headway.training.optimizer import build_optimizer
 from headway.training.setup import trial
 from headway.training.setup.trial import (
@@ -32,6 +33,7 @@ from headway.training.setup.trial import (
 from headway.training.state import TrainState
 from headway.training.step import TrainStep
 from headway.training.task import Objective, Task
+from states import parts
 
 CPU = torch.device("cpu")
 WORLD = World(0, 1, 0, CPU)
@@ -69,7 +71,7 @@ def setup(c: Config, grid: LaneGrid, tracked: bool = False) -> tuple[Task, Train
 def run(c: Config, task: Task, state: TrainState, strategy: Strategy, steps: int) -> None:
     for _ in range(steps):
         batches = {0: task.feed.batch(state.cursor.step, 0)}
-        TrainStep(c, task, state, strategy, WORLD).run(batches)
+        TrainStep(parts(c, task, state, strategy, WORLD)).run(batches)
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "lion", "adafactor"])
@@ -83,7 +85,7 @@ def test_a_trial_changes_nothing(name: str, determinism: str) -> None:
         for step in range(4):
             if step == trial_at:
                 random = torch.get_rng_state()
-                trial_step(c, task, state, strategy, WORLD, batch=task.feed.batch(7, 0)[0])
+                trial_step(parts(c, task, state, strategy, WORLD), task.feed.batch(7, 0)[0])
                 assert torch.equal(random, torch.get_rng_state())
                 assert all(p.grad is None or not p.grad.any() for p in task.model.parameters())
             run(c, task, state, strategy, 1)
@@ -104,7 +106,7 @@ def test_no_worker_waits_for_another_whose_memory_may_have_run_out(
     monkeypatch.setattr(own, "reduce", lambda: told.append("summed"))
     monkeypatch.setattr(own, "micro_batch", lambda lane, last: told.append(last) or nullcontext())
     world = World(0, 2, 0, CPU, MeshShape(dp_shard=2))
-    trial_step(c, task, state, own, world, batch=task.feed.batch(0, 0)[0])
+    trial_step(parts(c, task, state, own, world), task.feed.batch(0, 0)[0])
     assert told == ([True, "summed"] if sums else [False])
 
 
@@ -134,7 +136,7 @@ def test_memory_that_runs_out_is_an_error_that_names_what_takes_less(error: Base
     c = config()
     task, state, strategy, moments = failing(c, error)
     with pytest.raises(ConfigError, match=r"8 x 64.*does not fit") as caught:
-        trial_step(c, task, state, strategy, WORLD, batch=task.feed.batch(0, 0)[0])
+        trial_step(parts(c, task, state, strategy, WORLD), task.feed.batch(0, 0)[0])
     assert moments == [6], "the moments were there"
     assert not state.optimizer.state, "and are gone"
     assert caught.value.where == "train.micro_batch"
@@ -147,7 +149,7 @@ def test_other_errors_stay_what_they_are() -> None:
     c = config()
     task, state, strategy, _ = failing(c, RuntimeError("shapes cannot be multiplied"))
     with pytest.raises(RuntimeError, match="multiplied"):
-        trial_step(c, task, state, strategy, WORLD, batch=task.feed.batch(0, 0)[0])
+        trial_step(parts(c, task, state, strategy, WORLD), task.feed.batch(0, 0)[0])
     assert not is_out_of_memory(ValueError("can allocate"))
 
 
@@ -187,7 +189,7 @@ def activations(rows: int) -> int:
     c = config()
     task, state, strategy = setup(c, LaneGrid(1, 1, rows))
     return trial._peak(
-        lambda n: trial_step(c, task, state, strategy, WORLD, batch=task.feed.batch(0, 0)[0]), rows, state, WORLD
+        lambda n: trial_step(parts(c, task, state, strategy, WORLD), task.feed.batch(0, 0)[0]), rows, state, WORLD
     )
 
 
@@ -198,7 +200,7 @@ def test_the_largest_that_fits_is_what_a_measurement_of_each_would_choose(rows: 
 
     def attempt(n: int) -> None:
         feed = Rows(LaneGrid(1, 1, n))
-        trial_step(c, task, state, strategy, WORLD, batch=feed.batch(0, 0)[0])  # type: ignore[arg-type]
+        trial_step(parts(c, task, state, strategy, WORLD), feed.batch(0, 0)[0])  # type: ignore[arg-type]
 
     limit = activations(rows) + 200
     assert largest_that_fits([1, 2, 3, 4, 6, 8, 12, 24], attempt, state, WORLD, limit) == rows
@@ -238,7 +240,7 @@ def settle(c: Config, start: Any = None, recut: bool = True) -> tuple[LaneGrid, 
     if not recut:
         task.recut = None
     info: CheckpointInfo | None = start
-    return choose_micro_batch(c, task, state, strategy, WORLD, grid=grid, start=info), task
+    return choose_micro_batch(Assembled(c, task, state, strategy, WORLD, grid), info).grid, task
 
 
 def test_auto_cuts_the_same_rows_into_micro_batches_that_fit(limit: Callable[[int], None]) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 from headway import Callback, Config, Trainer
 from headway.core.machine.neighbours import Load, WaitMode
 from headway.core.machine.openmp import WAIT_VARIABLES, find_libgomp
-from headway.run.session import session
+from headway.run.session import records
 from headway.telemetry.metrics import read_metrics
 from headway.training import waiting_threads
 from headway.training.waiting_threads import WaitingThreads
@@ -60,7 +60,7 @@ class Look(Callback):
 
 
 def train(folder: Path, name: str, watch: WaitingThreads, monkeypatch: pytest.MonkeyPatch, threads: int = 2) -> Look:
-    monkeypatch.setattr(session, "WaitingThreads", lambda: watch)
+    monkeypatch.setattr(records, "WaitingThreads", lambda: watch)
     torch.manual_seed(0)
     config = Config.model_validate(
         {

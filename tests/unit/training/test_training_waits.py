@@ -18,6 +18,7 @@ from headway.training.optimizer import build_optimizer, materialize
 from headway.training.state import TrainState
 from headway.training.step import TrainStep
 from headway.training.task import LANGUAGE_MODELLING, Task
+from states import parts
 
 META = torch.device("meta")
 
@@ -86,7 +87,7 @@ def test_a_step_waits_for_the_device_for_losses_and_norm_alone_and_if_it_can_onc
     task = Task(model, None, LANGUAGE_MODELLING)
     for _ in range(2):
         with Crossings() as seen:
-            result = TrainStep(c, task, state, spread, world).run({0: [rows, rows], 1: [rows, rows]}, (True,))
+            result = TrainStep(parts(c, task, state, spread, world)).run({0: [rows, rows], 1: [rows, rows]}, (True,))
         assert not result.skipped
         assert seen.to_host == waits
         assert seen.to_device == 4 * len(rows), "the micro-batches, and no number that the host has made"

@@ -124,7 +124,7 @@ def _trained(spec: Spec, world: World) -> Measurement:
     from headway.training.loop import train_loop
     from headway.training.setup.compiling import compile_model
     from headway.training.setup.precision import begin_scaling
-    from headway.training.staged import check_model_is_cut, make_pipeline
+    from headway.training.staged import check_model_is_cut
     from headway.training.state_writer import NoWriter
 
     config = spec.config
@@ -136,24 +136,13 @@ def _trained(spec: Spec, world: World) -> Measurement:
     task = _task(spec, world)
     check_model_is_cut(task, world)
     parameters = task.facts()["parameters"]
-    state, strategy = assemble(config, task, world, threads)
-    begin_scaling(state.cursor, config.train.precision)
+    assembled = assemble(config, task, world, grid, threads)
+    begin_scaling(assembled.state.cursor, config.train.precision)
     world.broadcast_(task.model.buffers())
     if config.train.compile:
         compile_model(config.parallel, task.model)
     meter = Meter(spec.warmup_steps, spec.steps, spec.profiled_steps)
-    job = Job(
-        config=config,
-        task=task,
-        state=state,
-        strategy=strategy,
-        world=world,
-        grid=grid,
-        writer=NoWriter(),
-        callbacks=[meter],
-        pipeline=make_pipeline(config, task, world),
-    )
-    train_loop(job)
+    train_loop(Job(assembled, NoWriter(), callbacks=[meter]))
     world.barrier()
     own = {
         "resident": resident,

@@ -99,7 +99,7 @@ class Profiler(Callback):
         if phase == Phase.DATA:
             self._between_steps()
             return
-        part = part_of(phase, self._job.pipeline is not None)
+        part = part_of(phase, self._job.assembled.pipeline is not None)
         for recorder in self._on:
             recorder.mark(part)
         if self._tracing is not None and self._on:
@@ -177,7 +177,7 @@ class Profiler(Callback):
 
 def _feed_seconds(job: Job) -> float:
     """Measure the time to read one step's batches on this thread alone."""
-    lanes = job.grid.of_worker(job.world.data_rank, job.world.mesh.data)
+    lanes = job.assembled.lanes
     start = time.perf_counter()
     for lane in lanes:
         job.task.feed.batch(job.state.cursor.step - 1, lane)
@@ -205,7 +205,7 @@ def _kept_bytes(job: Job) -> int:
 def _work(job: Job) -> Work:
     """Compute the traffic of clipping and update from the gradients in place after a step."""
     unknown = Work(forward_flops=None, backward_flops=None, update_flops=0.0, update_bytes=None, norm_bytes=None)
-    if isinstance(job.strategy, Engine) or job.config.optimizer.offload:
+    if isinstance(job.assembled.strategy, Engine) or job.config.optimizer.offload:
         return unknown
     groups = job.state.optimizer.param_groups
     parameters = [p for group in groups for p in group["params"] if p.grad is not None]

@@ -6,22 +6,26 @@ from functools import partial
 
 import torch
 
-from headway.config import Config, OptimizerConfig, effective_strategy, find_strategy
+from headway.config import Config, LaneGrid, OptimizerConfig, effective_strategy, find_strategy
 from headway.core.model_protocol import KeptElsewhere
 from headway.parallel.materialize import materialize
 from headway.parallel.strategy import Engine, Strategy, make_strategy
 from headway.parallel.world import World
+from headway.training.assembled import Assembled
 from headway.training.optimizer import build_optimizer
 from headway.training.setup.cut_proof import check_shard_invariance
 from headway.training.setup.precision import apply_precision, muon_products
+from headway.training.staged import make_pipeline
 from headway.training.state import TrainState
 from headway.training.task import Task
 
 
 def assemble(
-    config: Config, task: Task, world: World, threads: int, *, fresh: bool = True
-) -> tuple[TrainState, Strategy]:
-    """Make the state that training changes, and the strategy around it. All workers must call it.
+    config: Config, task: Task, world: World, grid: LaneGrid, threads: int, *, fresh: bool = True
+) -> Assembled:
+    """Put together what is trained: the strategy around a task's model, the optimizer, the pipeline.
+
+    All workers must call it.
 
     Args:
         threads: CPU threads of this worker.
@@ -30,7 +34,7 @@ def assemble(
     apply_precision(config.train, task.model.train(), world.device)
     strategy = _cut(config, task, world, fresh)
     elastic = config.determinism == "elastic"
-    settings, updates_on = _updates(config, world)
+    settings, updates_on = _updates(config.optimizer, config.parallel.strategy, world)
     products = muon_products(config.train.precision)
     optimizer = build_optimizer(
         settings, task.model, updates_on, strategy.owns_for_update, elastic=elastic, products=products
@@ -40,7 +44,9 @@ def assemble(
     engine = strategy if isinstance(strategy, Engine) else None
     if engine is not None:
         engine.take_over(optimizer)
-    return TrainState(task.model, optimizer, engine=engine), strategy
+    state = TrainState(task.model, optimizer, engine=engine)
+    pipeline = make_pipeline(config.parallel, config.train.precision, task, world)
+    return Assembled(config, task, state, strategy, world, grid, pipeline)
 
 
 def _cut(config: Config, task: Task, world: World, fresh: bool) -> Strategy:
@@ -60,10 +66,10 @@ def _cut(config: Config, task: Task, world: World, fresh: bool) -> Strategy:
     return strategy
 
 
-def _updates(config: Config, world: World) -> tuple[OptimizerConfig, torch.device]:
+def _updates(settings: OptimizerConfig, strategy_name: str, world: World) -> tuple[OptimizerConfig, torch.device]:
     """Return the optimizer's settings and its device. Some strategies keep moments in host memory themselves."""
-    settings, configured = config.optimizer, find_strategy(config.parallel.strategy)
-    strategy = find_strategy(effective_strategy(config.parallel.strategy, world.mesh))
+    configured = find_strategy(strategy_name)
+    strategy = find_strategy(effective_strategy(strategy_name, world.mesh))
     # A run that shards on a CPU may shrink to one worker, whose moments are in host memory already.
     on_host = world.device.type == "cpu" and configured.cuts_parameters
     if settings.offload and (on_host or strategy.offloads_itself):

@@ -152,13 +152,14 @@ def check_data(config: Config, fingerprints: Mapping[str, str], start: Checkpoin
         )
 
 
-def check_code(config: Config, code: Mapping[str, str], start: CheckpointInfo, *, accept: bool) -> None:
+def check_code(loss: str | None, code: Mapping[str, str], start: CheckpointInfo, *, accept: bool) -> None:
     """Check the identities of the user's code against those of a checkpoint, and report what cannot be compared.
 
     Code of keys that do not change what a run computes (callbacks, a strategy) may change, and so may code that reads
     samples; that is reported.
 
     Args:
+        loss: `loss` of the config.
         code: By key, what the run would be trained with (`Task.code`, and the loss).
         accept: Continue with code that has changed.
 
@@ -181,7 +182,7 @@ def check_code(config: Config, code: Mapping[str, str], start: CheckpointInfo, *
                 f"the code of {key} was compiled by another version of Python for {name}, so nothing shows whether it"
                 " has changed; the run continues"
             )
-        elif own is None and _says_as_much(config, key, before, now):
+        elif own is None and _says_as_much(loss, key, before, now):
             notice(
                 f"the code of {key} is identified anew: {name} knows the file that started the run or that names the"
                 " code; from now on the code itself counts"
@@ -194,20 +195,20 @@ def check_code(config: Config, code: Mapping[str, str], start: CheckpointInfo, *
             raise DataError(
                 f"the {what} of the {key} has changed: its hash is {short_identity(now)}, but checkpoint {name} was"
                 f" made from {short_identity(before)}",
-                where=str(config.loss or key) if key == "loss" else key,
+                where=str(loss or key) if key == "loss" else key,
                 fix="restore what it was made from, or choose another name=... for a new run;"
                 " headway.train(..., accept_changes=True) without a supervisor continues with the code as it is",
             )
 
 
-def _says_as_much(config: Config, key: str, before: str, now: str) -> bool:
+def _says_as_much(loss: str | None, key: str, before: str, now: str) -> bool:
     """Return whether an identity as Headway once computed it, by the file of the module that the config names, leaves
     open whether the code has changed, or says that it has not."""
     if compare(before, now) == "another kind":
         return True  # of a notebook or `python -c`: it is that of the launcher
-    if key != "loss" or config.loss is None:
+    if key != "loss" or loss is None:
         return False
-    return before == module_source_hash(load_function(config.loss, key)[0])
+    return before == module_source_hash(load_function(loss, key)[0])
 
 
 def may_differ(key: str) -> bool:

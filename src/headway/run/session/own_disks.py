@@ -19,7 +19,6 @@ from headway.checkpoint.remote.tier import journal_of
 from headway.checkpoint.remote_copies import TierAccess
 from headway.checkpoint.run_identity import RunIdentity, run_identity
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
-from headway.config import Config
 from headway.core.code_identity import compare
 from headway.core.console import warning
 from headway.core.coordination.launched import OWN_DISKS_VARIABLE
@@ -27,8 +26,8 @@ from headway.core.errors import DataError
 from headway.core.machine.system import host_name
 from headway.core.process.waiting import VISIBILITY_TIMEOUT
 from headway.parallel.world import World
-from headway.run.directory.run_directory import Attempt
 from headway.run.session.checks import may_differ, short_identity
+from headway.run.session.joined import Joined
 
 
 @dataclass(frozen=True)
@@ -46,26 +45,19 @@ class CheckpointAccess:
     relay: Relay | None = None
 
     @classmethod
-    def agree(
-        cls,
-        config: Config,
-        store: CheckpointStore,
-        world: World,
-        attempt: Attempt,
-        *,
-        fingerprints: Mapping[str, str],
-        code: Mapping[str, str],
-    ) -> CheckpointAccess:
+    def agree(cls, joined: Joined) -> CheckpointAccess:
         """Find out whether machines share the run's folder, and exchange what they need if not; all workers call it.
-
-        Args:
-            fingerprints: Of what this worker trains on.
-            code: By key, the identities of the user's code, the loss included.
 
         Raises:
             CheckpointError: The remote tier cannot be reached.
             DataError: The data or the code of a machine differ from the first worker's.
         """
+        config = joined.config
+        store = joined.store
+        world = joined.world
+        attempt = joined.attempt
+        fingerprints = joined.task.fingerprints
+        code = joined.code_with_loss
         if OWN_DISKS_VARIABLE not in os.environ:
             return cls(store, world)
         check_same_data(world, {kind: value for kind, value in fingerprints.items() if kind not in code})

@@ -18,16 +18,19 @@ from headway.parallel.blocks import local_part
 from headway.training.optimizer import scales_while_updating, update_unless
 
 if TYPE_CHECKING:
-    from headway.config import Config
     from headway.parallel.world import World
+    from headway.training.assembled import Assembled
     from headway.training.state import TrainState
 
 #: Devices whose work the host queues ahead.
 _QUEUES = ("cuda",)
 
 
-def queues_update(config: Config, state: TrainState, world: World) -> bool:
+def queues_update(assembled: Assembled) -> bool:
     """Return whether updates of this run are queued before the host knows loss and norm; equal in all attempts."""
+    config = assembled.config
+    state = assembled.state
+    world = assembled.world
     return (
         world.device.type in _QUEUES
         and world.mesh.pp == 1

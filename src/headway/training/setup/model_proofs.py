@@ -18,16 +18,15 @@ from headway.core.errors import ConfigError
 from headway.core.types import IGNORE_TARGET, MicroBatch
 from headway.models.hub.small import small_instance
 from headway.models.hub.transformers_model import TransformersModel
-from headway.parallel.strategy import Strategy
-from headway.parallel.world import World
+from headway.training.assembled import Assembled
 from headway.training.health.replay import own_gradients
 from headway.training.setup.precision import autocast
 from headway.training.setup.trial import compute_gradients
-from headway.training.state import TrainState, kept_buffers
-from headway.training.task import Task, to_device
+from headway.training.state import kept_buffers
+from headway.training.task import to_device
 
 if TYPE_CHECKING:
-    from headway.config import Config, ModelConfig
+    from headway.config import ModelConfig
 
 #: Key of a manifest's context.
 PROOFS = "model_proofs"
@@ -40,9 +39,7 @@ _LEAK = 1e-3
 _PACKED = 64
 
 
-def prove_model(
-    config: Config, task: Task, state: TrainState, strategy: Strategy, world: World, *, kept: Mapping[str, Any] | None
-) -> dict[str, Any]:
+def prove_model(assembled: Assembled, kept: Mapping[str, Any] | None) -> dict[str, Any]:
     """Find out what a model of transformers does, set it up accordingly, and return the results for checkpoints.
 
     All workers must call it. Weights are in place, and no weight, moment or random state changes.
@@ -53,6 +50,9 @@ def prove_model(
     Raises:
         ConfigError: the model cannot be trained as the config says.
     """
+    config = assembled.config
+    task = assembled.task
+    device = assembled.world.device
     model = task.model
     if not isinstance(model, TransformersModel):
         if kept is None and config.model.from_pretrained is not None and config.model.experts is not None:
@@ -70,13 +70,13 @@ def prove_model(
         return {PROOFS: known}
     batches = task.feed.batch(0, 0)
     # A loss mask can leave out all of a micro-batch, and then its gradients would prove nothing.
-    batch = to_device(next((b for b in batches if task.objective.count_items(b)), batches[0]), world.device)
-    cuda = [world.device] if world.device.type == "cuda" else []
+    batch = to_device(next((b for b in batches if task.objective.count_items(b)), batches[0]), device)
+    cuda = [device] if device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices=cuda), kept_buffers(model):
-            found = _passes(config, model, state, strategy, batch, world=world)
+            found = _passes(assembled, model, batch)
             if config.determinism != "off":
-                _check_repeats(config.train.precision, task, state, strategy, world, batch=batch)
+                _check_repeats(assembled, batch)
     except NotImplementedError as error:
         words = " ".join(str(error).split())[:200]
         raise ConfigError(
@@ -96,15 +96,16 @@ def prove_model(
     return {PROOFS: {**found, "kernels": model.kernels()}}
 
 
-def _passes(
-    config: Config, model: TransformersModel, state: TrainState, strategy: Strategy, batch: MicroBatch, *, world: World
-) -> dict[str, Any]:
+def _passes(assembled: Assembled, model: TransformersModel, batch: MicroBatch) -> dict[str, Any]:
     """Compare forward passes that must agree, in evaluation mode: dropout would differ."""
-    ids, targets = batch["ids"][:1], batch["targets"][:1].clone()
+    config = assembled.config
+    world = assembled.world
+    ids = batch["ids"][:1]
+    targets = batch["targets"][:1].clone()
     if not (targets != IGNORE_TARGET).any():
         targets[:, :-1] = ids[:, 1:]
     targets[:, -1] = IGNORE_TARGET  # the loss of transformers has no target for the last position
-    trained = state.trained
+    trained = assembled.state.trained
     rounded = config.train.precision not in ("fp32", "tf32")
     was_training = model.training
     model.eval()
@@ -124,7 +125,7 @@ def _passes(
             theirs = float(probe(model.reference_loss, ids, targets))
             leak = _leak(model, probe, ids) if config.data.document_mask else None
             bits_differ = leak is not None and not model.has_experts and _bits_differ(model, probe, ids)
-        reaches = leak is not None and _gradient_reaches(config, model, state, strategy, ids, world=world)
+        reaches = leak is not None and _gradient_reaches(assembled, model, ids)
     finally:
         model.train(was_training)
     items = max(1, int((targets != IGNORE_TARGET).sum()))
@@ -176,10 +177,10 @@ def _bits_differ(model: TransformersModel, probe: Any, ids: torch.Tensor) -> boo
     return not torch.equal(first, second)
 
 
-def _gradient_reaches(
-    config: Config, model: TransformersModel, state: TrainState, strategy: Strategy, ids: torch.Tensor, *, world: World
-) -> bool:
+def _gradient_reaches(assembled: Assembled, model: TransformersModel, ids: torch.Tensor) -> bool:
     """Return whether the second of two packed documents has a gradient with respect to the first one's embeddings."""
+    state = assembled.state
+    strategy = assembled.strategy
     engine = state.engine
     strategy.begin()
 
@@ -188,7 +189,7 @@ def _gradient_reaches(
         return result
 
     with strategy.micro_batch(True, last=engine is not None), model.embeddings_of_pass() as leaves, torch.enable_grad():
-        with autocast(config.train.precision, world.device):
+        with autocast(assembled.config.train.precision, assembled.world.device):
             loss = _of_second(model, probe, ids)
         if engine is None:
             (gradient,) = torch.autograd.grad(loss, leaves[:1])
@@ -273,40 +274,37 @@ def _check_apart(name: str, leak: float, signs: Sequence[bool]) -> None:
         )
 
 
-def _check_repeats(
-    precision: str, task: Task, state: TrainState, strategy: Strategy, world: World, *, batch: MicroBatch
-) -> None:
+def _check_repeats(assembled: Assembled, batch: MicroBatch) -> None:
     """Check that two backward passes give equal bits.
 
     Raises:
         ConfigError: they do not, so `determinism` could not be kept.
     """
-    first, second = (_checksums_of_pass(precision, task, state, strategy, world, batch=batch) for _ in range(2))
+    first, second = (_checksums_of_pass(assembled, batch) for _ in range(2))
     differing = [name for name in first if first[name] != second.get(name)]
-    if any(worker[0] for worker in world.gather([float(len(differing))])):
+    if any(worker[0] for worker in assembled.world.gather([float(len(differing))])):
         where = differing[0] if differing else "another worker's part"
+        name = type(cast(TransformersModel, assembled.task.model).causal).__name__
         raise ConfigError(
-            f"two backward passes of {type(cast(TransformersModel, task.model).causal).__name__} on the same rows"
-            f" differ (in the gradient of {where}), so no run could repeat its bits",
+            f"two backward passes of {name} on the same rows differ (in the gradient of {where}), so no run could"
+            " repeat its bits",
             where="determinism",
             fix="determinism=off",
         )
 
 
-def _checksums_of_pass(
-    precision: str, task: Task, state: TrainState, strategy: Strategy, world: World, *, batch: MicroBatch
-) -> dict[str, int]:
-    engine = state.engine
-    world.seed(0)
+def _checksums_of_pass(assembled: Assembled, batch: MicroBatch) -> dict[str, int]:
+    engine = assembled.state.engine
+    assembled.world.seed(0)
     try:
-        compute_gradients(precision, task, state, strategy, world, batch=batch)
+        compute_gradients(assembled, batch)
         if engine is None:
-            return own_gradients(state.model)
+            return own_gradients(assembled.state.model)
         norm = sum(engine.norm_parts())
         engine.skip()
         return {"all": hash(norm)}
     finally:
-        strategy.begin()
+        assembled.strategy.begin()
 
 
 def _in_words(kernels: Mapping[str, str]) -> str:

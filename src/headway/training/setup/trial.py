@@ -23,12 +23,12 @@ from headway.core.machine.memory import allowed_bytes
 from headway.core.machine.system import Machine
 from headway.core.types import Feed, KnowsLongestStep, MicroBatch
 from headway.parallel.blocks import local_part
-from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
+from headway.training.assembled import Assembled
 from headway.training.setup.precision import autocast
 from headway.training.state import TrainState, kept_buffers
 from headway.training.step import backward, prepare_own_losses
-from headway.training.task import Task, to_device
+from headway.training.task import to_device
 
 if TYPE_CHECKING:
     from headway.config import Config
@@ -46,9 +46,7 @@ _OUT_OF_MEMORY = (
 _USABLE = {"cuda": 0.92, "cpu": 0.5}
 
 
-def trial_step(
-    config: Config, task: Task, state: TrainState, strategy: Strategy, world: World, *, batch: MicroBatch
-) -> None:
+def trial_step(assembled: Assembled, batch: MicroBatch) -> None:
     """Compute a gradient while moments are in place, and discard it. All workers must call it.
 
     Nothing that training reads changes: no weight, moment, buffer or random state.
@@ -56,58 +54,56 @@ def trial_step(
     Raises:
         ConfigError: memory ran out; the message names what takes less.
     """
-    optimizer, engine = state.optimizer, state.engine
+    config = assembled.config
+    state = assembled.state
+    world = assembled.world
+    optimizer = state.optimizer
     fresh = not optimizer.state
     cuda = [world.device] if world.device.type == "cuda" else []
-    exchanges = exchanges_in_trial(config, world)
+    exchanges = exchanges_in_trial(config.parallel.strategy, config.determinism, world)
     try:
         with torch.random.fork_rng(devices=cuda), explain_out_of_memory(config, batch), kept_buffers(state.model):
             state.prepare_to_load()  # creates moments if there are none
-            compute_gradients(config.train.precision, task, state, strategy, world, batch=batch, exchanges=exchanges)
-            if engine is not None:
-                engine.skip()
+            compute_gradients(assembled, batch, exchanges=exchanges)
+            if state.engine is not None:
+                state.engine.skip()
     finally:
-        strategy.begin()  # clears gradients
+        assembled.strategy.begin()  # clears gradients
         if fresh:
             optimizer.state.clear()
 
 
-def compute_gradients(
-    precision: str,
-    task: Task,
-    state: TrainState,
-    strategy: Strategy,
-    world: World,
-    *,
-    batch: MicroBatch,
-    exchanges: bool = True,
-) -> None:
-    """Compute the gradients of one micro-batch, as those of a whole step, outside of steps; `strategy.begin` clears
-    them.
+def compute_gradients(assembled: Assembled, batch: MicroBatch, *, exchanges: bool = True) -> None:
+    """Compute the gradients of one micro-batch, as those of a whole step, outside of steps.
+
+    `strategy.begin` clears them.
 
     Args:
         batch: The micro-batch, on any device.
         exchanges: Whether workers sum their gradients; then all of them must call it.
     """
+    state = assembled.state
+    strategy = assembled.strategy
+    device = assembled.world.device
     strategy.begin()
     prepare_own_losses(state.model, state.cursor.loss_scale)
     with strategy.micro_batch(True, last=exchanges):
-        with autocast(precision, world.device):
-            loss = task.objective.summed_loss(state.trained, to_device(batch, world.device))
+        with autocast(assembled.config.train.precision, device):
+            loss = assembled.task.objective.summed_loss(state.trained, to_device(batch, device))
         backward(state, loss)
     if exchanges:
         strategy.end_lane()
         strategy.reduce()
 
 
-def exchanges_in_trial(config: Config, world: World) -> bool:
+def exchanges_in_trial(strategy_name: str, determinism: str, world: World) -> bool:
     """Return whether workers exchange gradients in a trial.
 
     They do not where gradients can be summed after the backward pass: a worker whose memory runs out must not leave
     others waiting for its part. Elastic sums are exchanged, since they take memory of their own.
     """
-    strategy = find_strategy(effective_strategy(config.parallel.strategy, world.mesh))
-    return config.determinism == "elastic" or not strategy.keeps_whole_gradients
+    strategy = find_strategy(effective_strategy(strategy_name, world.mesh))
+    return determinism == "elastic" or not strategy.keeps_whole_gradients
 
 
 def largest_micro_batch(feed: Feed, lane: int, first: int, last: int) -> MicroBatch:

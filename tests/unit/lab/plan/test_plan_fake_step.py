@@ -29,6 +29,7 @@ from headway.training.optimizer import build_optimizer
 from headway.training.state import TrainState
 from headway.training.step import TrainStep
 from headway.training.task import LANGUAGE_MODELLING, Task
+from states import parts
 
 LENGTH = 4096
 VOCABULARY = 128_256
@@ -84,7 +85,7 @@ def most_bytes(asked: Config, workers: int) -> int:
         for _ in range(2):
             live.restart()
             batches = {0: [_rows() for _ in range(grid.micro_batches)]}
-            TrainStep(asked, task, state, strategy, world, None).run(batches)
+            TrainStep(parts(asked, task, state, strategy, world, None)).run(batches)
             batches.clear()
         return live.restart()
 

@@ -30,6 +30,7 @@ from headway.training.optimizer import build_optimizer
 from headway.training.state import TrainState
 from headway.training.step import TrainStep
 from headway.training.task import LANGUAGE_MODELLING, Task
+from states import parts
 from support_families import write_family
 
 pytest.importorskip("transformers")
@@ -63,7 +64,7 @@ def _measured(config: Config) -> int:
         strategy = make_strategy(config, model, world)
         optimizer = build_optimizer(config.optimizer, model, world.device, strategy.owns_for_update)
         step = TrainStep(
-            config, Task(model, None, LANGUAGE_MODELLING), TrainState(model, optimizer), strategy, world, None
+            parts(config, Task(model, None, LANGUAGE_MODELLING), TrainState(model, optimizer), strategy, world, None)
         )  # type: ignore[arg-type]
         for measures in (False, True):  # moments are there from the first step on
             rows = [

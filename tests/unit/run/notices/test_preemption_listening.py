@@ -15,8 +15,7 @@ from headway.config import Config, PreemptionConfig
 from headway.core.errors import HeadwayError, Preempted
 from headway.core.process.signals import handled
 from headway.run.notices import listening
-from headway.run.session import session
-from headway.run.session.attempt import ATTEMPT_VARIABLE, RunOptions
+from headway.run.session.attempt import ATTEMPT_VARIABLE, RunOptions, attempt_scope
 from headway.run.session.preflight import RunPlan
 
 
@@ -34,12 +33,12 @@ def test_the_first_worker_of_a_local_agent_listens(
         heard.clear()
 
     monkeypatch.setenv(ATTEMPT_VARIABLE, "1")
-    monkeypatch.setattr(session, "listening", listen)
+    monkeypatch.setattr(entry, "listening", listen)
     joined = SimpleNamespace(directory=tmp_path)
-    monkeypatch.setattr(session.Attempt, "join", lambda *_: joined)
+    monkeypatch.setattr(entry.Attempt, "join", lambda *_: joined)
     world: Any = SimpleNamespace(is_first=first, local_rank=0 if first else 1)
     task: Any = None
-    with session._joined_attempt(Config(), task, world, RunOptions(), session.attempt_scope) as attempt:
+    with entry.join_attempt(Config(), task, world, RunOptions(), attempt_scope) as attempt:
         assert attempt is joined and heard == [tmp_path] * first
     assert heard == []
 
@@ -85,9 +84,9 @@ def test_no_command_that_tells_is_waited_for_before_a_notice_is_answered(monkeyp
     world = SimpleNamespace(mesh=None, rank=0, is_first=True)
     monkeypatch.setattr(session, "join_workers", lambda *_: part("workers", world))
     monkeypatch.setattr(session, "check_model_is_cut", lambda *_: None)
-    monkeypatch.setattr(session, "_is_finished", lambda *_: False)
+    monkeypatch.setattr(session, "nothing_to_do", lambda *_: False)
     monkeypatch.setattr(session, "alerting", lambda *_: part("alerts", alerts))
-    monkeypatch.setattr(session, "_joined_attempt", lambda *_: part("answer", SimpleNamespace(worker_log=str)))
+    monkeypatch.setattr(session, "join_attempt", lambda *_: part("answer", SimpleNamespace(worker_log=str)))
     monkeypatch.setattr(session, "log_to", lambda *_, **__: part("log", None))
 
     def train(*_: object, **__: object) -> None:

@@ -25,8 +25,8 @@ from headway.parallel.world import World
 from headway.run.session import attempt as attempts
 from headway.run.session.assemble import _updates
 from headway.run.session.attempt import RunOptions, attempt_scope, preemptible
-from headway.run.session.session import _check_same_run
 from headway.run.session.spending import meter_of
+from headway.run.session.start import _check_same_run
 from headway.run.supervisor import supervisor
 from headway.telemetry.record import open_run
 from headway.training.stop import StopSignals
@@ -129,10 +129,14 @@ def test_where_updates_are_computed_with_moments_in_host_memory(strategy: str, s
     """Alone there is no `fully_shard` that would keep them there, whatever the strategy's name."""
     gpu = torch.device("cuda", 0)
     config = Config.model_validate({"optimizer": {"offload": True}, "parallel": {"strategy": strategy}})
-    settings, updates_on = _updates(config, World(0, shards, 0, gpu, MeshShape(dp_shard=shards)))
+    settings, updates_on = _updates(
+        config.optimizer, config.parallel.strategy, World(0, shards, 0, gpu, MeshShape(dp_shard=shards))
+    )
     assert (settings.offload, updates_on) == ((False, torch.device("cpu")) if theirs else (True, gpu))
-    plain = Config.model_validate({"parallel": {"strategy": strategy}})
-    assert _updates(plain, World(0, shards, 0, gpu, MeshShape(dp_shard=shards)))[1] == gpu
+    assert (
+        _updates(plain.optimizer, plain.parallel.strategy, World(0, shards, 0, gpu, MeshShape(dp_shard=shards)))[1]
+        == gpu
+    )
 
 
 def test_a_remote_checkpoint_of_another_config_is_not_gone_on_from(tmp_path: Path) -> None:
