@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from headway.core.console import is_first_worker, notice, warning
 from headway.core.coordination.preemption_board import BUDGET_SOURCE, CANCEL_KEY, SIGNAL_KEY, Board, Notice, post
@@ -27,6 +27,17 @@ _DUPLICATE_SECONDS = 1.0
 
 #: Handlers that stay until the process ends. Python would restore the previous handlers when it frees these.
 _permanent_handlers: list[object] = []
+
+
+class Requests(NamedTuple):
+    """What a worker asks for after a step, or what all workers agree on."""
+
+    stop: bool
+    """Save and stop."""
+    save: bool
+    """Save and continue."""
+    give_up: bool
+    """End the run, since too many saves have failed."""
 
 
 class StopSignals:

@@ -31,7 +31,8 @@ from headway.core.errors import (
 )
 from headway.run.session import session
 from headway.telemetry.metrics import MetricsLog, read_metrics
-from headway.training import loop
+from headway.training import loop, saves
+from headway.training.evaluation.in_loop import was_evaluated
 from headway.training.step import TrainStep
 from states import make_state, save
 
@@ -96,7 +97,7 @@ def test_room_for_a_copy_is_made_early_where_one_may_be_wanted_on_the_way(
 
     watched(CheckpointWriter, "get_ready")
     watched(CheckpointWriter, "submit")
-    watched(loop, "give_back_freed_memory")
+    watched(saves, "give_back_freed_memory")
     settings = {"every": every, "memory_every": held}
     train(load_config(tiny(train={"steps": 4}, checkpoint=settings), ["supervise.enabled=false"]))
     assert (calls[0] == "get_ready") == made
@@ -204,18 +205,18 @@ def test_an_evaluation_counts_as_done_by_the_history_or_by_the_checkpoint(tmp_pa
         with MetricsLog(tmp_path / "metrics.jsonl", attempt) as log:
             log.write(step, {name: 1.0})
 
-    assert not loop._was_evaluated(tmp_path, 4)
+    assert not was_evaluated(tmp_path, 4)
     record(1, 4, "train/loss")
-    assert not loop._was_evaluated(tmp_path, 4)
+    assert not was_evaluated(tmp_path, 4)
     record(1, 4, "evaluation/loss")
-    assert loop._was_evaluated(tmp_path, 4) and not loop._was_evaluated(tmp_path, 5)
+    assert was_evaluated(tmp_path, 4) and not was_evaluated(tmp_path, 5)
     record(2, 4, "train/loss")
-    assert not loop._was_evaluated(tmp_path, 4), "of a step 4 that was done again"
+    assert not was_evaluated(tmp_path, 4), "of a step 4 that was done again"
     store = CheckpointStore(tmp_path / "checkpoints")
     save(store, 4)
-    assert not loop._was_evaluated(tmp_path, 4)
+    assert not was_evaluated(tmp_path, 4)
     store.save(6, make_state(), {"step": 6}, {"metrics": {"evaluation/loss": 1.0}})
-    assert loop._was_evaluated(tmp_path, 6), "made elsewhere, where the history is"
+    assert was_evaluated(tmp_path, 6), "made elsewhere, where the history is"
 
 
 def job_of(world: Any) -> Any:
@@ -224,10 +225,8 @@ def job_of(world: Any) -> Any:
         config=None,
         state=SimpleNamespace(cursor=SimpleNamespace(step=0)),
         world=world,
-        grid=SimpleNamespace(of_worker=lambda rank, size: [rank]),
+        assembled=SimpleNamespace(lanes=[0]),
         task=SimpleNamespace(feed=None),
-        strategy=None,
-        pipeline=None,
         notices=None,
         own_process=False,
         total_steps=1,
@@ -272,7 +271,7 @@ def test_the_peak_of_a_gpu_is_of_training_only(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", events.append)
     monkeypatch.setattr(loop, "Prefetcher", Feed)
     monkeypatch.setattr(loop, "StepMetrics", lambda job, feed: None)
-    monkeypatch.setattr(loop, "SaveSchedule", SimpleNamespace(of=lambda job: None))
+    monkeypatch.setattr(loop, "Saves", lambda job: None)
     monkeypatch.setattr(loop, "_run_callbacks", observed)
     world = SimpleNamespace(size=1, data_rank=0, mesh=SimpleNamespace(data=1), device=torch.device(device))
     with pytest.raises(KeyError):
@@ -300,6 +299,7 @@ def test_what_is_held_is_written_at_any_end_that_leaves_it_worth_it(
 ) -> None:
     writer = MagicMock()
     config = SimpleNamespace(checkpoint=SimpleNamespace(memory_every=memory_every))
+    writer.lost_upload.return_value = None
     job: Any = SimpleNamespace(config=config, callbacks=(), writer=writer)
     with pytest.raises(end) if end else nullcontext(), loop._run_callbacks(job, lambda: False):
         if end is not None:

@@ -31,6 +31,6 @@ def test_reading_a_large_checkpoint_is_no_hang(monkeypatch: pytest.MonkeyPatch) 
     )
     feed: Any = SimpleNamespace(rewind=lambda step: None)
     result: Any = SimpleNamespace(decision=Decision(6, "rollback", "the loss is not finite", 6))
-    assert rollback.rolled_back(job, feed, result)
+    assert rollback.roll_back(job, feed, result)
     assert told == [Phase.CHECKPOINT, "planned", Phase.CHECKPOINT, "at step 4", "evaluations up to 4"]
     assert job.state.skipped_ranges == ((6, 7),)

@@ -144,10 +144,10 @@ def test_on_a_gpu_losses_are_read_in_an_exchange_and_who_does_not_get_there_is_t
 
 def test_micro_batches_of_different_sizes_weigh_by_their_items() -> None:
     c = config(train={"steps": 10, "max_grad_norm": None})
-    parts = [batch(1, 0), batch(5, 1), batch(2, 2)]
-    together = {key: torch.cat([part[key] for part in parts]) for key in ("x", "y")}
+    pieces = [batch(1, 0), batch(5, 1), batch(2, 2)]
+    together = {key: torch.cat([part[key] for part in pieces]) for key in ("x", "y")}
     weights = []
-    for batches in ({0: parts}, {0: [parts[0]], 1: parts[1:]}, {0: [together]}):
+    for batches in ({0: pieces}, {0: [pieces[0]], 1: pieces[1:]}, {0: [together]}):
         torch.manual_seed(0)
         task, state = setup(c, nn.Linear(3, 1))
         result = TrainStep(parts(c, task, state, make_strategy(c, task.model, WORLD), WORLD)).run(batches)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from headway.training.step import StepResult
 
 
-def rolled_back(job: Job, feed: Prefetcher, result: StepResult) -> bool:
+def roll_back(job: Job, feed: Prefetcher, result: StepResult) -> bool:
     """Report the decision on a step to callbacks, if there is one, and carry it out.
 
     Returns:

@@ -15,6 +15,8 @@ from headway.config import Config, PreemptionConfig
 from headway.core.errors import HeadwayError, Preempted
 from headway.core.process.signals import handled
 from headway.run.notices import listening
+from headway.run.session import joined as entry
+from headway.run.session import session
 from headway.run.session.attempt import ATTEMPT_VARIABLE, RunOptions, attempt_scope
 from headway.run.session.preflight import RunPlan
 

@@ -129,14 +129,10 @@ def test_where_updates_are_computed_with_moments_in_host_memory(strategy: str, s
     """Alone there is no `fully_shard` that would keep them there, whatever the strategy's name."""
     gpu = torch.device("cuda", 0)
     config = Config.model_validate({"optimizer": {"offload": True}, "parallel": {"strategy": strategy}})
-    settings, updates_on = _updates(
-        config.optimizer, config.parallel.strategy, World(0, shards, 0, gpu, MeshShape(dp_shard=shards))
-    )
+    world = World(0, shards, 0, gpu, MeshShape(dp_shard=shards))
+    settings, updates_on = _updates(config.optimizer, strategy, world)
     assert (settings.offload, updates_on) == ((False, torch.device("cpu")) if theirs else (True, gpu))
-    assert (
-        _updates(plain.optimizer, plain.parallel.strategy, World(0, shards, 0, gpu, MeshShape(dp_shard=shards)))[1]
-        == gpu
-    )
+    assert _updates(Config().optimizer, strategy, world)[1] == gpu
 
 
 def test_a_remote_checkpoint_of_another_config_is_not_gone_on_from(tmp_path: Path) -> None:
