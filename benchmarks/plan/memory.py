@@ -30,7 +30,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from headway.training.assembled import Assembled
 from torch.profiler import ProfilerActivity, profile
 
 from headway.config import Config, resolve_lanes, resolve_mesh
@@ -44,6 +43,7 @@ from headway.models.hub.transformers_model import TransformersModel, build_trans
 from headway.parallel.stages import plan_stages, stages_of_worker
 from headway.parallel.strategy import Engine, make_strategy
 from headway.parallel.world import World, open_world
+from headway.training.assembled import Assembled
 from headway.training.optimizer import build_optimizer
 from headway.training.setup.determinism import apply_determinism
 from headway.training.setup.precision import convert_to_fp8

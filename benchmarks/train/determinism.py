@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from headway.training.assembled import Assembled
 
 from headway.config import Config, LaneGrid, load_config, resolve_grid, resolve_mesh, resolve_threads
 from headway.core.machine.cores import usable_cores
@@ -36,6 +35,7 @@ from headway.core.types import MicroBatch
 from headway.models.build import build_model
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World, open_world
+from headway.training.assembled import Assembled
 from headway.training.optimizer import build_optimizer
 from headway.training.setup.determinism import apply_determinism
 from headway.training.setup.precision import apply_precision, with_precision
