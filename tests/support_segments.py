@@ -8,8 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from headway.config import Config
-from headway.config.derived.segments import Segment
+from headway.config import Config, resolve
 from headway.data.feeding.segmented import SegmentedPlan
 
 UNIT = 4  # tokens of the shortest row
@@ -19,7 +18,7 @@ def config_of(**values: Any) -> Config:
     sources = values.pop("sources", {"a": {}})
     train = {"steps": 40, "sequence_length": 16, "global_batch": 4, **values.pop("train", {})}
     data = {"sources": [{"path": name, "name": name, **of} for name, of in sources.items()], **values.pop("data", {})}
-    return Config.model_validate({"train": train, "data": data, "model": {"preset": "1m"}, **values}).resolved()
+    return resolve(Config.model_validate({"train": train, "data": data, "model": {"preset": "1m"}, **values}))
 
 
 def rows_of(config: Config, tokens: dict[str, list[int]]) -> dict[str, dict[int, list[int]]]:
@@ -33,7 +32,7 @@ class Run:
 
     def __init__(self, config: Config, tokens: dict[str, list[int]]) -> None:
         self.tokens = {name: list(parts) for name, parts in tokens.items()}
-        self.segments = [Segment.of(config, 0, "data-0", rows_of(config, self.tokens))]
+        self.segments = [config.begin_segment(0, "data-0", rows_of(config, self.tokens))]
         self.history = [copy.deepcopy(self.tokens)]
         self.config = config
 
@@ -47,7 +46,7 @@ class Run:
         before = [segment for segment in self.segments if segment.first_step < step]
         self.history = [*self.history[: len(before)], copy.deepcopy(self.tokens)]
         data = f"data-{sum(map(len, self.tokens.values()))}"
-        self.segments = [*before, Segment.of(config, step, data, rows_of(config, self.tokens), new_epoch=new_epoch)]
+        self.segments = [*before, config.begin_segment(step, data, rows_of(config, self.tokens), new_epoch=new_epoch)]
         self.config = config
 
     @property

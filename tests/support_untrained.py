@@ -25,8 +25,8 @@ from headway.checkpoint.lineage import PARENT, parent_record
 from headway.checkpoint.save.outcomes import Outcome
 from headway.checkpoint.skipped_ranges import LEFT_OUT, is_outdated
 from headway.checkpoint.store import CheckpointInfo
-from headway.config import Config, LaneGrid, load_resolved
-from headway.config.derived.segments import SEGMENTS
+from headway.config import Config, LaneGrid, load_resolved, resolve
+from headway.config.sections.segments import SEGMENTS
 from headway.data.feeding.feed import TokenFeed
 from headway.data.pinned import open_run_store
 from headway.data.store import TokenStore
@@ -171,7 +171,7 @@ class Untrained:
             **self._sections,
             "data": {"sources": sources, "store": str(self.corpus.folder)},
         }
-        return Config.model_validate(values).resolved()
+        return resolve(Config.model_validate(values))
 
     def attempt(self, steps: int, every: int = 3, *, older: bool = False, **options: Any) -> None:
         """Go on for some steps, and die.

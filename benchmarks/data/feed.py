@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from headway.config import Config, LaneGrid
+from headway.config import Config, LaneGrid, resolve
 from headway.data.feeding.feed import TokenFeed
 from headway.data.store import TokenStore
 from headway.text.preparing.prepare import prepare
@@ -41,7 +41,7 @@ def config_of(store: Path, **data: Any) -> Config:
     """As many steps as anyone asks for."""
     values = {"sources": ["stdlib:"], "store": str(store), "validation": 0.0, "bad_documents": "skip", **data}
     train = {"steps": 10**9, "sequence_length": LENGTH, "global_batch": BATCH}
-    return Config.model_validate({"data": values, "train": train}).resolved()
+    return resolve(Config.model_validate({"data": values, "train": train}))
 
 
 def nanogpt(tokens: Path) -> Callable[[], Any]:

@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from headway.config import Config, resolve_lanes, resolve_mesh
+from headway.config import Config, resolve, resolve_lanes, resolve_mesh
 from headway.core.format import format_bytes
 from headway.lab.plan.layout import Layout
 from headway.lab.plan.memory import plan_memory
@@ -167,7 +167,7 @@ class Case:
         }
         optimizer = {"name": self.optimizer, "offload": self.strategy.endswith("-offload")}
         values = {"model": model, "train": train, "parallel": parallel, "optimizer": optimizer}
-        config = Config.model_validate({**values, "determinism": "elastic" if elastic else "run"}).resolved()
+        config = resolve(Config.model_validate({**values, "determinism": "elastic" if elastic else "run"}))
         if self.model not in PRETRAINED:
             return config
         return config.model_copy(update={"model": complete(config.model, PRETRAINED[self.model]["vocab_size"])})

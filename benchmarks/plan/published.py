@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from headway.config import Config
+from headway.config import Config, resolve
 from headway.lab.plan.accelerators import parse_machines
 from headway.lab.plan.recommend import option
 
@@ -40,7 +40,7 @@ def compare(case: dict[str, Any], models: dict[str, dict[str, Any]]) -> dict[str
         "train": {"steps": 1, **train, "global_batch": data * train["micro_batch"] * case["micro_batches"]},
         "parallel": {**parallel, "strategy": "auto"},
     }
-    config = Config.model_validate({**values, "parallel": {**parallel, "workers": machines.count}}).resolved()
+    config = resolve(Config.model_validate({**values, "parallel": {**parallel, "workers": machines.count}}))
     strategy = "zero3" if data * parallel.get("context", 1) > 1 else "single"
     planned = option(config, config.model, machines, strategy, train["activation_checkpointing"])
     if planned.refusal is not None or planned.memory is None or planned.speed is None:

@@ -29,7 +29,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from headway.config import Config, resolve_mesh
+from headway.config import Config, resolve, resolve_mesh
 from headway.core.format import format_bytes
 from headway.lab.plan.layout import Layout
 from headway.lab.plan.memory import MemoryPlan, plan_memory
@@ -81,7 +81,7 @@ class Case:
             },
             "parallel": {"strategy": self.strategy, "workers": self.workers},
         }
-        return Config.model_validate(values).resolved()
+        return resolve(Config.model_validate(values))
 
 
 CASES = [

@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from headway.config import Config, identity
-from headway.config.sections.losses import needs_logits
+from headway.config import Config, identity, resolve
 from headway.core.code_identity import combined, object_identity
 from headway.core.console import is_first_worker, notice, warning
 from headway.core.coordination.launched import world_size_from_environment
@@ -119,7 +118,7 @@ def train(
         )
     if loss is not None:
         config = config.model_copy(update={"loss": name_of_function(loss, "headway.train, loss")})
-    config = config.resolved()
+    config = resolve(config)
     from headway.run.session.attempt import RunOptions, preemptible
 
     options = RunOptions(restart, accept_changes, start_epoch, leave_finished=True)
@@ -274,7 +273,10 @@ class Trainer:
         collate: Callable[[list[Any]], Any] | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        self.model, self.dataset, self.loss, self.config = model, dataset, loss, config.resolved()
+        self.model = model
+        self.dataset = dataset
+        self.loss = loss
+        self.config = resolve(config)
         self.validation, self.collate, self.callbacks = validation, collate, callbacks
 
     def fit(self, *, restart: bool = False, accept_changes: bool = False, start_epoch: bool = False) -> Run:
@@ -298,7 +300,7 @@ class Trainer:
                 where="parallel.workers",
                 fix=f"torchrun --nproc-per-node {self.config.parallel.workers} your_script.py",
             )
-        if (key := needs_logits(self.config)) is not None:
+        if (key := self.config.logits_key) is not None:
             raise ConfigError(
                 f"{key} is for language models; a module of your own brings its loss",
                 where=key,

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
-from headway.config import Config, MeshShape
+from headway.config import Config, MeshShape, resolve
 from headway.models.build import build_model, build_without_memory
 from headway.models.decoder import Decoder
 from headway.parallel import zero
@@ -45,7 +45,7 @@ def config(strategy: str, precision: str = "fp32", determinism: str = "run", **p
     train = {"steps": 1, "sequence_length": 16, "global_batch": 2, "device": "cpu", "precision": precision}
     spread = {"strategy": strategy, "workers": 2, **parallel}
     values = {"model": MODEL, "train": train, "parallel": spread, "determinism": determinism}
-    return Config.model_validate(values).resolved()
+    return resolve(Config.model_validate(values))
 
 
 def built(world: World, asked: Config) -> tuple[Decoder, Strategy]:

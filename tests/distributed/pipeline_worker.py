@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from headway import Callback
-from headway.config import load_config
+from headway.config import load_config, resolve
 from headway.data.remote_store import open_store
 from headway.models.build import complete
 from headway.run.session.attempt import RunOptions
@@ -69,7 +69,7 @@ class SameInBothStages(Callback):
 
 
 def train(name: str, *overrides: str) -> str:
-    config = load_config(Path(sys.argv[1]), [f"name={name}", "train.steps=4", *overrides]).resolved()
+    config = resolve(load_config(Path(sys.argv[1]), [f"name={name}", "train.steps=4", *overrides]))
     model = complete(config.model, open_store(config.data).vocab_size)
     config = config.model_copy(update={"model": model})
     run_in_this_process(RunPlan.of(config, RunOptions()), language_model_task, [SameInBothStages()])

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from headway.checkpoint.format.manifest import hash_tensors
-from headway.config import Config, LaneGrid, MeshShape
+from headway.config import Config, LaneGrid, MeshShape, resolve
 from headway.core.types import IGNORE_TARGET, MicroBatch
 from headway.parallel.blocks import gather_whole
 from headway.parallel.strategy import make_strategy
@@ -109,7 +109,7 @@ def config_of(strategy: str, workers: int, determinism: str) -> Config:
         "schedule": {"warmup": "1 steps"},
         "parallel": {"strategy": strategy if workers > 1 else "auto", "workers": workers},
     }
-    return Config.model_validate(values).resolved()
+    return resolve(Config.model_validate(values))
 
 
 def check(world: World, model: nn.Module, strategy: str, determinism: str, expected: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headway.config import load_config
+from headway.config import load_config, resolve
 from headway.lab.chaos import report
 from headway.lab.chaos.campaign import Trial, plan_campaign
 from headway.lab.chaos.changes import one_stage
@@ -40,7 +40,7 @@ def test_a_campaign_comes_out_as_if_nothing_had_happened(
 ) -> None:
     monkeypatch.setattr(report, "CONTROLS", {})
     monkeypatch.setattr(report, "SEED", CURSOR)  # of the controls the one that the ledger has to tell of, too
-    config = load_config(tiny(**sections(tmp_path))).resolved()
+    config = resolve(load_config(tiny(**sections(tmp_path))))
     output, remote = tmp_path / "chaos", tmp_path / "remote"
     shape = shape_of(config, one_stage(config, (1, 2)), (1, 2), remote=True)
     seed = next(seed for seed in count() if surely_kills_both_ways(next(plan_campaign(shape, seed))))
@@ -70,7 +70,7 @@ def test_a_campaign_kills_runs_of_a_model_or_a_teacher(
     config = tiny(train={"steps": 8}, checkpoint={"keep_best": 1}, evaluation={"every": "2 steps"})
     values = yaml.safe_load(config.read_text())
     config.write_text(yaml.safe_dump({**values, **made_of(kind, tmp_path / "model", corpus / "store" / "tokenizer")}))
-    loaded = load_config(config).resolved()
+    loaded = resolve(load_config(config))
     result = run_campaign(loaded, tmp_path / "chaos", kills=1, seed=1, worker_counts=(1,), controls=False)
     assert result.passed and result.kills.total() >= 4, render(result)
 

@@ -21,6 +21,7 @@ import headway
 from headway.checkpoint.format.file_layout import Piece, plan_files
 from headway.checkpoint.save.staging import StagingBuffer
 from headway.checkpoint.store import CheckpointStore
+from headway.config import resolve
 from headway.core.errors import CheckpointError, DataError
 from headway.core.types import Block
 from headway.run.session.attempt import RunOptions
@@ -62,7 +63,7 @@ def test_the_first_process_of_an_attempt_tells_its_supervisor(
             told.append({"kind": kind, **content})
 
     monkeypatch.setattr(attempt_process, "_run_first", refuse)
-    assert attempt_process.run_attempt(Channel(), headway.load_config(tiny()).resolved(), RunOptions()) == 4  # type: ignore[arg-type]
+    assert attempt_process.run_attempt(Channel(), resolve(headway.load_config(tiny())), RunOptions()) == 4  # type: ignore[arg-type]
     (said,) = told
     assert (said["kind"], said["exit_code"], said["where"]) == ("error", 4, "/disk/run.json")
     assert "Traceback" not in capfd.readouterr().err

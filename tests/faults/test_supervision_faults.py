@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from headway.config import load_config
+from headway.config import load_config, resolve
 from headway.core.coordination.heartbeat import read_heartbeat
 from headway.core.process.table import DEAD, process_state
 from headway.core.process.waiting import wait_until
@@ -156,7 +156,7 @@ def test_the_death_of_the_supervisor_takes_the_worker_along(tiny: Callable[..., 
 
 def test_a_worker_back_from_the_dead_writes_nothing(tiny: Callable[..., Path], tmp_path: Path) -> None:
     """It was stopped while its attempt was the run's, and is continued when another one is."""
-    config = load_config(tiny(train={"steps": 100_000}, checkpoint={"every": "1 steps"})).resolved()
+    config = resolve(load_config(tiny(train={"steps": 100_000}, checkpoint={"every": "1 steps"})))
     model = complete(config.model, open_store(config.data).vocab_size)
     config = config.model_copy(update={"model": model})
     run = RunDirectory(tmp_path / "runs/tiny")

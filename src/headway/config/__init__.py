@@ -1,7 +1,8 @@
 """The config of a run: its schema, and the specs of strategies and optimizers.
 
-Each floor imports only those before it: `base` and `units`; specs, batches, shapes and templates; `sections`; values
-`derived` from them; `checks` across sections; `schema`, which puts the sections together; `loading` from files.
+Each floor imports only those before it: `base` and `units`; specs, batches, shapes and templates; `sections`; `schema`,
+which puts the sections together; values `derived` from them; `checks` across sections; `resolving`; `loading` from
+files.
 """
 
 from headway.config.batches import Batches, BatchStage
@@ -18,6 +19,7 @@ from headway.config.derived.mesh import (
 )
 from headway.config.loading.load import dump_config, load_config, load_resolved, override
 from headway.config.optimizers import OptimizerSpec, find_optimizer
+from headway.config.resolving import resolve
 from headway.config.schema import (
     Config,
     EvaluationConfig,
@@ -82,6 +84,7 @@ __all__ = [
     "load_config",
     "load_resolved",
     "override",
+    "resolve",
     "resolve_grid",
     "resolve_lanes",
     "resolve_mesh",

@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 from headway.config.specs import Package, Spec, choices, resolve_spec
 from headway.core.eight_bit import block_size
 from headway.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from headway.config.schema import Config
 
 FP32_BYTES = 4
 TORCHAO = Package("torchao", "torchao", "torchao")
@@ -53,7 +50,7 @@ def _no_temporaries(sizes: UpdateSizes) -> int:
     return 0
 
 
-def _no_problems(config: Config, shards: bool) -> Iterator[ConfigError]:
+def _no_problems(config: Any, shards: bool) -> Iterator[ConfigError]:
     yield from ()
 
 
@@ -80,18 +77,15 @@ class OptimizerSpec(Spec):
     """Optimizers to change to when memory runs out."""
     faster: str | None = None
     """Optimizer to change to when updates take long."""
-    problems: Callable[[Config, bool], Iterator[ConfigError]] = _no_problems
-    """Yields why a config cannot use it; the second argument says whether parameters are shards."""
-
-
-def _offload_problem(config: Config, shards: bool, reason: str) -> Iterator[ConfigError]:
-    """Refuse host memory to an optimizer of shards whose state must stay on the device."""
-    if shards and config.optimizer.offload:
-        yield ConfigError(
-            f"{reason}, so it cannot compute in host memory",
-            where="optimizer.name, optimizer.offload",
-            fix="optimizer.offload=false, or parallel.strategy=zero2",
-        )
+    has_one_rate: bool = False
+    """Whether all matrices between layers have one learning rate."""
+    mixes_shards: str | None = None
+    """How sums over workers change its bits where parameters are shards; None if they do not."""
+    stays_with_shards: str | None = None
+    """Why it cannot update shards in host memory; None if it can."""
+    problems: Callable[[Any, bool], Iterator[ConfigError]] = _no_problems
+    """Yields why a `Config` cannot use it, beyond what follows from the rest; the second argument says whether
+    parameters are shards."""
 
 
 def _two_moments(name: str, size: tuple[int, ...]) -> int:
@@ -134,26 +128,6 @@ def _adafactor_update_bytes(sizes: UpdateSizes) -> int:
     return max(sizes.largest, 2 * sizes.largest_hidden)
 
 
-def _muon_problems(config: Config, _: bool) -> Iterator[ConfigError]:
-    adapter = config.model.adapter
-    if adapter is not None and adapter.also_trained_rate != 1.0:
-        yield ConfigError(
-            "muon gives matrices between layers no learning rates of their own",
-            where="model.adapter.also_trained_rate, optimizer.name",
-            fix=f"optimizer.name={_ADAMW.name}",
-        )
-
-
-def _adafactor_problems(config: Config, shards: bool) -> Iterator[ConfigError]:
-    if shards and config.determinism == "elastic":
-        yield ConfigError(
-            "adafactor sums over the rows of a matrix, and sums over workers round differently from sums on one",
-            where="optimizer.name, parallel.strategy, determinism",
-            fix="parallel.strategy=zero2, or determinism=run",
-        )
-    yield from _offload_problem(config, shards, "adafactor sums over the parts of a matrix on all workers")
-
-
 def _adamw8bit_moment_bytes(name: str, size: tuple[int, ...]) -> int:
     if not (block := block_size(size)):
         return _two_moments(name, size)
@@ -164,10 +138,6 @@ def _adamw8bit_update_bytes(sizes: UpdateSizes) -> int:
     # One compiled kernel on a GPU. On the CPU, as measured: fp32 copies of both moments and of the weight, quotients,
     # and the search for codes with 8-byte indices.
     return 53 * sizes.largest_in_8_bits // 4 if sizes.cpu else 0
-
-
-def _adamw8bit_problems(config: Config, shards: bool) -> Iterator[ConfigError]:
-    yield from _offload_problem(config, shards, "adamw8bit keeps its moments in shards on the device")
 
 
 _ADAMW = OptimizerSpec(
@@ -199,7 +169,7 @@ OPTIMIZERS = {
             update_bytes=_muon_update_bytes,
             faster=_ADAMW.name,
             reads_matrices=True,
-            problems=_muon_problems,
+            has_one_rate=True,
         ),
         _LION,
         OptimizerSpec(
@@ -209,7 +179,10 @@ OPTIMIZERS = {
             moment_bytes=_adafactor_moment_bytes,
             update_bytes=_adafactor_update_bytes,
             needs_whole_rows="adafactor keeps means of whole rows, which a part of a matrix does not have",
-            problems=_adafactor_problems,
+            mixes_shards=(
+                "adafactor sums over the rows of a matrix, and sums over workers round differently from sums on one"
+            ),
+            stays_with_shards="adafactor sums over the parts of a matrix on all workers",
         ),
         OptimizerSpec(
             name="adamw8bit",
@@ -220,7 +193,7 @@ OPTIMIZERS = {
             needs_whole_rows=(
                 "adamw8bit quantises blocks of up to 256 neighbours in a row, and these blocks change when rows are cut"
             ),
-            problems=_adamw8bit_problems,
+            stays_with_shards="adamw8bit keeps its moments in shards on the device",
         ),
     )
 }

@@ -1,12 +1,11 @@
-"""The schema of a config: all sections, and how a config is resolved. Descriptions are the reference documentation.
+"""The schema of a config: all sections together. Descriptions are the reference documentation.
 
-Everything here is plain data. `Config.resolved` fills in values that follow from others (a model's shape from its
-preset, steps from tokens). A resolved config is complete: running it again gives an identical run.
+Everything here is plain data; `resolving` fills in what follows from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -14,20 +13,18 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from headway.config.base import FUNCTION_PATTERN, LocalPath, Section, Share, conflict
-from headway.config.checks.contradictions import combined, find_problems
-from headway.config.derived.experts import resolved_balance
-from headway.config.derived.segments import Segment, batches_before
 from headway.config.optimizers import DEFAULT_OPTIMIZER, OptimizerName, find_optimizer
 from headway.config.sections.benchmarks import BenchmarksConfig
 from headway.config.sections.checkpoint import CheckpointConfig
 from headway.config.sections.cost import BudgetConfig, CostConfig
-from headway.config.sections.data import DataConfig, SourceConfig, TokenizerConfig, given_tokenizer, named_sources
+from headway.config.sections.data import DataConfig, SourceConfig, stored_names
 from headway.config.sections.health import HealthConfig
 from headway.config.sections.launch import LaunchConfig
 from headway.config.sections.losses import DistillConfig
 from headway.config.sections.model import ModelConfig
 from headway.config.sections.parallel import ParallelConfig
 from headway.config.sections.preemption import PreemptionConfig
+from headway.config.sections.segments import PartRows, Segment, SegmentSource, batches_before
 from headway.config.sections.supervise import SuperviseConfig
 from headway.config.sections.track import TrackConfig
 from headway.config.sections.train import TrainConfig
@@ -221,6 +218,58 @@ class Config(Section):
         train = self.train.after(batches_before(segments))
         return self.model_copy(update={"segments": list(segments), "train": train})
 
+    def begin_segment(
+        self,
+        first_step: int,
+        data: str,
+        rows: PartRows,
+        *,
+        shards: Sequence[Mapping[str, Sequence[str]]] = (),
+        new_epoch: bool = False,
+        changes: Sequence[str] = (),
+    ) -> Segment:
+        """Make the segment that this config begins, resolved.
+
+        Args:
+            first_step: First step of the segment.
+            data: Fingerprint of the data.
+            rows: Rows of each part of the data, by source and row length.
+            shards: Names of the shards of every part but the last.
+            new_epoch: The segment begins a new epoch of all data.
+            changes: Descriptions of the accepted changes.
+        """
+        train = self.train
+        assert train.steps is not None, "the config is resolved"
+        names = stored_names(self.data.sources)
+        sources = [
+            SegmentSource(name=name, weight=source.weight, max_epochs=source.max_epochs)
+            for name, source in zip(names, self.data.sources, strict=True)
+        ]
+        stored = {str(source.name): name for name, source in zip(names, self.data.sources, strict=True)}
+        stages = [
+            stage.model_copy(update={"weights": {stored.get(name, name): w for name, w in stage.weights.items()}})
+            if stage.weights is not None
+            else stage
+            for stage in self.data.mixture.stages
+        ]
+        return Segment(
+            first_step=first_step,
+            seed=self.seed,
+            steps=train.steps,
+            sequence_length=train.sequence_length,
+            global_batch=train.global_batch_rows,
+            batch_ramp=train.batch_ramp,
+            packing=self.data.packing,
+            document_mask=self.data.document_mask,
+            sources=sources,
+            mixture=self.data.mixture.model_copy(update={"stages": stages}),
+            data=data,
+            rows={name: {length: list(parts) for length, parts in of.items()} for name, of in rows.items()},
+            shards=[{name: list(files) for name, files in part.items()} for part in shards],
+            new_epoch=new_epoch,
+            changes=list(changes),
+        )
+
     def of_segment(self, number: int) -> Config:
         """Return this config with the settings of one of its segments for everything that determines rows."""
         segment = self.segments[number]
@@ -239,40 +288,19 @@ class Config(Section):
         return self.model_copy(update=changed).with_segments(self.segments[: number + 1])
 
     @property
+    def logits_key(self) -> str | None:
+        """The key by which the loss is computed from whole logits; None for the cross-entropy."""
+        if self.distill is not None:
+            return "distill"
+        return "loss" if self.loss is not None else None
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Price of all machines that the config gives as a number, by its present or its old key."""
+        price = self.cost.usd_per_hour
+        return self.telemetry.usd_per_hour if price is None else price
+
+    @property
     def run_directory(self) -> Path:
         """Folder of the run."""
         return self.runs / self.name
-
-    def resolved(self, trains: bool = True) -> Config:
-        """Complete the config: tokens become steps, the store gets its path from the name, the tokenizer is that of the
-        model to continue, and so on.
-
-        Args:
-            trains: The config must give the length of training; otherwise `train.steps` may stay open.
-
-        Raises:
-            ConfigError: parts of the config contradict each other, or neither steps nor tokens is given.
-        """
-        problems = find_problems(self, trains)
-        if problems:
-            raise combined(problems)
-        train = self.train
-        model = self.model
-        if model.from_pretrained is None:
-            assert model.dim and model.heads
-            follows = {
-                "kv_heads": model.kv_heads or model.heads,
-                "head_dim": model.head_dim or model.dim // model.heads,
-                **resolved_balance(model),
-            }
-            # These keys stay unset: if `override` changes the shape, other values follow from it.
-            model = ModelConfig.model_construct(set(model.model_fields_set), **{**dict(model), **follows})
-        store = Path(str(self.data.store).replace("{name}", self.name))
-        tokenizer = self.data.tokenizer
-        if tokenizer.path is None:  # unset for `override`, as above
-            values = {**dict(tokenizer), "path": given_tokenizer(self)}
-            tokenizer = TokenizerConfig.model_construct(set(tokenizer.model_fields_set), **values)
-        sources = named_sources(self.data.sources)
-        data = self.data.model_copy(update={"sources": sources, "store": store, "tokenizer": tokenizer})
-        completed = {"train": train.in_whole_steps(), "model": model, "data": data}
-        return self.model_copy(update={**completed, "optimizer": self.optimizer.completed()})

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 from headway.config.specs import Package, Spec, choices, resolve_spec
 from headway.core.errors import ConfigError
 
-if TYPE_CHECKING:
-    from headway.config.schema import Config
 
-
-def _no_problems(config: Config, data: int) -> Iterator[ConfigError]:
+def _no_problems(config: Any, data: int) -> Iterator[ConfigError]:
     yield from ()
 
 
@@ -54,8 +51,8 @@ class StrategySpec(Spec):
     """Stage of ZeRO, if it runs on the library DeepSpeed."""
     counterpart: str | None = None
     """With DeepSpeed: Headway's own strategy that shards the same."""
-    problems: Callable[[Config, int], Iterator[ConfigError]] = _no_problems
-    """Yields why a config cannot use it on a number of data-parallel workers."""
+    problems: Callable[[Any, int], Iterator[ConfigError]] = _no_problems
+    """Yields why a `Config` cannot use it on a number of data-parallel workers, beyond what follows from the rest."""
 
     def __post_init__(self) -> None:
         if (self.shards_weights and not self.shards_gradients) or (self.shards_gradients and not self.shards_moments):
@@ -90,32 +87,6 @@ class StrategySpec(Spec):
         return self.cuts_parameters or self.is_deepspeed
 
 
-def _problems_alone(config: Config, data: int) -> Iterator[ConfigError]:
-    parallel = config.parallel
-    if data > 1:
-        split = parallel.pipeline * parallel.context * parallel.tensor
-        yield ConfigError(
-            f"strategy 'single' cannot use {data} data-parallel workers",
-            where="parallel.strategy, parallel.workers",
-            fix=f"parallel.strategy=auto, or parallel.workers={split}",
-        )
-    elif parallel.context > 1:
-        yield ConfigError(
-            "strategy 'single' sums no gradients, but workers that share a row's positions each have a part of them",
-            where="parallel.strategy, parallel.context",
-            fix="parallel.strategy=auto",
-        )
-
-
-def _problems_of_two_levels(config: Config, data: int) -> Iterator[ConfigError]:
-    if all(data % copies for copies in range(2, data)):  # also of fewer than four
-        yield ConfigError(
-            f"hsdp arranges workers in two levels, copies and shards; {data} data-parallel workers cannot fill both",
-            where="parallel.strategy, parallel.workers",
-            fix="parallel.strategy=fsdp, or four workers or more",
-        )
-
-
 _SINGLE = StrategySpec(
     name="single",
     build="headway.parallel.strategy:Single",
@@ -123,7 +94,6 @@ _SINGLE = StrategySpec(
     works_alone=True,
     sums_gradients=False,
     fills_buckets=False,
-    problems=_problems_alone,
 )
 _DDP = StrategySpec(
     name="ddp",
@@ -155,7 +125,7 @@ _ZERO3 = StrategySpec(
     shards_gradients=True,
     shards_weights=True,
 )
-_HSDP = replace(_ZERO3, name="hsdp", has_copies=True, two_levels=True, problems=_problems_of_two_levels)
+_HSDP = replace(_ZERO3, name="hsdp", has_copies=True, two_levels=True)
 
 
 def _deepspeed(stage: int, counterpart: StrategySpec) -> StrategySpec:

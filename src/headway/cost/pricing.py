@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headway.config import Config
-from headway.config.sections.cost import OLD_PRICE_KEY, given_price
+from headway.config.sections.cost import OLD_PRICE_KEY
 from headway.core.errors import BudgetReached
 from headway.core.user_command import suggest
 from headway.cost.offers import Offer
@@ -45,7 +45,7 @@ def price_of(config: Config, workers: int) -> Price | None:
     if config.cost.offer is not None:
         offer, total = price_of_offer(config.cost.offer, workers)
         return Price(total, "cost.offer", offer, offer.machines(workers))
-    price = given_price(config)
+    price = config.usd_per_hour
     key = "cost.usd_per_hour" if config.cost.usd_per_hour is not None else OLD_PRICE_KEY
     return None if price is None else Price(price, key)
 

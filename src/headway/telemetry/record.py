@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from headway.config import Batches, BatchStage
-from headway.config.derived.segments import Segment, batches_before, begin, up_to
 from headway.config.loading.document import parse
 from headway.config.loading.load import CONFIG_BYTES
+from headway.config.sections.segments import Segment, batches_before, begin, up_to
 from headway.core.coordination.lease import read_lease
 from headway.core.coordination.outcomes import BUDGET_REACHED, CANCELLED, FAILED, FINISHED, PREEMPTED
 from headway.core.credentials.secrets import redact_arguments, redact_values

@@ -21,7 +21,7 @@ from headway.checkpoint.remote.tier import RemoteTier, journal_of
 from headway.checkpoint.remote.uploader import Uploader
 from headway.checkpoint.run_identity import run_identity
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
-from headway.config import Config, RemoteConfig, TrainConfig, identity, load_config, load_resolved
+from headway.config import Config, RemoteConfig, TrainConfig, identity, load_config, load_resolved, resolve
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files.hashes import fingerprint
 from states import make_state
@@ -30,7 +30,7 @@ from waits import LONG
 
 def config_of(folder: Path, url: str, steps: int, **remote: Any) -> Config:
     checkpoint = {"keep": 9, "remote": {"url": url, **remote}}
-    return Config(name="tiny", runs=folder, train=TrainConfig(steps=steps), checkpoint=checkpoint).resolved()
+    return resolve(Config(name="tiny", runs=folder, train=TrainConfig(steps=steps), checkpoint=checkpoint))
 
 
 def save(config: Config, step: int, after_save: Any = None) -> CheckpointInfo:

@@ -28,7 +28,7 @@ from headway.checkpoint.remote.acquire import acquire_tier
 from headway.checkpoint.retention import Candidate, Every, Rules, kept, outdated
 from headway.checkpoint.run_identity import RunIdentity
 from headway.checkpoint.store import CheckpointStore
-from headway.config import Batches, Config, Interval, RetentionConfig, TrainConfig
+from headway.config import Batches, Config, Interval, RetentionConfig, TrainConfig, resolve
 from states import make_state, names, save
 from support import refuse_to_open
 from waits import LONG
@@ -132,7 +132,7 @@ def test_a_run_behind_a_link_has_one_place_in_the_remote_tier(tmp_path: Path) ->
     remote = config.checkpoint.remote
     assert remote is not None
     claimed = acquire_tier(remote, 1, RunIdentity(tmp_path / "tiny", None, "tiny"))
-    settings = {**CheckpointMaintainer.settings(config.resolved(), 1), "run": str(tmp_path / "tiny")}
+    settings = {**CheckpointMaintainer.settings(resolve(config), 1), "run": str(tmp_path / "tiny")}
     store = CheckpointStore(tmp_path / "tiny" / "checkpoints", after_save=CheckpointMaintainer(settings))
     save(store, 4)
     assert isinstance(store.after_save, CheckpointMaintainer)

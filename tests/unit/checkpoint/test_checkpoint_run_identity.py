@@ -19,7 +19,7 @@ from headway.checkpoint.remote.tier import CLAIM, RemoteTier, SupersededError, j
 from headway.checkpoint.run_identity import IDENTITY, OF_RUN, new_run_id, read_run_id, run_identity
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.verify_remote import remote_checkpoints, verify_remote
-from headway.config import Config, TrainConfig, identity
+from headway.config import Config, TrainConfig, identity, resolve
 from headway.core.errors import CheckpointError
 from headway.core.files.atomic import write_json
 from headway.core.files.hashes import fingerprint
@@ -32,9 +32,7 @@ def make_run(folder: Path, seed: int = 3, steps: int = 9, with_id: bool = True) 
     """A run directory as an attempt leaves it, whose remote place all runs of a test share."""
     (remote := folder.parent / "remote").mkdir(exist_ok=True)
     checkpoint = {"keep": 9, "remote": {"url": f"file://{remote}"}}
-    config = Config(
-        name="tiny", runs=folder, seed=seed, train=TrainConfig(steps=steps), checkpoint=checkpoint
-    ).resolved()
+    config = resolve(Config(name="tiny", runs=folder, seed=seed, train=TrainConfig(steps=steps), checkpoint=checkpoint))
     run = Path(config.run_directory)
     record = {"fingerprints": {"config": fingerprint(identity(config))}, **({"id": new_run_id()} if with_id else {})}
     write_json(run / "run.json", record)

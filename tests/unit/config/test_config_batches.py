@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 
 from headway.checkpoint.contents import crossed
 from headway.checkpoint.retention import Every
-from headway.config import Batches, BatchStage, Config, Interval, dump_config, identity, load_resolved, resolve_lanes
+from headway.config import (
+    Batches,
+    BatchStage,
+    Config,
+    Interval,
+    dump_config,
+    identity,
+    load_resolved,
+    resolve,
+    resolve_lanes,
+)
 from headway.core.errors import ConfigError
 
 
@@ -95,13 +105,13 @@ def test_a_config_says_how_many_rows_each_step_has() -> None:
 
 
 def test_a_resolved_config_has_whole_steps_and_stays_what_it_is(tmp_path: Any) -> None:
-    resolved = config(steps=None, tokens=10_000, batch_ramp=RAMP).resolved()
+    resolved = resolve(config(steps=None, tokens=10_000, batch_ramp=RAMP))
     assert resolved.train.batch_ramp[1].global_batch == 16 and str(resolved.train.batch_ramp[1].until) == "13 steps"
     # 5 * 128 + 8 * 256 = 2688 tokens in the ramp; 7312 more in steps of 512.
     assert resolved.train.steps == 13 + 15
     (tmp_path / "config.yaml").write_text(dump_config(resolved))
     assert identity(load_resolved(tmp_path / "config.yaml")) == identity(resolved)
-    assert identity(config(batch_ramp=[]).resolved()) != identity(config(batch_ramp=RAMP).resolved())
+    assert identity(resolve(config(batch_ramp=[]))) != identity(resolve(config(batch_ramp=RAMP)))
 
 
 def test_lanes_and_micro_batches_divide_every_batch() -> None:
@@ -128,7 +138,7 @@ def test_lanes_and_micro_batches_divide_every_batch() -> None:
 def test_what_cannot_be_is_refused(values: dict[str, Any], said: str) -> None:
     train = {"steps": 40, "sequence_length": 16, "global_batch": 32, **values["train"]}
     with pytest.raises((ConfigError, ValueError)) as error:
-        Config.model_validate({**values, "train": train}).resolved()
+        resolve(Config.model_validate({**values, "train": train}))
     assert said in str(error.value)
 
 

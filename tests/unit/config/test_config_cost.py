@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headway.config import identity, load_config, override
-from headway.config.sections.cost import given_price, parse_budget
+from headway.config.sections.cost import parse_budget
 from headway.core.errors import ConfigError
 
 BASE = "train: {steps: 1}\n"
@@ -51,11 +51,11 @@ def test_mistakes_are_named_with_their_keys(tmp_path: Path, text: str, words: st
 
 def test_the_older_name_of_the_price_still_works(tmp_path: Path) -> None:
     config = load(tmp_path, "telemetry: {usd_per_hour: 2}\nbudget: {usd: 5}")
-    assert given_price(config) == 2.0
+    assert config.usd_per_hour == 2.0
     newer = override(config, ["cost.usd_per_hour=3"])
-    assert (given_price(newer), newer.telemetry.usd_per_hour) == (3.0, None), "what is given later counts"
-    assert given_price(override(newer, ["cost.offer=a/b/c/spot"])) is None
-    assert given_price(override(newer, ["telemetry.usd_per_hour=4"])) == 4.0
+    assert (newer.usd_per_hour, newer.telemetry.usd_per_hour) == (3.0, None), "what is given later counts"
+    assert override(newer, ["cost.offer=a/b/c/spot"]).usd_per_hour is None
+    assert override(newer, ["telemetry.usd_per_hour=4"]).usd_per_hour == 4.0
 
 
 def test_money_is_no_part_of_what_a_run_computes(tmp_path: Path) -> None:

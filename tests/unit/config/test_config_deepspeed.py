@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from headway.config import Config
+from headway.config import Config, resolve
 from headway.config.derived.deepspeed import engine_settings
 from headway.core.errors import ConfigError
 
@@ -27,7 +27,7 @@ def config(path: Path | None = None, **sections: dict[str, Any]) -> Config:
 
 def refusals(path: Path | None = None, **sections: Any) -> str:
     with pytest.raises(ConfigError) as error:
-        config(path, **sections).resolved()
+        resolve(config(path, **sections))
     return error.value.render()
 
 
@@ -42,13 +42,13 @@ def file(tmp_path: Path) -> Any:
 
 
 def test_ours_follows_from_the_config() -> None:
-    settings = engine_settings(config().resolved(), 2)
+    settings = engine_settings(resolve(config()), 2)
     assert settings["train_batch_size"] == 8
     assert settings["train_micro_batch_size_per_gpu"] == 2
     assert settings["gradient_accumulation_steps"] == 2
     assert settings["zero_optimization"] == {"stage": 2}
     assert "torch_autocast" not in settings
-    bf16 = engine_settings(config(train={"precision": "bf16"}).resolved(), 2)
+    bf16 = engine_settings(resolve(config(train={"precision": "bf16"})), 2)
     assert bf16["torch_autocast"]["dtype"] == "bfloat16"
 
 
@@ -68,7 +68,7 @@ def test_what_a_file_says_besides_is_passed_on(file: Any) -> None:
             "offload_optimizer": {"device": "cpu", "pin_memory": False},
         },
     )
-    settings = engine_settings(config(path, optimizer={"offload": True}).resolved(), 2)
+    settings = engine_settings(resolve(config(path, optimizer={"offload": True})), 2)
     assert settings["steps_per_print"] == 7
     assert settings["zero_optimization"] == {
         "stage": 2,
@@ -109,15 +109,17 @@ def test_all_contradictions_are_told_at_once(file: Any) -> None:
 
 
 def test_a_key_that_is_switched_off_or_agrees_is_no_contradiction(file: Any) -> None:
-    config(
-        file(
-            sequence_parallel_size=1,
-            gradient_allreduce_op="mean",
-            elasticity={"enabled": False},
-            optimizer=None,
-            zero_optimization={"compute_grad_norm": True, "offload_param": {"device": "none"}},
+    resolve(
+        config(
+            file(
+                sequence_parallel_size=1,
+                gradient_allreduce_op="mean",
+                elasticity={"enabled": False},
+                optimizer=None,
+                zero_optimization={"compute_grad_norm": True, "offload_param": {"device": "none"}},
+            )
         )
-    ).resolved()
+    )
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", None])

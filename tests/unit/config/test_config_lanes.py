@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.config import Config, LaneGrid, ParallelConfig, TrainConfig, resolve_lanes, resolve_threads
+from headway.config import Config, LaneGrid, ParallelConfig, TrainConfig, resolve, resolve_lanes, resolve_threads
 from headway.core.errors import ConfigError
 
 
@@ -110,10 +110,10 @@ def test_elastic_runs_in_shards_sum_lane_by_lane(every: str, micro_batch: int, f
         "parallel": {"strategy": "zero3", "reduce_every": every, "workers": 2},
     }
     if fix is None:
-        Config.model_validate(values).resolved()
+        resolve(Config.model_validate(values))
         return
     with pytest.raises(ConfigError) as refused:
-        Config.model_validate(values).resolved()
+        resolve(Config.model_validate(values))
     assert "lane by lane" in refused.value.what and fix in refused.value.fix
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headway.config import Config, Interval, ModelConfig, TrainConfig, changes, load_config, override
+from headway.config import Config, Interval, ModelConfig, TrainConfig, changes, load_config, override, resolve
 from headway.config.loading import document
 from headway.config.loading.complaints import FOREIGN, OURS, known_keys
 from headway.config.loading.load import PRESETS
@@ -52,7 +52,7 @@ def refusal(path: Path | str, *overrides: str) -> ConfigError:
 def test_every_config_that_comes_with_headway_is_right(path: Path | str) -> None:
     config = load_config(path)
     assert config.train.steps
-    assert config == config.resolved()
+    assert config == resolve(config)
 
 
 def test_a_resolved_config_leaves_nothing_open(write: Any) -> None:
@@ -610,9 +610,9 @@ def test_depth_is_limited_as_in_json() -> None:
 
 def test_python_users_are_told_too() -> None:
     with pytest.raises(ConfigError, match="neither"):
-        Config().resolved()
+        resolve(Config())
     with pytest.raises(ConfigError, match="2 problems"):
-        Config(train=TrainConfig(sequence_length=10_000)).resolved()
+        resolve(Config(train=TrainConfig(sequence_length=10_000)))
 
 
 def test_reading_a_config_does_not_import_torch() -> None:

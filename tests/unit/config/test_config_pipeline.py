@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headway.config import Config, resolve_grid, resolve_mesh
+from headway.config import Config, resolve, resolve_grid, resolve_mesh
 from headway.config.derived.pipeline import idle_share
 from headway.core.errors import ConfigError
 
@@ -31,7 +31,7 @@ def config(parallel: dict[str, Any], train: dict[str, Any] | None = None, **sect
     ],
 )
 def test_what_fits(given: Config) -> None:
-    resolved = given.resolved()
+    resolved = resolve(given)
     assert resolve_mesh(resolved, resolved.parallel.workers).pp == given.parallel.pipeline
 
 
@@ -87,6 +87,6 @@ def test_the_share_of_time_idle() -> None:
 )
 def test_what_does_not_fit_is_refused_with_the_nearest_that_does(given: Config, what: str, fix: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        given.resolved()
+        resolve(given)
     text = f"{caught.value.what} {caught.value.fix}"
     assert what in text and fix in text, text

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.checkpoint.post_save import CheckpointMaintainer, _batches
-from headway.config import Batches, Config, Interval
-from headway.config.derived.segments import Segment, batches_of, begin, first_difference, up_to
+from headway.config import Batches, Config, Interval, resolve
+from headway.config.sections.segments import Segment, batches_of, begin, first_difference, up_to
 from headway.run.session.attempt import counted_for
 from headway.training.schedule import learning_rate
 
@@ -25,7 +25,7 @@ def segment(first: int, rows: int, length: int, **values: Any) -> Segment:
 
 
 def config(**train: Any) -> Config:
-    return Config.model_validate({"train": {"sequence_length": 16, "global_batch": 8, **train}}).resolved()
+    return resolve(Config.model_validate({"train": {"sequence_length": 16, "global_batch": 8, **train}}))
 
 
 @settings(max_examples=60, deadline=None)

@@ -23,6 +23,7 @@ from headway.config import (
     find_optimizer,
     find_strategy,
     override,
+    resolve,
 )
 from headway.config.optimizers import OPTIMIZERS
 from headway.config.specs import Package
@@ -36,12 +37,12 @@ NAMES = re.compile(rf"(?<![\w.])({'|'.join({*STRATEGIES, *OPTIMIZERS} - {AUTO})}
 ALLOWED = {
     "config/strategies.py": {*STRATEGIES},
     "config/optimizers.py": {*OPTIMIZERS, "zero2"},
-    "cli/measure/bench.py": {"ddp", "fsdp", "zero1", "zero3", "muon"},
+    "lab/cli/bench.py": {"ddp", "fsdp", "zero1", "zero3", "muon"},
     "config/loading/document.py": {"single"},
-    "data/importing/store.py": {"single"},
+    "text/importing/store.py": {"single"},
     "data/tokenizing/begin_of_text.py": {"single"},
-    "plan/recommend.py": {"single"},
-    "verify/reproducibility.py": {"single"},
+    "lab/plan/recommend.py": {"single"},
+    "lab/verify/reproducibility.py": {"single"},
 }
 
 
@@ -148,12 +149,12 @@ SHARDS = {"strategy": "zero3", "workers": 2}
 )  # fmt: skip
 def test_what_a_spec_from_outside_refuses_is_refused(own: ModuleType, sections: dict[str, Any], what: str) -> None:
     with pytest.raises(ConfigError) as error:
-        config(**sections).resolved()
+        resolve(config(**sections))
     assert what in error.value.what
 
 
 def test_a_spec_from_outside_is_known_by_the_name_in_the_config(own: ModuleType) -> None:
-    asked = config(parallel=MINE, optimizer={"name": "own:OPTIMIZER"}).resolved()
+    asked = resolve(config(parallel=MINE, optimizer={"name": "own:OPTIMIZER"}))
     assert find_strategy(asked.parallel.strategy).name == "own:STRATEGY"
     assert asked.optimizer.betas == (0.5, 0.6)
     assert config(optimizer={"name": "own:OPTIMIZER", "betas": [0.1, 0.2]}).optimizer.betas == (0.1, 0.2)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 import headway
-from headway.config import Config, ModelConfig, dump_config, load_config, resolve_lanes
+from headway.config import Config, ModelConfig, dump_config, load_config, resolve, resolve_lanes
 from headway.config.derived.identity import changes, identity
 from headway.core.errors import CheckpointError, ConfigError, DataError
 from headway.data.feeding.feed import TokenFeed
@@ -73,7 +73,7 @@ def _config(folder: Path, run: str, model: dict[str, Any], **sections: Any) -> C
 
 
 def _first_rows(config: Config) -> tuple[torch.Tensor, torch.Tensor]:
-    config, store = completed(config.resolved())
+    config, store = completed(resolve(config))
     grid = resolve_lanes(config, 1)
     batches = [b for lane in range(grid.lanes) for b in TokenFeed.of(config, grid, store).batch(0, lane)]
     return torch.cat([b["ids"] for b in batches]), torch.cat([b["targets"] for b in batches])
@@ -450,7 +450,7 @@ def test_sizes_are_known_without_weights(folder: Path, family: Callable[..., Pat
     """The dry run and an agent of several workers have no model in memory."""
     for name, adapter in (("qwen2", None), ("mixtral", None), ("qwen2", {"rank": 2})):
         model = {"from_pretrained": str(family(name)), "adapter": adapter}
-        config, store = completed(_config(folder, "sizes", model).resolved())
+        config, store = completed(resolve(_config(folder, "sizes", model)))
         built = build_any_model(config.model, vocab_size=store.vocab_size, seed=1)
         counts = count_parameters(config.model)
         assert counts.total == sum(p.numel() for p in built.parameters())
@@ -470,7 +470,7 @@ def test_two_workers_train_what_one_does(folder: Path, family: Callable[..., Pat
 
 def _plain_losses(source: Path, config: Config, steps: int) -> list[float]:
     """The losses of a loop of transformers and PyTorch on the rows of a config."""
-    config, store = completed(config.resolved())
+    config, store = completed(resolve(config))
     grid = resolve_lanes(config, 1)
     feed = TokenFeed.of(config, grid, store)
     model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).train()
@@ -537,7 +537,7 @@ def test_a_run_that_began_with_balanced_experts_continues_with_them(folder: Path
     with pytest.raises(RuntimeError):
         headway.train(_config(folder, "earlier", {**model, **earlier}, train={"steps": 4}), callbacks=[CrashAt(2)])
     now = _config(folder, "earlier", model, train={"steps": 4})
-    found = completed(now.resolved())[0].model
+    found = completed(resolve(now))[0].model
     assert {key: getattr(found, key) for key in earlier} == earlier
     whole = headway.train(_config(folder, "as-earlier", {**model, **earlier}, train={"steps": 4})).directory
     assert state_hash(headway.train(now).directory) == state_hash(whole)
@@ -549,7 +549,7 @@ def test_configs_of_earlier_runs_keep_their_identity(
 ) -> None:
     """They have the former default of a key that has no effect there."""
     now = _config(folder, "x", {"from_pretrained": str(family(name)), "implementation": implementation})
-    now = completed(now.resolved())[0]
+    now = completed(resolve(now))[0]
     values = now.model.model_dump(mode="json")
     assert values["router_z_loss"] is None
     then = now.model_copy(update={"model": ModelConfig.model_validate({**values, "router_z_loss": 0.001})})
@@ -672,7 +672,7 @@ def test_losses_of_conversations_are_those_of_a_loop_with_labels(implementation:
         out = tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
         pairs = zip(out["input_ids"], out["assistant_masks"], strict=True)
         labels_of[tuple(out["input_ids"])] = [token if trained else -100 for token, trained in pairs]
-    config, store = completed(config.resolved())
+    config, store = completed(resolve(config))
     grid = resolve_lanes(config, 1)
     feed = TokenFeed.of(config, grid, store)
     model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).train()

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import headway
-from headway.config import Config
+from headway.config import Config, resolve
 from headway.core.errors import ConfigError
 from headway.models.hub.quantized import NF4_LEVELS, Kind, QuantizedLinear, dequantize, quantize
 from support import config_values, state_hash, write_config, write_corpus
@@ -147,7 +147,7 @@ def test_an_adapter_above_codes_trains_under_deepspeed_as_under_ddp(folder: Path
 def test_norms_of_matrices_in_few_bits_are_refused() -> None:
     model = {"from_pretrained": "x", "adapter": {"method": "dora", "frozen_precision": "int8"}}
     with pytest.raises(ConfigError, match="dora needs the norms"):
-        Config.model_validate({"model": model, "train": {"steps": 1}}).resolved()
+        resolve(Config.model_validate({"model": model, "train": {"steps": 1}}))
 
 
 @pytest.mark.parametrize("kind", ["int8", "nf4"])

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from headway.config import Config, ModelConfig
 from headway.config.checks.contradictions import find_problems
-from headway.config.sections.architecture import division_problems
+from headway.config.sections.model import division_problems
 from headway.config.sections.parallel import ParallelConfig
 from headway.core.errors import ConfigError
 from headway.models.build import build_model, complete
@@ -192,7 +192,7 @@ def test_costs_are_those_of_the_products() -> None:
 @pytest.mark.parametrize("key", ["tensor", "context"])
 def test_what_a_state_does_not_allow_is_refused_before_the_start(key: str) -> None:
     config = Config.model_validate({"model": SHAPE, "train": {"steps": 1, "sequence_length": 64}})
-    assert not list(division_problems(config))
+    assert not list(division_problems(config.model, config.parallel))
     shared = config.model_copy(update={"parallel": ParallelConfig.model_validate({key: 2, "workers": 2})})
     assert any(
         "Mamba-2" in problem.what and problem.where.startswith(f"parallel.{key}") for problem in find_problems(shared)

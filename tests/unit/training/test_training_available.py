@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from headway.api import train
-from headway.config import Config, MeshShape, load_config
+from headway.config import Config, MeshShape, load_config, resolve
 from headway.core.errors import ConfigError
 from headway.core.machine.system import Machine
 from headway.run.session import join, preview
@@ -22,7 +22,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
 def config(**train: object) -> Config:
-    return Config.model_validate({"train": {"steps": 1, **train}}).resolved()
+    return resolve(Config.model_validate({"train": {"steps": 1, **train}}))
 
 
 def machine(folder: Path, devices: int, **environment: str) -> Machine:

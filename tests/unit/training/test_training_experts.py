@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from headway.config import Config
+from headway.config import Config, resolve
 from headway.core.types import IGNORE_TARGET
 from headway.models.build import build_model
 from headway.models.decoder import Decoder
@@ -51,7 +51,7 @@ def run(
     batches: dict[int, list[dict[str, torch.Tensor]]], before: Any = None, world: type[World] = World, **train: Any
 ) -> tuple[Decoder, StepResult]:
     values = {"train": {"steps": 10, **train}, "model": MODEL, "optimizer": {"learning_rate": 0.01}}
-    config = Config.model_validate(values).resolved()
+    config = resolve(Config.model_validate(values))
     here = world(0, 1, 0, torch.device("cpu"))
     model = build_model(config.model, vocab_size=64, seed=0)
     if before is not None:

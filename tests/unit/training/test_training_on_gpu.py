@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from headway.config import Config
+from headway.config import Config, resolve
 from headway.models.build import build_model
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
@@ -42,7 +42,7 @@ def train(device: torch.device, spoilt: int = -1, **sections: Any) -> tuple[list
     """A few steps of two lanes and two micro-batches; the gradient of step `spoilt` is not finite."""
     model = {**SHAPE, **sections.pop("model", {})}
     values = {"train": {"steps": 20, **sections.pop("train", {})}, "model": model, **sections}
-    config = Config.model_validate(values).resolved()
+    config = resolve(Config.model_validate(values))
     world = World(0, 1, 0, device)
     net = build_model(config.model, vocab_size=64, seed=0).to(device)
     net.set_activation_checkpointing(config.train.activation_checkpointing)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from headway.config import Config
+from headway.config import Config, resolve
 from headway.config.schema import OptimizerConfig
 from headway.core.eight_bit import block_size
 from headway.core.errors import ConfigError
@@ -240,9 +240,9 @@ def test_offload_on_the_cpu_is_refused() -> None:
 def test_what_needs_whole_rows_is_refused_where_they_are_cut(name: str, reason: str) -> None:
     config = {"train": {"steps": 2}, "model": {"preset": "4m"}, "optimizer": {"name": name}}
     with pytest.raises(ConfigError, match=reason) as error:
-        Config.model_validate({**config, "parallel": {"tensor": 2, "workers": 2}}).resolved()
+        resolve(Config.model_validate({**config, "parallel": {"tensor": 2, "workers": 2}}))
     assert "optimizer." in error.value.fix
-    Config.model_validate({**config, "parallel": {"strategy": "zero3", "workers": 2}}).resolved()
+    resolve(Config.model_validate({**config, "parallel": {"strategy": "zero3", "workers": 2}}))
 
 
 def test_sums_over_the_rows_of_shards_are_neither_elastic_nor_in_host_memory() -> None:
@@ -252,13 +252,13 @@ def test_sums_over_the_rows_of_shards_are_neither_elastic_nor_in_host_memory() -
         "optimizer": {"name": "adafactor"},
     }
     with pytest.raises(ConfigError, match="round differently"):
-        Config.model_validate({**config, "determinism": "elastic"}).resolved()
+        resolve(Config.model_validate({**config, "determinism": "elastic"}))
     for name in ("adafactor", "adamw8bit"):
         with pytest.raises(ConfigError, match=f"{name} .* host memory"):
-            Config.model_validate({**config, "optimizer": {"name": name, "offload": True}}).resolved()
-    Config.model_validate(
-        {**config, "determinism": "elastic", "parallel": {"strategy": "zero2", "workers": 2}}
-    ).resolved()
+            resolve(Config.model_validate({**config, "optimizer": {"name": name, "offload": True}}))
+    resolve(
+        Config.model_validate({**config, "determinism": "elastic", "parallel": {"strategy": "zero2", "workers": 2}})
+    )
 
 
 def test_muon_shares_directions_where_workers_meet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,9 +308,9 @@ def test_adafactor_on_shards_is_pytorchs(shape: tuple[int, ...]) -> None:
 
 def test_moments_in_host_memory_are_of_whole_parameters_or_of_shards_but_not_of_parts() -> None:
     config = {"train": {"steps": 2}, "optimizer": {"offload": True}, "model": {"preset": "4m"}}
-    Config.model_validate({**config, "parallel": {"strategy": "zero3", "workers": 2}}).resolved()
+    resolve(Config.model_validate({**config, "parallel": {"strategy": "zero3", "workers": 2}}))
     with pytest.raises(ConfigError, match="tensor-parallel workers have parts of them"):
-        Config.model_validate({**config, "parallel": {"tensor": 2, "workers": 2}}).resolved()
+        resolve(Config.model_validate({**config, "parallel": {"tensor": 2, "workers": 2}}))
 
 
 @pytest.mark.parametrize(
@@ -321,21 +321,21 @@ def test_a_missing_library_is_said_before_there_is_a_run(
 ) -> None:
     monkeypatch.setattr("headway.training.setup.available.find_spec", lambda name: None)
     train = {"steps": 1, **values.get("train", {})}
-    config = Config.model_validate({**values, "train": train}).resolved()
+    config = resolve(Config.model_validate({**values, "train": train}))
     with pytest.raises(ConfigError, match=f"{what}' needs torchao") as error:
         check_installed_for(config)
     assert install_command("torchao") in error.value.fix
-    check_installed_for(Config.model_validate({"train": {"steps": 1}}).resolved())
+    check_installed_for(resolve(Config.model_validate({"train": {"steps": 1}})))
 
 
 def test_bf16_that_a_cpu_would_emulate_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    bf16 = Config.model_validate({"train": {"steps": 1, "precision": "bf16"}}).resolved()
+    bf16 = resolve(Config.model_validate({"train": {"steps": 1, "precision": "bf16"}}))
     for speed, told in ((4.0, None), (1.0, None), (0.5, "have 0.5 x the speed of fp32"), (0.0, "emulates them")):
         monkeypatch.setattr("headway.training.setup.available.cpu_bf16_speed", lambda speed=speed: speed)
         found = slow_precision(bf16.train, CPU)
         assert found is None if told is None else told in (found or "")
         assert slow_precision(bf16.train, torch.device("cuda", 0)) is None
-        assert slow_precision(Config.model_validate({"train": {"steps": 1}}).resolved().train, CPU) is None
+        assert slow_precision(resolve(Config.model_validate({"train": {"steps": 1}})).train, CPU) is None
 
 
 @pytest.mark.parametrize("shape", [(8, 24), (24, 8)])

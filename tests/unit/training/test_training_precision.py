@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from headway.config import Config, ModelConfig, load_config, override
+from headway.config import Config, ModelConfig, load_config, override, resolve
 from headway.config.sections.health import HealthConfig
 from headway.core.errors import ConfigError
 from headway.models.decoder import Decoder
@@ -78,7 +78,7 @@ def test_the_process_is_set_for_every_run_anew() -> None:
 
 def config(precision: str, **train: object) -> Config:
     values = {"steps": 20, "precision": precision, "max_grad_norm": 1.0, **train}
-    return Config.model_validate({"train": values, "optimizer": {"learning_rate": 0.01}}).resolved()
+    return resolve(Config.model_validate({"train": values, "optimizer": {"learning_rate": 0.01}}))
 
 
 def setup(c: Config) -> tuple[Task, TrainState]:
@@ -282,13 +282,13 @@ def test_autocast_is_what_the_name_says() -> None:
 def test_8_bits_with_tensor_parallelism_are_refused() -> None:
     values = {"train": {"steps": 1, "precision": "fp8"}, "parallel": {"tensor": 2, "workers": 2}}
     with pytest.raises(ConfigError, match="tensor-parallel"):
-        Config.model_validate(values).resolved()
+        resolve(Config.model_validate(values))
 
 
 def test_auto_is_chosen_when_a_run_begins_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = Config.model_validate(
-        {"runs": str(tmp_path), "train": {"steps": 1, "precision": "auto", "device": "cpu"}}
-    ).resolved()
+    config = resolve(
+        Config.model_validate({"runs": str(tmp_path), "train": {"steps": 1, "precision": "auto", "device": "cpu"}})
+    )
     for fast, chosen in ((True, "bf16"), (False, "fp32")):
         monkeypatch.setattr("headway.training.setup.precision.cpu_multiplies_bf16", lambda fast=fast: fast)
         assert with_precision(config).train.precision == chosen

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from headway.checkpoint.format.manifest import hash_tensors
-from headway.config import Config
+from headway.config import Config, resolve
 from headway.core.process import faults
 from headway.models.build import build_model
 from headway.parallel.strategy import make_strategy
@@ -32,7 +32,7 @@ SHAPE = {"dim": 32, "layers": 2, "heads": 2, "kv_heads": 1, "ffn_dim": 64}
 
 
 def config(**values: Any) -> Config:
-    return Config.model_validate({"train": {"steps": 20}, "model": SHAPE, **values}).resolved()
+    return resolve(Config.model_validate({"train": {"steps": 20}, "model": SHAPE, **values}))
 
 
 def rows(step: int, lane: int) -> dict[str, torch.Tensor]:

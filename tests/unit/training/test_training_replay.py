@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from headway.config import Config
+from headway.config import Config, resolve
 from headway.core.errors import ConfigError, CorruptionError
 from headway.core.process import faults
 from headway.parallel.strategy import make_strategy
@@ -28,9 +28,11 @@ WORLD = World(0, 1, 0, CPU)
 
 def run(replay_every: int, determinism: str = "run") -> list[torch.Tensor]:
     """Four steps of a model with dropout and running statistics, which its forward pass changes."""
-    c = Config.model_validate(
-        {"train": {"steps": 8}, "determinism": determinism, "health": {"replay_every": replay_every}}
-    ).resolved()
+    c = resolve(
+        Config.model_validate(
+            {"train": {"steps": 8}, "determinism": determinism, "health": {"replay_every": replay_every}}
+        )
+    )
     torch.manual_seed(0)
     norm: nn.Module = nn.BatchNorm1d(16) if determinism == "run" else nn.LayerNorm(16)
     model = nn.Sequential(nn.Linear(4, 16), norm, nn.Dropout(0.5), nn.Linear(16, 1))
@@ -107,4 +109,4 @@ def test_who_differs_is_told_by_the_majority() -> None:
 )
 def test_what_cannot_be_repeated_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"computed twice|same bits"):
-        Config.model_validate({"train": {"steps": 8}, "health": {"replay_every": 5}, **values}).resolved()
+        resolve(Config.model_validate({"train": {"steps": 8}, "health": {"replay_every": 5}, **values}))

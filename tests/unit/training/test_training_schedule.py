@@ -2,13 +2,13 @@ from itertools import pairwise
 
 import pytest
 
-from headway.config import Config
+from headway.config import Config, resolve
 from headway.training.schedule import learning_rate
 
 
 def config(**schedule: object) -> Config:
     values = {"train": {"steps": 100}, "optimizer": {"learning_rate": 1.0}, "schedule": schedule}
-    return Config.model_validate(values).resolved()
+    return resolve(Config.model_validate(values))
 
 
 def test_warm_up_is_linear_and_reaches_the_peak() -> None:
@@ -45,7 +45,7 @@ def ramped(**schedule: object) -> Config:
     train = {"steps": 80, "global_batch": 16, "sequence_length": 4}
     ramp = [{"global_batch": 4, "until": "20 steps"}]
     values = {"train": {**train, "batch_ramp": ramp}, "optimizer": {"learning_rate": 1.0}, "schedule": schedule}
-    return Config.model_validate(values).resolved()
+    return resolve(Config.model_validate(values))
 
 
 def test_progress_in_tokens_with_a_batch_ramp() -> None:
@@ -76,7 +76,7 @@ def test_lengths_can_be_tokens() -> None:
         "optimizer": {"learning_rate": 1.0},
         "schedule": {"warmup": "320 tokens"},
     }
-    c = Config.model_validate(values).resolved()
+    c = resolve(Config.model_validate(values))
     assert learning_rate(c, 9) == 1.0 > learning_rate(c, 8)
 
 
@@ -99,7 +99,7 @@ def test_rsqrt_stops_at_the_floor_and_does_not_depend_on_the_number_of_steps() -
     c = config(name="rsqrt", warmup="4 steps", min_ratio=0.4)
     assert learning_rate(c, 99) == pytest.approx(0.4) and learning_rate(c, 15) == pytest.approx(0.5)
     values = {"train": {"steps": 7}, "optimizer": {"learning_rate": 1.0}, "schedule": c.schedule.model_dump()}
-    short = Config.model_validate(values).resolved()
+    short = resolve(Config.model_validate(values))
     assert [learning_rate(short, step) for step in range(7)] == [learning_rate(c, step) for step in range(7)]
 
 

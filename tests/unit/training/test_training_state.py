@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 import headway
 from headway import Callback, Config
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
-from headway.config import OptimizerSpec
+from headway.config import OptimizerSpec, resolve
 from headway.core.errors import CheckpointError
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
@@ -251,7 +251,7 @@ def test_moments_that_a_checkpoint_holds_before_any_update_are_loaded(tmp_path: 
 @pytest.mark.parametrize("kind", ["no item", "nan", "left out"])
 def test_whatever_leaves_an_update_out_leaves_a_state_that_loads(tmp_path: Path, kind: str) -> None:
     """Each kind is counted in the cursor, which alone can prove that moments may be absent."""
-    config = Config.model_validate({"train": {"steps": 4}}).resolved()
+    config = resolve(Config.model_validate({"train": {"steps": 4}}))
     model, world = make_model(), World(0, 1, 0, CPU)
 
     def summed_loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from headway.config import Config, MeshShape
+from headway.config import Config, MeshShape, resolve
 from headway.core.coordination import heartbeat
 from headway.core.coordination.heartbeat import Heartbeat, Phase, Reading, read_heartbeat
 from headway.models.decoder import Decoder
@@ -44,7 +44,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 def config(**values: object) -> Config:
     base = {"train": {"steps": 10}, "optimizer": {"learning_rate": 0.1, "weight_decay": 0.0}, "schedule": {"warmup": 0}}
-    return Config.model_validate({**base, **values}).resolved()
+    return resolve(Config.model_validate({**base, **values}))
 
 
 def make_task(model: nn.Module) -> Task:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from headway.checkpoint.store import CheckpointInfo
-from headway.config import Config, LaneGrid, MeshShape
+from headway.config import Config, LaneGrid, MeshShape, resolve
 from headway.core.errors import ConfigError
 from headway.core.machine.system import Machine
 from headway.parallel.strategy import Strategy, make_strategy
@@ -42,7 +42,7 @@ WORLD = World(0, 1, 0, CPU)
 def config(**values: Any) -> Config:
     train = {"steps": 8, "global_batch": 24, **values.pop("train", {})}
     optimizer = {"learning_rate": 0.05, **values.pop("optimizer", {})}
-    return Config.model_validate({"train": train, "optimizer": optimizer, **values}).resolved()
+    return resolve(Config.model_validate({"train": train, "optimizer": optimizer, **values}))
 
 
 class Rows:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from headway.config import Config
+from headway.config import Config, resolve
 from headway.models.build import build_model
 from headway.parallel.ddp import DataParallel, ElasticDataParallel
 from headway.parallel.world import World
@@ -77,7 +77,7 @@ def test_a_step_waits_for_the_device_for_losses_and_norm_alone_and_if_it_can_onc
     monkeypatch.setattr(queued_update, "_QUEUES", ("meta",) if queues else ())
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # which "meta" cannot be asked
     shape = {"dim": 16, "layers": 2, "heads": 2, "kv_heads": 1, "ffn_dim": 32}
-    c = Config.model_validate({"train": {"steps": 10}, "model": shape, "determinism": determinism}).resolved()
+    c = resolve(Config.model_validate({"train": {"steps": 10}, "model": shape, "determinism": determinism}))
     model = build_model(c.model, vocab_size=32, seed=0)
     optimizer = build_optimizer(c.optimizer, model, torch.device("cpu"))
     on_meta(model, optimizer)

@@ -9,7 +9,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
 
 from headway.config.checks.credentials import credential_problems
 from headway.config.derived.deepspeed import deepspeed_problems
@@ -18,20 +17,17 @@ from headway.config.derived.lanes import LaneGrid, divisors, nearest, resolve_la
 from headway.config.derived.mesh import resolve_mesh, usable_machines
 from headway.config.derived.pipeline import micro_batch_problem
 from headway.config.optimizers import find_optimizer
-from headway.config.sections.architecture import division_problems
+from headway.config.schema import Config
 from headway.config.sections.benchmarks import benchmark_problems
 from headway.config.sections.checkpoint import checkpoint_problems
 from headway.config.sections.cost import cost_problems
 from headway.config.sections.data import named_sources, tokenizer_problems
 from headway.config.sections.early_stopping import early_stopping_problems
 from headway.config.sections.losses import loss_problems
-from headway.config.sections.pretrained import pretrained_problems
+from headway.config.sections.model import division_problems, pretrained_problems
 from headway.config.strategies import find_strategy, simplest_strategy
 from headway.core.coordination.launched import world_size_from_environment
 from headway.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from headway.config.schema import Config
 
 REFERENCE = "headway config schema --markdown lists all keys"
 
@@ -43,6 +39,8 @@ def find_problems(config: Config, trains: bool = True) -> list[ConfigError]:
         config: The config.
         trains: The config must give the length of training.
     """
+    train = config.train
+    evaluation = config.evaluation
     unknown = [*_unknown_specs(config)]
     if unknown:  # the other checks ask the specs
         return unknown
@@ -50,22 +48,22 @@ def find_problems(config: Config, trains: bool = True) -> list[ConfigError]:
         *(_training_length(config) if trains else ()),
         *_sequence_length(config),
         *_source_names(config),
-        *tokenizer_problems(config),
+        *tokenizer_problems(config.data, config.model.from_pretrained),
         *_stages(config),
         *parallel_problems(config),
-        *division_problems(config),
+        *division_problems(config.model, config.parallel),
         *_workers(config),
         *_fewer_workers(config),
         *_fewer_machines(config),
         *_auto_choices(config),
-        *pretrained_problems(config),
+        *pretrained_problems(config.model, train.precision),
         *_health(config),
-        *checkpoint_problems(config),
-        *loss_problems(config),
-        *benchmark_problems(config),
-        *early_stopping_problems(config),
+        *checkpoint_problems(config.checkpoint, evaluation.every, train),
+        *logits_problems(config),
+        *_benchmarks(config),
+        *early_stopping_problems(train.early_stopping, evaluation.every),
         *credential_problems(config),
-        *cost_problems(config),
+        *cost_problems(config.cost, config.budget, config.telemetry.usd_per_hour),
     ]
 
 
@@ -212,6 +210,17 @@ def _reduction(config: Config, grid: LaneGrid) -> Iterator[ConfigError]:
             fix=f"train.micro_batch={grid.micro_batch * grid.micro_batches} or more train.lanes, or leave"
             " parallel.reduce_every out",
         )
+
+
+def logits_problems(config: Config) -> Iterator[ConfigError]:
+    """Yield what a loss on whole logits does not go with, if there is one."""
+    if config.logits_key is not None:
+        yield from loss_problems(config.logits_key, config.parallel, config.model)
+
+
+def _benchmarks(config: Config) -> Iterator[ConfigError]:
+    if config.evaluation.benchmarks is not None:
+        yield from benchmark_problems(config.evaluation.benchmarks, config.train.device, config.parallel.workers)
 
 
 def _fewer_workers(config: Config) -> Iterator[ConfigError]:

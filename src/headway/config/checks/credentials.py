@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from headway.config.schema import Config
 from headway.core.credentials.secrets import credentials_in, looks_random
 from headway.core.errors import ConfigError
 from headway.core.storage import credentials_fix, scheme_of
-
-if TYPE_CHECKING:
-    from headway.config.schema import Config
 
 _ALERT = "telemetry.alert"
 _ALERT_FIX = (

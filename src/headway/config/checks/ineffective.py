@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from headway.config.schema import Config
 from headway.config.sections.checkpoint import EVALUATED
 from headway.config.units import Interval
-
-if TYPE_CHECKING:
-    from headway.config.schema import Config
 
 
 def ineffective_settings(config: Config, evaluates: bool) -> list[str]:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from headway.config.derived.lanes import resolve_lanes
 from headway.config.optimizers import DEFAULT_OPTIMIZER, find_optimizer
+from headway.config.schema import Config
 from headway.config.strategies import DEEPSPEED, find_strategy, simplest_strategy
 from headway.core.errors import ConfigError
 from headway.core.files.foreign import read_json_object
 
 if TYPE_CHECKING:
     from headway.config.derived.mesh import MeshShape
-    from headway.config.schema import Config
 
 _FILE = "parallel.deepspeed_config"
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from headway.config.derived.lanes import divisors, nearest
-from headway.config.sections.architecture import division_problems
+from headway.config.schema import Config
+from headway.config.sections.model import division_problems
 from headway.config.strategies import find_strategy, simplest_strategy
 from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.config.schema import Config
     from headway.config.sections.model import ModelConfig
 
 #: DeepSeek-V3, section 4.2, and the weights of Fedus et al. 2021, section 2.2, and Zoph et al. 2022, section 3.2.
@@ -101,7 +101,7 @@ def decoder_problems(config: Config) -> Iterator[ConfigError]:
             fix="parallel.expert=1, or set model.experts",
         )
     yield from parallel_problems(config)
-    yield from division_problems(config)
+    yield from division_problems(config.model, config.parallel)
 
 
 def parallel_problems(config: Config) -> Iterator[ConfigError]:

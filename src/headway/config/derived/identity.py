@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from headway.config.schema import Config
 from headway.core.credentials.secrets import redact_values
-
-if TYPE_CHECKING:
-    from headway.config.schema import Config
 
 #: Keys that decide where, how fast and how visibly a run proceeds, or when it stops, but not what it computes. A preset
 #: of a model is a name for its shape, and tokens are counted as steps. The checkpoint keeps `parallel.threads`, since

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from headway.config.schema import Config
 from headway.config.strategies import find_strategy
 from headway.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from headway.config.schema import Config
 
 #: Largest default of the lanes of an elastic run, and of the rows of a micro-batch.
 _AT_MOST = 8

@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from headway.config.derived.experts import sharding_problems
 from headway.config.derived.lanes import LaneGrid, divisors, nearest, resolve_lanes
 from headway.config.derived.pipeline import split_problems
-from headway.config.optimizers import LIGHT_OPTIMIZER, find_optimizer
+from headway.config.optimizers import DEFAULT_OPTIMIZER, LIGHT_OPTIMIZER, find_optimizer
+from headway.config.schema import Config
 from headway.config.strategies import FOR_COPIES, distinct_strategies, find_strategy, simplest_strategy, strategy_of
 from headway.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from headway.config.schema import Config
 
 #: Most groups of rows in the first matrix of a feed-forward layer, and so the most parts it can be cut into.
 _FFN_GROUPS = 16
@@ -221,6 +218,7 @@ def _problems(config: Config, workers: int) -> Iterator[ConfigError]:
         )
         return
     data, strategy = workers // split, find_strategy(parallel.strategy)
+    yield from _levels(config, data)
     yield from strategy.problems(config, data)
     yield from _replication(config, data)
     neighbours = data // _copies(config, data) * parallel.context * parallel.tensor
@@ -241,6 +239,32 @@ def _problems(config: Config, workers: int) -> Iterator[ConfigError]:
     yield from _communication(config)
     yield from _optimizer(config, data)
     yield from _model(config)
+
+
+def _levels(config: Config, data: int) -> Iterator[ConfigError]:
+    """Check that the strategy can share its work among so many data-parallel workers."""
+    parallel = config.parallel
+    strategy = find_strategy(parallel.strategy)
+    if not strategy.sums_gradients and data > 1:
+        yield ConfigError(
+            f"strategy '{strategy.name}' cannot use {data} data-parallel workers",
+            where="parallel.strategy, parallel.workers",
+            fix=f"parallel.strategy=auto, or parallel.workers={_split(config)}",
+        )
+    elif not strategy.sums_gradients and parallel.context > 1:
+        yield ConfigError(
+            f"strategy '{strategy.name}' sums no gradients, but workers that share a row's positions each have a part"
+            " of them",
+            where="parallel.strategy, parallel.context",
+            fix="parallel.strategy=auto",
+        )
+    if strategy.two_levels and all(data % copies for copies in range(2, data)):  # also of fewer than four
+        yield ConfigError(
+            f"{strategy.name} arranges workers in two levels, copies and shards; {data} data-parallel workers cannot"
+            " fill both",
+            where="parallel.strategy, parallel.workers",
+            fix=f"parallel.strategy={simplest_strategy(lambda s: s.shards_weights)}, or four workers or more",
+        )
 
 
 def _communication(config: Config) -> Iterator[ConfigError]:
@@ -296,6 +320,26 @@ def _optimizer(config: Config, data: int) -> Iterator[ConfigError]:
             optimizer.needs_whole_rows,
             where=f"optimizer.name, parallel.{parts}",
             fix=f"optimizer.name={LIGHT_OPTIMIZER}",
+        )
+    whole = simplest_strategy(lambda s: s.shards_gradients)  # with whole weights
+    adapter = config.model.adapter
+    if optimizer.has_one_rate and adapter is not None and adapter.also_trained_rate != 1.0:
+        yield ConfigError(
+            f"{optimizer.name} gives matrices between layers no learning rates of their own",
+            where="model.adapter.also_trained_rate, optimizer.name",
+            fix=f"optimizer.name={DEFAULT_OPTIMIZER}",
+        )
+    if optimizer.mixes_shards is not None and shards and config.determinism == "elastic":
+        yield ConfigError(
+            optimizer.mixes_shards,
+            where="optimizer.name, parallel.strategy, determinism",
+            fix=f"parallel.strategy={whole}, or determinism=run",
+        )
+    if optimizer.stays_with_shards is not None and shards and config.optimizer.offload:
+        yield ConfigError(
+            f"{optimizer.stays_with_shards}, so it cannot compute in host memory",
+            where="optimizer.name, optimizer.offload",
+            fix=f"optimizer.offload=false, or parallel.strategy={whole}",
         )
     yield from optimizer.problems(config, shards)
     if config.optimizer.offload and parallel.tensor > 1 and not shards:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from headway.config.derived.lanes import LaneGrid, divisors, nearest
+from headway.config.schema import Config
 from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.config.schema import Config
     from headway.config.sections.parallel import ParallelConfig
 
 

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from headway.config.checks.contradictions import combined, find_problems
 from headway.config.loading.complaints import complaints, quoted_override
 from headway.config.loading.document import Entry, merged, parse, to_yaml
+from headway.config.resolving import resolve
 from headway.config.schema import Config
 from headway.config.shapes import SHAPES
 from headway.core.credentials.secrets import redact_argument, redact_values
@@ -112,7 +113,7 @@ def _validated(tree: Entry, trains: bool = True) -> Config:
         problems = complaints(tree, error)
     if problems:
         raise combined(problems, tree.place_of)
-    return config.resolved(trains)
+    return resolve(config, trains)
 
 
 # Files ----------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field, PositiveInt
 
@@ -14,9 +14,6 @@ from headway.config.sections.supervise import Seconds
 from headway.config.units import StepInterval
 from headway.core.coordination.launched import workers_of_this_machine, world_size_from_environment
 from headway.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from headway.config.schema import Config
 
 #: The device that means: when training has ended, on what it has left free.
 AFTER = "after"
@@ -50,11 +47,13 @@ def is_file(task: str) -> bool:
     return task.endswith((".yaml", ".yml"))
 
 
-def benchmark_problems(config: Config) -> Iterator[ConfigError]:
-    """Yield what cannot be done as it is asked for."""
-    wanted = config.evaluation.benchmarks
-    if wanted is None:
-        return
+def benchmark_problems(wanted: BenchmarksConfig, device: str, workers: int) -> Iterator[ConfigError]:
+    """Yield what cannot be done as it is asked for.
+
+    Args:
+        device: `train.device`.
+        workers: `parallel.workers`, for a machine on which no launcher has started others.
+    """
     for task in wanted.tasks:
         if is_file(task) and not Path(task).is_file():
             yield ConfigError(
@@ -66,8 +65,9 @@ def benchmark_problems(config: Config) -> Iterator[ConfigError]:
             where="evaluation.benchmarks.every, evaluation.benchmarks.device",
             fix="evaluation.benchmarks.device=cpu, or leave out evaluation.benchmarks.every",
         )
-    gpu, workers = re.fullmatch(r"cuda:(\d+)", wanted.device), _workers_here(config)
-    if gpu and config.train.device != "cpu" and int(gpu[1]) < workers:
+    gpu = re.fullmatch(r"cuda:(\d+)", wanted.device)
+    workers = _workers_here(workers)
+    if gpu and device != "cpu" and int(gpu[1]) < workers:
         yield ConfigError(
             f"a worker trains on {wanted.device}",
             where="evaluation.benchmarks.device",
@@ -75,10 +75,10 @@ def benchmark_problems(config: Config) -> Iterator[ConfigError]:
         )
 
 
-def _workers_here(config: Config) -> int:
-    """Return the number of workers on this machine: those that a launcher has started, or `parallel.workers`."""
+def _workers_here(wanted: int) -> int:
+    """Return the number of workers on this machine: those that a launcher has started, or those of the config."""
     try:
         started = world_size_from_environment()
-        return config.parallel.workers if started is None else workers_of_this_machine(started)
+        return wanted if started is None else workers_of_this_machine(started)
     except ConfigError:  # reported by the check of the workers
-        return config.parallel.workers
+        return wanted

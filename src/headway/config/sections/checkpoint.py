@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
 from headway.config.base import Section
+from headway.config.sections.train import TrainConfig
 from headway.config.units import Duration, Interval, StepInterval
 from headway.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from headway.config.schema import Config
 
 _URL = re.compile(r"^([a-z][a-z0-9+.-]*)://.", re.IGNORECASE)
 
@@ -104,18 +102,24 @@ class CheckpointConfig(RetentionConfig):
         return value if value == "auto" else Interval.parse(value)
 
 
-def checkpoint_problems(config: Config) -> Iterator[ConfigError]:
-    """Yield the problems of the section `checkpoint` in the context of the whole config."""
-    checkpoint = config.checkpoint
+def checkpoint_problems(
+    checkpoint: CheckpointConfig, evaluated: StepInterval | None, train: TrainConfig
+) -> Iterator[ConfigError]:
+    """Yield the problems of the section `checkpoint` beside other sections.
+
+    Args:
+        evaluated: `evaluation.every`.
+    """
     if checkpoint.failures_per_day is not None and checkpoint.every != "auto":
         yield ConfigError(
             "checkpoint.failures_per_day works only with checkpoint.every=auto",
             where="checkpoint.failures_per_day, checkpoint.every",
             fix="checkpoint.every=auto, or leave it out",
         )
-    yield from _best_without_values(config, checkpoint, "checkpoint")
+    for key, rules in (("checkpoint", checkpoint), ("checkpoint.remote", checkpoint.remote)):
+        if rules is not None and rules.keep_best:
+            yield from _best_without_values(rules, key, checkpoint.every, evaluated, train)
     if checkpoint.remote is not None:
-        yield from _best_without_values(config, checkpoint.remote, "checkpoint.remote")
         scheme, _, path = checkpoint.remote.url.partition("://")
         if scheme.lower() in ("file", "local") and path[0] not in "/~":
             yield ConfigError(
@@ -125,10 +129,14 @@ def checkpoint_problems(config: Config) -> Iterator[ConfigError]:
             )
 
 
-def _best_without_values(config: Config, rules: RetentionConfig, key: str) -> Iterator[ConfigError]:
+def _best_without_values(
+    rules: RetentionConfig,
+    key: str,
+    saved: Interval | Literal["auto"],
+    evaluated: StepInterval | None,
+    train: TrainConfig,
+) -> Iterator[ConfigError]:
     """Check that the metric of `keep_best` is known at the steps of checkpoints."""
-    if not rules.keep_best:
-        return
     if rules.keep_metric.startswith(_NOT_AT_CHECKPOINTS):
         yield ConfigError(
             f"{key}.keep_best uses {rules.keep_metric}, which is not known when the checkpoint of a step is made",
@@ -145,7 +153,6 @@ def _best_without_values(config: Config, rules: RetentionConfig, key: str) -> It
             fix=f"{key}.keep_metric={near[0]}",
         )
         return
-    evaluated, saved = config.evaluation.every, config.checkpoint.every
     if evaluated is None:
         yield ConfigError(
             f"{key}.keep_best needs {rules.keep_metric} at checkpoints, but only the last step is evaluated",
@@ -161,10 +168,10 @@ def _best_without_values(config: Config, rules: RetentionConfig, key: str) -> It
             fix=f"checkpoint.every={evaluated}",
         )
         return
-    batches = config.train.batches
-    steps = config.train.steps
-    if config.train.tokens is not None:
-        steps = batches.steps_for(config.train.tokens)
+    batches = train.batches
+    steps = train.steps
+    if train.tokens is not None:
+        steps = batches.steps_for(train.tokens)
     if steps is None or any(next(batches.due_steps(every, steps), None) is None for every in (saved, evaluated)):
         return  # only the last step, which has both
     if batches.first_meeting(saved, evaluated, steps) is None:

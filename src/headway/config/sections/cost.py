@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from headway.config.base import Section
 from headway.config.units import PERCENT_OR_SHARE, parse_share
 from headway.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from headway.config.schema import Config
 
 #: Name of an offer: cloud, region, instance, contract.
 OFFER_PATTERN = r"^[^/\s]+/[^/\s]+/[^/\s]+/(spot|on-demand)$"
@@ -47,12 +44,16 @@ class BudgetConfig(Section):
     """A warning comes when this share is spent, e.g. `80 %`."""
 
 
-def cost_problems(config: Config) -> Iterator[ConfigError]:
-    """Yield contradictions between the price and the budget."""
+def cost_problems(cost: CostConfig, budget: BudgetConfig, old_price: float | None) -> Iterator[ConfigError]:
+    """Yield contradictions between the price and the budget.
+
+    Args:
+        old_price: The price by its old key.
+    """
     given = {
-        "cost.usd_per_hour": config.cost.usd_per_hour,
-        "cost.offer": config.cost.offer,
-        OLD_PRICE_KEY: config.telemetry.usd_per_hour,
+        "cost.usd_per_hour": cost.usd_per_hour,
+        "cost.offer": cost.offer,
+        OLD_PRICE_KEY: old_price,
     }
     keys = [key for key, value in given.items() if value is not None]
     if len(keys) > 1:
@@ -61,18 +62,12 @@ def cost_problems(config: Config) -> Iterator[ConfigError]:
             where=", ".join(keys),
             fix=f"keep one of them, for example {keys[0]}",
         )
-    if config.budget.usd is not None and not keys:
+    if budget.usd is not None and not keys:
         yield ConfigError(
             "a budget needs the price of the machines",
             where="budget.usd",
             fix="cost.usd_per_hour=12.50 for all machines together, or cost.offer=... (headway prices lists offers)",
         )
-
-
-def given_price(config: Config) -> float | None:
-    """Return the price of all machines that the config gives as a number, by its present or its old key."""
-    price = config.cost.usd_per_hour
-    return config.telemetry.usd_per_hour if price is None else price
 
 
 def parse_budget(value: Any) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
 
@@ -20,9 +20,6 @@ from headway.config.template import CHAT, COMPLETION, LAYOUTS, parse_template
 from headway.config.units import SHARE_OR_INTERVAL, Amount, Bytes, Interval, share_or_interval
 from headway.core.errors import ConfigError
 from headway.core.hub import is_on_hub
-
-if TYPE_CHECKING:
-    from headway.config.schema import Config
 
 #: Default of `data.max_document_bytes`.
 MAX_DOCUMENT_BYTES = 64 * 2**20
@@ -353,13 +350,15 @@ class DataConfig(Section):
         return self
 
 
-def given_tokenizer(config: Config) -> Path | str | None:
+def given_tokenizer(data: DataConfig, model: str | None) -> Path | str | None:
     """Return the source of the given vocabulary: `data.tokenizer.path`, or else the model to continue, if it has one.
 
     None if a vocabulary is trained, or comes with the remote store. A model that is not there yet counts as one with a
     vocabulary.
+
+    Args:
+        model: `model.from_pretrained`.
     """
-    data, model = config.data, config.model.from_pretrained
     if data.tokenizer.path is not None or data.remote is not None or model is None:
         return data.tokenizer.path
     if is_on_hub(model) or not Path(model).is_dir():
@@ -367,13 +366,15 @@ def given_tokenizer(config: Config) -> Path | str | None:
     return model if any(any(Path(model).glob(name)) for name in TOKENIZER_FILES) else None
 
 
-def vocabulary_problems(config: Config) -> Iterator[ConfigError]:
+def vocabulary_problems(data: DataConfig, model: str | None) -> Iterator[ConfigError]:
     """Yield that a model to continue has no tokenizer with which its data could be prepared.
 
     Where the data are prepared already, the vocabulary is there.
+
+    Args:
+        model: `model.from_pretrained`.
     """
-    model = config.model.from_pretrained
-    if model is not None and config.data.remote is None and given_tokenizer(config) is None:
+    if model is not None and data.remote is None and given_tokenizer(data, model) is None:
         yield ConfigError(
             "the model to continue has no tokenizer, and the data must be prepared with that of its training",
             where=f"model.from_pretrained: {model}",
@@ -382,17 +383,21 @@ def vocabulary_problems(config: Config) -> Iterator[ConfigError]:
         )
 
 
-def tokenizer_problems(config: Config) -> Iterator[ConfigError]:
-    """Yield what only a given tokenizer can do, where none is given."""
-    if config.data.remote is not None or given_tokenizer(config) is not None:
+def tokenizer_problems(data: DataConfig, model: str | None) -> Iterator[ConfigError]:
+    """Yield what only a given tokenizer can do, where none is given.
+
+    Args:
+        model: `model.from_pretrained`.
+    """
+    if data.remote is not None or given_tokenizer(data, model) is not None:
         return
-    if config.data.begin_of_text == "always":
+    if data.begin_of_text == "always":
         yield ConfigError(
             "a tokenizer that is trained has no begin-of-text token",
             where="data.begin_of_text, data.tokenizer.path",
             fix="data.tokenizer.path, or data.begin_of_text=auto",
         )
-    if any(source.format == "chat" for source in config.data.sources):
+    if any(source.format == "chat" for source in data.sources):
         yield ConfigError(
             "conversations need a tokenizer with a chat template",
             where="data.sources, data.tokenizer.path",

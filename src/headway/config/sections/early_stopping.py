@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field, PositiveInt
 
 from headway.config.base import Section
+from headway.config.units import StepInterval
 from headway.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from headway.config.schema import Config
 
 #: In the context of a checkpoint: step and loss of every evaluation up to it; the loss is null if it was not finite.
 EVALUATIONS = "evaluations"
@@ -27,11 +25,13 @@ class EarlyStoppingConfig(Section):
     """By how much a loss must be below the best one to count as better."""
 
 
-def early_stopping_problems(config: Config) -> Iterator[ConfigError]:
-    """Yield what early stopping lacks."""
-    if config.train.early_stopping is None:
-        return
-    if config.evaluation.every is None:
+def early_stopping_problems(wanted: EarlyStoppingConfig | None, every: StepInterval | None) -> Iterator[ConfigError]:
+    """Yield what early stopping lacks.
+
+    Args:
+        every: `evaluation.every`.
+    """
+    if wanted is not None and every is None:
         yield ConfigError(
             "early stopping goes by evaluations, and there are none before the end",
             where="train.early_stopping, evaluation.every",

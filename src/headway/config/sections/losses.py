@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from headway.config.base import Section
+from headway.config.sections.model import ModelConfig
+from headway.config.sections.parallel import ParallelConfig
 from headway.config.sections.pretrained import PretrainedSource
 from headway.config.strategies import find_strategy
 from headway.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from headway.config.schema import Config
 
 
 class DistillConfig(Section):
@@ -30,18 +29,12 @@ class DistillConfig(Section):
     """Divides the logits of both before the softmax."""
 
 
-def needs_logits(config: Config) -> str | None:
-    """Return the key by which the loss is computed from whole logits; None for the cross-entropy."""
-    if config.distill is not None:
-        return "distill"
-    return "loss" if config.loss is not None else None
+def loss_problems(key: str, parallel: ParallelConfig, model: ModelConfig) -> Iterator[ConfigError]:
+    """Yield what a loss on whole logits does not go with; the shape of a pretrained model may be known only later.
 
-
-def loss_problems(config: Config) -> Iterator[ConfigError]:
-    """Yield what a loss on whole logits does not go with; the shape of a pretrained model may be known only later."""
-    key, parallel = needs_logits(config), config.parallel
-    if key is None:
-        return
+    Args:
+        key: The key of that loss (`Config.logits_key`).
+    """
     for name in ("tensor", "context", "pipeline"):
         if getattr(parallel, name) > 1:
             yield ConfigError(
@@ -55,7 +48,6 @@ def loss_problems(config: Config) -> Iterator[ConfigError]:
             where=f"{key}, parallel.strategy",
             fix=f"parallel.strategy={find_strategy(parallel.strategy).counterpart}",
         )
-    model = config.model
     if model.implementation != "transformers" and model.experts is not None:
         yield ConfigError(
             f"{key} would leave out the losses that balance the experts of the native decoder",

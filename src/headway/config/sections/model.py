@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
 from headway.config.base import Section, conflict
-from headway.config.sections.architecture import MambaConfig, RopeScaling, experts_problem, variation_problem
+from headway.config.sections.architecture import MAMBA, SLIDING, UNDIVIDED_NORM, MambaConfig, RopeScaling
+from headway.config.sections.parallel import ParallelConfig
 from headway.config.sections.pretrained import AdapterConfig, PretrainedSource
 from headway.config.shapes import SHAPES
+from headway.core.errors import ConfigError
 
 
 class ModelConfig(Section):
@@ -173,3 +176,154 @@ class ModelConfig(Section):
             if problem is not None:
                 raise conflict(problem[0], *problem[1])
         return self
+
+
+def experts_problem(model: ModelConfig) -> tuple[str, tuple[str, ...]] | None:
+    """Return the problem with the experts of a shape and its keys; None if they are valid."""
+    if model.experts is None:
+        open_keys = {"expert_ffn_dim": model.expert_ffn_dim, "shared_experts": model.shared_experts}
+        changed = {
+            "normalize_router_weights": not model.normalize_router_weights,
+            "router_scale": model.router_scale != 1,
+        }
+        given = [key for key, value in {**open_keys, **changed, "dense_layers": model.dense_layers}.items() if value]
+        if given:
+            return f"without model.experts these keys have no effect: {', '.join(given)}; set model.experts too", tuple(
+                given
+            )
+        return None
+    if model.experts_per_token > model.experts:
+        text = f"a token cannot have {model.experts_per_token} experts of {model.experts}"
+        return text, ("experts_per_token", "experts")
+    if model.layers is not None and model.dense_layers >= model.layers:
+        return (
+            f"dense_layers {model.dense_layers} leaves none of {model.layers} layers for experts; leave experts out",
+            ("dense_layers", "layers", "experts"),
+        )
+    return None
+
+
+def variation_problem(model: ModelConfig) -> tuple[str, tuple[str, ...]] | None:
+    """Return the problem with the variations of a shape and its keys; None if they are valid."""
+    scaling = model.rope_scaling
+    if scaling is not None:
+        if scaling.kind != "linear" and scaling.original_length is None:
+            return f"rope_scaling '{scaling.kind}' needs original_length", ("rope_scaling",)
+        if scaling.kind == "llama3" and scaling.low_frequency_factor >= scaling.high_frequency_factor:
+            return "low_frequency_factor must be less than high_frequency_factor", ("rope_scaling",)
+        if model.rotary_fraction == 0:
+            return "rope_scaling has no effect without a rotary embedding", ("rope_scaling", "rotary_fraction")
+    if model.head_dim or (model.dim and model.heads):
+        width = (model.head_dim or (model.dim or 0) // (model.heads or 1)) * model.rotary_fraction
+        if int(width) % 2:
+            text = f"rotary_fraction {model.rotary_fraction} turns {int(width)} elements of a head, an odd number"
+            return text, ("rotary_fraction", "head_dim")
+    if not (model.pre_norms or model.post_norms):
+        return "without pre_norms and post_norms nothing normalises the residual stream", ("pre_norms", "post_norms")
+    if model.qk_norm_over != "head" and not model.qk_norm:
+        return "qk_norm_over has no effect without qk_norm", ("qk_norm_over", "qk_norm")
+    if model.experts is not None and (model.activation != "swiglu" or model.ffn_bias):
+        return "experts are SwiGLU layers without biases", ("experts", "activation", "ffn_bias")
+    return _attention_problem(model) or _pattern_problem(model)
+
+
+def _attention_problem(model: ModelConfig) -> tuple[str, tuple[str, ...]] | None:
+    pattern = model.attention_pattern or ""
+    slides = SLIDING in pattern
+    if pattern and len(pattern) != model.layers:
+        text = f"attention_pattern has {len(pattern)} layers, and model.layers is {model.layers}"
+        return text, ("attention_pattern", "layers")
+    if pattern and slides != (model.sliding_window is not None):
+        text = (
+            f"attention_pattern has {pattern.count(SLIDING)} sliding layers: set sliding_window for them, and only then"
+        )
+        return text, ("attention_pattern", "sliding_window")
+    if model.local_rope_theta is not None and not slides:
+        text = "local_rope_theta has no effect without sliding layers in attention_pattern"
+        return text, ("local_rope_theta", "attention_pattern")
+    return None
+
+
+def _pattern_problem(model: ModelConfig) -> tuple[str, tuple[str, ...]] | None:
+    pattern, mamba = model.layer_pattern, model.mamba
+    if pattern is None:
+        return None if mamba is None else ("mamba has no effect without layer_pattern", ("mamba", "layer_pattern"))
+    if len(pattern) != model.layers:
+        text = f"layer_pattern has {len(pattern)} layers, and model.layers is {model.layers}"
+        return text, ("layer_pattern", "layers")
+    if (MAMBA in pattern) != (mamba is not None):
+        return f"layer_pattern has {pattern.count(MAMBA)} Mamba-2 layers: set model.mamba for them, and only then", (
+            "layer_pattern",
+            "mamba",
+        )
+    if mamba is not None and mamba.heads % mamba.groups:
+        text = f"the {mamba.heads} heads of Mamba-2 cannot be divided into {mamba.groups} groups"
+        return text, ("mamba.heads", "mamba.groups")
+    if model.experts is not None or model.post_norms or model.sliding_window or model.attention_pattern:
+        keys = ("experts", "post_norms", "sliding_window", "attention_pattern")
+        text = f"layer_pattern excludes {', '.join(key for key in keys if getattr(model, key))}"
+        return text, ("layer_pattern", *keys)
+    return None
+
+
+def division_problems(model: ModelConfig, parallel: ParallelConfig) -> Iterator[ConfigError]:
+    """Yield the kinds of parallelism that Mamba-2 layers, or norms over all heads, do not allow."""
+    if model.qk_norm_over == "projection" and parallel.tensor > 1:
+        yield ConfigError(
+            UNDIVIDED_NORM,
+            where="parallel.tensor, model.qk_norm_over",
+            fix="parallel.tensor=1, and more data parallelism",
+        )
+    if model.mamba is None:
+        return
+    for key, why in (
+        ("tensor", "the groups of a Mamba-2 layer are not divided between workers"),
+        ("context", "the state of a Mamba-2 layer passes through all positions of a row, one after the other"),
+    ):
+        if getattr(parallel, key) > 1:
+            yield ConfigError(
+                why, where=f"parallel.{key}, model.layer_pattern", fix=f"parallel.{key}=1, and more data parallelism"
+            )
+
+
+def pretrained_problems(model: ModelConfig, precision: str) -> Iterator[ConfigError]:
+    """Yield the contradictions of the keys for pretrained models.
+
+    Args:
+        precision: `train.precision`.
+    """
+    if model.from_pretrained is None:
+        given = {
+            "model.implementation": model.implementation == "transformers",
+            "model.adapter": model.adapter is not None,
+            "model.trust_remote_code": model.trust_remote_code,
+            "model.router_aux_weight": model.router_aux_weight > 0,
+            "model.neftune_alpha": model.neftune_alpha > 0,
+        }
+        for key in (key for key, value in given.items() if value):
+            yield ConfigError(
+                f"{key} is for pretrained models only", where=key, fix=f"set model.from_pretrained, or leave {key} out"
+            )
+        return
+    if model.implementation == "native" and model.adapter is not None:
+        yield ConfigError(
+            "adapters need the layers of transformers, which the native decoder fuses",
+            where="model.implementation, model.adapter",
+            fix="model.implementation=auto",
+        )
+    if model.adapter is not None and model.adapter.frozen_precision == "bf16" and precision != "bf16":
+        yield ConfigError(
+            f"frozen matrices in bf16 cannot enter products in {precision}",
+            where="model.adapter.frozen_precision, train.precision",
+            fix="train.precision=bf16, or model.adapter.frozen_precision=auto",
+        )
+    if (
+        model.adapter is not None
+        and model.adapter.frozen_precision in ("int8", "nf4")
+        and model.adapter.method == "dora"
+    ):
+        yield ConfigError(
+            f"dora needs the norms of the frozen matrices, which {model.adapter.frozen_precision} does not keep",
+            where="model.adapter.method, model.adapter.frozen_precision",
+            fix="model.adapter.method=lora, or model.adapter.frozen_precision=auto",
+        )

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveInt
 
 from headway.config.base import LocalPath, Section
-from headway.core.errors import ConfigError
 from headway.core.hub import HUB
 
 if TYPE_CHECKING:
-    from headway.config.schema import Config
+    pass
 
 _HUB_PATTERN = r"^hf://[\w.-]+/[\w.-]+(@[\w./-]+)?$"
 
@@ -59,43 +57,3 @@ class AdapterConfig(Section):
     """Type in which the matrices of frozen linear layers are kept. `auto`: the type of the matrix products, which
     changes no bit of them. `int8`: 8 bits, with a scale for each row. `nf4`: 4 bits, with a scale for 64 values (QLoRA,
     Dettmers et al. 2023)."""
-
-
-def pretrained_problems(config: Config) -> Iterator[ConfigError]:
-    """Yield the contradictions of the keys for pretrained models."""
-    model = config.model
-    if model.from_pretrained is None:
-        given = {
-            "model.implementation": model.implementation == "transformers",
-            "model.adapter": model.adapter is not None,
-            "model.trust_remote_code": model.trust_remote_code,
-            "model.router_aux_weight": model.router_aux_weight > 0,
-            "model.neftune_alpha": model.neftune_alpha > 0,
-        }
-        for key in (key for key, value in given.items() if value):
-            yield ConfigError(
-                f"{key} is for pretrained models only", where=key, fix=f"set model.from_pretrained, or leave {key} out"
-            )
-        return
-    if model.implementation == "native" and model.adapter is not None:
-        yield ConfigError(
-            "adapters need the layers of transformers, which the native decoder fuses",
-            where="model.implementation, model.adapter",
-            fix="model.implementation=auto",
-        )
-    if model.adapter is not None and model.adapter.frozen_precision == "bf16" and config.train.precision != "bf16":
-        yield ConfigError(
-            f"frozen matrices in bf16 cannot enter products in {config.train.precision}",
-            where="model.adapter.frozen_precision, train.precision",
-            fix="train.precision=bf16, or model.adapter.frozen_precision=auto",
-        )
-    if (
-        model.adapter is not None
-        and model.adapter.frozen_precision in ("int8", "nf4")
-        and model.adapter.method == "dora"
-    ):
-        yield ConfigError(
-            f"dora needs the norms of the frozen matrices, which {model.adapter.frozen_precision} does not keep",
-            where="model.adapter.method, model.adapter.frozen_precision",
-            fix="model.adapter.method=lora, or model.adapter.frozen_precision=auto",
-        )

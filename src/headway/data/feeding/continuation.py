@@ -16,7 +16,7 @@ from headway.data.feeding.order import RowOrder
 from headway.data.feeding.plan import MixedPlan, PlainPlan, RowPlan
 
 if TYPE_CHECKING:
-    from headway.config.derived.segments import Segment
+    from headway.config.sections.segments import Segment
 
 #: Name of the flag that starts a new epoch on purpose.
 START_EPOCH = "--start-epoch"

@@ -33,7 +33,7 @@ from headway.data.store import TokenStore
 
 if TYPE_CHECKING:
     from headway.config import Config, LaneGrid
-    from headway.config.derived.segments import Segment
+    from headway.config.sections.segments import Segment
 
 __all__ = ["TokenFeed", "EvaluationFeed", "evaluation_feed", "DatasetFeed", "DatasetEvaluationFeed", "Prefetcher"]
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headway.config.optimizers import FP32_BYTES, UpdateSizes, find_optimizer
-from headway.config.sections.losses import needs_logits
 from headway.core.errors import ConfigError
 from headway.lab.plan.activations import Activations, masked_pairs
 from headway.lab.plan.deepspeed import EngineStep
@@ -71,7 +70,7 @@ def plan_memory(
         tables = 2 * kinds * model.max_sequence_length * Shape.of(model).rotary_dim * FP32_BYTES
         pairs = masked_pairs(config, model, layout.mesh.cp, layout.micro_batch)
     teacher = 0
-    if needs_logits(config) is not None:
+    if config.logits_key is not None:
         from headway.lab.plan.losses import logits_loss_bytes, teacher_bytes  # traced with torch, too
 
         dim = hidden_size(config, model) if model.implementation == "transformers" else Shape.of(model).dim

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headway.config import Config
-from headway.config.sections.cost import given_price
 from headway.core.errors import BudgetReached
 from headway.core.files.foreign import as_number
 from headway.cost.pricing import budget_reached
@@ -52,7 +51,7 @@ def account_of(run: Run, usd_per_hour: float | None = None, *, before: int | Non
 
 def stopped_by_budget(config: Config, what: str) -> BudgetReached:
     """Return the error of a run whose attempt has ended at the budget, with what it has spent until now."""
-    spent, budget = account_of(Run(config.run_directory), given_price(config)).total_usd, config.budget.usd
+    spent, budget = account_of(Run(config.run_directory), config.usd_per_hour).total_usd, config.budget.usd
     assert budget is not None, "it has stopped the run"
     return budget_reached(
         config, f"the run has spent {format_usd(spent)} of its budget of {format_usd(budget)}: {what}", spent

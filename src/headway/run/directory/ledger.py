@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headway.config.derived.segments import Segment, begin, up_to
+from headway.config.sections.segments import Segment, begin, up_to
 from headway.core.errors import CheckpointError, fix_for
 from headway.core.files.atomic import append_json_line
 from headway.core.files.foreign import RefusedJson, read_json_lines
@@ -63,7 +63,7 @@ class LedgerDecision:
 
 @dataclass(frozen=True)
 class SegmentStart:
-    """A segment of the run (`headway.config.derived.segments`), begun by an attempt."""
+    """A segment of the run (`headway.config.sections.segments`), begun by an attempt."""
 
     attempt: int
     segment: dict[str, Any]

@@ -10,7 +10,7 @@ from headway.checkpoint.lineage import UNKNOWN, ancestors, origin_of
 from headway.checkpoint.save.fence import OwnerUnknown
 from headway.checkpoint.save.outcomes import Outcome
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
-from headway.config.derived.segments import Segment
+from headway.config.sections.segments import Segment
 from headway.core.console import warning
 from headway.run.directory.ledger import TAKEN_OVER, Ledger, UnwritableLedger, merged_ranges, plan_fingerprint
 from headway.run.directory.rewind import decided

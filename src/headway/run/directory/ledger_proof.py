@@ -15,7 +15,7 @@ from typing import Any
 
 from headway.checkpoint.run_identity import RUN_ID
 from headway.config import Config, load_resolved
-from headway.config.derived.segments import Segment, up_to
+from headway.config.sections.segments import Segment, up_to
 from headway.core.console import progress
 from headway.core.errors import CheckpointError, HeadwayError
 from headway.core.format import plural

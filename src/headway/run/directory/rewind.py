@@ -19,7 +19,7 @@ from headway.checkpoint.remote.tier import RemoteTier
 from headway.checkpoint.skipped_ranges import LEFT_OUT, Ranges, is_outdated, ranges_of
 from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.verify_across_hosts import check_same_on_all_hosts
-from headway.config.derived.segments import SEGMENTS, Segment, first_difference, up_to
+from headway.config.sections.segments import SEGMENTS, Segment, first_difference, up_to
 from headway.core.console import warning
 from headway.core.process.waiting import VISIBILITY_TIMEOUT
 from headway.run.directory.ledger import Ledger

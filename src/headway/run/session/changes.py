@@ -1,6 +1,6 @@
 """How a run continues when its config or its data have changed since its newest checkpoint.
 
-Nothing is written here: the result is a config with segments (`headway.config.derived.segments`), from which all else
+Nothing is written here: the result is a config with segments (`headway.config.sections.segments`), from which all else
 follows.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from headway.config import Config, changes, load_resolved
-from headway.config.derived.segments import PartRows, Segment
+from headway.config.sections.segments import PartRows, Segment
 from headway.core.console import notice, warning
 from headway.core.errors import DataError
 from headway.data.feeding.continuation import START_EPOCH
@@ -202,7 +202,7 @@ def settle_segments(config: Config, data: RunData, options: RunOptions, tokenize
                 where=str(run.path),
                 fix="restore the data that the run had, or choose another name=... for a new run",
             )
-        first = Segment.of(old, 0, began, rows)
+        first = old.begin_segment(0, began, rows)
         segments = [_as_dataset(first, old) if is_dataset else first]
     last, joins = segments[-1], data.fingerprint != segments[-1].data
     if joins and not options.accept_changes:
@@ -256,7 +256,7 @@ def _wanted_segment(
     """Return the segment that the config would begin at a step."""
     if not joins:
         rows = _recount(config, last, data)
-        segment = Segment.of(config, step, last.data, rows, shards=last.shards)
+        segment = config.begin_segment(step, last.data, rows, shards=last.shards)
         return _as_dataset(segment, config) if is_dataset else segment
     try:
         joined = data.grown(config, last)
@@ -268,7 +268,7 @@ def _wanted_segment(
     words = f"data was {last.data[:12]} and is now {data.fingerprint[:12]}" + (
         f": {joined.words}" if joined.words else ""
     )
-    segment = Segment.of(config, step, data.fingerprint, joined.rows, shards=joined.shards, changes=[words])
+    segment = config.begin_segment(step, data.fingerprint, joined.rows, shards=joined.shards, changes=[words])
     return _as_dataset(segment, config) if is_dataset else segment
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from headway.checkpoint.format.folders import checkpoint_folders
 from headway.config import Config, ModelConfig, load_resolved
 from headway.config.derived.identity import changed_values
-from headway.config.derived.segments import Segment
 from headway.config.sections.data import vocabulary_problems
+from headway.config.sections.segments import Segment
 from headway.core.console import is_first_worker, notice, warning
 from headway.core.coordination.launched import world_size_from_environment
 from headway.core.errors import ConfigError, DataError
@@ -64,7 +64,7 @@ def why_prepare(config: Config, options: RunOptions) -> str | None:
             _report_unknown_code(data)
             return None
         why = f"it is not what the config says: {'; '.join(differing)}"
-    for problem in vocabulary_problems(config):
+    for problem in vocabulary_problems(config.data, config.model.from_pretrained):
         raise problem
     return why
 
@@ -128,13 +128,14 @@ def shaped(config: Config, vocab_size: int) -> Config:
     Raises:
         HeadwayError: the model or its teacher cannot be made or cut as the config says, or cannot compute its rows.
     """
+    from headway.config.checks.contradictions import logits_problems
     from headway.config.derived.experts import decoder_problems
-    from headway.config.sections.losses import loss_problems
     from headway.models.build import complete
 
     config = _as_begun(config)
     config = config.model_copy(update={"model": complete(config.model, vocab_size)})
-    for problem in (*decoder_problems(config), *loss_problems(config)):  # a pretrained model's shape is known only now
+    # A pretrained model's shape is known only now.
+    for problem in (*decoder_problems(config), *logits_problems(config)):
         raise problem
     if config.model.from_pretrained is not None:
         _check_row_length(config)

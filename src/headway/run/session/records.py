@@ -17,8 +17,8 @@ from headway.checkpoint.run_identity import IDENTITY, OF_RUN, run_identity
 from headway.checkpoint.save.writer import CheckpointWriter
 from headway.checkpoint.save.writer_client import WriterSettings
 from headway.config import identity
-from headway.config.derived.segments import SEGMENTS
 from headway.config.sections.early_stopping import EVALUATIONS
+from headway.config.sections.segments import SEGMENTS
 from headway.core.coordination.launched import is_rescheduled
 from headway.core.errors import SavesFailed
 from headway.core.files.hashes import fingerprint

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from headway.config import Config
-from headway.config.sections.cost import OLD_PRICE_KEY, given_price
+from headway.config.sections.cost import OLD_PRICE_KEY
 from headway.core.coordination.launched import world_size_from_environment
 from headway.core.files.foreign import as_number
 from headway.core.format import format_seconds
@@ -33,7 +33,7 @@ def check_cost(config: Config, options: RunOptions) -> None:
     if are_steps_done(config):
         return
     run, budget = Run(path), config.budget.usd
-    spent = account_of(run, given_price(config)).total_usd
+    spent = account_of(run, config.usd_per_hour).total_usd
     if spent >= budget:
         what = f"the run has spent {format_usd(spent)} of its budget of {format_usd(budget)}"
         raise budget_reached(config, what, spent)
@@ -55,7 +55,7 @@ def meter_of(config: Config, run: Path, attempt: int) -> SpendMeter | None:
     if price is None:
         return None
     return SpendMeter(
-        account_of(record, given_price(config), before=attempt),
+        account_of(record, config.usd_per_hour, before=attempt),
         price,
         _seconds_until_now(run, attempt, as_number(own.get("started"))),
         storage_usd_per_gib_month=config.cost.storage_usd_per_gib_month,

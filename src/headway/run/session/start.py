@@ -16,7 +16,7 @@ from headway.checkpoint.run_identity import IDENTITY, run_identity
 from headway.checkpoint.skipped_ranges import is_outdated
 from headway.checkpoint.store import CheckpointInfo
 from headway.config import Batches, Config, LaneGrid, identity
-from headway.config.derived.segments import SEGMENTS, Segment
+from headway.config.sections.segments import SEGMENTS, Segment
 from headway.core.errors import ConfigError
 from headway.core.files.hashes import fingerprint
 from headway.run.directory.rewind import decided, discard_outdated, load_state, take_decisions

@@ -82,7 +82,7 @@ def prepare(
         begin_loading_named(config, overrides or [])
     loaded = load(config, overrides, trains=False)
     settings = loaded.data
-    for problem in vocabulary_problems(loaded):
+    for problem in vocabulary_problems(loaded.data, loaded.model.from_pretrained):
         raise problem
     pool = _pool(loaded, on, tasks, workers)
     if dry_run:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headway.config import Config, LaneGrid
+from headway.config import Config, LaneGrid, resolve
 from headway.data import store as store_module
 from headway.data.feeding.feed import TokenFeed
 from headway.data.store import TokenStore
@@ -50,7 +50,7 @@ def config_of(store: Path, mixture: dict[str, Any]) -> Config:
     sources = [{"path": f"{name}.jsonl", "name": name} for name in ("first", "second")]
     values = {"sources": sources, "store": str(store), "mixture": mixture}
     train = {"steps": STEPS, "sequence_length": 1024, "global_batch": 8}
-    return Config.model_validate({"data": values, "train": train}).resolved()
+    return resolve(Config.model_validate({"data": values, "train": train}))
 
 
 @pytest.mark.parametrize("mixture", [{}, MIXTURE])

@@ -15,7 +15,7 @@ import yaml
 from typer.testing import CliRunner
 
 from headway.cli.application import application
-from headway.config import Config, LaneGrid
+from headway.config import Config, LaneGrid, resolve
 from headway.core.errors import ConfigError
 from headway.data.feeding import rows as rows_module
 from headway.data.feeding.feed import TokenFeed
@@ -38,7 +38,7 @@ def config_of(store: TokenStore, stages: Any = STAGES, weights: Any = (3, 1), **
         source["weight"] = weight
     values = {"sources": sources, "store": str(store.path), "mixture": {"stages": stages}, **data}
     train = {"steps": 40, "sequence_length": 16, "global_batch": 24}
-    return Config.model_validate({"seed": 5, "data": values, "train": train}).resolved()
+    return resolve(Config.model_validate({"seed": 5, "data": values, "train": train}))
 
 
 def flat(feed: TokenFeed, step: int, lanes: int = 4) -> list[tuple[int, ...]]:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.config import Config, load_config
+from headway.config import Config, load_config, resolve
 from headway.core.errors import ConfigError, DataError
 from headway.data.feeding.mixture import RAMP_PARTS, Mixture, is_mixed, plan_mixture, powered
 from headway.data.feeding.plan import MixedPlan
@@ -25,12 +25,14 @@ LENGTH = 64
 def config_of(sources: dict[str, dict[str, Any]], train: dict[str, Any] | None = None, **mixture: Any) -> Config:
     """100 steps of 8 rows of 64 tokens."""
     values = [{"path": f"{name}.txt", "name": name, **settings} for name, settings in sources.items()]
-    return Config.model_validate(
-        {
-            "data": {"sources": values, "mixture": mixture},
-            "train": {"steps": 100, "sequence_length": LENGTH, "global_batch": 8, **(train or {})},
-        }
-    ).resolved()
+    return resolve(
+        Config.model_validate(
+            {
+                "data": {"sources": values, "mixture": mixture},
+                "train": {"steps": 100, "sequence_length": LENGTH, "global_batch": 8, **(train or {})},
+            }
+        )
+    )
 
 
 def mixture_of(config: Config, rows: dict[str, int] | None = None) -> Mixture:

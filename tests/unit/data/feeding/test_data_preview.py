@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headway.config import Config, LaneGrid
+from headway.config import Config, LaneGrid, resolve
 from headway.data.feeding.feed import TokenFeed
 from headway.data.feeding.preview import preview_step
 from headway.data.store import TokenStore
@@ -39,7 +39,7 @@ def chat(tmp_path: Path) -> Config:
         "validation": 0,
         "tokenizer": {"path": "tokenizer.json", "special_tokens_in_text": True},
     }
-    return Config.model_validate({"data": data, "train": TRAIN}).resolved()
+    return resolve(Config.model_validate({"data": data, "train": TRAIN}))
 
 
 @pytest.mark.parametrize("packing", ["concat", "pad"])
@@ -65,7 +65,7 @@ def test_a_source_too_short_for_a_row_is_told_of(
     sources = [{"path": f"{name}.jsonl"} for name in tokens]
     train = {**TRAIN, "sequence_length": tokens["second"]}
     values: dict[str, Any] = {"data": {"sources": sources, "store": str(store.path)}, "train": train}
-    config = Config.model_validate(values).resolved()
+    config = resolve(Config.model_validate(values))
     said = f"fewer than the {tokens['second'] + 1:,} tokens of one row: 'second' ({tokens['second']:,} tokens)"
     view = preview_step(config, GRID, store, 0)
     assert [(s.name, s.asked, s.step) for s in view.sources] == [("first", 1.0, 1.0), ("second", 0.0, 0.0)]
@@ -82,7 +82,7 @@ def test_a_source_too_short_for_a_row_is_told_of(
 def test_nothing_is_said_where_every_source_has_rows(store: TokenStore, capsys: pytest.CaptureFixture[str]) -> None:
     sources = [{"path": f"{name}.jsonl"} for name in ("first", "second")]
     data = {"sources": sources, "store": str(store.path)}
-    config = Config.model_validate({"data": data, "train": TRAIN}).resolved()
+    config = resolve(Config.model_validate({"data": data, "train": TRAIN}))
     capsys.readouterr()
     assert len(preview_step(config, GRID, store, 0).sources) == 2
     assert capsys.readouterr().err == ""

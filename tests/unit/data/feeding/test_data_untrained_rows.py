@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from headway.api import train
-from headway.config import Config
+from headway.config import Config, resolve
 from headway.config.sections.data import DataConfig
 from headway.core.types import IGNORE_TARGET
 from headway.data.feeding import packing_plans
@@ -119,7 +119,7 @@ def run_config(validation: float = 0, evaluation: dict[str, int] | None = None, 
         "supervise": {"max_failures": 0},
         "telemetry": {"report": False, "log_every": 1},
     }
-    return Config.model_validate(values).resolved()
+    return resolve(Config.model_validate(values))
 
 
 def test_steps_without_a_target_are_named_and_no_divergence(capsys: pytest.CaptureFixture[str]) -> None:

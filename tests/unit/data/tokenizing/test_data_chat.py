@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headway.config import Config
+from headway.config import Config, resolve
 from headway.config.sections.data import DataConfig
 from headway.core.errors import ConfigError, DataError
 from headway.core.types import IGNORE_TARGET
@@ -553,7 +553,7 @@ def test_conversations_need_a_chat_template() -> None:
 def test_settings_that_conversations_cannot_have(values: dict[str, Any], words: str) -> None:
     data = {"sources": [{"path": "a.jsonl", "format": "chat"}], "tokenizer": {"path": "tokenizer"}, **values}
     with pytest.raises((ConfigError, ValueError), match=words):
-        Config.model_validate({"data": data}).resolved(trains=False)
+        resolve(Config.model_validate({"data": data}), trains=False)
 
 
 def test_bytes_do_not_depend_on_workers_or_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -671,7 +671,7 @@ def test_a_preview_marks_what_is_trained(config: Callable[..., DataConfig]) -> N
     prepared(RECORDS)
     data = chat_config(None, packing="pad").model_dump(mode="json")
     run = Config.model_validate({"data": data, "train": {"steps": 1, "sequence_length": 64, "global_batch": 4}})
-    run = run.resolved()
+    run = resolve(run)
     row = preview_step(run, resolve_lanes(run, 1), TokenStore.open("store"), 0).rows[0]
     assert row.marked is not None and row.trained is not None
     answer = next(m for m in CONVERSATIONS if m[0]["content"] in row.documents[0])[1]["content"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from headway.config import Config
+from headway.config import Config, resolve
 from headway.lab.bench.meter import Meter
 from headway.lab.bench.results import Measurement
 from headway.lab.bench.worker import _measurement
@@ -37,7 +37,7 @@ def put_together(*workers: dict[str, Any], **of_config: Any) -> Measurement:
     meter.step_seconds, meter.seconds, meter.items = [1.0, 5.0, 2.0, 2.0], 10.0, 8000
     meter.loss_sum, meter.skipped_steps, meter.energy_source = 24_000.0, 1, "the driver of the GPUs (NVML)"
     values = {"model": {"preset": "1m"}, "train": {"steps": 1, **of_config}}
-    spec: Any = SimpleNamespace(config=Config.model_validate(values).resolved(), profiled_steps=2)
+    spec: Any = SimpleNamespace(config=resolve(Config.model_validate(values)), profiled_steps=2)
     task: Any = SimpleNamespace(flops_per_item=ITEM_FLOPS)
     return _measurement(spec, task, meter, torch.device("cpu"), threads=3, parameters=123, workers=workers)
 

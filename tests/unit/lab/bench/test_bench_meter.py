@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from headway.config import Config, LaneGrid, ModelConfig
+from headway.config import Config, LaneGrid, ModelConfig, resolve
 from headway.core.machine.system import Machine
 from headway.lab.bench import meter as metering
 from headway.lab.bench.energy import open_counter
@@ -236,7 +236,7 @@ def test_what_is_computed_again_counts_attention_as_the_model_does() -> None:
 
     model = ModelConfig(preset="1m", vocab_size=512)
     values = {"model": {"preset": "1m", "vocab_size": 512}, "train": {"steps": 1, "sequence_length": 64}}
-    config = Config.model_validate(values).resolved()
+    config = resolve(Config.model_validate(values))
     config = config.model_copy(update={"train": config.train.model_copy(update={"activation_checkpointing": "full"})})
     task: Any = SimpleNamespace(model=SimpleNamespace(config=model))
     whole, documents = flops_per_token(model, 64), flops_per_token(model, 16)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.config import load_config
+from headway.config import load_config, resolve
 from headway.core.errors import ConfigError
 from headway.core.files.atomic import append_json_line
 from headway.core.process.table import STOPPED, process_state
@@ -195,5 +195,5 @@ def test_what_a_campaign_with_machines_does_not_test_is_refused(
 ) -> None:
     options = {"kills": 1, "seed": 0, "worker_counts": (1,), "machines": 3, **more}
     with pytest.raises(ConfigError, match="several machines"):
-        run_campaign(load_config(tiny()).resolved(), tmp_path / "out", **options)  # type: ignore[arg-type]
+        run_campaign(resolve(load_config(tiny())), tmp_path / "out", **options)  # type: ignore[arg-type]
     assert not os.path.lexists(tmp_path / "out")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from headway.config import Config, ModelConfig
+from headway.config import Config, ModelConfig, resolve
 from headway.core.errors import ConfigError
 from headway.lab.plan.accelerators import parse_machines
 from headway.lab.plan.deepspeed import ZeroSettings
@@ -33,7 +33,7 @@ def config(stage: int, path: Path | None = None, workers: int = 8, **sections: A
     train = {"steps": 1, "sequence_length": 512, "global_batch": 2 * workers, "micro_batch": 2}
     parallel = {"strategy": f"deepspeed_zero{stage}", "workers": workers, "deepspeed_config": path}
     values = {"model": model, "train": {**train, **sections.get("train", {})}, "parallel": parallel}
-    return Config.model_validate({**values, "optimizer": sections.get("optimizer", {})}).resolved()
+    return resolve(Config.model_validate({**values, "optimizer": sections.get("optimizer", {})}))
 
 
 def settings_file(folder: Path, **zero: Any) -> Path:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from headway.config import Config, resolve_lanes, resolve_mesh
+from headway.config import Config, resolve, resolve_lanes, resolve_mesh
 from headway.lab.plan.layout import Layout
 from headway.lab.plan.memory import plan_memory
 from headway.lab.plan.trace import LiveStorages
@@ -62,14 +62,14 @@ def workers_without_others(count: int) -> Iterator[World]:
 
 
 def config(strategy: str, workers: int, micro_batches: int, **train: Any) -> Config:
-    return Config.model_validate({
+    return resolve(Config.model_validate({
         "model": LLAMA_8B,
         "train": {
             "steps": 1, "sequence_length": LENGTH, "micro_batch": 1, "global_batch": micro_batches * workers,
             "lanes": workers, "device": "cpu", **train,
         },
         "parallel": {"strategy": strategy, "workers": workers, "threads": 1},
-    }).resolved()  # fmt: skip
+    }))  # fmt: skip
 
 
 def most_bytes(asked: Config, workers: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from headway.config import Config, ModelConfig
+from headway.config import Config, ModelConfig, resolve
 from headway.core.errors import ConfigError
 from headway.lab.plan.accelerators import parse_machines
 from headway.lab.plan.layout import Layout
@@ -77,7 +77,7 @@ def plan(strategy: str, workers: int = 8, *, device: str = "cuda", **sections: d
     model = {"preset": "350m", "vocab_size": 32000, **sections.get("model", {})}
     values = {"model": model, "train": train, "parallel": parallel}
     values |= {name: sections[name] for name in ("determinism", "optimizer") if name in sections}
-    config = Config.model_validate(values).resolved()
+    config = resolve(Config.model_validate(values))
     return plan_memory(config, config.model, Layout.of(config, workers), device)
 
 
@@ -184,9 +184,7 @@ def test_moments_in_host_memory_leave_the_gpu() -> None:
 
 def test_experts_count_whole_in_memory_and_as_far_as_they_are_active_in_speed() -> None:
     model = {"preset": "16m-moe", "vocab_size": 8192}
-    made = make_plan(
-        Config.model_validate({"model": model, "train": {"steps": 1}}).resolved(), parse_machines("8xH100")
-    )
+    made = make_plan(resolve(Config.model_validate({"model": model, "train": {"steps": 1}})), parse_machines("8xH100"))
     option = next(option for option in made.table if option.strategy == "ddp")
     assert option.memory is not None and option.memory.peak.weights == 4 * made.counts.total
     assert made.counts.active < 0.8 * made.counts.total

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from headway.config import Config, load_config, resolve_lanes
+from headway.config import Config, load_config, resolve, resolve_lanes
 from headway.core.errors import ConfigError
 from headway.lab.bench.allocations import Allocations, live_bytes
 from headway.lab.plan.accelerators import Machines, parse_machines
@@ -43,7 +43,7 @@ SIZES = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "
 def _config(model: dict[str, Any], **sections: Any) -> Config:
     train = {"steps": 1, "sequence_length": LENGTH, "global_batch": 4, "micro_batch": 4, "device": "cpu"}
     values = {"model": model, "train": {**train, **sections.pop("train", {})}, **sections}
-    config = Config.model_validate(values).resolved()
+    config = resolve(Config.model_validate(values))
     return config.model_copy(update={"model": complete(config.model, 1)})
 
 
@@ -186,7 +186,7 @@ def test_what_cannot_be_planned_is_said(tmp_path: Path) -> None:
         "parallel": {"tensor": 2, "workers": 2},
     })  # fmt: skip
     with pytest.raises(ConfigError, match=r"not divided by tensor"):
-        make_plan(config.resolved(), parse_machines("2xL4"))
+        make_plan(resolve(config), parse_machines("2xL4"))
 
 
 def test_adapters_under_deepspeed_count_frozen_weights_whole_or_divided(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headway.config import DEEPSPEED, Config, override
+from headway.config import DEEPSPEED, Config, override, resolve
 from headway.core.errors import ConfigError
 from headway.lab.plan import recommend as module
 from headway.lab.plan.accelerators import parse_machines, this_machine
@@ -29,7 +29,7 @@ def config(preset: str, **sections: Any) -> Config:
     values: dict[str, Any] = {"model": {"preset": preset, "vocab_size": 32000}, "train": train}
     for name, section in sections.items():
         values[name] = {**values[name], **section} if name in values else section
-    return Config.model_validate(values).resolved()
+    return resolve(Config.model_validate(values))
 
 
 @cache
@@ -287,9 +287,7 @@ def test_8_bits_are_refused_where_there_are_none_and_unknown_where_nothing_is_kn
 
 def test_experts_have_selective_checkpointing_too() -> None:
     model = {"preset": "16m-moe", "vocab_size": 8192}
-    made = make_plan(
-        Config.model_validate({"model": model, "train": {"steps": 1}}).resolved(), parse_machines("8xH100")
-    )
+    made = make_plan(resolve(Config.model_validate({"model": model, "train": {"steps": 1}})), parse_machines("8xH100"))
     peaks = {o.checkpointing: o.memory.peak_bytes for o in made.table if o.strategy == "ddp" and o.memory}
     assert peaks["full"] < peaks["selective"] < peaks["none"]
 
@@ -299,7 +297,7 @@ def test_experts_that_nobody_divides_are_told() -> None:
     train = {"steps": 1, "global_batch": 16}
 
     def made(**parallel: int) -> Plan:
-        given = Config.model_validate({"model": model, "train": train, "parallel": parallel}).resolved()
+        given = resolve(Config.model_validate({"model": model, "train": train, "parallel": parallel}))
         return make_plan(given, parse_machines(f"{parallel['workers']}xH100"))
 
     copied, divided = made(tensor=2, workers=2), made(tensor=2, expert=2, workers=2)

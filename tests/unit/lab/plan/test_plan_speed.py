@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headway.config import Config, ModelConfig
+from headway.config import Config, ModelConfig, resolve
 from headway.lab.plan import speed as module
 from headway.lab.plan.accelerators import KNOWN, Machines, parse_machines
 from headway.lab.plan.layout import Layout
@@ -23,7 +23,7 @@ def config(strategy: str, workers: int, **sections: Any) -> Config:
     values = {"model": model, "train": train, "parallel": parallel}
     for name, section in sections.items():
         values[name] = {**values[name], **section} if name in values else section
-    return Config.model_validate(values).resolved()
+    return resolve(Config.model_validate(values))
 
 
 def planned(strategy: str = "ddp", gpus: str = "8xH100", network: str | None = None, **sections: Any) -> Speed:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from headway.config import Config, MeshShape
+from headway.config import Config, MeshShape, resolve
 from headway.lab.profiling.profiler import _kept_bytes, _work
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
@@ -25,9 +25,11 @@ WIDTH = 4
 
 def after_a_step(world: World, strategy: str, optimizer: str = "adamw") -> Any:
     """A worker whose optimizer has its moments, and whose gradients are where the reduction has left them."""
-    config = Config.model_validate(
-        {"train": {"steps": 1}, "parallel": {"strategy": strategy}, "optimizer": {"name": optimizer}}
-    ).resolved()
+    config = resolve(
+        Config.model_validate(
+            {"train": {"steps": 1}, "parallel": {"strategy": strategy}, "optimizer": {"name": optimizer}}
+        )
+    )
     model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
     spread = make_strategy(config, model, world)
     state = TrainState(model, build_optimizer(config.optimizer, model, world.device, spread.owns_for_update))

@@ -12,7 +12,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from headway.config import Config
+from headway.config import Config, resolve
 from headway.core.coordination.heartbeat import Phase, beat, exchanging, observe
 from headway.core.errors import ConfigError
 from headway.core.statistics import covered
@@ -59,7 +59,7 @@ def worker(rank: int = 0, waiting: float = 0.0, device: str = "cpu", **parts: fl
 def config(tmp_path: Path, *, compiled: bool = True, **sections: Any) -> Config:
     train = {"steps": 100, "compile": compiled, **sections.pop("train", {})}
     values = config_values(tmp_path, train=train, **{"checkpoint": {"every": "100 steps"}, **sections})
-    return Config.model_validate(values).resolved()
+    return resolve(Config.model_validate(values))
 
 
 def losses(found: Analysis) -> dict[str, float]:

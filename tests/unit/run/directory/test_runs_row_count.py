@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.config import Batches, Config
+from headway.config import Batches, Config, resolve
 from headway.data.feeding.mixture import plan_mixture
 from headway.data.feeding.plan import MixedPlan, Picks, PlainPlan
 from headway.run.directory.row_count import EpochCount, count_by_looking, count_by_plan, merged
@@ -19,22 +19,25 @@ from headway.run.directory.row_count import EpochCount, count_by_looking, count_
 
 def mixed(rows: list[int], batches: Batches, shorter: bool) -> MixedPlan:
     names = "abc"[: len(rows)]
-    config = Config.model_validate(
-        {
-            "data": {
-                "sources": [{"path": name, "weight": 1 + number} for number, name in enumerate(names)],
-                "mixture": {"stages": [{"start": 0.5, "sequence_length": 16}] if shorter else []},
-            },
-            "train": {
-                "steps": 60,
-                "sequence_length": 32,
-                "global_batch": batches.parts[-1][1],
-                "batch_ramp": [
-                    {"global_batch": rows, "until": f"{end} steps"} for (_, rows), (end, _) in pairwise(batches.parts)
-                ],
-            },
-        }
-    ).resolved()
+    config = resolve(
+        Config.model_validate(
+            {
+                "data": {
+                    "sources": [{"path": name, "weight": 1 + number} for number, name in enumerate(names)],
+                    "mixture": {"stages": [{"start": 0.5, "sequence_length": 16}] if shorter else []},
+                },
+                "train": {
+                    "steps": 60,
+                    "sequence_length": 32,
+                    "global_batch": batches.parts[-1][1],
+                    "batch_ramp": [
+                        {"global_batch": rows, "until": f"{end} steps"}
+                        for (_, rows), (end, _) in pairwise(batches.parts)
+                    ],
+                },
+            }
+        )
+    )
     return MixedPlan(plan_mixture(config, [*names], lambda length: [n * 32 // length for n in rows]), 1)
 
 

@@ -18,7 +18,7 @@ from headway.checkpoint.remote.sealed_objects import SealedObjects
 from headway.checkpoint.remote.tier import CLAIM, RemoteTier, journal_of
 from headway.checkpoint.run_identity import IDENTITY, OF_RUN, RUN_ID, read_run_id, run_identity
 from headway.checkpoint.store import CheckpointStore
-from headway.config import Config, TrainConfig, identity
+from headway.config import Config, TrainConfig, identity, resolve
 from headway.core.files.atomic import write_json
 from headway.core.files.foreign import read_json_object
 from headway.core.files.hashes import fingerprint
@@ -34,7 +34,7 @@ DATA = "d" * 64
 def config_of(runs: Path, remote: Path, seed: int = 3, encrypt: bool = False) -> Config:
     remote.mkdir(exist_ok=True)
     checkpoint = {"remote": {"url": f"file://{remote}", "encrypt": encrypt}}
-    return Config(name="tiny", runs=runs, seed=seed, train=TrainConfig(steps=9), checkpoint=checkpoint).resolved()
+    return resolve(Config(name="tiny", runs=runs, seed=seed, train=TrainConfig(steps=9), checkpoint=checkpoint))
 
 
 def begin(config: Config, attempt: int) -> RemoteTier:

@@ -16,7 +16,7 @@ import torch
 from headway import api
 from headway.api import train
 from headway.checkpoint.store import CheckpointStore
-from headway.config import Config, MeshShape, TrainConfig, identity, load_config, load_resolved, override
+from headway.config import Config, MeshShape, TrainConfig, identity, load_config, load_resolved, override, resolve
 from headway.core.errors import ConfigError, DataError, Preempted
 from headway.core.files.hashes import fingerprint
 from headway.core.process.signals import handled
@@ -136,7 +136,7 @@ def test_where_updates_are_computed_with_moments_in_host_memory(strategy: str, s
 
 
 def test_a_remote_checkpoint_of_another_config_is_not_gone_on_from(tmp_path: Path) -> None:
-    config = override(Config(train=TrainConfig(steps=1)).resolved(), ["seed=3"])
+    config = override(resolve(Config(train=TrainConfig(steps=1))), ["seed=3"])
     ours = fingerprint(identity(config))
     manifest = save(CheckpointStore(tmp_path), 1)
     with pytest.raises(ConfigError, match="made with another config"):
@@ -146,7 +146,7 @@ def test_a_remote_checkpoint_of_another_config_is_not_gone_on_from(tmp_path: Pat
 
 def test_a_restarted_run_is_marked_as_one_for_the_remote_tier(tmp_path: Path) -> None:
     overrides = [f"runs={tmp_path}", f"checkpoint.remote.url=file://{tmp_path}/remote"]
-    config = override(Config(train=TrainConfig(steps=1)).resolved(), overrides)
+    config = override(resolve(Config(train=TrainConfig(steps=1))), overrides)
     for restart in (False, True):
         with attempt_scope(config, {}, {}, RunOptions(restart=restart)):
             assert (config.run_directory / ".restarted").exists() is restart
@@ -155,7 +155,7 @@ def test_a_restarted_run_is_marked_as_one_for_the_remote_tier(tmp_path: Path) ->
 def test_an_attempt_begins_when_nobody_writes_for_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, waited = override(Config(train=TrainConfig(steps=1)).resolved(), [f"runs={tmp_path}"]), []
+    config, waited = override(resolve(Config(train=TrainConfig(steps=1))), [f"runs={tmp_path}"]), []
     monkeypatch.setattr(attempts, "wait_for_orphaned_writers", lambda run: waited.append((run, list(run.glob("*")))))
     for restart in (False, True):  # what is moved aside gets no checkpoint any more
         with attempt_scope(config, {}, {}, RunOptions(restart=restart)):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headway.config import Config, load_config
+from headway.config import Config, load_config, resolve
 from headway.core.coordination.launch_variables import CODE_FILE
 from headway.core.errors import Cancelled, CheckpointError, ConfigError, Preempted
 from headway.core.files.hashes import fingerprint
@@ -35,7 +35,7 @@ def finished(tiny: Callable[..., Path], tmp_path: Path) -> Callable[..., Config]
     done = headway("train", config)
     assert done.returncode == 0, done.stderr
     change_record(tmp_path, **{IDENTITY_KEY: IDENTITY})
-    return lambda *overrides: load_config(config, [*overrides]).resolved()
+    return lambda *overrides: resolve(load_config(config, [*overrides]))
 
 
 def change_record(folder: Path, **facts: Any) -> None:

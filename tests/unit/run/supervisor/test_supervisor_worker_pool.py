@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headway.config import Config
+from headway.config import Config, resolve
 from headway.core.errors import ConfigError
 from headway.run.supervisor.restart_policy import AttemptOutcome
 from headway.run.supervisor.worker_pool import WorkerPool, allowed_sizes
@@ -38,8 +38,8 @@ def test_sizes_are_those_that_share_the_lanes() -> None:
 )
 def test_what_cannot_be_kept_is_refused(workers: str, determinism: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        config(workers, determinism).resolved()
-    assert config("1:4", "off").resolved().parallel.min_workers == 1
+        resolve(config(workers, determinism))
+    assert resolve(config("1:4", "off")).parallel.min_workers == 1
     with pytest.raises(ValueError, match="more than workers"):
         config("4:2")
 

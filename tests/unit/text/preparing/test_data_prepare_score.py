@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headway.config import Config
+from headway.config import Config, resolve
 from headway.config.derived.identity import changes
 from headway.config.sections.data import DataConfig
 from headway.core.errors import DataError
@@ -111,7 +111,7 @@ def test_stages_take_bands_one_after_the_other(texts: list[str], config: Callabl
     for source in data["sources"]:
         source["weight"] = 1.0
     run = Config.model_validate({"data": data, "train": {"steps": 10, "sequence_length": 8, "global_batch": 2}})
-    mixture = plan_mixture(run.resolved(), ["easy", "mid", "hard", "other"], lambda length: [50, 50, 50, 50])
+    mixture = plan_mixture(resolve(run), ["easy", "mid", "hard", "other"], lambda length: [50, 50, 50, 50])
     assert mixture.counts(0, 5) == [10, 0, 0, 0] and mixture.counts(5, 10) == [0, 0, 10, 0]
 
 

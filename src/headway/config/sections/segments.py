@@ -8,16 +8,13 @@ continues. Each segment keeps everything that determines the rows of its steps. 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
 from headway.config.base import Section
 from headway.config.batches import Batches, BatchStage
-from headway.config.sections.data import MixtureConfig, stored_names
-
-if TYPE_CHECKING:
-    from headway.config.schema import Config
+from headway.config.sections.data import MixtureConfig
 
 #: Rows of every part of the data, by source and row length.
 PartRows = Mapping[str, Mapping[int, Sequence[int]]]
@@ -66,61 +63,6 @@ class Segment(Section):
     """The segment begins a new epoch of all data (`--start-epoch`) instead of continuing the current one."""
     changes: list[str] = []
     """Descriptions of the accepted changes."""
-
-    @classmethod
-    def of(
-        cls,
-        config: Config,
-        first_step: int,
-        data: str,
-        rows: PartRows,
-        *,
-        shards: Sequence[Mapping[str, Sequence[str]]] = (),
-        new_epoch: bool = False,
-        changes: Sequence[str] = (),
-    ) -> Segment:
-        """Make the segment that a resolved config begins.
-
-        Args:
-            config: The config.
-            first_step: First step of the segment.
-            data: Fingerprint of the data.
-            rows: Rows of each part of the data, by source and row length.
-            shards: Names of the shards of every part but the last.
-            new_epoch: The segment begins a new epoch of all data.
-            changes: Descriptions of the accepted changes.
-        """
-        train, data_config = config.train, config.data
-        assert train.steps is not None, "the config is resolved"
-        names = stored_names(data_config.sources)
-        sources = [
-            SegmentSource(name=name, weight=source.weight, max_epochs=source.max_epochs)
-            for name, source in zip(names, data_config.sources, strict=True)
-        ]
-        stored = {str(source.name): name for name, source in zip(names, data_config.sources, strict=True)}
-        stages = [
-            stage.model_copy(update={"weights": {stored.get(name, name): w for name, w in stage.weights.items()}})
-            if stage.weights is not None
-            else stage
-            for stage in data_config.mixture.stages
-        ]
-        return cls(
-            first_step=first_step,
-            seed=config.seed,
-            steps=train.steps,
-            sequence_length=train.sequence_length,
-            global_batch=train.global_batch_rows,
-            batch_ramp=train.batch_ramp,
-            packing=data_config.packing,
-            document_mask=data_config.document_mask,
-            sources=sources,
-            mixture=data_config.mixture.model_copy(update={"stages": stages}),
-            data=data,
-            rows={name: {length: list(parts) for length, parts in of.items()} for name, of in rows.items()},
-            shards=[{name: list(files) for name, files in part.items()} for part in shards],
-            new_epoch=new_epoch,
-            changes=list(changes),
-        )
 
     def plans_as(self, other: Segment) -> bool:
         """Return whether two segments determine the rows of steps alike, wherever they begin."""
