@@ -30,9 +30,9 @@ from headway.models.layers.attention import (
     packed_positions,
     shared_positions,
 )
-from headway.models.layers.cache import KVCache
+from headway.models.layers.cache import KVCache, MambaState
 from headway.models.layers.layer import Layer, make_norm
-from headway.models.layers.mamba import MambaState, first_mamba_value
+from headway.models.layers.mamba import first_mamba_value
 from headway.models.layers.moe import MixtureOfExperts, after_step, take_counts
 from headway.models.layers.rope import rotary_tables
 from headway.models.layers.tied import TiedGradient, takes_one_gradient, tied_embedding

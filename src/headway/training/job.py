@@ -16,11 +16,9 @@ if TYPE_CHECKING:
     from headway.training.assembled import Assembled
     from headway.training.evaluation.early_stopping import EvaluationHistory
     from headway.training.evaluation.evaluate import Evaluation
-    from headway.training.failed_saves import FailedSaves
     from headway.training.health.decisions import Decision
     from headway.training.state import TrainState
     from headway.training.state_writer import StateWriter
-    from headway.training.stop import NoticeReader
     from headway.training.task import Task
 
 
@@ -36,10 +34,6 @@ class Job:
     callbacks: Sequence[Callback] = ()
     rewinder: Rewinder | None = None
     """Returns the run to an earlier checkpoint when health decides so."""
-    notices: NoticeReader | None = None
-    """Reads notices that this machine will be taken away."""
-    failed_saves: FailedSaves | None = None
-    """Ends the run where no save succeeds any more; None trains on without checkpoints."""
     evaluations: EvaluationHistory | None = None
     """The losses on held-out text by which the run may end early; None without `train.early_stopping`."""
     own_process: bool = False

@@ -16,21 +16,26 @@ from headway.data.feeding.prefetch import Prefetcher
 from headway.data.first_use import WrongShardError
 from headway.training.ending import check_not_diverged, stopped
 from headway.training.evaluation.in_loop import LoopEvaluation
+from headway.training.failed_saves import FailedSaves
 from headway.training.health.rollback import roll_back
 from headway.training.job import Callback, Job
 from headway.training.recording.step_metrics import StepMetrics
 from headway.training.saves import Saves, report_outcomes
 from headway.training.setup.trial import explain_out_of_memory
 from headway.training.step import TrainStep
-from headway.training.stop import Requests, StopSignals
+from headway.training.stop import NoticeReader, Requests, StopSignals
 
 #: Errors after which a snapshot in memory is not written: a newer state is saved, no state can be trusted, or another
 #: process has the run.
 _DISCARD_SNAPSHOT_ON = (Preempted, DivergedError, CorruptionError, Fenced, WrongShardError)
 
 
-def train_loop(job: Job) -> None:
+def train_loop(job: Job, notices: NoticeReader | None = None, failed_saves: FailedSaves | None = None) -> None:
     """Train to the last step.
+
+    Args:
+        notices: Reads notices that this machine will be taken away.
+        failed_saves: Ends the run where no save succeeds any more; None trains on without checkpoints.
 
     Raises:
         DivergedError: too many steps in a row had a non-finite loss or gradient. The last state is not saved, so the
@@ -41,11 +46,11 @@ def train_loop(job: Job) -> None:
             attempt, or another run, has the remote tier.
     """
     state = job.state
-    signals = StopSignals(job.notices, job.own_process)
+    signals = StopSignals(notices, job.own_process)
     feed = _open_feed(job, signals)
     train_step = TrainStep(job.assembled)
     step_metrics = StepMetrics(job, feed)
-    saves = Saves(job)
+    saves = Saves(job, failed_saves)
     evaluation = LoopEvaluation(job, signals)
     _reset_peak_memory(job.world.device)
     with signals, feed, _run_callbacks(job, lambda: signals.stop):

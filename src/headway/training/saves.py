@@ -8,6 +8,7 @@ from headway.checkpoint.save.outcomes import Outcome
 from headway.core.coordination.heartbeat import Phase, beat
 from headway.core.errors import CheckpointError
 from headway.core.machine.allocator import give_back_freed_memory
+from headway.training.failed_saves import FailedSaves
 from headway.training.job import Job
 from headway.training.save_schedule import SaveSchedule, saves_on_the_way
 
@@ -20,8 +21,9 @@ _DATA_CHECK_SECONDS = 5.0
 class Saves:
     """The saves of one attempt."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, failed: FailedSaves | None) -> None:
         self._job = job
+        self._failed = failed
         self._schedule = SaveSchedule.of(job)
         self._saved_step = job.state.cursor.step
         self._has_room = False
@@ -34,8 +36,7 @@ class Saves:
     @property
     def have_failed(self) -> bool:
         """Whether so many saves in a row have failed on this worker that the run must end."""
-        failed = self._job.failed_saves
-        return failed is not None and failed.too_many
+        return self._failed is not None and self._failed.too_many
 
     def save_first(self) -> None:
         """Save the state before the first step if the run may have to roll back to it."""
@@ -48,8 +49,8 @@ class Saves:
         Raises:
             CheckpointError: They do. `SavesFailed` where another machine can continue the run.
         """
-        if too_many and self._job.failed_saves is not None:
-            raise self._job.failed_saves.end_of_run(self._job)
+        if too_many and self._failed is not None:
+            raise self._failed.end_of_run(self._job)
 
     def after_step(self, wanted: bool, last: bool) -> None:
         """Save the state after a step, or hold a copy of it, if that is due; then report what has come of saves.
@@ -99,9 +100,9 @@ class Saves:
         try:
             job.writer.wait()
         except CheckpointError as error:
-            if job.failed_saves is None:
+            if self._failed is None:
                 raise
-            raise job.failed_saves.end_without(error) from error
+            raise self._failed.end_without(error) from error
 
     def _checkpoint(self, last: bool = False) -> None:
         """Hand over the state, which is written while training continues.

@@ -116,9 +116,9 @@ def test_the_last_copy_has_the_place_of_gradients_and_of_moments_that_nobody_nee
         seen.append((step, {name.partition(".")[0] for name in spent}, has_gradients))
         return submit(self, step, blocks, cursor, context, spent)
 
-    def in_its_own(job: loop.Job) -> None:
+    def in_its_own(job: loop.Job, *watchers: Any) -> None:
         jobs.append(replace(job, own_process=own_process))
-        loop.train_loop(jobs[0])
+        loop.train_loop(jobs[0], *watchers)
 
     monkeypatch.setattr(CheckpointWriter, "submit", told)
     monkeypatch.setattr(session, "train_loop", in_its_own)
@@ -227,7 +227,6 @@ def job_of(world: Any) -> Any:
         world=world,
         assembled=SimpleNamespace(lanes=[0]),
         task=SimpleNamespace(feed=None),
-        notices=None,
         own_process=False,
         total_steps=1,
     )
@@ -271,7 +270,7 @@ def test_the_peak_of_a_gpu_is_of_training_only(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", events.append)
     monkeypatch.setattr(loop, "Prefetcher", Feed)
     monkeypatch.setattr(loop, "StepMetrics", lambda job, feed: None)
-    monkeypatch.setattr(loop, "Saves", lambda job: None)
+    monkeypatch.setattr(loop, "Saves", lambda *_: None)
     monkeypatch.setattr(loop, "_run_callbacks", observed)
     world = SimpleNamespace(size=1, data_rank=0, mesh=SimpleNamespace(data=1), device=torch.device(device))
     with pytest.raises(KeyError):

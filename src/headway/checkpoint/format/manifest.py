@@ -29,7 +29,7 @@ from pydantic import (
 )
 
 from headway.checkpoint.format.sealing import SEALED
-from headway.checkpoint.format.signing import signature_problem
+from headway.checkpoint.format.signing import SIGNATURE, Key, sign, signature_problem
 from headway.core.errors import CheckpointError
 from headway.core.files.foreign import ForeignFileError, parse_json, read_bytes
 from headway.core.files.hashes import canonical_json, fingerprint, sha256_bytes
@@ -291,10 +291,23 @@ class Manifest(_Part):
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             raise ValueError(f"is not valid: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-        problem = signature_problem(manifest)
+        problem = signature_problem(manifest.context.get(SIGNATURE), manifest.content_to_sign)
         if problem is not None:
             raise ValueError(problem)
         return manifest
+
+    def content_to_sign(self) -> bytes:
+        """Return what a signature covers: all but the signature."""
+        return b"headway-checkpoint-signature\n" + canonical_json(self._unsigned().model_dump(mode="json"))
+
+    def signed(self, key: Key) -> Self:
+        """Return this manifest with a signature in its context."""
+        signature = sign(self.content_to_sign(), key)
+        return self.model_copy(update={"context": {**self._unsigned().context, SIGNATURE: signature}})
+
+    def _unsigned(self) -> Self:
+        context = {key: value for key, value in self.context.items() if key != SIGNATURE}
+        return self.model_copy(update={"context": context})
 
 
 def step_name(step: int) -> str:

@@ -11,17 +11,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from headway.core.credentials.keys import key_text
 from headway.core.errors import ConfigError, missing_extra
-from headway.core.files.hashes import canonical_json
-
-if TYPE_CHECKING:
-    from headway.checkpoint.format.manifest import Manifest
 
 VARIABLE = "HEADWAY_SIGNING_KEY"
-_FIELD = "signature"
+SIGNATURE = "signature"
 #: Characters of the shortest secret accepted; shorter ones can be guessed. 32 random bytes in hexadecimal have 64.
 _SHORTEST_SECRET = 16
 
@@ -138,41 +135,39 @@ def key_to_sign_with() -> Key:
     return key
 
 
-def signed(manifest: Manifest, key: Key) -> Manifest:
-    """Return the manifest with a signature in its context."""
-    bare = manifest.model_copy(update={"context": {k: v for k, v in manifest.context.items() if k != _FIELD}})
-    value = {"algorithm": key.algorithm, "key": key.name, "value": key.sign(_content(bare)).hex()}
-    return bare.model_copy(update={"context": {**bare.context, _FIELD: value}})
+def sign(content: bytes, key: Key) -> dict[str, str]:
+    """Return the signature of what a manifest says (`Manifest.content_to_sign`)."""
+    return {"algorithm": key.algorithm, "key": key.name, "value": key.sign(content).hex()}
 
 
-def signature_state(manifest: Manifest) -> str:
-    """Return the state of the signature of a loaded manifest: `none`, `valid`, or `not checked` without a key.
+def signature_state(context: Mapping[str, Any]) -> str:
+    """Return the state of a loaded manifest's signature, from its context: `none`, `valid`, or `not checked` without a
+    key.
 
     There is no state for a wrong or required but missing signature: such a manifest is not loaded
     (`signature_problem`).
     """
-    if manifest.context.get(_FIELD) is None:
+    if context.get(SIGNATURE) is None:
         return "none"
     return "not checked" if signing_key() is None else "valid"
 
 
-def signature_problem(manifest: Manifest) -> str | None:
-    """Return what is wrong with a manifest's signature, in words; None if it is valid, or there is no key."""
+def signature_problem(found: Any, content: Callable[[], bytes]) -> str | None:
+    """Return what is wrong with a manifest's signature, in words; None if it is valid, or there is no key.
+
+    Args:
+        found: The signature in its context.
+        content: What it must be of (`Manifest.content_to_sign`).
+    """
     key = signing_key()
     if key is None:
         return None
-    found = manifest.context.get(_FIELD)
     if not isinstance(found, dict):
         return f"is not signed, and {VARIABLE} is set"
     if found.get("algorithm") != key.algorithm or found.get("key") != key.name:
         return f"is signed with another key ({found.get('algorithm')} {found.get('key')})"
-    bare = manifest.model_copy(update={"context": {k: v for k, v in manifest.context.items() if k != _FIELD}})
     try:
-        good = key.verify(_content(bare), bytes.fromhex(str(found.get("value"))))
+        good = key.verify(content(), bytes.fromhex(str(found.get("value"))))
     except ValueError:
         good = False
     return None if good else "has a signature that does not belong to it"
-
-
-def _content(manifest: Manifest) -> bytes:
-    return b"headway-checkpoint-signature\n" + canonical_json(manifest.model_dump(mode="json"))

@@ -30,7 +30,7 @@ from headway.checkpoint.format.manifest import (
     write_manifest,
 )
 from headway.checkpoint.format.sealing import SEALED, SealedFile
-from headway.checkpoint.format.signing import Key, signed
+from headway.checkpoint.format.signing import Key
 from headway.checkpoint.save.memory_snapshot import clear_notes
 from headway.checkpoint.verify import verify_checkpoint
 from headway.core import console
@@ -204,7 +204,7 @@ class Publisher:
             tensors=tensors,
         )
         if self._sign_with is not None:
-            manifest = signed(manifest, self._sign_with)
+            manifest = manifest.signed(self._sign_with)
         fault_point("checkpoint.manifest")
         write_manifest(folder, manifest)
         sync_folder(folder)

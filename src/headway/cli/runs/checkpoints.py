@@ -185,7 +185,7 @@ def _result(result: Verification) -> dict[str, Any]:
         "good": result.good,
         "step": manifest.step if manifest else None,
         "state_sha256": manifest.state_sha256 if manifest else None,
-        "signature": signature_state(manifest) if manifest else None,
+        "signature": signature_state(manifest.context) if manifest else None,
         "damage": [{"file": d.file, "what": d.what, "tensors": list(d.tensors)} for d in result.damage],
     }
 
@@ -197,7 +197,7 @@ def _lines(result: Verification) -> list[str]:
     name = result.place.rsplit("/", 1)[-1]
     if result.good and result.manifest:
         size = format_bytes(result.manifest.total_bytes)
-        state = signature_state(result.manifest)
+        state = signature_state(result.manifest.context)
         signed = {"none": "", "valid": ", signature valid"}.get(state, f", signature not checked (set {VARIABLE})")
         return [f"{name}: good, {size}, state {result.manifest.state_sha256[:12]}{signed}"]
     return [f"{name}: damaged", *(f"  {damage}" for damage in result.damage)]

@@ -350,7 +350,7 @@ class DataConfig(Section):
         return self
 
 
-def given_tokenizer(data: DataConfig, model: str | None) -> Path | str | None:
+def given_tokenizer(data: DataConfig, model: PretrainedSource | None) -> Path | str | None:
     """Return the source of the given vocabulary: `data.tokenizer.path`, or else the model to continue, if it has one.
 
     None if a vocabulary is trained, or comes with the remote store. A model that is not there yet counts as one with a
@@ -366,7 +366,7 @@ def given_tokenizer(data: DataConfig, model: str | None) -> Path | str | None:
     return model if any(any(Path(model).glob(name)) for name in TOKENIZER_FILES) else None
 
 
-def vocabulary_problems(data: DataConfig, model: str | None) -> Iterator[ConfigError]:
+def vocabulary_problems(data: DataConfig, model: PretrainedSource | None) -> Iterator[ConfigError]:
     """Yield that a model to continue has no tokenizer with which its data could be prepared.
 
     Where the data are prepared already, the vocabulary is there.
@@ -383,7 +383,7 @@ def vocabulary_problems(data: DataConfig, model: str | None) -> Iterator[ConfigE
         )
 
 
-def tokenizer_problems(data: DataConfig, model: str | None) -> Iterator[ConfigError]:
+def tokenizer_problems(data: DataConfig, model: PretrainedSource | None) -> Iterator[ConfigError]:
     """Yield what only a given tokenizer can do, where none is given.
 
     Args:

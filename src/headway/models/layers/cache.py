@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
-from headway.models.layers.mamba import MambaState
+from headway.config import ModelConfig
 from headway.models.shape import Shape
+
+
+class MambaState(NamedTuple):
+    """What a layer keeps of the positions before, for generation."""
+
+    inputs: torch.Tensor
+    """The last inputs of the convolution, (B, W - 1, E)."""
+    sums: torch.Tensor
+    """The state of every head, (B, G, N, R * P), fp32."""
+
+    @classmethod
+    def empty(cls, config: ModelConfig, rows: int, device: torch.device) -> MambaState:
+        """Create the state before the first position."""
+        sizes = config.mamba
+        assert sizes is not None
+        per_group = sizes.width // sizes.groups
+        return cls(
+            torch.zeros(rows, sizes.conv_width - 1, sizes.channels, device=device),
+            torch.zeros(rows, sizes.groups, sizes.state_dim, per_group, device=device),
+        )
 
 
 class KVCache:

@@ -18,11 +18,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from headway.core.types import Fusion
+from headway.models.layers.cache import KVCache, MambaState
 
 if TYPE_CHECKING:
     from headway.config import ModelConfig
     from headway.models.layers.attention import Positions
-    from headway.models.layers.cache import KVCache
     from headway.models.shape import Shape
 
 
@@ -87,26 +87,6 @@ class Mamba(nn.Module):
         y = (y_BTHP + x_BTHP * self.skip.unsqueeze(-1)).flatten(2) * F.silu(gate)
         grouped = y.unflatten(-1, (sizes.groups, -1))
         return F.rms_norm(grouped, grouped.shape[-1:], eps=self.eps).flatten(2) * self.norm_weight
-
-
-class MambaState(NamedTuple):
-    """What a layer keeps of the positions before, for generation."""
-
-    inputs: torch.Tensor
-    """The last inputs of the convolution, (B, W - 1, E)."""
-    sums: torch.Tensor
-    """The state of every head, (B, G, N, R * P), fp32."""
-
-    @classmethod
-    def empty(cls, config: ModelConfig, rows: int, device: torch.device) -> MambaState:
-        """Create the state before the first position."""
-        sizes = config.mamba
-        assert sizes is not None
-        per_group = sizes.width // sizes.groups
-        return cls(
-            torch.zeros(rows, sizes.conv_width - 1, sizes.channels, device=device),
-            torch.zeros(rows, sizes.groups, sizes.state_dim, per_group, device=device),
-        )
 
 
 def first_mamba_value(

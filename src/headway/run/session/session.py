@@ -128,10 +128,8 @@ def _train(
         context,
         callbacks,
         make_rewinder(joined, start),
-        notices,
-        failed_saves,
         evaluations,
         joined.own_process,
     )
     report_start(assembled, start.info, parameters)
-    train_loop(job)
+    train_loop(job, notices, failed_saves)
