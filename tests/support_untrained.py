@@ -27,7 +27,7 @@ from headway.checkpoint.skipped_ranges import LEFT_OUT, is_outdated
 from headway.checkpoint.store import CheckpointInfo
 from headway.config import Config, LaneGrid, load_resolved, resolve
 from headway.config.sections.segments import SEGMENTS
-from headway.data.feeding.feed import TokenFeed
+from headway.data.feeding.token_feed import TokenFeed
 from headway.data.pinned import open_run_store
 from headway.data.store import TokenStore
 from headway.data.used_by import keep_manifest

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from headway.config import Config, LaneGrid, resolve
-from headway.data.feeding.feed import TokenFeed
+from headway.data.feeding.token_feed import TokenFeed
 from headway.data.store import TokenStore
 from headway.text.preparing.prepare import prepare
 

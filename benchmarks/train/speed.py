@@ -103,7 +103,7 @@ class Workload:
     def _export(self) -> None:
         """The first weights and the rows of all steps, for those who are not us."""
         from headway.config import load_config, resolve_grid
-        from headway.data.feeding.feed import TokenFeed
+        from headway.data.feeding.token_feed import TokenFeed
         from headway.data.remote_store import open_store
         from headway.models.build import build_model
         from headway.models.huggingface.export import export_model

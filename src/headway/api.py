@@ -325,7 +325,7 @@ class Trainer:
             return _finished(self.config)
 
     def _task(self, config: Config, grid: Any) -> Task:
-        from headway.data.feeding.feed import DatasetEvaluationFeed, DatasetFeed, dataset_plan
+        from headway.data.feeding.dataset_feed import DatasetEvaluationFeed, DatasetFeed, dataset_plan
         from headway.training.custom_loss import check_differentiable
         from headway.training.task import Objective, Task
 

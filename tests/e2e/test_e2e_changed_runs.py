@@ -16,7 +16,7 @@ import pytest
 
 from headway.config import load_resolved
 from headway.config.derived.lanes import LaneGrid
-from headway.data.feeding.feed import TokenFeed
+from headway.data.feeding.token_feed import TokenFeed
 from headway.data.pinned import open_run_store
 from headway.run.directory.ledger import Ledger
 from headway.telemetry.record import open_run

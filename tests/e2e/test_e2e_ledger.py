@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from headway.config import LaneGrid, load_resolved
-from headway.data.feeding.feed import TokenFeed
+from headway.data.feeding.token_feed import TokenFeed
 from headway.data.pinned import open_run_store
 from headway.run.directory.ledger_proof import prove
 from support import config_values, headway, state_hash, write_corpus

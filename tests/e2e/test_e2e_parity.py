@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 import headway
+from support_feeds import plain_feed
 
 STEPS = 50
 
@@ -15,7 +16,6 @@ STEPS = 50
 def test_losses_agree_with_a_plain_transformers_loop(tiny: Callable[..., Path], tmp_path: Path) -> None:
     from transformers import LlamaForCausalLM
 
-    from headway.data.feeding.feed import TokenFeed
     from headway.data.store import TokenStore
     from headway.models.build import build_model
     from headway.models.huggingface.export import export_model
@@ -32,7 +32,7 @@ def test_losses_agree_with_a_plain_transformers_loop(tiny: Callable[..., Path], 
     export_model(build_model(config.model, vocab_size=store.vocab_size, seed=config.seed), tmp_path / "first-weights")
     model = LlamaForCausalLM.from_pretrained(tmp_path / "first-weights")
     model.train()
-    feed = TokenFeed(store, sequence_length=32, seed=config.seed, lanes=1, micro_batches=1, micro_batch=8)
+    feed = plain_feed(store, sequence_length=32, seed=config.seed, lanes=1, micro_batches=1, micro_batch=8)
     decayed = [p for p in model.parameters() if p.ndim >= 2]
     others = [p for p in model.parameters() if p.ndim < 2]
     optimizer = torch.optim.AdamW(

@@ -18,12 +18,12 @@ import pytest
 
 from headway.config.sections.data import DataConfig
 from headway.core.errors import DataError
-from headway.data.feeding.feed import TokenFeed
 from headway.data.remote_cache import KEEPING, locked
 from headway.data.remote_store import open_store
 from headway.data.store import TokenStore
 from object_storage import S3Server, store_files
 from support import headway, state_hash, write_config, write_corpus
+from support_feeds import plain_feed
 from waits import LONG
 
 FILES = 12
@@ -205,7 +205,7 @@ class TestAServerThatDies:
             {"remote": _upload(server, origin, "s"), "store": tmp_path / "copies", "cache_bytes": _limit(origin)}
         )
         grid: dict[str, Any] = {"sequence_length": 32, "seed": 1, "lanes": 1, "micro_batches": 1, "micro_batch": 4}
-        here, there = TokenFeed(TokenStore.open(origin / "store"), **grid), TokenFeed(open_store(data), **grid)
+        here, there = plain_feed(TokenStore.open(origin / "store"), **grid), plain_feed(open_store(data), **grid)
         assert there.batch(0, 0)[0]["ids"].equal(here.batch(0, 0)[0]["ids"])
         server.stop()
         back = threading.Timer(3.0, server.start)

@@ -1,4 +1,4 @@
-"""Text to batches: `reading` and `preparing` make a token store, `feeding` turns it into the batches of a step.
+"""Text to batches: `feeding` turns a token store, which the wing `text` makes, into the batches of a step.
 
-Doors: `store.TokenStore`, `feeding.feed.TokenFeed`, `preparing.prepare.prepare`. It imports `config` and `core` only.
+Doors: `store.TokenStore`, `feeding.token_feed.TokenFeed`. It imports `config` and `core` only.
 """

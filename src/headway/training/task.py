@@ -170,9 +170,10 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
 
     The model is on the CPU, or on the meta device where its weights will be cut (`Task.first_value`).
     """
-    from headway.data.feeding.feed import TokenFeed, evaluation_feed
+    from headway.data.feeding.evaluation_feed import evaluation_feed
     from headway.data.feeding.packing import total_figures
     from headway.data.feeding.rows import packing_notice
+    from headway.data.feeding.token_feed import TokenFeed
     from headway.data.pinned import open_run_store
     from headway.models.facts import flops_per_token
 

@@ -22,7 +22,6 @@ from headway.config.sections.data import DataConfig
 from headway.core.errors import ConfigError, DataError
 from headway.core.storage import client
 from headway.data import remote_cache
-from headway.data.feeding.feed import TokenFeed
 from headway.data.feeding.rows import open_rows
 from headway.data.remote_cache import Copies
 from headway.data.remote_store import RemoteTokenStore, open_store, tokenizer_folder
@@ -30,6 +29,7 @@ from headway.data.storage import DataStorage, UnreachableError
 from headway.data.store import TokenStore
 from headway.text.inspect import describe_store, sample_text
 from headway.text.preparing.prepare import prepare
+from support_feeds import plain_feed
 
 fsspec = pytest.importorskip("fsspec", reason="there is no fsspec: pip install '.[remote]'")
 
@@ -148,7 +148,7 @@ def test_rows_are_the_local_ones(tmp_path: Path, origin: TokenStore, bucket: Any
 
 def test_batches_are_the_local_ones(tmp_path: Path, origin: TokenStore, bucket: Any) -> None:
     grid = {"sequence_length": LENGTH, "seed": 5, "lanes": 2, "micro_batches": 2, "micro_batch": 3}
-    here, there = TokenFeed(origin, **grid), TokenFeed(open_store(far(tmp_path, 3 * largest(origin))), **grid)
+    here, there = plain_feed(origin, **grid), plain_feed(open_store(far(tmp_path, 3 * largest(origin))), **grid)
     for step in range(40):
         for lane in range(2):
             for one, other in zip(here.batch(step, lane), there.batch(step, lane), strict=True):

@@ -18,7 +18,7 @@ import headway
 from headway.config import Config, ModelConfig, dump_config, load_config, resolve, resolve_lanes
 from headway.config.derived.identity import changes, identity
 from headway.core.errors import CheckpointError, ConfigError, DataError
-from headway.data.feeding.feed import TokenFeed
+from headway.data.feeding.token_feed import TokenFeed
 from headway.models.build import build_any_model, build_model, build_pretrained, complete
 from headway.models.facts import count_parameters, flops_per_token
 from headway.models.hub.implementation import choose_implementation

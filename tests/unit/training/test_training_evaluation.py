@@ -20,7 +20,7 @@ from headway.config import Config, load_config
 from headway.config.derived.identity import changes
 from headway.core.errors import Preempted
 from headway.core.process import faults
-from headway.data.feeding.feed import EvaluationFeed
+from headway.data.feeding.evaluation_feed import EvaluationFeed
 from headway.data.store import TokenStore
 from headway.run.directory.ledger_proof import prove
 from headway.telemetry.metrics import read_metrics

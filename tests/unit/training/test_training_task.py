@@ -11,7 +11,7 @@ import pytest
 from headway.config import Config, load_config, resolve_grid
 from headway.config.sections.supervise import SuperviseConfig
 from headway.data import pinned, remote_cache
-from headway.data.feeding.feed import TokenFeed
+from headway.data.feeding.token_feed import TokenFeed
 from headway.models.facts import flops_per_token
 from headway.training.task import Task, language_model_task
 

@@ -21,8 +21,8 @@ from headway.core.user_command import suggest
 from headway.data.feeding.lattice import MAX_ROWS, boundaries, counts_between
 
 if TYPE_CHECKING:
-    from headway.config import Config
-    from headway.config.sections.data import DataConfig
+    from headway.config.sections.data import DataConfig, MixtureConfig
+    from headway.config.sections.train import TrainConfig
 
 #: A linear change of weights is made in at most this many constant parts of equal length.
 RAMP_PARTS = 64
@@ -145,16 +145,19 @@ def is_mixed(data: DataConfig) -> bool:
 
 
 def plan_mixture(
-    config: Config,
+    data: DataConfig,
+    train: TrainConfig,
     sources: Sequence[str],
     rows_of: Callable[[int], Sequence[int]],
+    *,
     where: str | None = None,
     beginning: Beginning | None = None,
 ) -> Mixture:
     """Compute the segments of a run.
 
     Args:
-        config: A resolved config.
+        data: Of a resolved config.
+        train: Of a resolved config.
         sources: The sources that the store has.
         rows_of: Rows of each of these, given the sequence length.
         where: The store's place, for messages.
@@ -164,15 +167,14 @@ def plan_mixture(
         ConfigError: Sources run out before the last step, or the config and the store have different sources.
         DataError: A source that has a weight has no row.
     """
-    return _Planner(config, tuple(sources), rows_of, where, beginning).plan()
+    return _Planner(data, train, tuple(sources), rows_of, where=where, beginning=beginning).plan()
 
 
-def length_at(config: Config, step: int) -> int:
+def length_at(mixture: MixtureConfig, train: TrainConfig, step: int) -> int:
     """Return the tokens per row that the stages of a resolved config ask for in a step."""
-    train = config.train
     assert train.steps is not None, "the config is resolved"
     length = train.sequence_length
-    for stage in config.data.mixture.stages:
+    for stage in mixture.stages:
         if stage.first_step(train.steps, train.batches) <= step:
             length = stage.sequence_length or length
     return length
@@ -183,17 +185,24 @@ class _Planner:
 
     def __init__(
         self,
-        config: Config,
+        data: DataConfig,
+        train: TrainConfig,
         sources: tuple[str, ...],
         rows_of: Callable[[int], Sequence[int]],
+        *,
         where: str | None,
         beginning: Beginning | None,
     ) -> None:
-        assert config.train.steps is not None, "the config is resolved"
-        self._config, self._sources, self._rows_of, self._where = config, sources, rows_of, where
-        self._steps, self._batches = config.train.steps, config.train.batches
-        names = stored_names(config.data.sources)
-        given = dict(zip(names, config.data.sources, strict=True))
+        assert train.steps is not None, "the config is resolved"
+        self._mixture = data.mixture
+        self._train = train
+        self._sources = sources
+        self._rows_of = rows_of
+        self._where = where
+        self._steps = train.steps
+        self._batches = train.batches
+        names = stored_names(data.sources)
+        given = dict(zip(names, data.sources, strict=True))
         self._stored = {str(source.name): name for name, source in given.items()}
         self._weights = {name: source.weight for name, source in given.items() if source.weight is not None} or None
         self._check_sources()
@@ -206,8 +215,8 @@ class _Planner:
         self._segments: list[Segment] = []
 
     def plan(self) -> Mixture:
-        mixture = self._config.data.mixture
-        phase = self._phase(self._begin.phase, self._config.train.sequence_length)
+        mixture = self._mixture
+        phase = self._phase(self._begin.phase, self._train.sequence_length)
         weights, start = self._weights, 0
         starts = [stage.first_step(self._steps, self._batches) for stage in mixture.stages]
         for stage, first in zip(mixture.stages, starts, strict=True):
@@ -238,7 +247,7 @@ class _Planner:
             )
 
     def _phase(self, number: int, length: int) -> Phase:
-        rows = self._config.train.tokens_per_step // length
+        rows = self._train.tokens_per_step // length
         if rows > MAX_ROWS:
             raise ConfigError(
                 f"a step of {rows:,} rows is too large for a mixture; {MAX_ROWS:,} is the most",
@@ -256,7 +265,7 @@ class _Planner:
     def _shares(self, weights: Mapping[str, float] | None, phase: Phase) -> Shares:
         """Compute shares that sum to 1, from weights or else from the sources' rows and the temperature."""
         if weights is None:
-            temperature = self._config.data.mixture.temperature
+            temperature = self._mixture.temperature
             return normalized([powered(count, 1 / exact(temperature)) for count in phase.counts])
         for name, weight in weights.items():
             if weight and not dict(zip(self._sources, phase.counts, strict=True)).get(name):

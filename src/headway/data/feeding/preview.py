@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import ConfigError
-from headway.data.feeding.feed import TokenFeed
 from headway.data.feeding.plan import MixedPlan, Picks, RowPlan
 from headway.data.feeding.segmented import SegmentedPlan
+from headway.data.feeding.token_feed import TokenFeed
 from headway.data.store import TokenStore
 from headway.data.tokenizing.tokenizer import Tokenizer
 
@@ -109,8 +109,8 @@ def preview_step(config: Config, grid: LaneGrid, store: TokenStore, step: int, r
         segment = plan.mixture.segment_at(step)
         first, last = max(first, segment.first_step), min(last, segment.last_step)
     feed.warn_of_short_sources()
+    reader = _RowReader(config.data.packing, store, feed, step)
     left_out = [SourceView(name, asked=0.0, step=0.0, so_far=0.0, epochs=0.0) for name in feed.too_short]
-    reader = _RowReader(config, store, feed, step)
     return StepView(
         step=step,
         steps=steps,
@@ -152,11 +152,11 @@ def _sources(plan: RowPlan, step: int) -> list[SourceView]:
 
 
 class _RowReader:
-    def __init__(self, config: Config, store: TokenStore, feed: TokenFeed, step: int) -> None:
+    def __init__(self, packing: str, store: TokenStore, feed: TokenFeed, step: int) -> None:
         self._feed, self._step, self._end_of_text = feed, step, store.end_of_text_id
         segment = feed.plan.segments[feed.plan.number_at(step)] if isinstance(feed.plan, SegmentedPlan) else None
         # Each of several parts of a source is cut into rows separately, so a row's number does not give its place.
-        self._packed = config.data.packing != "concat" if segment is None else segment.packing != "concat"
+        self._packed = (packing if segment is None else segment.packing) != "concat"
         self._packed |= segment is not None and len(segment.shards) > 0
         self._tokenizer = Tokenizer.load(store.tokenizer_folder)
 

@@ -195,7 +195,7 @@ def plan_of(config: Config, rows: SplitRows) -> RowPlan:
     if not is_mixed(config.data):
         length = config.train.sequence_length
         return PlainPlan(rows.sources, rows.counts(length), config.seed, config.train.batches, length)
-    return MixedPlan(plan_mixture(config, rows.sources, rows.counts, rows.where), config.seed)
+    return MixedPlan(plan_mixture(config.data, config.train, rows.sources, rows.counts, where=rows.where), config.seed)
 
 
 def _positions(plan: RowPlan, step: int, after: bool) -> list[tuple[int, int]]:
@@ -217,11 +217,11 @@ def _plan_after(config: Config, number: int, before: RowPlan | None) -> tuple[Ro
 
     if before is None:
         if mixed:
-            return MixedPlan(plan_mixture(own, names, rows_of), segment.seed), None
+            return MixedPlan(plan_mixture(own.data, own.train, names, rows_of), segment.seed), None
         length = segment.sequence_length
         return PlainPlan(names, rows_of(length), segment.seed, own.train.batches, length), None
     step = segment.first_step
-    length = length_at(own, step) if mixed else segment.sequence_length
+    length = length_at(own.data.mixture, own.train, step) if mixed else segment.sequence_length
     counts = rows_of(length)
     row_map = None
     if not segment.new_epoch:
@@ -230,7 +230,8 @@ def _plan_after(config: Config, number: int, before: RowPlan | None) -> tuple[Ro
     if mixed:
         orders, used = continuation.orders_by_source(names)
         beginning = Beginning(step, continuation.phase, tuple(used), tuple(continuation.epochs_before(names)))
-        return MixedPlan(plan_mixture(own, names, rows_of, None, beginning), segment.seed, orders), row_map
+        mixture = plan_mixture(own.data, own.train, names, rows_of, beginning=beginning)
+        return MixedPlan(mixture, segment.seed, orders), row_map
     plain = PlainPlan(names, counts, segment.seed, own.train.batches, length)
     order, position = continuation.order_of_all(plain)
     start = (step, position)

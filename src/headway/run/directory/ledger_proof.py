@@ -19,9 +19,11 @@ from headway.config.sections.segments import Segment, up_to
 from headway.core.console import progress
 from headway.core.errors import CheckpointError, HeadwayError
 from headway.core.format import plural
-from headway.data.feeding.feed import dataset_plan, describe_rows, training_rows
+from headway.data.feeding.dataset_feed import dataset_plan
 from headway.data.feeding.plan import RowPlan
 from headway.data.feeding.segmented import plan_of
+from headway.data.feeding.token_feed import describe_rows
+from headway.data.feeding.training_rows import training_rows
 from headway.data.pinned import pinned
 from headway.data.remote_store import open_store
 from headway.run.directory.ledger import (
@@ -280,7 +282,7 @@ def _plan(
     place = {"store": _store_path(config, record, store), "remote": None if store else config.data.remote}
     opened = open_store(config.data.model_copy(update=place), check=False)
     opened = pinned(opened, record.path, config.segments[-1].data if config.segments else recorded, check=False)
-    split = training_rows(config, opened)
+    split = training_rows(config.data, config.train.sequence_length, opened, config.segments)
     plan = plan_of(config, split)
     found = {"data": opened.fingerprint, "tokenizer": opened.tokenizer_fingerprint}
     tasks = [{**task, **found} for task in _recorded_tasks(record)]

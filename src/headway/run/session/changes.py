@@ -16,9 +16,10 @@ from headway.config.sections.segments import PartRows, Segment
 from headway.core.console import notice, warning
 from headway.core.errors import DataError
 from headway.data.feeding.continuation import START_EPOCH
-from headway.data.feeding.feed import DATASET, row_lengths, store_parts
+from headway.data.feeding.dataset_feed import DATASET
 from headway.data.feeding.segmented import SegmentedPlan
 from headway.data.feeding.split import SplitRows
+from headway.data.feeding.training_rows import row_lengths, store_parts
 from headway.data.growth import Lost, locate
 from headway.data.pinned import pinned
 from headway.data.used_by import kept_manifest
@@ -154,7 +155,8 @@ def _lost(now: str, last: Segment, why: str, where: str) -> DataError:
 
 def part_rows(config: Config, parts: Sequence[TokenStore]) -> PartRows:
     """Count the rows of every part of some data, by source and row length."""
-    data, lengths = config.data, row_lengths(config.data, config.train.sequence_length)
+    data = config.data
+    lengths = row_lengths(data.mixture, config.train.sequence_length)
     split = SplitRows(list(parts), "train", *lengths, packing=data.packing, document_mask=data.document_mask)
     return {name: {n: split.counts_by_part(name, n) for n in lengths} for name in split.sources}
 

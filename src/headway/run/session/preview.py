@@ -17,9 +17,9 @@ from headway.core.console import warning
 from headway.core.coordination.launched import most_threads
 from headway.core.format import counted, format_count
 from headway.core.machine.cores import usable_cores
-from headway.data.feeding.feed import TokenFeed
 from headway.data.feeding.plan import MixedPlan, RowPlan
 from headway.data.feeding.segmented import SegmentedPlan
+from headway.data.feeding.token_feed import TokenFeed
 from headway.data.pinned import pinned
 from headway.models.facts import count_parameters, flops_per_token, part_costs
 from headway.parallel.stages import plan_stages

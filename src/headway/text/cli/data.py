@@ -111,14 +111,14 @@ def prepare(
 def _untrained_notices(config: Config) -> list[str]:
     """Return a line for each row length of a run about its rows none of whose tokens is trained."""
     from headway.core.errors import DataError
-    from headway.data.feeding.feed import row_lengths, training_rows
+    from headway.data.feeding.training_rows import row_lengths, training_rows
     from headway.data.store import TokenStore
 
     try:
-        rows = training_rows(config, TokenStore.open(config.data.store))
+        rows = training_rows(config.data, config.train.sequence_length, TokenStore.open(config.data.store))
     except DataError:  # no source fills a row, which is for a run to report
         return []
-    lengths = row_lengths(config.data, config.train.sequence_length)
+    lengths = row_lengths(config.data.mixture, config.train.sequence_length)
     return [text for length in lengths if (text := rows.untrained_notice(length))]
 
 

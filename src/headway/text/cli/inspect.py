@@ -119,15 +119,15 @@ def report(
 
 def _asked_shares(config: Path, overrides: list[str] | None, store: TokenStore) -> dict[str, float]:
     """Return each source's share of the run's rows; empty if it depends on a length that the config leaves open."""
-    from headway.data.feeding.feed import training_rows
     from headway.data.feeding.mixture import is_mixed
     from headway.data.feeding.segmented import plan_of
+    from headway.data.feeding.training_rows import training_rows
 
     settings = load(config, overrides, trains=False)
     mixed, steps = is_mixed(settings.data), settings.train.steps
     if mixed and steps is None:
         return {}
-    rows = training_rows(settings, store)
+    rows = training_rows(settings.data, settings.train.sequence_length, store, settings.segments)
     plan = plan_of(settings, rows)
     # Without a mixture every row is used equally often, and counting them one by one would take long.
     counts = plan.counts(0, steps) if mixed and steps is not None else plan.epoch_rows(0)

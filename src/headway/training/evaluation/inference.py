@@ -17,7 +17,7 @@ from headway.core.console import warning
 from headway.core.errors import CheckpointError, ConfigError, DataError
 from headway.core.files.foreign import LISTING_BYTES, read_bytes, read_json_object
 from headway.core.files.hashes import sha256_file
-from headway.data.feeding.feed import evaluation_feed
+from headway.data.feeding.evaluation_feed import evaluation_feed
 from headway.data.remote_store import open_store
 from headway.data.remote_store import tokenizer_folder as folder_of
 from headway.data.store import TokenStore

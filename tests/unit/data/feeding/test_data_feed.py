@@ -15,10 +15,13 @@ from headway.config import Batches, Config
 from headway.config.schema import DataConfig
 from headway.core.errors import DataError
 from headway.core.types import Feed
-from headway.data.feeding.feed import DatasetEvaluationFeed, DatasetFeed, EvaluationFeed, TokenFeed, dataset_plan
+from headway.data.feeding.dataset_feed import DatasetEvaluationFeed, DatasetFeed, dataset_plan
+from headway.data.feeding.evaluation_feed import EvaluationFeed
 from headway.data.feeding.plan import PlainPlan
+from headway.data.feeding.token_feed import TokenFeed
 from headway.data.store import TokenStore
 from headway.text.preparing.prepare import prepare
+from support_feeds import plain_feed
 from work import count_lines
 
 GRID: dict[str, Any] = {"lanes": 4, "micro_batches": 2, "micro_batch": 3}
@@ -30,7 +33,7 @@ def plan_of_rows(rows: int, *batches: tuple[int, int]) -> PlainPlan:
 
 
 def feed_of(store: TokenStore, sequence_length: int = 16, **values: Any) -> TokenFeed:
-    return TokenFeed(store, **{"sequence_length": sequence_length, "seed": 7, **GRID, **values})
+    return plain_feed(store, **{"sequence_length": sequence_length, "seed": 7, **GRID, **values})
 
 
 def rows_of(store: TokenStore, sequence_length: int) -> dict[tuple[int, ...], str]:

@@ -12,7 +12,7 @@ import pytest
 
 from headway.config import Config, LaneGrid, resolve
 from headway.data import store as store_module
-from headway.data.feeding.feed import TokenFeed
+from headway.data.feeding.token_feed import TokenFeed
 from headway.data.store import TokenStore
 from work import count_calls, count_lines
 

@@ -18,10 +18,10 @@ from headway.cli.application import application
 from headway.config import Config, LaneGrid, resolve
 from headway.core.errors import ConfigError
 from headway.data.feeding import rows as rows_module
-from headway.data.feeding.feed import TokenFeed
 from headway.data.feeding.order import permute
 from headway.data.feeding.prefetch import Prefetcher
 from headway.data.feeding.preview import preview_step
+from headway.data.feeding.token_feed import TokenFeed
 from headway.data.store import TokenStore
 
 GRID = LaneGrid(lanes=4, micro_batches=2, micro_batch=3)

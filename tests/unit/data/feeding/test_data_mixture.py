@@ -37,7 +37,9 @@ def config_of(sources: dict[str, dict[str, Any]], train: dict[str, Any] | None =
 
 def mixture_of(config: Config, rows: dict[str, int] | None = None) -> Mixture:
     rows = rows or {source.name or "": ROWS[source.name or ""] for source in config.data.sources}
-    return plan_mixture(config, list(rows), lambda length: [count * LENGTH // length for count in rows.values()])
+    return plan_mixture(
+        config.data, config.train, list(rows), lambda length: [count * LENGTH // length for count in rows.values()]
+    )
 
 
 def find_stored(config: Config) -> list[Source]:

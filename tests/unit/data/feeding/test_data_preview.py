@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from headway.config import Config, LaneGrid, resolve
-from headway.data.feeding.feed import TokenFeed
 from headway.data.feeding.preview import preview_step
+from headway.data.feeding.token_feed import TokenFeed
 from headway.data.store import TokenStore
 from headway.text.cli.inspect import _asked_shares
 from headway.text.inspect import fertility, sample_text

@@ -38,7 +38,9 @@ def mixed(rows: list[int], batches: Batches, shorter: bool) -> MixedPlan:
             }
         )
     )
-    return MixedPlan(plan_mixture(config, [*names], lambda length: [n * 32 // length for n in rows]), 1)
+    return MixedPlan(
+        plan_mixture(config.data, config.train, [*names], lambda length: [n * 32 // length for n in rows]), 1
+    )
 
 
 @given(

@@ -111,7 +111,10 @@ def test_stages_take_bands_one_after_the_other(texts: list[str], config: Callabl
     for source in data["sources"]:
         source["weight"] = 1.0
     run = Config.model_validate({"data": data, "train": {"steps": 10, "sequence_length": 8, "global_batch": 2}})
-    mixture = plan_mixture(resolve(run), ["easy", "mid", "hard", "other"], lambda length: [50, 50, 50, 50])
+    settled = resolve(run)
+    mixture = plan_mixture(
+        settled.data, settled.train, ["easy", "mid", "hard", "other"], lambda length: [50, 50, 50, 50]
+    )
     assert mixture.counts(0, 5) == [10, 0, 0, 0] and mixture.counts(5, 10) == [0, 0, 10, 0]
 
 
