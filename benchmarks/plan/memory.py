@@ -222,7 +222,7 @@ def measure(case: Case, world: World) -> int:
         stages, mine = None, None
         if world.mesh.pp > 1:
             costs = part_costs(config.model, LENGTH, vocab_size)
-            stages = plan_stages(config, costs.layers, costs.embedding, costs.head)
+            stages = plan_stages(config.parallel, config.train, costs.layers, costs.embedding, costs.head)
             place = world.mesh.coordinates(world.rank)["pp"]
             mine = [stages[n] for n in stages_of_worker(place, world.mesh.pp, len(stages))]
         model = loaded or build_model(config.model, vocab_size=vocab_size, seed=0, stages=mine)

@@ -64,9 +64,9 @@ values = {
     "train": {"steps": 1, "global_batch": 1024, "sequence_length": 1024},
     "parallel": {"reduce_precision": "fp16"},
 }
-small = make_exchange(
-    Config.model_validate(values), World(rank, size, rank, torch.device("cpu")), Replicas(None, rank, size)
-)
+config = Config.model_validate(values)
+alone = World(rank, size, rank, torch.device("cpu"))
+small = make_exchange(config.parallel, config.train, config.seed, alone, Replicas(None, rank, size))
 assert isinstance(small, Rounded)
 module = model()
 buckets = make_buckets(module)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from headway.config import Config
-from headway.config.sections.cost import OLD_PRICE_KEY
+from headway.config.sections.cost import OLD_PRICE_KEY, BudgetConfig
 from headway.core.errors import BudgetReached
 from headway.core.user_command import suggest
 from headway.cost.offers import Offer
@@ -50,23 +51,24 @@ def price_of(config: Config, workers: int) -> Price | None:
     return None if price is None else Price(price, key)
 
 
-def budget_of(config: Config) -> CostBudget | None:
+def budget_of(budget: BudgetConfig) -> CostBudget | None:
     """Return the budget of a run; None if it has none."""
-    return None if config.budget.usd is None else CostBudget(config.budget.usd, config.budget.warn)
+    return None if budget.usd is None else CostBudget(budget.usd, budget.warn)
 
 
-def budget_reached(config: Config, what: str, spent_usd: float = 0.0) -> BudgetReached:
+def budget_reached(settings: BudgetConfig, run: Path, what: str, spent_usd: float = 0.0) -> BudgetReached:
     """Return the error of a run whose budget is spent, with the override that continues it.
 
     Args:
-        config: Its config, which has a budget.
+        settings: Its budget.
+        run: Its directory.
         what: What has happened.
         spent_usd: What it has spent, if that may be more than the budget.
     """
-    budget = budget_of(config)
+    budget = budget_of(settings)
     assert budget is not None, "there is one"
     return BudgetReached(
         what,
-        where=f"budget.usd of {config.run_directory}",
+        where=f"budget.usd of {run}",
         fix=f"a larger budget continues it: {suggest('train', f'budget.usd={budget.enough_usd(spent_usd):g}')}",
     )

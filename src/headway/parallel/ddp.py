@@ -30,7 +30,8 @@ class DataParallel:
         self._replicas_of = partial(replicas_of, world=world)
         self._buckets = make_buckets(module, kind_of=self._replicas_of)
         kinds = dict.fromkeys(self._replicas_of(bucket.parameters[0]) for bucket in self._buckets)
-        self._exchanges = {replicas: make_exchange(config, world, replicas) for replicas in kinds}
+        settings = (config.parallel, config.train, config.seed, world)
+        self._exchanges = {replicas: make_exchange(*settings, replicas) for replicas in kinds}
         self._missing: list[set[torch.Tensor]] = []
         self._pending: list[Finish] = []
         self._last, self._updated = False, True

@@ -21,7 +21,7 @@ from headway.parallel.replicas import Replicas
 from headway.parallel.world import World
 
 if TYPE_CHECKING:
-    from headway.config import Config
+    from headway.config import ParallelConfig, TrainConfig
 
 #: Completes an exchange: when it returns, the bucket holds the sum.
 Finish = Callable[[], None]
@@ -35,19 +35,26 @@ class Exchange(Protocol):
         ...
 
 
-def make_exchange(config: Config, world: World, replicas: Replicas) -> Exchange:
-    """Create the configured exchange between replicas, by `reduce_precision`, `compression` and `replicate`."""
-    parallel, group = config.parallel, replicas.group
+def make_exchange(
+    parallel: ParallelConfig, train: TrainConfig, seed: int, world: World, replicas: Replicas
+) -> Exchange:
+    """Create the configured exchange between replicas, by `reduce_precision`, `compression` and `replicate`.
+
+    Args:
+        train: Of a resolved config.
+        seed: Of the run.
+    """
+    group = replicas.group
     if replicas.size == 1:
         return Alone()
     if parallel.compression == "powersgd":
-        return PowerSGD(replicas.size, parallel.powersgd_rank, config.seed, group)
+        return PowerSGD(replicas.size, parallel.powersgd_rank, seed, group)
     if 1 < world.mesh.dp_replicate < world.mesh.replicas and group is world.replica_group:
         inner, outer = world.weights_axis("dp_shard"), world.device_mesh["dp_replicate"]
         return TwoLevels(inner.get_group(), outer.get_group())
     if parallel.reduce_precision != "fp32":
-        items = float(config.train.tokens_per_step)
-        if parallel.reduce_precision == "fp16" and config.train.precision != "fp16":  # no loss scale
+        items = float(train.tokens_per_step)
+        if parallel.reduce_precision == "fp16" and train.precision != "fp16":  # no loss scale
             items /= _FP16_SCALE
         return Rounded(getattr(torch, _DTYPES[parallel.reduce_precision]), items, group)
     return Plain(group)

@@ -55,7 +55,18 @@ class FullyShardedDataParallel:
             self._uncut, experts = [p for unit in experts for p in unit.parameters()], []
         for p in module.parameters():
             p.data = p.data.contiguous()  # fully_shard requires it
-        _shard(module, world, config, units=units, experts=experts, uncut=self._uncut)
+        half = _HALF.get(config.train.precision)
+        reshard = config.parallel.reshard_after_forward
+        _shard(
+            module,
+            world,
+            units=units,
+            experts=experts,
+            uncut=self._uncut,
+            offloads=config.optimizer.offload,
+            reshard=reshard,
+            half=half,
+        )
         assert isinstance(module, FSDPModule)
         self._root = module
         self._units = [unit for unit in units if isinstance(unit, FSDPModule) and unit is not module]
@@ -121,11 +132,13 @@ def _sharded_experts(module: nn.Module, world: World) -> list[nn.Module]:
 def _shard(
     module: nn.Module,
     world: World,
-    config: Config,
     *,
     units: Sequence[nn.Module],
     experts: Sequence[nn.Module],
     uncut: Iterable[nn.Parameter],
+    offloads: bool,
+    reshard: bool | int,
+    half: torch.dtype | None,
 ) -> None:
     """Shard every unit, then the remaining parameters as the root.
 
@@ -137,7 +150,7 @@ def _shard(
     """
     # With offload, shards, their gradients and moments are in host memory; only gathered units are on the device.
     pinned = world.device.type == "cuda"
-    offload = CPUOffloadPolicy(pin_memory=pinned) if config.optimizer.offload else OffloadPolicy()
+    offload = CPUOffloadPolicy(pin_memory=pinned) if offloads else OffloadPolicy()
     axis = world.weights_axis("dp_shard")
     axes = dict.fromkeys(experts, world.experts_axis("expert_shard") if experts else axis)
 
@@ -150,7 +163,6 @@ def _shard(
             **options,
         )
 
-    reshard, half = config.parallel.reshard_after_forward, _HALF.get(config.train.precision)
     if half is None or not isinstance(module, HasProductParameters):
         for unit in (*experts, *units):
             shard(unit, reshard_after_forward=reshard)

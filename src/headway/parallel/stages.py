@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from headway.config.derived.pipeline import split_problems, stages_per_worker
 
 if TYPE_CHECKING:
-    from headway.config import Config
+    from headway.config import ParallelConfig, TrainConfig
 
 
-def plan_stages(config: Config, layers: Sequence[float], embedding: float, head: float) -> list[range]:
+def plan_stages(
+    parallel: ParallelConfig, train: TrainConfig, layers: Sequence[float], embedding: float, head: float
+) -> list[range]:
     """Return the layers of every stage: from `parallel.pipeline_split`, or so that the slowest stage is fastest.
 
     Args:
@@ -23,9 +25,8 @@ def plan_stages(config: Config, layers: Sequence[float], embedding: float, head:
     Raises:
         ConfigError: there are more stages than layers, or the split does not add up to the number of layers.
     """
-    for problem in split_problems(config, len(layers)):
+    for problem in split_problems(parallel, train, len(layers)):
         raise problem
-    parallel = config.parallel
     sizes = parallel.pipeline_split
     if sizes is None:
         costs = [*layers]

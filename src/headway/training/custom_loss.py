@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -15,29 +15,32 @@ from headway.core.errors import ConfigError
 from headway.core.functions import load_function
 from headway.core.types import IGNORE_TARGET, MicroBatch
 
-if TYPE_CHECKING:
-    from headway.config import Config
-
 #: (logits (B, T, V), micro-batch) -> fp32 scalar: the loss summed over the targets that count.
 LogitsLoss = Callable[[torch.Tensor, MicroBatch], torch.Tensor]
 #: (model, micro-batch) -> logits (B, T, V), each document of a row by itself where the micro-batch tells them apart.
 ComputeLogits = Callable[[nn.Module, MicroBatch], torch.Tensor]
 
 
-def logits_loss(config: Config, compute_logits: ComputeLogits) -> LogitsLoss | None:
+def logits_loss(
+    name: str | None, distill: DistillConfig | None, precision: str, compute_logits: ComputeLogits
+) -> LogitsLoss | None:
     """Return the loss that a config asks for; None for the cross-entropy, which needs no whole logits.
+
+    Args:
+        name: `loss` of the config.
+        precision: `train.precision`.
 
     Raises:
         ConfigError: there is no such function, or the teacher cannot be loaded.
         CheckpointError: the teacher's weights are damaged.
     """
     loss: LogitsLoss | None = None
-    if config.loss is not None:
-        loss = checked(load_function(config.loss, "loss")[1], config.loss)
-    if config.distill is None:
+    if name is not None:
+        loss = checked(load_function(name, "loss")[1], name)
+    if distill is None:
         return loss
-    teacher = load_teacher(config.distill, config.train.precision)
-    return Distillation(teacher, config.distill, compute_logits, loss or cross_entropy)
+    teacher = load_teacher(distill, precision)
+    return Distillation(teacher, distill, compute_logits, loss or cross_entropy)
 
 
 def checked(function: Callable[..., Any], name: str) -> LogitsLoss:

@@ -52,7 +52,7 @@ def stopped(job: Job, signals: StopSignals) -> Preempted:
     saved = f"; step {step} is saved" if step else " before the first step"
     what = f"stopped by {reason}{saved}"
     if signals.budget_reached:  # whoever ends the attempt adds what the run has spent by then
-        return budget_reached(job.config, what)
+        return budget_reached(job.config.budget, job.config.run_directory, what)
     where = str(job.config.run_directory)
     if signals.is_cancelled:
         return Cancelled(what, where=where, fix="run the same command again if it is to continue after all")

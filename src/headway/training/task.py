@@ -20,7 +20,7 @@ from headway.parallel.stages import plan_stages, stages_of_worker
 from headway.training.custom_loss import logits_loss
 
 if TYPE_CHECKING:
-    from headway.config import Config, LaneGrid, MeshShape, ModelConfig
+    from headway.config import Config, LaneGrid, MeshShape, ModelConfig, TrainConfig
     from headway.data.store import TokenStore
 
 
@@ -216,14 +216,14 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
         # Tokens that a mask leaves out are no items, but they are computed, so the FLOPs per item are unknown.
         task.flops_per_item = task.flops_at = None
     task.evaluation, task.recut = evaluation, cut
-    loss = logits_loss(config, language_model_logits)
+    loss = logits_loss(config.loss, config.distill, config.train.precision, language_model_logits)
     if loss is not None:
         # Evaluations stay comparable with those of other runs, and with `headway eval`.
         task.evaluated = task.objective
         task.objective = Objective(lambda model, batch: loss(language_model_logits(model, batch), batch), count_targets)
     task.settle_data = checker.wait_verified if checker is not None else None
     task.fingerprints = language_model_fingerprints(config, store)
-    task.code = own_code(config)
+    task.code = own_code(config.callbacks, config.optimizer.name, config.parallel.strategy)
     return task
 
 
@@ -233,18 +233,22 @@ def language_model_fingerprints(config: Config, store: TokenStore) -> dict[str, 
     from headway.models.hub.folder import pretrained_fingerprints
 
     data = config.segments[-1].data if config.segments else store.fingerprint
-    known = {"data": data, "tokenizer": store.tokenizer_fingerprint, **pretrained_fingerprints(config)}
+    known = {
+        "data": data,
+        "tokenizer": store.tokenizer_fingerprint,
+        **pretrained_fingerprints(config.model, config.distill, config.run_directory),
+    }
     return known if config.loss is None else {**known, "loss": identify_function(config.loss, "loss")}
 
 
-def own_code(config: Config) -> dict[str, str]:
+def own_code(callbacks: Sequence[str], optimizer: str, strategy: str) -> dict[str, str]:
     """Return the identities of the code that a config names besides its loss: an optimizer, a strategy, callbacks.
 
     Raises:
         ConfigError: it is not there.
     """
-    named = {f"callbacks {name}": name for name in config.callbacks}
-    specs = {"optimizer.name": config.optimizer.name, "parallel.strategy": config.parallel.strategy}
+    named = {f"callbacks {name}": name for name in callbacks}
+    specs = {"optimizer.name": optimizer, "parallel.strategy": strategy}
     named |= {key: name for key, name in specs.items() if ":" in name}
     found = {}
     for key, name in named.items():
@@ -277,11 +281,19 @@ def decoder_task(
     settings = complete(config.model, vocab_size)
     if settings.implementation == "transformers":
         cut = mesh is not None and find_strategy(effective_strategy(config.parallel.strategy, mesh)).cuts_parameters
-        return _transformers_task(config, settings, feed, vocab_size, attention_length, without_memory=cut)
+        return _transformers_task(
+            settings,
+            config.train,
+            feed,
+            seed=config.seed,
+            vocab_size=vocab_size,
+            attention_length=attention_length,
+            without_memory=cut,
+        )
     stages = mine = None
     if mesh is not None and mesh.pp > 1:
         costs = part_costs(settings, config.train.sequence_length)
-        stages = plan_stages(config, costs.layers, costs.embedding, costs.head)
+        stages = plan_stages(config.parallel, config.train, costs.layers, costs.embedding, costs.head)
         mine = [stages[n] for n in stages_of_worker(mesh.coordinates(rank)["pp"], mesh.pp, len(stages))]
     first_value = None
     if mesh is not None and find_strategy(effective_strategy(config.parallel.strategy, mesh)).cuts_parameters:
@@ -302,7 +314,14 @@ def decoder_task(
 
 
 def _transformers_task(
-    config: Config, settings: ModelConfig, feed: Feed, vocab_size: int, attention_length: int, *, without_memory: bool
+    settings: ModelConfig,
+    train: TrainConfig,
+    feed: Feed,
+    *,
+    seed: int,
+    vocab_size: int,
+    attention_length: int,
+    without_memory: bool,
 ) -> Task:
     """Make the task of a pretrained model that transformers computes.
 
@@ -316,11 +335,11 @@ def _transformers_task(
 
     first_value = None
     if without_memory:
-        model, first_value = build_for_shards(settings, seed=config.seed, precision=config.train.precision)
+        model, first_value = build_for_shards(settings, seed=seed, precision=train.precision)
     else:
-        model = build_transformers_model(settings, seed=config.seed)
-        freeze_as_configured(model, config.train.precision)
-    model.set_activation_checkpointing(config.train.activation_checkpointing)
+        model = build_transformers_model(settings, seed=seed)
+        freeze_as_configured(model, train.precision)
+    model.set_activation_checkpointing(train.activation_checkpointing)
     return Task(
         model=model,
         feed=feed,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from headway.api import train
-from headway.config import Config, MeshShape, load_config, resolve
+from headway.config import Config, MeshShape, find_strategy, load_config, resolve
 from headway.core.errors import ConfigError
 from headway.core.machine.system import Machine
 from headway.run.session import join, preview
@@ -23,6 +23,10 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 def config(**train: object) -> Config:
     return resolve(Config.model_validate({"train": {"steps": 1, **train}}))
+
+
+def check(wanted: Config, device: torch.device) -> None:
+    check_available(wanted.train, wanted.optimizer, find_strategy(wanted.parallel.strategy), device)
 
 
 def machine(folder: Path, devices: int, **environment: str) -> Machine:
@@ -106,10 +110,10 @@ def test_compiling_for_gpus_needs_a_compiler(
     if headers:
         (tmp_path / "Python.h").touch()
     if lacking is None:
-        check_available(config(compile=True), GPU)
+        check(config(compile=True), GPU)
         return
     with pytest.raises(ConfigError, match=lacking) as error:
-        check_available(config(compile=True), GPU)
+        check(config(compile=True), GPU)
     assert "train.compile=false" in (error.value.fix or "")
     for compiles, device in ((True, CPU), (False, GPU), ("auto", GPU)):
-        check_available(config(compile=compiles), device)
+        check(config(compile=compiles), device)

@@ -152,10 +152,9 @@ def test_a_compiler_that_fails_is_said_and_not_used(
 def test_a_trial_leaves_no_trace(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     original: Callable[..., Any] = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **options: original(f, backend="eager", **options))
-    from headway.models.shape import Shape
 
     dropping = override(config, ["model.dropout=0.1"])
-    trial = compiling._Trial(dropping, Shape.of(config.model), torch.device("cpu"), 2)
+    trial = compiling._Trial(dropping.model, dropping.train, torch.device("cpu"), 2)
     before = torch.get_rng_state()
     gain = trial.measure()
     assert torch.equal(torch.get_rng_state(), before)

@@ -186,7 +186,7 @@ def _workers(config: Config) -> Iterator[ConfigError]:
     yield from deepspeed_problems(config, mesh)
     yield from _reduction(config, grid)
     for micro_batches in dict.fromkeys(map(grid.micro_batches_of, config.train.batches.sizes)):
-        problem = micro_batch_problem(config, grid, micro_batches)
+        problem = micro_batch_problem(config.parallel, config.train.batches, grid, micro_batches)
         if problem is not None:
             yield problem
             return

@@ -401,7 +401,7 @@ def _model(config: Config) -> Iterator[ConfigError]:
             fix=f"model.vocab_size={padded_rows(model.vocab_size or 0, parallel.tensor)}",
         )
     yield from _compiled(config)
-    yield from split_problems(config, layers)
+    yield from split_problems(config.parallel, config.train, layers)
     yield from _positions(config)
 
 

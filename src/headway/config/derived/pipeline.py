@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from headway.config.batches import Batches
 from headway.config.derived.lanes import LaneGrid, divisors, nearest
-from headway.config.schema import Config
 from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from headway.config.sections.parallel import ParallelConfig
+    from headway.config.sections.train import TrainConfig
 
 
 def stages_per_worker(parallel: ParallelConfig) -> int:
@@ -28,14 +29,13 @@ def idle_share(parallel: ParallelConfig, micro_batches: int) -> float:
     return waiting / (stages_per_worker(parallel) * micro_batches + waiting)
 
 
-def split_problems(config: Config, layers: int | None) -> Iterator[ConfigError]:
+def split_problems(parallel: ParallelConfig, train: TrainConfig, layers: int | None) -> Iterator[ConfigError]:
     """Yield why so many layers cannot be cut into the given stages; None for `layers` skips the checks that need it."""
-    parallel = config.parallel
     if parallel.pipeline == 1:
         return
     each = stages_per_worker(parallel)
     stages = parallel.pipeline * each
-    yield from _trial_problems(config)
+    yield from _trial_problems(train)
     if parallel.virtual_stages not in (None, 1) and parallel.pipeline_schedule != "interleaved":
         yield ConfigError(
             f"schedule '{parallel.pipeline_schedule}' has one stage per worker, not {parallel.virtual_stages}",
@@ -73,9 +73,8 @@ def split_problems(config: Config, layers: int | None) -> Iterator[ConfigError]:
         )
 
 
-def _trial_problems(config: Config) -> Iterator[ConfigError]:
+def _trial_problems(train: TrainConfig) -> Iterator[ConfigError]:
     """Check for settings that handle micro-batches one by one; a pipeline computes all micro-batches of a lane."""
-    train = config.train
     for key, yes, instead in (
         ("train.precision", train.precision == "fp16", "bf16"),
         ("train.micro_batch", train.micro_batch == "auto", "1"),
@@ -89,9 +88,10 @@ def _trial_problems(config: Config) -> Iterator[ConfigError]:
             )
 
 
-def micro_batch_problem(config: Config, grid: LaneGrid, micro_batches: int) -> ConfigError | None:
+def micro_batch_problem(
+    parallel: ParallelConfig, batches: Batches, grid: LaneGrid, micro_batches: int
+) -> ConfigError | None:
     """Return why the schedule cannot run so many micro-batches in each lane; None if it can."""
-    parallel = config.parallel
     stages, schedule = parallel.pipeline, parallel.pipeline_schedule
     if stages == 1 or schedule == "gpipe":
         return None
@@ -101,7 +101,7 @@ def micro_batch_problem(config: Config, grid: LaneGrid, micro_batches: int) -> C
         what = f"not a multiple of the {stages} pipeline stages"
     else:
         return None
-    rows, batches = micro_batches * grid.micro_batch, config.train.batches
+    rows = micro_batches * grid.micro_batch
     fits = [n for n in divisors(rows) if (rows // n >= stages if schedule == "1f1b" else rows // n % stages == 0)]
     multiple = grid.lanes * grid.micro_batch * max(stages, round(micro_batches / stages) * stages)
     key = "train.global_batch" if len(batches.sizes) == 1 else "train.batch_ramp, train.global_batch"

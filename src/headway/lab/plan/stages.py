@@ -37,7 +37,7 @@ def pipeline_stages(config: Config, model: ModelConfig, layout: Layout) -> list[
     if workers == 1:
         return [Stage(whole, tied=model.tie_embeddings, sharers=_sharers(layout))]
     costs = part_costs(model, config.train.sequence_length)
-    stages = plan_stages(config, costs.layers, costs.embedding, costs.head)
+    stages = plan_stages(config.parallel, config.train, costs.layers, costs.embedding, costs.head)
     each = len(stages) // workers
     return [
         _stage(config, layout, whole, place=place, each=each, mine=stages[place::workers]) for place in range(workers)

@@ -12,7 +12,8 @@ from headway.core.files.hashes import fingerprint, sha256_file
 from headway.core.hub import HUB, is_on_hub, is_pinned, snapshot, split_hub_name
 
 if TYPE_CHECKING:
-    from headway.config import Config
+    from headway.config import ModelConfig
+    from headway.config.sections.losses import DistillConfig
 
 #: Files of a repository that a model consists of; `*.py` only where its code may run.
 _WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt")
@@ -112,17 +113,20 @@ def _check_format(folder: Path) -> None:
         )
 
 
-def pretrained_fingerprints(config: Config) -> dict[str, str]:
+def pretrained_fingerprints(model: ModelConfig, distill: DistillConfig | None, run: Path) -> dict[str, str]:
     """Return the fingerprints of the pretrained models that a run needs: the one it continues, and its teacher.
+
+    Args:
+        run: The run directory, which remembers them.
 
     Raises:
         ConfigError, CheckpointError: as `open_folder` and `weights_fingerprint`.
     """
-    model, run, found = config.model, config.run_directory, {}
+    found = {}
     if model.from_pretrained is not None:
         found["pretrained"] = _fingerprint(model.from_pretrained, model.trust_remote_code, run / "pretrained.json")
-    if config.distill is not None:
-        found["teacher"] = _fingerprint(config.distill.teacher, False, run / "teacher.json")
+    if distill is not None:
+        found["teacher"] = _fingerprint(distill.teacher, False, run / "teacher.json")
     return found
 
 

@@ -51,11 +51,12 @@ def account_of(run: Run, usd_per_hour: float | None = None, *, before: int | Non
 
 def stopped_by_budget(config: Config, what: str) -> BudgetReached:
     """Return the error of a run whose attempt has ended at the budget, with what it has spent until now."""
-    spent, budget = account_of(Run(config.run_directory), config.usd_per_hour).total_usd, config.budget.usd
+    run = config.run_directory
+    budget = config.budget.usd
     assert budget is not None, "it has stopped the run"
-    return budget_reached(
-        config, f"the run has spent {format_usd(spent)} of its budget of {format_usd(budget)}: {what}", spent
-    )
+    spent = account_of(Run(run), config.usd_per_hour).total_usd
+    what = f"the run has spent {format_usd(spent)} of its budget of {format_usd(budget)}: {what}"
+    return budget_reached(config.budget, run, what, spent)
 
 
 #: Number of saves of which the longest counts.

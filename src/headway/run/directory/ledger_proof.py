@@ -8,13 +8,13 @@ Within every epoch of every source, no row may be used twice or left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from headway.checkpoint.run_identity import RUN_ID
-from headway.config import Config, load_resolved
+from headway.config import Config, DataConfig, load_resolved
 from headway.config.sections.segments import Segment, up_to
 from headway.core.console import progress
 from headway.core.errors import CheckpointError, HeadwayError
@@ -172,7 +172,7 @@ def prove(run: Path, store: Path | None = None, every_row: bool | None = None) -
         return proof
     proof.epochs = counted.epochs
     proof.problems += [
-        *_segment_problems(proof, config),
+        *_segment_problems(proof, config.segments),
         *_plan_problems(proof.commits, fingerprints),
         *_count_problems(proof.commits, plan, counted),
         *_epoch_problems(counted),
@@ -279,7 +279,7 @@ def _plan(
             raise CheckpointError("the ledger does not say how many rows the dataset has")
         plan = dataset_plan(config, rows)
         return plan, lambda step: {plan_fingerprint(plan.describe(step), step, {"data": recorded}, config.segments)}
-    place = {"store": _store_path(config, record, store), "remote": None if store else config.data.remote}
+    place = {"store": _store_path(config.data, record, store), "remote": None if store else config.data.remote}
     opened = open_store(config.data.model_copy(update=place), check=False)
     opened = pinned(opened, record.path, config.segments[-1].data if config.segments else recorded, check=False)
     split = training_rows(config.data, config.train.sequence_length, opened, config.segments)
@@ -307,11 +307,11 @@ def _recorded_tasks(record: Run) -> list[dict[str, str]]:
     return tasks
 
 
-def _store_path(config: Config, record: Run, store: Path | None) -> Path:
+def _store_path(data: DataConfig, record: Run, store: Path | None) -> Path:
     """Return the path of the store; a relative path starts from the folder in which the run was started."""
     folder = record.facts.get("folder")
     places = [store] if store else [*([Path(folder)] if isinstance(folder, str) else []), Path()]
-    paths = [place if store else place / config.data.store for place in places]
+    paths = [place if store else place / data.store for place in places]
     return next((path for path in paths if path.is_dir()), paths[-1])
 
 
@@ -328,8 +328,8 @@ def _counted(plan: RowPlan, ranges: list[tuple[int, int]], every_row: bool | Non
     return counted
 
 
-def _segment_problems(proof: LedgerProof, config: Config) -> Iterator[str]:
-    if config.segments and config.segments != [Segment.model_validate(start.segment) for start in proof.segments]:
+def _segment_problems(proof: LedgerProof, segments: Sequence[Segment]) -> Iterator[str]:
+    if segments and [*segments] != [Segment.model_validate(start.segment) for start in proof.segments]:
         yield "the segments in the ledger differ from those in the run's config"
 
 

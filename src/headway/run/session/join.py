@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from headway.config import Config, MeshShape
+from headway.config import Config, MeshShape, find_strategy
 from headway.core.machine.allocator import keep_freed_memory
 from headway.parallel.world import World, open_world
 from headway.run.session.network import apply_nccl_profile, assert_same_profile
@@ -25,6 +25,6 @@ def join_workers(config: Config, mesh: MeshShape) -> Iterator[World]:
     with open_world(config.train.device, config.parallel.timeout_seconds, mesh) as world:
         keep_freed_memory(of_all_sizes=world.device.type == "cpu")
         assert_same_profile(world, profile)
-        check_available(config, world.device)
+        check_available(config.train, config.optimizer, find_strategy(config.parallel.strategy), world.device)
         world.connect_groups()
         yield world

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from headway.config import Config
+from headway.config import Config, find_strategy
 from headway.config.checks.contradictions import combined
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.functions import identify_function
@@ -98,12 +98,18 @@ def find_problems(config: Config, found: Problems, here: bool) -> None:
     """Find what `check_parts` checks, but for callbacks; devices only if the run would be on this machine."""
     found.of(lambda: check_installed_for(config))
     if here:
-        found.of(lambda: check_available(config, pick_device(config.train.device)))
+        found.of(lambda: _check_available(config))
     found.of(lambda: check_keys_present(config.checkpoint))
     if config.loss is not None:
         found.of(lambda: identify_function(config.loss or "", "loss"))
     if config.parallel.tensor > 1:
         found.of(lambda: _check_is_cut(config))
+
+
+def _check_available(config: Config) -> None:
+    """Check what this machine lacks (`check_available`)."""
+    strategy = find_strategy(config.parallel.strategy)
+    check_available(config.train, config.optimizer, strategy, pick_device(config.train.device))
 
 
 def asks_the_hub(config: Config) -> bool:

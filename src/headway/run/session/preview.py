@@ -144,7 +144,7 @@ def _pipeline(config: Config, model: ModelConfig, micro_batches: int) -> list[st
     if config.parallel.pipeline == 1:
         return []
     costs = part_costs(model, config.train.sequence_length)
-    stages = plan_stages(config, costs.layers, costs.embedding, costs.head)
+    stages = plan_stages(config.parallel, config.train, costs.layers, costs.embedding, costs.head)
     layers = " | ".join(f"{stage.start}-{stage.stop - 1}" for stage in stages)
     idle = idle_share(config.parallel, micro_batches)
     return [f"pipeline   layers {layers}, {config.parallel.pipeline_schedule}: {idle:.0%} of the time idle at best"]

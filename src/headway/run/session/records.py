@@ -128,7 +128,7 @@ def make_recorders(joined: Joined, start: Start) -> list[Callback]:
     recorders: list[Callback] = []
     if world.is_first:
         meter = meter_of(config, run.path, attempt.number)
-        if meter is not None and (budget := budget_of(config)) is not None:
+        if meter is not None and (budget := budget_of(config.budget)) is not None:
             recorders.append(BudgetGuard(attempt.directory, budget, meter, read_metrics(run.path)))
         recorders += [
             GoodputKeeper(run.path, ledger, attempt.number, attempt.assert_current),

@@ -36,14 +36,17 @@ def check_cost(config: Config, options: RunOptions) -> None:
     spent = account_of(run, config.usd_per_hour).total_usd
     if spent >= budget:
         what = f"the run has spent {format_usd(spent)} of its budget of {format_usd(budget)}"
-        raise budget_reached(config, what, spent)
+        raise budget_reached(config.budget, path, what, spent)
     # Otherwise every start would spend a little more than is left.
     seconds = start_seconds(run) + save_seconds(measured_saves(run.metrics))
     needed = 0.0 if price is None else price.usd_per_hour * seconds / 3600
     if spent + needed >= budget:
         what = f"{format_usd(budget - spent)} of the budget of {format_usd(budget)} is left, and a start and a save"
         raise budget_reached(
-            config, f"{what} take {format_seconds(seconds)}, which cost {format_usd(needed)}", spent + needed
+            config.budget,
+            path,
+            f"{what} take {format_seconds(seconds)}, which cost {format_usd(needed)}",
+            spent + needed,
         )
 
 

@@ -25,7 +25,7 @@ from headway.training.setup.precision import check_present
 from headway.training.setup.torchao_import import missing_package
 
 if TYPE_CHECKING:
-    from headway.config import Config, TrainConfig
+    from headway.config import Config, OptimizerConfig, StrategySpec, TrainConfig
 
 
 def slow_precision(train: TrainConfig, device: torch.device) -> str | None:
@@ -61,18 +61,20 @@ def shortfalls(train: TrainConfig, device: torch.device) -> list[str]:
     return [text for text in found if text is not None]
 
 
-def check_available(config: Config, device: torch.device) -> None:
+def check_available(
+    train: TrainConfig, optimizer: OptimizerConfig, strategy: StrategySpec, device: torch.device
+) -> None:
     """Check what this device or machine lacks, while changing the config still costs nothing.
 
     Raises:
         ConfigError: the device lacks the precision, moments are to be offloaded although they are on the host, or a
             compiler is not installed.
     """
-    precision, optimizer = config.train.precision, config.optimizer
-    check_present(precision, device, torch.cuda.get_device_capability(device) if device.type == "cuda" else None)
-    if optimizer.offload and not find_strategy(config.parallel.strategy).offloads_itself:
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    check_present(train.precision, device, capability)
+    if optimizer.offload and not strategy.offloads_itself:
         check_offload(device)
-    if config.train.compile is True and device.type == "cuda":
+    if train.compile is True and device.type == "cuda":
         _check_compiler()
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from headway.config import Config
+from headway.config import Config, ModelConfig, TrainConfig
 from headway.config.sections.parallel import ParallelConfig
 from headway.core.console import notice, warning
 from headway.core.coordination.heartbeat import Phase, beat
@@ -115,13 +115,14 @@ def compiling_pays(config: Config, device: torch.device, rows: int, micro_batche
         micro_batches: Number of micro-batches that this process computes in the whole run.
     """
     shape, file = Shape.of(config.model), user_cache() / "compile.json"
-    key, known = _key(config, device, rows), _read_cache(file)
+    known = _read_cache(file)
+    key = _key(config.model, config.train, config.determinism, device, rows)
     layers = shape.layers * micro_batches
     if key in known:
         gain = Gain(**known[key])
     else:
         try:
-            trial = _Trial(config, shape, device, rows)
+            trial = _Trial(config.model, config.train, device, rows)
             estimate = trial.eager_seconds() * layers
             if estimate < _LEAST_SECONDS:
                 notice(f"not compiled: the layers take {format_seconds(estimate)} in all, so a trial does not pay")
@@ -146,13 +147,15 @@ def compiling_pays(config: Config, device: torch.device, rows: int, micro_batche
 class _Trial:
     """One layer with a micro-batch of the run's shape."""
 
-    def __init__(self, config: Config, shape: Shape, device: torch.device, rows: int) -> None:
-        self.config, self.device = config, device
-        length = config.train.sequence_length
-        self.layer = Layer(config.model, shape, shape.layers - 1).to(device).train()
-        self.layer.activation_checkpointing = config.train.activation_checkpointing
-        apply_precision(config.train, self.layer, device)
-        cos, sin = rotary_tables(length, shape.rotary_dim, config.model.rope_theta)
+    def __init__(self, model: ModelConfig, train: TrainConfig, device: torch.device, rows: int) -> None:
+        self.precision = train.precision
+        self.device = device
+        shape = Shape.of(model)
+        length = train.sequence_length
+        self.layer = Layer(model, shape, shape.layers - 1).to(device).train()
+        self.layer.activation_checkpointing = train.activation_checkpointing
+        apply_precision(train, self.layer, device)
+        cos, sin = rotary_tables(length, shape.rotary_dim, model.rope_theta)
         self.positions = Positions(cos.to(device), sin.to(device), None, True)
         self.x_BTD = torch.randn(rows, length, shape.dim, device=device, requires_grad=True)
 
@@ -182,7 +185,7 @@ class _Trial:
     def _pass(self, layer: Callable[..., torch.Tensor]) -> None:
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):  # keeps the random state of training
-            with autocast(self.config.train.precision, self.device):
+            with autocast(self.precision, self.device):
                 loss = layer(self.x_BTD, self.positions, None).float().sum()
             loss.backward()
         synchronize(self.device)
@@ -190,18 +193,18 @@ class _Trial:
         self.x_BTD.grad = None
 
 
-def _key(config: Config, device: torch.device, rows: int) -> str:
-    train, irrelevant = config.train, {"layers", "vocab_size", "preset", "from_pretrained"}
+def _key(model: ModelConfig, train: TrainConfig, determinism: str, device: torch.device, rows: int) -> str:
+    irrelevant = {"layers", "vocab_size", "preset", "from_pretrained"}
     return fingerprint(
         {
-            "model": config.model.model_dump(mode="json", exclude=irrelevant),
+            "model": model.model_dump(mode="json", exclude=irrelevant),
             "precision": train.precision,
             "rows": rows,
             "length": train.sequence_length,
             "checkpointing": train.activation_checkpointing,
             "threads": torch.get_num_threads(),
             "device": cpu_kind() if device.type == "cpu" else device_name(device),
-            "determinism": config.determinism,
+            "determinism": determinism,
             "by_onednn": device.type == "cpu" and onednn_multiplies_fp32(),
             "torch": torch.__version__,
         }

@@ -31,7 +31,7 @@ from headway.training.step import backward, prepare_own_losses
 from headway.training.task import to_device
 
 if TYPE_CHECKING:
-    from headway.config import Config
+    from headway.config import Config, OptimizerConfig, ParallelConfig, TrainConfig
 
 #: Texts of errors without a type of their own: two of the host's, CUDA's outside of PyTorch's allocator, cuBLAS's.
 _OUT_OF_MEMORY = (
@@ -130,7 +130,7 @@ def explain_out_of_memory(config: Config, batch: Any) -> Iterator[None]:
             f"a micro-batch ({sizes[0] if sizes else 'of unknown shape'}) does not fit into memory with weights,"
             f" gradients and moments: {str(error).splitlines()[0]}",
             where="train.micro_batch",
-            fix="one or more of: " + ", ".join(_savings(config)),
+            fix="one or more of: " + ", ".join(_savings(config.train, config.parallel, config.optimizer)),
         ) from error
 
 
@@ -141,9 +141,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     return any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
-def _savings(config: Config) -> Iterator[str]:
+def _savings(train: TrainConfig, parallel: ParallelConfig, optimizer: OptimizerConfig) -> Iterator[str]:
     """Yield the settings that would take less memory than the config does, cheapest first."""
-    train, strategy = config.train, find_strategy(config.parallel.strategy)
+    strategy = find_strategy(parallel.strategy)
     yield "a smaller train.micro_batch (or auto), which does not change the global batch"
     if train.activation_checkpointing == "none":
         yield "train.activation_checkpointing=selective"
@@ -151,13 +151,13 @@ def _savings(config: Config) -> Iterator[str]:
         yield "train.activation_checkpointing=full"
     if train.precision in ("fp32", "tf32"):
         yield "train.precision=bf16"
-    if not strategy.shards_gradients and config.parallel.all_workers > 1:
+    if not strategy.shards_gradients and parallel.all_workers > 1:
         yield f"parallel.strategy={simplest_strategy(lambda spec: spec.shards_gradients)}"
-    if not strategy.shards_weights and config.parallel.all_workers > 1:
+    if not strategy.shards_weights and parallel.all_workers > 1:
         yield f"parallel.strategy={simplest_strategy(lambda spec: spec.shards_weights)}"
-    if lighter := find_optimizer(config.optimizer.name).lighter:
+    if lighter := find_optimizer(optimizer.name).lighter:
         yield f"optimizer.name={' or '.join(lighter)}"
-    if not config.optimizer.offload:
+    if not optimizer.offload:
         yield "optimizer.offload=true"
 
 
