@@ -1,4 +1,4 @@
-"""Figures that say how the code reads: its size, its functions, its docstrings, its circles of imports.
+"""Figures that say how the code reads: its size and density, its functions, its docstrings, its rooms and circles.
 
     python tools/code_figures.py                      # this tree, as a table
     python tools/code_figures.py ../other --json      # another tree, for a program
@@ -13,12 +13,14 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import re
 import shutil
 import statistics
 import subprocess
 import sys
+import tokenize
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -27,7 +29,15 @@ Graph = dict[str, set[str]]
 ROOT = Path(__file__).resolve().parents[1]
 #: Rooms whose code runs inside a worker; a config should be entered by few of their files.
 WORKER_ROOMS = ("run/session", "training", "parallel", "models", "data/feeding")
+#: Rooms below the session, whose functions should take their section of a config; few take all of it.
+BELOW_SESSION = ("training", "data", "models", "parallel", "checkpoint", "telemetry", "cost")
+#: Folders below `src/headway` whose subfolders are rooms; any other folder or file there is one.
+HALLS = ("run",)
 SHORT_LINES = 6
+MANY_FIELDS = 10
+#: Nodes with which a function branches; `a and b` and `a or b` count once for each operator.
+BRANCHES = (ast.If, ast.IfExp, ast.For, ast.While, ast.ExceptHandler, ast.Assert, ast.comprehension, ast.match_case)
+LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 #: Verbs with which docstrings of this project begin. A noun of the same spelling ("Rows of a step") counts as a noun.
 VERBS = frozenset(
     """
@@ -97,10 +107,22 @@ def measure(tree: Path, worker_paths: Iterable[str] = WORKER_ROOMS) -> dict[str,
     lengths = [function.end_lineno - function.lineno + 1 for function in functions if function.end_lineno]
     once, private = private_helpers(modules.values())
     words = list(first_words(modules.values()))
-    entered = config_entries(tree / "src" / "headway", worker_paths)
+    package = tree / "src" / "headway"
+    entered = config_entries(package, worker_paths)
+    tokens, token_lines = count_tokens(modules)
+    fields = [len(fields_of(node)) for module in modules.values() for node in ast.walk(module) if is_class(node)]
+    rooms = room_graph(import_graph(tree / "src"))
+    loop = next((function for function in functions if function.name == "train_loop"), None)
     return {
         "files": len(modules),
         "lines": sum(len(path.read_text(encoding="utf-8").splitlines()) for path in modules),
+        "tokens": tokens,
+        "tokens_per_code_line_without_docstrings": round(tokens / max(1, token_lines), 2),
+        "tuple_assignments": sum(count_nodes(module, is_tuple_assignment) for module in modules.values()),
+        "conditional_expressions": sum(count_nodes(module, is_conditional) for module in modules.values()),
+        "inner_imports_of_own_modules": sum(map(inner_imports, modules.values())),
+        "most_fields_of_a_class": max(fields, default=0),
+        f"classes_of_more_than_{MANY_FIELDS}_fields": sum(count > MANY_FIELDS for count in fields),
         "functions": len(functions),
         "median_function_lines": statistics.median_low(lengths),
         f"functions_of_{SHORT_LINES}_lines_or_fewer_percent": percent(
@@ -114,7 +136,15 @@ def measure(tree: Path, worker_paths: Iterable[str] = WORKER_ROOMS) -> dict[str,
         "ruff_PLR0917": count_of_rule(tree, "PLR0917", "lint.pylint.max-positional-args=5"),
         "worker_files_entered_by_config": len(entered),
         "worker_functions_entered_by_config": sum(entered.values()),
+        "functions_below_session_with_a_whole_config": whole_configs(package),
+        "train_loop_lines": None if loop is None else loop.end_lineno - loop.lineno + 1,
+        "train_loop_branches": None if loop is None else branches(loop),
+        "rooms": len(rooms),
+        "floors_of_rooms": floors(rooms),
+        "arrows_between_rooms": sum(map(len, rooms.values())),
+        "circles_of_rooms": len(circles(rooms)),
         "circles_in_src": len(circles(import_graph(tree / "src"))),
+        "circles_of_types_in_src": len(circles(import_graph(tree / "src", with_types=True))),
         "circles_in_benchmarks": len(circles(import_graph(tree / "benchmarks"))),
     }
 
@@ -127,6 +157,99 @@ def parse(folder: Path) -> dict[Path, ast.Module]:
 def functions_of(module: ast.Module) -> Iterator[Function]:
     """Find every function and method, nested ones too."""
     return (node for node in ast.walk(module) if isinstance(node, Function))
+
+
+def count_tokens(modules: Mapping[Path, ast.Module]) -> tuple[int, int]:
+    """Count tokens, and the lines that hold one; without docstrings, comments and layout."""
+    total = lines = 0
+    for path, module in modules.items():
+        documented = {line for node in ast.walk(module) for line in docstring_lines(node)}
+        with path.open("rb") as file:
+            held = [
+                token.start[0]
+                for token in tokenize.tokenize(file.readline)
+                if token.type not in (*LAYOUT, tokenize.ENCODING) and token.start[0] not in documented
+            ]
+        total += len(held)
+        lines += len(set(held))
+    return total, lines
+
+
+def docstring_lines(node: ast.AST) -> range:
+    """Return the lines of the docstrings in a block: strings that are statements, of attributes too."""
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return range(node.lineno, node.end_lineno + 1) if is_text else range(0)
+
+
+def count_nodes(module: ast.Module, wanted: Callable[[ast.AST], bool]) -> int:
+    """Count the nodes of a module that a function accepts."""
+    return sum(map(wanted, ast.walk(module)))
+
+
+def is_tuple_assignment(node: ast.AST) -> bool:
+    """Return whether a node is `a, b = x, y`."""
+    return isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)
+
+
+def is_conditional(node: ast.AST) -> bool:
+    """Return whether a node is `a if b else c`."""
+    return isinstance(node, ast.IfExp)
+
+
+def is_class(node: ast.AST) -> bool:
+    """Return whether a node defines a class."""
+    return isinstance(node, ast.ClassDef)
+
+
+def inner_imports(module: ast.Module) -> int:
+    """Count the imports of own modules inside functions."""
+    found = {node for function in functions_of(module) for node in ast.walk(function)}
+    names = [
+        node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+        for node in found
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    return sum((name or "").partition(".")[0] == "headway" for name in names)
+
+
+def fields_of(definition: ast.AST) -> set[str]:
+    """Return the names that instances of a class hold: declared in its body, or assigned to `self` in its methods.
+
+    Sections of a config, whose fields are the keys that users write, have none here.
+    """
+    assert isinstance(definition, ast.ClassDef)
+    if any(ast.unparse(base) in ("Section", "BaseModel") for base in definition.bases):
+        return set()
+    declared = {
+        node.target.id
+        for node in definition.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and "ClassVar" not in ast.unparse(node)
+    }
+    methods = [node for node in definition.body if isinstance(node, Function)]
+    assigned = {
+        node.attr
+        for method in methods
+        for node in ast.walk(method)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+    }
+    return declared | assigned
+
+
+def branches(function: Function) -> int:
+    """Count the branches of a function, those of functions inside it too."""
+    nodes = list(ast.walk(function))
+    operators = sum(len(node.values) - 1 for node in nodes if isinstance(node, ast.BoolOp))
+    return operators + sum(isinstance(node, BRANCHES) for node in nodes)
+
+
+def whole_configs(package: Path) -> int:
+    """Count the functions below the session with a parameter that is a whole `Config`."""
+    modules = (module for room in BELOW_SESSION for module in parse(package / room).values())
+    return sum(
+        any(argument.annotation and re.search(r"\bConfig\b", ast.unparse(argument.annotation)) for argument in given)
+        for module in modules
+        for given in map(parameters, functions_of(module))
+    )
 
 
 def private_helpers(modules: Iterable[ast.Module]) -> tuple[int, int]:
@@ -190,10 +313,11 @@ def parameters(function: Function) -> list[ast.arg]:
     return [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
 
 
-def import_graph(folder: Path) -> Graph:
-    """Return which modules below a folder import which, at run time.
+def import_graph(folder: Path, *, with_types: bool = False) -> Graph:
+    """Return which modules below a folder import which, at run time, or also for their types alone.
 
-    Imports inside functions count, since they hide a circle but do not break it; those under `if TYPE_CHECKING` do not.
+    Imports inside functions count, since they hide a circle but do not break it; those under `if TYPE_CHECKING` do only
+    `with_types`.
     A script finds its neighbours by their bare names, and files of other folders where it extends `sys.path`; a file of
     a package is found by its whole name only.
     """
@@ -203,7 +327,7 @@ def import_graph(folder: Path) -> Graph:
         package = list(path.relative_to(folder).parent.parts)
         is_script = not (path.parent / "__init__.py").exists()
         places = [".".join(package[:depth]) for depth in range(len(package), -1, -1)] if is_script else [""]
-        for imported, level in imported_names(ast.parse(path.read_text(encoding="utf-8"))):
+        for imported, level in imported_names(ast.parse(path.read_text(encoding="utf-8")), with_types):
             roots = [".".join(package[: len(package) - level + 1])] if level else places
             candidates = (f"{root}.{imported}".strip(".") for root in roots)
             known = next(filter(None, (longest(candidate, files) for candidate in candidates)), None)
@@ -231,12 +355,12 @@ def only_script(name: str, files: Iterable[str]) -> str | None:
     return found[0] if len(found) == 1 and name not in sys.stdlib_module_names else None
 
 
-def imported_names(module: ast.Module) -> Iterator[tuple[str, int]]:
-    """Yield dotted names that a module imports at run time, each with how many dots stand before it."""
+def imported_names(module: ast.Module, with_types: bool = False) -> Iterator[tuple[str, int]]:
+    """Yield dotted names that a module imports at run time (or for types), each with how many dots stand before it."""
     pending: list[ast.AST] = [module]
     while pending:
         node = pending.pop()
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+        if not with_types and isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
             pending.extend(node.orelse)
             continue
         if isinstance(node, ast.Import):
@@ -245,6 +369,41 @@ def imported_names(module: ast.Module) -> Iterator[tuple[str, int]]:
             base = node.module or ""
             yield from ((f"{base}.{alias.name}".strip("."), node.level) for alias in node.names)
         pending.extend(ast.iter_child_nodes(node))
+
+
+def room_graph(graph: Graph) -> Graph:
+    """Return which rooms import which; the package's own `__init__` and `__main__` are none."""
+    rooms: Graph = {}
+    for module, imported in graph.items():
+        room = room_of(module)
+        if room:
+            others = {room_of(other) for other in imported} - {room, ""}
+            rooms.setdefault(room, set()).update(others)
+    return rooms
+
+
+def room_of(module: str) -> str:
+    """Return the room of a module: `headway.training.loop` is in `training`, `headway.run.session.start` in
+    `run.session`; "" where it is in none."""
+    words = module.split(".")[1:]
+    depth = 2 if words[:1] and words[0] in HALLS else 1
+    return ".".join(words[:depth]) if len(words) >= depth and words != ["__main__"] else ""
+
+
+def floors(graph: Graph) -> int:
+    """Return the floors of a house: the rooms of the longest chain of imports; rooms in a circle share a floor."""
+    group = {name: index for index, names in enumerate(circles(graph)) for name in names}
+    heights: dict[object, int] = {}
+
+    def height(name: str) -> int:
+        own: object = group.get(name, name)
+        if own not in heights:
+            members = [other for other in graph if group.get(other, other) == own]
+            below = {other for member in members for other in graph[member] if group.get(other, other) != own}
+            heights[own] = 1 + max((height(other) for other in below if other in graph), default=0)
+        return heights[own]
+
+    return max(map(height, graph), default=0)
 
 
 def circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:

@@ -70,6 +70,11 @@ def test_figures_are_those_that_can_be_counted_by_hand(
     counted = {
         "files": 2,
         "lines": 31,
+        "tuple_assignments": 0,
+        "conditional_expressions": 0,
+        "inner_imports_of_own_modules": 0,
+        "most_fields_of_a_class": 0,
+        "classes_of_more_than_10_fields": 0,
         "functions": 5,
         "median_function_lines": 3,
         "functions_of_6_lines_or_fewer_percent": 80.0,
@@ -79,10 +84,83 @@ def test_figures_are_those_that_can_be_counted_by_hand(
         "docstrings_that_begin_with_a_verb_percent": 66.7,
         "worker_files_entered_by_config": 1,
         "worker_functions_entered_by_config": 2,
+        "functions_below_session_with_a_whole_config": 0,
+        "train_loop_lines": None,
+        "train_loop_branches": None,
+        "rooms": 1,
+        "floors_of_rooms": 1,
+        "arrows_between_rooms": 0,
+        "circles_of_rooms": 0,
         "circles_in_src": 0,
+        "circles_of_types_in_src": 0,
         "circles_in_benchmarks": 0,
     }
     assert {name: found[name] for name in counted} == counted
-    assert found.keys() - counted.keys() == {"ruff_D401", "ruff_PLR0917"}
+    left = {"ruff_D401", "ruff_PLR0917", "tokens", "tokens_per_code_line_without_docstrings"}
+    assert found.keys() - counted.keys() == left
     figures.main([str(tmp_path), "--unknown-verbs"])
     assert capsys.readouterr().out.split() == ["1", "the"]
+
+
+LOOP = '''
+"""The loop."""  # and a comment
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headway.run.session.start import Start
+
+
+class Steps:
+    """Counts."""
+
+    first: int
+    """The first."""
+
+    def __init__(self, config: "Config | None") -> None:
+        self.last, self.count = 1, 2
+
+
+def train_loop(start: "Start", configs: "list[ModelConfig]") -> None:
+    from headway.training import steps
+
+    for step in range(3):
+        if step and start:
+            print(step if start else [n for n in configs])
+'''
+
+
+#: What counts of it as tokens, apart by spaces.
+WORDS = """
+from typing import TYPE_CHECKING if TYPE_CHECKING : from headway . run . session . start import Start
+class Steps : first : int def __init__ ( self , config : C ) -> None : self . last , self . count = 1 , 2
+def train_loop ( start : S , configs : C ) -> None : from headway . training import steps
+for step in range ( 3 ) : if step and start : print ( step if start else [ n for n in configs ] )
+"""
+
+
+def test_what_makes_lines_dense_and_ties_rooms_is_counted(figures: Any, tmp_path: Path) -> None:
+    """A whole config is one by its type, not by its name; a circle may be of types alone."""
+    files = {
+        "headway/training/loop.py": LOOP,
+        "headway/training/steps.py": "one = two = 1\n",
+        "headway/run/session/start.py": "from headway.training.loop import train_loop\n",
+        "headway/run/session/agent.py": "from headway.run.directory import ledger\n",
+        "headway/run/directory/ledger.py": "import headway.core\n",
+        "headway/core/__init__.py": "",
+        "headway/__main__.py": "import headway.run.session.start\n",
+    }
+    for name, text in files.items():
+        path = tmp_path / "src" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "benchmarks").mkdir()
+    found = figures.measure(tmp_path)
+    assert found["tuple_assignments"] == 1 and found["conditional_expressions"] == 1
+    assert found["inner_imports_of_own_modules"] == 1 and found["most_fields_of_a_class"] == 3
+    assert found["functions_below_session_with_a_whole_config"] == 1
+    assert found["train_loop_lines"] == 6
+    assert found["train_loop_branches"] == 5, "for, if, and, the conditional expression, the comprehension"
+    assert (found["rooms"], found["floors_of_rooms"], found["arrows_between_rooms"]) == (4, 3, 3)
+    assert (found["circles_in_src"], found["circles_of_types_in_src"]) == (0, 1)
+    tokens, lines = figures.count_tokens(figures.parse(tmp_path / "src" / "headway" / "training"))
+    assert lines == 13 and tokens == 5 + len(WORDS.split())

@@ -41,6 +41,11 @@ def test_src_has_no_circle(figures: Any) -> None:
     assert figures.circles(graph) == []
 
 
+def test_types_have_no_circle(figures: Any) -> None:
+    """A circle of types is two files that a reader understands only together."""
+    assert figures.circles(figures.import_graph(ROOT / "src", with_types=True)) == []
+
+
 def test_benchmarks_have_no_circle(figures: Any) -> None:
     graph = figures.import_graph(ROOT / "benchmarks")
     assert "train.contender" in graph["train.speed"] and "train.speed" in graph["startup.first_step"]

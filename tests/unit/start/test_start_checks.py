@@ -22,8 +22,8 @@ from headway.core.errors import HeadwayError
 from headway.models.build import build_model
 from headway.models.huggingface.export import export_model
 from headway.run.session.attempt import RunOptions
-from headway.start.preview import preview
 from headway.start.preparing import prepare_if_needed
+from headway.start.preview import preview
 from headway.telemetry.record import open_run
 from support import write_config, write_corpus
 from support_chat import chat_tokenizer, conversation, write_records
