@@ -47,6 +47,12 @@ LONGEST, END = 16, 0
 Rows = list[tuple[int, ...]]
 
 
+def feed_of(config: Config) -> TokenFeed:
+    """The feed of a run, in one lane."""
+    store = open_run_store(config.data, config.run_directory, config.segments)
+    return TokenFeed.of(config, LaneGrid(1, 1, 1), store)
+
+
 class Corpus:
     """Sources of documents whose tokens are numbers that come once; each document ends with `END`."""
 
@@ -226,7 +232,9 @@ class Untrained:
         self._discard_outdated(decided(ledger))
         start = self._newest_good(10**9)
         skipped_ranges, _ = decided_for(config.segments, ledger, start)
-        feed = TokenFeed.of(config, LaneGrid(1, 1, 1), open_run_store(config))
+        feed = TokenFeed.of(
+            config, LaneGrid(1, 1, 1), open_run_store(config.data, config.run_directory, config.segments)
+        )
         cursor = SimpleNamespace(step=start.step if start else 0)
         state = SimpleNamespace(cursor=cursor, skipped_ranges=skipped_ranges)
         task = SimpleNamespace(feed=feed, fingerprints=fingerprints)
@@ -316,7 +324,10 @@ class Untrained:
         """Recount everything from the tokens that steps have used, and compare."""
         proof, config = self.proof(), load_resolved(self.run.config_path)
         assert proof.problems == [], proof.problems
-        feed, last = TokenFeed.of(config, LaneGrid(1, 1, 1), open_run_store(config)), max(self.used) + 1
+        feed, last = (
+            feed_of(config),
+            max(self.used) + 1,
+        )
         assert sorted(self.used) == list(range(last)) and proof.steps == last
         out = [step for step in range(last) if _is_left_out(proof.skipped_ranges, step)]
         assert [step for step in range(last) if not self.used[step]] == out
@@ -345,7 +356,9 @@ class Untrained:
     def check_epochs(self) -> None:
         """Text of a source that joined together is used as often, to within one; what was left out counts."""
         config = load_resolved(self.run.config_path)
-        feed = TokenFeed.of(config, LaneGrid(1, 1, 1), open_run_store(config))
+        feed = TokenFeed.of(
+            config, LaneGrid(1, 1, 1), open_run_store(config.data, config.run_directory, config.segments)
+        )
         uses = Counter(token for step in self.used for row in rows_of(feed, step) for token in row)
         for parts in self.corpus.joined.values():
             for tokens in parts:

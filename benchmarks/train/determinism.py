@@ -35,10 +35,11 @@ from headway.core.types import MicroBatch
 from headway.models.build import build_model
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World, open_world
+from headway.run.session.precision import with_precision
 from headway.training.assembled import Assembled
 from headway.training.optimizer import build_optimizer
 from headway.training.setup.determinism import apply_determinism
-from headway.training.setup.precision import apply_precision, with_precision
+from headway.training.setup.precision import apply_precision
 from headway.training.state import TrainState
 from headway.training.step import TrainStep
 from headway.training.task import LANGUAGE_MODELLING, Task

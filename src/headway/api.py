@@ -229,7 +229,7 @@ def _with_precision(config: Config, restart: bool) -> Config:
     from headway.run.supervisor.local_workers import ONE_THREAD
 
     with with_variables(ONE_THREAD):  # NumPy's threads would prevent copies of this process
-        from headway.training.setup.precision import with_precision
+        from headway.run.session.precision import with_precision
     return with_precision(config, restart=restart)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from headway.config import Config
-from headway.config.sections.cost import OLD_PRICE_KEY, BudgetConfig
+from headway.config.sections.cost import OLD_PRICE_KEY, BudgetConfig, CostConfig
 from headway.core.errors import BudgetReached
 from headway.core.user_command import suggest
 from headway.cost.offers import Offer
@@ -37,18 +36,20 @@ class Price:
         return f"${self.usd_per_hour:,.2f} an hour ({many}{self.offer.key}, {self.offer.age_text()})"
 
 
-def price_of(config: Config, workers: int) -> Price | None:
+def price_of(cost: CostConfig, given: float | None, workers: int) -> Price | None:
     """Return the price of as many machines as some workers need; None if the config gives none.
+
+    Args:
+        given: `Config.usd_per_hour`.
 
     Raises:
         ConfigError: the offer that it names is not known.
     """
-    if config.cost.offer is not None:
-        offer, total = price_of_offer(config.cost.offer, workers)
+    if cost.offer is not None:
+        offer, total = price_of_offer(cost.offer, workers)
         return Price(total, "cost.offer", offer, offer.machines(workers))
-    price = config.usd_per_hour
-    key = "cost.usd_per_hour" if config.cost.usd_per_hour is not None else OLD_PRICE_KEY
-    return None if price is None else Price(price, key)
+    key = "cost.usd_per_hour" if cost.usd_per_hour is not None else OLD_PRICE_KEY
+    return None if given is None else Price(given, key)
 
 
 def budget_of(budget: BudgetConfig) -> CostBudget | None:

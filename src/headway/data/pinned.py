@@ -6,6 +6,7 @@ a copy of its manifest in its own directory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,8 @@ from headway.data.store import TokenStore
 from headway.data.used_by import kept_manifest, manifest_path
 
 if TYPE_CHECKING:
-    from headway.config import Config
+    from headway.config import DataConfig
+    from headway.config.sections.segments import Segment
 
 
 def pinned(store: TokenStore, run: Path, data: str, check: bool = True) -> TokenStore:
@@ -46,15 +48,17 @@ def pinned(store: TokenStore, run: Path, data: str, check: bool = True) -> Token
     return known
 
 
-def open_run_store(config: Config, **options: Any) -> TokenStore:
-    """Open the store of a run's config, with the data of its last segment.
+def open_run_store(data: DataConfig, run: Path, segments: Sequence[Segment], **options: Any) -> TokenStore:
+    """Open the store of a run, with the data of its last segment.
 
     Args:
-        config: The config.
+        data: Of the run's config.
+        run: The run directory.
+        segments: Of the run.
         options: Passed to `open_store`.
 
     Raises:
         DataError: as in `open_store` and `pinned`.
     """
-    store = open_store(config.data, **options)
-    return pinned(store, config.run_directory, config.segments[-1].data) if config.segments else store
+    store = open_store(data, **options)
+    return pinned(store, run, segments[-1].data) if segments else store

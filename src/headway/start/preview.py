@@ -8,12 +8,12 @@ from headway.core.format import counted, format_bytes, format_count
 from headway.core.user_command import suggest
 from headway.parallel.world import pick_device
 from headway.run.session.attempt import RunOptions
+from headway.run.session.precision import with_precision
 from headway.run.session.preview import model_line, run_state, workers_lines
 from headway.run.session.preview import preview as preview_prepared
 from headway.start.checks import UnpreparedRun, examine_unprepared
 from headway.tracking.sinks import check_trackers
 from headway.training.setup.available import shortfalls
-from headway.training.setup.precision import with_precision
 
 
 def preview(config: Config, options: RunOptions) -> str:

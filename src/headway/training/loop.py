@@ -112,7 +112,9 @@ def _explain_first_step(job: Job, batches: Any) -> AbstractContextManager[None]:
 
     Later, other processes may be the cause, and another attempt helps.
     """
-    return explain_out_of_memory(job.config, batches) if job.state.cursor.step == 0 else nullcontext()
+    if job.state.cursor.step > 0:
+        return nullcontext()
+    return explain_out_of_memory(job.config.train, job.config.parallel, job.config.optimizer, batches)
 
 
 @contextmanager

@@ -179,7 +179,8 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
 
     assert config.train.steps is not None, "the config is resolved"
     # Give up before the supervisor would take a worker that waits for data for one that hangs.
-    store = open_run_store(config, patience_seconds=0.8 * config.supervise.data_seconds)
+    patience = 0.8 * config.supervise.data_seconds
+    store = open_run_store(config.data, config.run_directory, config.segments, patience_seconds=patience)
     checker = store.check_on_first_use() if config.data.verify == "first_use" else None
 
     def cut(grid: LaneGrid) -> tuple[TokenFeed, BatchList | None]:

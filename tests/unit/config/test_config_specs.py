@@ -29,7 +29,7 @@ from headway.config.optimizers import OPTIMIZERS
 from headway.config.specs import Package
 from headway.config.strategies import AUTO, STRATEGIES
 from headway.core.errors import ConfigError
-from headway.training.setup.available import check_installed_for
+from headway.run.session.parts import check_installed_for
 
 SOURCE = Path(headway.__file__).parent
 NAMES = re.compile(rf"(?<![\w.])({'|'.join({*STRATEGIES, *OPTIMIZERS} - {AUTO})})(?![\w])")

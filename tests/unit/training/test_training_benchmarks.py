@@ -22,6 +22,7 @@ from headway.config.sections.benchmarks import BenchmarksConfig
 from headway.config.units import Interval
 from headway.core.errors import CheckpointError, ConfigError, HeadwayError
 from headway.core.requirements import install_command
+from headway.run.session.parts import check_installed_for
 from headway.telemetry.catalogue import metric
 from headway.telemetry.record import open_run
 from headway.telemetry.report import render_report
@@ -34,7 +35,6 @@ from headway.training.evaluation.benchmarks import (
     benchmark_at_end,
     run_benchmarks,
 )
-from headway.training.setup.available import check_installed_for
 
 #: Stands for lm-eval: its results say how it was called, and what it sees.
 STUB = """

@@ -112,8 +112,14 @@ def test_it_pays_when_more_is_saved_than_compiling_takes() -> None:
     assert not Gain(0.010, 0.011, 1.0).pays(10**9)
 
 
+def pays(config: Config, rows: int, micro_batches: int) -> bool:
+    cpu = torch.device("cpu")
+    shape = (config.model, config.train, config.determinism)
+    return compiling_pays(*shape, cpu, rows=rows, micro_batches=micro_batches)
+
+
 def test_a_short_run_does_not_try(config: Config, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert not compiling_pays(config, torch.device("cpu"), 2, 10)
+    assert not pays(config, 2, 10)
     assert not cache.exists() and "a trial does not pay" in capsys.readouterr().err
 
 
@@ -127,15 +133,14 @@ def test_what_was_measured_is_remembered(
         return Gain(0.010, 0.008, 20.0)
 
     monkeypatch.setattr(compiling._Trial, "measure", measure)
-    cpu = torch.device("cpu")
-    assert compiling_pays(config, cpu, 2, 10**9)
+    assert pays(config, 2, 10**9)
     assert "compiled: a layer takes 10.0 ms, compiled 8.0 ms" in capsys.readouterr().err
     # Another length of the run is another answer to the same figures; other rows are other figures.
-    assert not compiling_pays(config, cpu, 2, 10) and len(measured) == 1
-    compiling_pays(config, cpu, 4, 10**9)
+    assert not pays(config, 2, 10) and len(measured) == 1
+    pays(config, 4, 10**9)
     assert len(measured) == 2 and len(json.loads(cache.read_bytes())) == 2
     cache.write_text("not JSON")
-    assert compiling_pays(config, cpu, 2, 10**9) and len(measured) == 3
+    assert pays(config, 2, 10**9) and len(measured) == 3
 
 
 def test_a_compiler_that_fails_is_said_and_not_used(
@@ -145,7 +150,7 @@ def test_a_compiler_that_fails_is_said_and_not_used(
         raise RuntimeError("no C++ compiler\nand much more")
 
     monkeypatch.setattr(compiling._Trial, "measure", measure)
-    assert not compiling_pays(config, torch.device("cpu"), 2, 10**9)
+    assert not pays(config, 2, 10**9)
     assert "not compiled: RuntimeError: no C++ compiler" in capsys.readouterr().err and not cache.exists()
 
 

@@ -18,12 +18,13 @@ from headway.config.schema import OptimizerConfig
 from headway.core.eight_bit import block_size
 from headway.core.errors import ConfigError
 from headway.core.requirements import install_command
+from headway.run.session.parts import check_installed_for
 from headway.training.optimizer import build_optimizer, materialize, muon, set_learning_rate, update
 from headway.training.optimizer.adafactor import ProjectionAdafactor
 from headway.training.optimizer.eager import eager
 from headway.training.optimizer.lion import Lion
 from headway.training.optimizer.offload import HostOffload
-from headway.training.setup.available import check_installed_for, slow_precision
+from headway.training.setup.available import slow_precision
 from headway.training.setup.cut_proof import check_shard_invariance
 from headway.training.setup.precision import muon_products
 from headway.training.state import TrainState

@@ -18,6 +18,7 @@ from headway.models.loss import linear_cross_entropy
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
 from headway.run.session.attempt import write_config
+from headway.run.session.precision import with_precision
 from headway.training.health.decisions import Decision
 from headway.training.optimizer import build_optimizer
 from headway.training.setup.determinism import determinism_restored
@@ -32,7 +33,6 @@ from headway.training.setup.precision import (
     check_present,
     convert_to_fp8,
     update_scale,
-    with_precision,
 )
 from headway.training.state import Cursor, TrainState
 from headway.training.step import StepResult, TrainStep
@@ -290,7 +290,7 @@ def test_auto_is_chosen_when_a_run_begins_and_kept(tmp_path: Path, monkeypatch: 
         Config.model_validate({"runs": str(tmp_path), "train": {"steps": 1, "precision": "auto", "device": "cpu"}})
     )
     for fast, chosen in ((True, "bf16"), (False, "fp32")):
-        monkeypatch.setattr("headway.training.setup.precision.cpu_multiplies_bf16", lambda fast=fast: fast)
+        monkeypatch.setattr("headway.run.session.precision.cpu_multiplies_bf16", lambda fast=fast: fast)
         assert with_precision(config).train.precision == chosen
     config.run_directory.mkdir()
     write_config(override(config, ["train.precision=bf16"]), config.run_directory)
@@ -298,7 +298,7 @@ def test_auto_is_chosen_when_a_run_begins_and_kept(tmp_path: Path, monkeypatch: 
     assert with_precision(config, restart=True).train.precision == "fp32"
     fixed = override(config, ["train.precision=tf32"])
     assert with_precision(fixed) is fixed
-    monkeypatch.setattr("headway.training.setup.precision.cpu_multiplies_bf16", lambda: True)
+    monkeypatch.setattr("headway.run.session.precision.cpu_multiplies_bf16", lambda: True)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     found = with_precision(config, restart=True).train.precision

@@ -302,8 +302,10 @@ def test_a_gpu_is_not_filled_with_what_others_have_of_it(monkeypatch: pytest.Mon
 
 
 def test_batches_of_any_form_can_fail() -> None:
+    c = config()
+    sections = (c.train, c.parallel, c.optimizer)
     with (
         pytest.raises(ConfigError, match="3 x 2"),
-        explain_out_of_memory(config(), (torch.ones(()), [torch.ones(3, 2)])),
+        explain_out_of_memory(*sections, (torch.ones(()), [torch.ones(3, 2)])),
     ):  # type: ignore[arg-type]
         raise MemoryError("none left")

@@ -21,7 +21,8 @@ from headway.data.feeding.mixture import Beginning, is_mixed, length_at, plan_mi
 from headway.data.feeding.plan import EpochUse, MixedPlan, Picks, PlainPlan, RowPlan
 
 if TYPE_CHECKING:
-    from headway.config import Config
+    from headway.config import Config, DataConfig, TrainConfig
+    from headway.config.sections.segments import Segment
     from headway.data.feeding.split import SplitRows
 
 
@@ -56,7 +57,8 @@ class SegmentedPlan:
         #: Per segment, the map from the rows of the segment before; None for the first segment and for a new epoch.
         self.row_maps: list[RowMap | None] = []
         for number in range(len(self.segments)):
-            plan, row_map = _plan_after(config, number, self.plans[-1] if self.plans else None)
+            own = config.of_segment(number)
+            plan, row_map = _plan_after(own.data, own.train, self.segments[: number + 1], self.plans[-1:])
             self.plans.append(plan)
             self.row_maps.append(row_map)
         names = [name for plan in reversed(self.plans) for name in plan.sources]
@@ -207,32 +209,42 @@ def _positions(plan: RowPlan, step: int, after: bool) -> list[tuple[int, int]]:
     return list(zip(used, plan.epoch_rows(step), strict=True))
 
 
-def _plan_after(config: Config, number: int, before: RowPlan | None) -> tuple[RowPlan, RowMap | None]:
-    """Make the plan of a segment, and the map from the rows of the segment before."""
-    own, segment = config.of_segment(number), config.segments[number]
-    names, mixed = tuple(segment.rows), is_mixed(own.data)
+def _plan_after(
+    data: DataConfig, train: TrainConfig, segments: Sequence[Segment], plans: Sequence[RowPlan]
+) -> tuple[RowPlan, RowMap | None]:
+    """Make the plan of the last of some segments, and the map from the rows of the segment before.
+
+    Args:
+        data: The section of that segment.
+        train: The section of that segment.
+        plans: The plan of the segment before, if there is one.
+    """
+    segment = segments[-1]
+    names = tuple(segment.rows)
+    mixed = is_mixed(data)
 
     def rows_of(length: int) -> list[int]:
         return [sum(parts.get(length, ())) for parts in segment.rows.values()]
 
-    if before is None:
+    if not plans:
         if mixed:
-            return MixedPlan(plan_mixture(own.data, own.train, names, rows_of), segment.seed), None
+            return MixedPlan(plan_mixture(data, train, names, rows_of), segment.seed), None
         length = segment.sequence_length
-        return PlainPlan(names, rows_of(length), segment.seed, own.train.batches, length), None
+        return PlainPlan(names, rows_of(length), segment.seed, train.batches, length), None
+    before = plans[0]
     step = segment.first_step
-    length = length_at(own.data.mixture, own.train, step) if mixed else segment.sequence_length
+    length = length_at(data.mixture, train, step) if mixed else segment.sequence_length
     counts = rows_of(length)
     row_map = None
     if not segment.new_epoch:
-        row_map = map_rows(config.segments[number - 1], segment, before.sequence_length(step - 1), length)
+        row_map = map_rows(segments[-2], segment, before.sequence_length(step - 1), length)
     continuation = Continuation(before, step, counts, row_map, segment.seed)
     if mixed:
         orders, used = continuation.orders_by_source(names)
         beginning = Beginning(step, continuation.phase, tuple(used), tuple(continuation.epochs_before(names)))
-        mixture = plan_mixture(own.data, own.train, names, rows_of, beginning=beginning)
+        mixture = plan_mixture(data, train, names, rows_of, beginning=beginning)
         return MixedPlan(mixture, segment.seed, orders), row_map
-    plain = PlainPlan(names, counts, segment.seed, own.train.batches, length)
+    plain = PlainPlan(names, counts, segment.seed, train.batches, length)
     order, position = continuation.order_of_all(plain)
     start = (step, position)
-    return PlainPlan(names, counts, segment.seed, own.train.batches, length, order=order, start=start), row_map
+    return PlainPlan(names, counts, segment.seed, train.batches, length, order=order, start=start), row_map

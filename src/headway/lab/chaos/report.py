@@ -25,8 +25,8 @@ from headway.lab.chaos.machine_plan import plan_machine_campaign
 from headway.lab.chaos.machine_trial import MachineRuns
 from headway.lab.chaos.machines import can_make_namespaces, standing_machines
 from headway.lab.chaos.trial import SEED, Runs, TrialResult
+from headway.run.session.precision import with_precision
 from headway.run.supervisor.commands import check_not_a_worker, stoppable
-from headway.training.setup.precision import with_precision
 
 #: Descriptions of the measurements.
 _RECOVERY = "from a kill to the next new step"

@@ -175,7 +175,7 @@ def _forecasts(
     from headway.lab.plan.prepare import make_plan
 
     goodput = measured_goodput(loaded.runs)
-    found = forecasts(made, goodput, price_of(loaded, made.machines.count))
+    found = forecasts(made, goodput, price_of(loaded.cost, loaded.usd_per_hour, made.machines.count))
     for name in others:
         machines = parse_machines(name)
         try:

@@ -190,7 +190,7 @@ def make_plan(config: Config, machines: Machines, measured_tokens_per_second: fl
         own=_as_it_is(config, model, machines),
         recommendation=recommendation,
         usable_bytes=usable_bytes(machines),
-        price=price_of(config, machines.count),
+        price=price_of(config.cost, config.usd_per_hour, machines.count),
         measured_tokens_per_second=measured_tokens_per_second,
         deepspeed=deepspeed_listed(config) if has_deepspeed else None,
         no_deepspeed=None if has_deepspeed else why_no_deepspeed(config, model, machines),

@@ -20,13 +20,13 @@ from headway.lab.profiling.profiler import Plan
 from headway.lab.profiling.record import Profile, WorkerRecord
 from headway.lab.profiling.roofline import Analysis, analyse
 from headway.parallel.world import pick_device
+from headway.run.session.precision import with_precision
 from headway.run.session.preflight import examine
 from headway.run.supervisor.agent import load_training
 from headway.run.supervisor.commands import check_not_a_worker
 from headway.run.supervisor.local_workers import WorkersFailed, WorkersStopped, start_workers
 from headway.run.supervisor.watchdog import in_words
 from headway.run.supervisor.worker import first_record
-from headway.training.setup.precision import with_precision
 
 _NEVER = Interval(10**12, "steps")
 _OF_A_WORKER = re.compile(r"trace-\d+\.json\.gz|memory-\d+\.pickle")

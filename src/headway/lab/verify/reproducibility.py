@@ -18,8 +18,8 @@ from headway.core.files.foreign import read_json_lines
 from headway.core.files.scratch import scratch_folder
 from headway.core.format import counted
 from headway.core.process.faults import FAULTS_VARIABLE
+from headway.run.session.precision import with_precision
 from headway.run.supervisor.commands import check_not_a_worker, failed, place, running, stoppable, train_command
-from headway.training.setup.precision import with_precision
 
 #: step -> tensor name -> SHA-256, one entry per record: steps repeated after a kill appear twice.
 Hashes = list[tuple[int, dict[str, str]]]

@@ -182,7 +182,7 @@ def price_facts(config: Config) -> dict[str, Any]:
     Raises:
         ConfigError: the offer that the config names is not known.
     """
-    price = price_of(config, world_size_from_environment() or config.parallel.all_workers)
+    price = price_of(config.cost, config.usd_per_hour, world_size_from_environment() or config.parallel.all_workers)
     if price is None:
         return {PRICE_KEY: None}
     if price.offer is None:

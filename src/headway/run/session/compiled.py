@@ -35,6 +35,13 @@ def decide_compile(assembled: Assembled, start: CheckpointInfo | None) -> bool:
         return bool(world.broadcast_number(0))
     grid = assembled.grid
     micro_batches = len(assembled.lanes) * grid.micro_batches * assembled.total_steps
-    pays = compiling_pays(config, world.device, grid.micro_batch, micro_batches)
+    pays = compiling_pays(
+        config.model,
+        config.train,
+        config.determinism,
+        world.device,
+        rows=grid.micro_batch,
+        micro_batches=micro_batches,
+    )
     world.broadcast_number(int(pays))
     return pays

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 
 from headway.config import Config, find_strategy
 from headway.config.checks.contradictions import combined
+from headway.config.optimizers import DEFAULT_OPTIMIZER, TORCHAO, find_optimizer
+from headway.config.strategies import AUTO
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.functions import identify_function
 from headway.core.hub import is_on_hub
+from headway.core.storage import check_filesystem
 from headway.models.build import build_without_memory
 from headway.models.hub.sizes import model_without_weights
 from headway.parallel.tensor import plan_of
@@ -18,9 +22,11 @@ from headway.parallel.world import pick_device
 from headway.run.directory.run_directory import RunDirectory
 from headway.run.session.attempt import RunOptions
 from headway.run.session.checks import check_keys_present
+from headway.training.evaluation.benchmarks import check_installed
 from headway.training.job import load_callbacks
-from headway.training.setup.available import check_available, check_installed_for
+from headway.training.setup.available import check_available
 from headway.training.setup.model_proofs import prove_class
+from headway.training.setup.torchao_import import missing_package
 
 
 @dataclass
@@ -104,6 +110,29 @@ def find_problems(config: Config, found: Problems, here: bool) -> None:
         found.of(lambda: identify_function(config.loss or "", "loss"))
     if config.parallel.tensor > 1:
         found.of(lambda: _check_is_cut(config))
+
+
+def check_installed_for(config: Config) -> None:
+    """Check that the libraries which a config needs are installed.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    optimizer = config.optimizer
+    package = find_strategy(config.parallel.strategy).needs
+    if package is not None and find_spec(package.module) is None:
+        raise missing_package(package, f"strategy '{config.parallel.strategy}'", "parallel.strategy", AUTO)
+    package = find_optimizer(optimizer.name).needs
+    if package is not None and find_spec(package.module) is None:
+        raise missing_package(package, f"optimizer '{optimizer.name}'", "optimizer.name", DEFAULT_OPTIMIZER)
+    if config.train.precision == "fp8" and find_spec(TORCHAO.module) is None:
+        raise missing_package(TORCHAO, "precision 'fp8'", "train.precision", "bf16")
+    if config.evaluation.benchmarks is not None:
+        check_installed()
+    if config.checkpoint.remote is not None:
+        check_filesystem(config.checkpoint.remote.url, "checkpoint.remote.url:")
+    if config.data.remote is not None:
+        check_filesystem(config.data.remote, "data.remote:")
 
 
 def _check_available(config: Config) -> None:

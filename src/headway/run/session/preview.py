@@ -27,10 +27,10 @@ from headway.parallel.world import pick_device
 from headway.run.session.attempt import RunOptions
 from headway.run.session.checks import check_remote_usable, check_run
 from headway.run.session.parts import check_apart
+from headway.run.session.precision import with_precision
 from headway.run.session.preflight import examine
 from headway.telemetry.record import is_run, open_run
 from headway.training.setup.available import shortfalls
-from headway.training.setup.precision import with_precision
 
 # Number of segments of a mixture that are listed.
 _SEGMENTS = 8

@@ -26,7 +26,7 @@ def check_cost(config: Config, options: RunOptions) -> None:
         ConfigError: the offer is not known.
         BudgetReached: the budget is spent.
     """
-    price = price_of(config, world_size_from_environment() or config.parallel.all_workers)
+    price = price_of(config.cost, config.usd_per_hour, world_size_from_environment() or config.parallel.all_workers)
     path = config.run_directory
     if config.budget.usd is None or options.restart or not is_run(path):
         return
@@ -79,7 +79,7 @@ def price_warnings(config: Config, workers: int) -> Iterator[str]:
     """Yield what a user should know of the price: that it is given by its old key, or is stale."""
     if config.telemetry.usd_per_hour is not None:
         yield f"{OLD_PRICE_KEY} is now called cost.usd_per_hour; the old name still works"
-    price = price_of(config, workers)
+    price = price_of(config.cost, config.usd_per_hour, workers)
     if price is not None and price.is_stale:
         yield (
             f"cost is counted at {price}; headway prices refresh, or import, brings a newer price, and"

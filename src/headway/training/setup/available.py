@@ -5,27 +5,21 @@ from __future__ import annotations
 import os
 import shutil
 import sysconfig
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from headway.config.optimizers import DEFAULT_OPTIMIZER, TORCHAO, find_optimizer
-from headway.config.strategies import AUTO, find_strategy
 from headway.core.errors import ConfigError
 from headway.core.format import counted
 from headway.core.machine.system import Machine
-from headway.core.storage import check_filesystem
 from headway.telemetry.arithmetic import cpu_bf16_speed
 from headway.telemetry.gpus import nvidia_devices
-from headway.training.evaluation.benchmarks import check_installed
 from headway.training.optimizer import check_offload
 from headway.training.setup.precision import check_present
-from headway.training.setup.torchao_import import missing_package
 
 if TYPE_CHECKING:
-    from headway.config import Config, OptimizerConfig, StrategySpec, TrainConfig
+    from headway.config import OptimizerConfig, StrategySpec, TrainConfig
 
 
 def slow_precision(train: TrainConfig, device: torch.device) -> str | None:
@@ -76,29 +70,6 @@ def check_available(
         check_offload(device)
     if train.compile is True and device.type == "cuda":
         _check_compiler()
-
-
-def check_installed_for(config: Config) -> None:
-    """Check that the libraries which a config needs are installed.
-
-    Raises:
-        ConfigError: one is not.
-    """
-    optimizer = config.optimizer
-    package = find_strategy(config.parallel.strategy).needs
-    if package is not None and find_spec(package.module) is None:
-        raise missing_package(package, f"strategy '{config.parallel.strategy}'", "parallel.strategy", AUTO)
-    package = find_optimizer(optimizer.name).needs
-    if package is not None and find_spec(package.module) is None:
-        raise missing_package(package, f"optimizer '{optimizer.name}'", "optimizer.name", DEFAULT_OPTIMIZER)
-    if config.train.precision == "fp8" and find_spec(TORCHAO.module) is None:
-        raise missing_package(TORCHAO, "precision 'fp8'", "train.precision", "bf16")
-    if config.evaluation.benchmarks is not None:
-        check_installed()
-    if config.checkpoint.remote is not None:
-        check_filesystem(config.checkpoint.remote.url, "checkpoint.remote.url:")
-    if config.data.remote is not None:
-        check_filesystem(config.data.remote, "data.remote:")
 
 
 def _check_compiler() -> None:

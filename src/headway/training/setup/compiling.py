@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from headway.config import Config, ModelConfig, TrainConfig
+from headway.config import ModelConfig, TrainConfig
 from headway.config.sections.parallel import ParallelConfig
 from headway.core.console import notice, warning
 from headway.core.coordination.heartbeat import Phase, beat
@@ -104,25 +104,28 @@ def _report_compiling() -> None:
     callback_handler.register_end_callback(lambda *_: beat(Phase.COMPUTE))
 
 
-def compiling_pays(config: Config, device: torch.device, rows: int, micro_batches: int) -> bool:
+def compiling_pays(
+    model: ModelConfig, train: TrainConfig, determinism: str, device: torch.device, *, rows: int, micro_batches: int
+) -> bool:
     """Return whether this process would train faster compiled, including the cost of compiling.
 
     Measurements are kept in the user's cache, keyed by all that they depend on.
 
     Args:
-        config: Config of the native decoder, complete.
+        model: Of the native decoder, complete.
+        train: Of the run, resolved.
         rows: Rows of a micro-batch.
         micro_batches: Number of micro-batches that this process computes in the whole run.
     """
-    shape, file = Shape.of(config.model), user_cache() / "compile.json"
+    shape, file = Shape.of(model), user_cache() / "compile.json"
     known = _read_cache(file)
-    key = _key(config.model, config.train, config.determinism, device, rows)
+    key = _key(model, train, determinism, device, rows)
     layers = shape.layers * micro_batches
     if key in known:
         gain = Gain(**known[key])
     else:
         try:
-            trial = _Trial(config.model, config.train, device, rows)
+            trial = _Trial(model, train, device, rows)
             estimate = trial.eager_seconds() * layers
             if estimate < _LEAST_SECONDS:
                 notice(f"not compiled: the layers take {format_seconds(estimate)} in all, so a trial does not pay")

@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from headway.config import load_resolved
-from headway.core.coordination.launched import world_size_from_environment
 from headway.core.errors import ConfigError
 from headway.core.model_protocol import HasOutputProjection
-from headway.telemetry.arithmetic import cpu_multiplies_bf16, set_fp32_products
+from headway.telemetry.arithmetic import set_fp32_products
 from headway.training.setup.torchao_import import importing_torchao
 
 if TYPE_CHECKING:
-    from headway.config import Config, TrainConfig
+    from headway.config import TrainConfig
     from headway.training.state import Cursor
 
 #: Precision -> (compute capability that a GPU needs, nearest precision to take instead).
@@ -52,34 +50,6 @@ def muon_products(precision: str) -> torch.dtype:
     It follows from the config alone, not from the machine, so that a run has the same bits wherever it is resumed.
     """
     return torch.bfloat16 if precision in _AUTOCAST else torch.float32
-
-
-def with_precision(config: Config, *, restart: bool = False) -> Config:
-    """Replace `train.precision: auto` by that of the run, if it has begun, or else by the faster one here.
-
-    Call it before the run's processes are started: those that measure may find different speeds.
-
-    Args:
-        config: Resolved.
-        restart: Whether an earlier run of this name does not count.
-    """
-    if config.train.precision != "auto":
-        return config
-    file, known = config.run_directory / "config.yaml", "auto"
-    if file.is_file() and not restart:
-        known = load_resolved(file).train.precision
-    chosen = known if known != "auto" else _faster_precision(config.train.device)
-    return config.model_copy(update={"train": config.train.model_copy(update={"precision": chosen})})
-
-
-def _faster_precision(device: str) -> str:
-    """Return the faster one of bf16 and fp32, without any use of a GPU: copies of this process could not use it."""
-    accelerated = torch.cuda.is_available() or torch.backends.mps.is_available()
-    if device in ("cuda", "mps") or (device == "auto" and accelerated):
-        return "bf16"
-    if world_size_from_environment() is not None:
-        return "fp32"  # workers that were started one by one could measure different speeds
-    return "bf16" if cpu_multiplies_bf16() else "fp32"
 
 
 def apply_precision(train: TrainConfig, model: nn.Module, device: torch.device) -> None:

@@ -31,7 +31,7 @@ from headway.training.step import backward, prepare_own_losses
 from headway.training.task import to_device
 
 if TYPE_CHECKING:
-    from headway.config import Config, OptimizerConfig, ParallelConfig, TrainConfig
+    from headway.config import OptimizerConfig, ParallelConfig, TrainConfig
 
 #: Texts of errors without a type of their own: two of the host's, CUDA's outside of PyTorch's allocator, cuBLAS's.
 _OUT_OF_MEMORY = (
@@ -60,9 +60,10 @@ def trial_step(assembled: Assembled, batch: MicroBatch) -> None:
     optimizer = state.optimizer
     fresh = not optimizer.state
     cuda = [world.device] if world.device.type == "cuda" else []
+    explained = explain_out_of_memory(config.train, config.parallel, config.optimizer, batch)
     exchanges = exchanges_in_trial(config.parallel.strategy, config.determinism, world)
     try:
-        with torch.random.fork_rng(devices=cuda), explain_out_of_memory(config, batch), kept_buffers(state.model):
+        with torch.random.fork_rng(devices=cuda), explained, kept_buffers(state.model):
             state.prepare_to_load()  # creates moments if there are none
             compute_gradients(assembled, batch, exchanges=exchanges)
             if state.engine is not None:
@@ -113,7 +114,9 @@ def largest_micro_batch(feed: Feed, lane: int, first: int, last: int) -> MicroBa
 
 
 @contextmanager
-def explain_out_of_memory(config: Config, batch: Any) -> Iterator[None]:
+def explain_out_of_memory(
+    train: TrainConfig, parallel: ParallelConfig, optimizer: OptimizerConfig, batch: Any
+) -> Iterator[None]:
     """Turn a lack of memory over a micro-batch into an error that names remedies.
 
     Args:
@@ -130,7 +133,7 @@ def explain_out_of_memory(config: Config, batch: Any) -> Iterator[None]:
             f"a micro-batch ({sizes[0] if sizes else 'of unknown shape'}) does not fit into memory with weights,"
             f" gradients and moments: {str(error).splitlines()[0]}",
             where="train.micro_batch",
-            fix="one or more of: " + ", ".join(_savings(config.train, config.parallel, config.optimizer)),
+            fix="one or more of: " + ", ".join(_savings(train, parallel, optimizer)),
         ) from error
 
 
