@@ -43,9 +43,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from headway.checkpoint.save.messages import WriterSettings
 
 from headway.checkpoint.save.writer import CheckpointWriter
-from headway.checkpoint.save.writer_client import WriterSettings
 from headway.core.types import Block
 
 #: What the stall may be of the copy, and the total of the disk's floor.

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from headway.checkpoint.save.messages import WriterSettings
 from headway.checkpoint.save.writer import CheckpointWriter
-from headway.checkpoint.save.writer_client import WriterSettings
 from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError
 from headway.core.process import faults

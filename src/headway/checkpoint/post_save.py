@@ -37,7 +37,7 @@ class CheckpointMaintainer:
           |
           |    .-- save: context() -> publish -> __call__(): index, queue the upload, prune
           +----+
-          |    '-- roll back: rolled_back() -> saves and uploads of later steps count as not done
+          |    '-- roll back: note_rollback() -> saves and uploads of later steps count as not done
           |
         close() -> uploads the newest checkpoint, if its interval has skipped it -> `lost`, if it never can be
 
@@ -174,12 +174,12 @@ class CheckpointMaintainer:
             self.lost = self._remote.close(patience_seconds)
             self._remote = None
 
-    def rolled_back(self, step: int, skipped_ranges: Sequence[Sequence[int]]) -> None:
+    def note_rollback(self, step: int, skipped_ranges: Sequence[Sequence[int]]) -> None:
         """Treat saves and uploads of later steps as not done, since the run rolled back to a step; never raises."""
         if self._last_full is not None and self._last_full[0] > step:
             self._last_full = None
         if self._remote is not None:
-            self._remote.rolled_back(step, ranges_of({LEFT_OUT: skipped_ranges}))
+            self._remote.note_rollback(step, ranges_of({LEFT_OUT: skipped_ranges}))
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait for outstanding uploads, and return whether they ended in time."""

@@ -105,12 +105,12 @@ class RemoteCopies:
             self._last_submitted = now
             self._uploader.submit(folder, manifest, manifest.step == self._last_step)
 
-    def rolled_back(self, step: int, skipped_ranges: Ranges) -> None:
+    def note_rollback(self, step: int, skipped_ranges: Ranges) -> None:
         """Treat uploads of later steps as not done; never raises."""
         self._retention.skipped_ranges = skipped_ranges
         if self._last_submitted is not None and self._last_submitted[0] > step:
             self._last_submitted = None
-        self._uploader.rolled_back(step)
+        self._uploader.note_rollback(step)
         self._send_newest()  # first, so that the tier always has a checkpoint to resume from
 
     def close(self, patience_seconds: float | None) -> CheckpointError | None:

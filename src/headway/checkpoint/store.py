@@ -18,7 +18,8 @@ from headway.checkpoint.format.reading import SavedTensors, read_tensors
 from headway.checkpoint.format.signing import Key
 from headway.checkpoint.pruning import Pruner
 from headway.checkpoint.retention import Rules
-from headway.checkpoint.save.publish import Publisher, write_part
+from headway.checkpoint.save.parts import write_part
+from headway.checkpoint.save.publish import Publisher
 from headway.checkpoint.verify import Verification, verify_checkpoint
 from headway.core import console
 from headway.core.errors import CheckpointError, fix_for

@@ -36,7 +36,7 @@ class StateWriter(Protocol):
         """Release the states that are held."""
         ...
 
-    def rolled_back(self, step: int, skipped_ranges: Sequence[tuple[int, int]]) -> None:
+    def note_rollback(self, step: int, skipped_ranges: Sequence[tuple[int, int]]) -> None:
         """Treat the states that follow as successors of `step`, with the rows of those steps left out."""
         ...
 
@@ -89,7 +89,7 @@ class NoWriter:
     def release_snapshot(self) -> None:
         """Do nothing."""
 
-    def rolled_back(self, step: int, skipped_ranges: Sequence[tuple[int, int]]) -> None:
+    def note_rollback(self, step: int, skipped_ranges: Sequence[tuple[int, int]]) -> None:
         """Do nothing."""
 
     def outcomes(self) -> list[Outcome]:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from headway.checkpoint.save.messages import WriterSettings
 from headway.checkpoint.save.writer import CheckpointWriter
-from headway.checkpoint.save.writer_client import WriterSettings
 
 
 @pytest.fixture

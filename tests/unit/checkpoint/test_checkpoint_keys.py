@@ -30,7 +30,7 @@ from headway.checkpoint.remote.relay import Relay, RelayedSave
 from headway.checkpoint.remote.tier import RemoteTier, journal_of
 from headway.checkpoint.retention import Rules
 from headway.checkpoint.run_identity import RunIdentity
-from headway.checkpoint.save.publish import Part
+from headway.checkpoint.save.parts import CheckpointPart
 from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.transfer import remote_manifests
 from headway.checkpoint.verify_remote import remote_checkpoints
@@ -331,7 +331,7 @@ def test_the_records_of_a_run_and_notes_about_parts_are_encrypted_too(
     shutil.move(run / RECORDS_FILE, store.info(1).path)
     assert tier.claim is not None
     relayed = RelayedSave(Relay(run, remote, tier.claim, RunIdentity(run, "0" * 32, "tiny"), 1), 2, 1)
-    relayed.send(run, 1, Part({}, []))
+    relayed.send(run, 1, CheckpointPart({}, []))
     relayed.report_failure(1, "no room")
     assert tier.publish(store.info(1).path, journal_of(run, 1))
     sent = names(tmp_path / "remote/tiny/run-001/step-00000001") + names(tmp_path / "remote/tiny/run-001/step-00000002")

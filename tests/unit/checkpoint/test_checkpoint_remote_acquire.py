@@ -163,7 +163,7 @@ def test_what_was_on_its_way_when_the_run_went_back_pushes_out_nothing(
     assert after_save.wait(LONG)
     save(config, 8, after_save)
     assert begun.wait(LONG)
-    after_save.rolled_back(4, [[5, 7]])
+    after_save.note_rollback(4, [[5, 7]])
     going_on.set()
     assert after_save.wait(LONG)
     tier = find_tier(RemoteConfig(url=f"file://{tmp_path}/remote"), run_identity(config))

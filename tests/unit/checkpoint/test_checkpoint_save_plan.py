@@ -12,7 +12,8 @@ from headway.checkpoint.format import sealing
 from headway.checkpoint.format.file_layout import Elements, Piece, plan_files
 from headway.checkpoint.format.manifest import hash_tensors
 from headway.checkpoint.format.reading import files_of
-from headway.checkpoint.save.publish import Part, Publisher, write_part
+from headway.checkpoint.save.parts import CheckpointPart, write_part
+from headway.checkpoint.save.publish import Publisher
 from headway.checkpoint.save.save_plan import assign_writers
 from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError
@@ -57,7 +58,7 @@ def save(store: CheckpointStore, workers: list[dict[str, Block]], key: bytes | N
                 return memoryview(blocks[piece.name].local.contiguous().reshape(-1).view(torch.uint8).numpy())
 
             part = write_part(folder, images, Elements(elements), key=key)
-            parts.append(Part.parse(part.record()))  # as it travels
+            parts.append(CheckpointPart.parse(part.record()))  # as it travels
         store.publisher.finish(folder, parts, {"step": 1}, {})
 
 

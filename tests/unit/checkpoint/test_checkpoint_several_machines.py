@@ -12,6 +12,7 @@ import pytest
 
 from headway.checkpoint import verify_across_hosts
 from headway.checkpoint.format.manifest import Manifest
+from headway.checkpoint.save.messages import WriterSettings
 from headway.checkpoint.save.writer_process import WriterService
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.verify import Damage, check_file
@@ -61,11 +62,10 @@ def test_a_checkpoint_of_another_machine_is_seen(tmp_path: Path, client: set[Pat
 
 
 def test_a_part_that_another_machine_has_written_is_seen_at_once(tmp_path: Path, client: set[Path]) -> None:
-    settings = {"fence": None, "after_save": None, "rank": 0, "directory": str(tmp_path), "keep": 3, "sign": False}
-    more = {"encrypt": False, "max_shard_bytes": 1, "workers": 2, "patience_seconds": 60.0, "lock": None}
+    settings = WriterSettings(tmp_path, workers=2, patience_seconds=60.0)
     note = tmp_path / "part-00001.json"
     soon(note.touch)
-    WriterService({**settings, **more}, io.StringIO())._wait_for(note, 1, "worker 1 has not written its part")
+    WriterService(settings, io.StringIO())._wait_for(note, 1, "worker 1 has not written its part")
     assert note.exists()
 
 

@@ -28,9 +28,10 @@ from headway.checkpoint.run_identity import RunIdentity
 from headway.checkpoint.save import memory_snapshot, writer_locks, writer_process
 from headway.checkpoint.save.fence import OWNER_FILE, Fence, Fenced, Owner
 from headway.checkpoint.save.memory_snapshot import MemorySnapshots
-from headway.checkpoint.save.publish import note_name
+from headway.checkpoint.save.messages import FailPart, SaveJob, WriterSettings
+from headway.checkpoint.save.outstanding_saves import OutstandingSaves
+from headway.checkpoint.save.parts import note_name
 from headway.checkpoint.save.writer import CheckpointWriter
-from headway.checkpoint.save.writer_client import WriterSettings
 from headway.checkpoint.save.writer_locks import (
     is_marked_lost,
     mark_lost,
@@ -147,7 +148,7 @@ def test_a_disk_that_hangs_holds_nothing_up(settings: WriterSettings, monkeypatc
     writer = CheckpointWriter(replace(settings, stalled_seconds=3.0))
     for step in (1, 2, 3):
         submit(writer, step)
-    writer._settings = settings  # its successor is well, and the machine may be busy
+    writer._saves._settings = settings  # its successor is well, and the machine may be busy
     writer.wait()
     outcomes = writer.outcomes()
     assert [(o.step, o.error is None) for o in outcomes] == [(1, False), (2, True), (3, True)]
@@ -171,8 +172,7 @@ def test_a_write_that_takes_long_but_gets_on_is_waited_for(
     """A tenth of a second for each of 80 files: twice as long as without a word is too long."""
     monkeypatch.setenv("HEADWAY_FAULTS", "slow@checkpoint.shard")
     writer = CheckpointWriter(replace(settings, stalled_seconds=4.0, max_shard_bytes=4))
-    process = writer._process
-    assert process is not None
+    process = writer._saves.process
     begun = process.heard_seconds
     assert wait_until(lambda: process.heard_seconds > begun, LONG), "its start may take long where the machine is busy"
     writer.submit(1, blocks({f"t{n}": torch.ones(1) for n in range(80)}), {"step": 1}, {})
@@ -184,9 +184,9 @@ def test_a_write_that_takes_long_but_gets_on_is_waited_for(
 def test_a_process_that_was_killed_between_saves_is_replaced(writer: CheckpointWriter) -> None:
     submit(writer, 1)
     writer.wait()
-    first = writer._process
+    first = writer._saves.process
     os.kill(_process(writer), signal.SIGKILL)
-    while first is not None and not first.ended:
+    while not first.ended:
         time.sleep(0.001)
     submit(writer, 2)
     writer.wait()
@@ -262,8 +262,7 @@ def test_a_save_over_which_a_process_died_is_written_by_another_if_it_is_tried_a
 
 
 def _process(writer: CheckpointWriter) -> int:
-    assert writer._process is not None
-    return writer._process._popen.pid
+    return writer._saves.process.pid
 
 
 def test_waiting_for_a_write_is_no_silence_as_long_as_it_gets_on(
@@ -279,9 +278,8 @@ def test_waiting_for_a_write_is_no_silence_as_long_as_it_gets_on(
     def gather(said: Any) -> list[Any]:
         nonlocal turns
         turns += 1
-        assert writer._process is not None
         if turns == 2:
-            writer._process.heard_seconds += 1.0
+            writer._saves.process.heard_seconds += 1.0
         elif turns == 4:
             os.kill(_process(writer), signal.SIGCONT)
         return [said]
@@ -370,9 +368,9 @@ def test_a_worker_killed_while_it_gives_an_order_loses_no_held_state(holding: Wr
 
     def act(writer: CheckpointWriter) -> None:
         hold(writer, 1)
-        assert writer._process is not None and writer._process._popen.stdin is not None
-        writer._process._popen.stdin.write('{"kind": "write", "step": 2, "pieces": [{"name": "model.a"')
-        writer._process._popen.stdin.flush()
+        assert writer._saves.process._popen.stdin is not None
+        writer._saves.process._popen.stdin.write('{"kind": "write", "step": 2, "pieces": [{"name": "model.a"')
+        writer._saves.process._popen.stdin.flush()
 
     assert killed(holding, act) == [1]
 
@@ -416,25 +414,13 @@ def test_what_is_saved_after_going_back_names_the_checkpoint_that_it_grew_out_of
     assert job.checkpoint_context == {"parent": origin, "left_out": [[12, 13]]}
 
 
-def test_orders_stand_still_while_a_slot_is_looked_for(
-    writer: CheckpointWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_orders_stand_still_while_a_slot_is_looked_for(writer: CheckpointWriter) -> None:
     """The thread that hears of what is written takes them away; a dict that changes meanwhile would end training."""
-    find = CheckpointWriter._free_buffer
-
-    def acquire(writer: CheckpointWriter) -> bool:
-        got = writer._changed.acquire(blocking=False)
-        if got:
-            writer._changed.release()
-        return got
-
-    def alone(writer: CheckpointWriter) -> Any:
-        with ThreadPoolExecutor(1) as other:
-            assert not other.submit(acquire, writer).result(), "another thread gets the lock"
-        return find(writer)
-
-    monkeypatch.setattr(CheckpointWriter, "_free_buffer", alone)
-    writer.get_ready(blocks(make_state(1)))
+    with ThreadPoolExecutor(1) as other:
+        with writer._saves.changed:
+            looking = other.submit(writer.get_ready, blocks(make_state(1)))
+            assert not wait_until(looking.done, 0.2), "it looked while another thread had the lock"
+        assert looking.result(LONG)
 
 
 def test_what_is_older_than_a_checkpoint_is_not_written(holding: WriterSettings) -> None:
@@ -496,13 +482,12 @@ def test_nobody_waits_for_an_upload_as_for_a_checkpoint(tmp_path: Path) -> None:
     )
     writer = CheckpointWriter(settings)
     submit(writer, 1)
-    assert writer._process is not None
-    writer._process.finish(tell_end=True)
+    writer._saves.process.finish(tell_end=True)
     store = CheckpointStore(run / "checkpoints")
     assert wait_until(store.list, LONG), "its start may take long where the machine is busy"
     assert wait_for_writers(run, 15) and store.verify(1).good
-    assert writer._process._popen.poll() is None, "it goes on trying for a while"
-    writer._process.kill()
+    assert writer._saves.process._popen.poll() is None, "it goes on trying for a while"
+    writer._saves.process.kill()
     writer.close()
 
 
@@ -536,8 +521,7 @@ def test_a_stopped_process_with_nothing_to_do_is_not_waited_for(
     writer = CheckpointWriter(settings)
     submit(writer, 1)
     writer.wait()
-    process = writer._process
-    assert process is not None
+    process = writer._saves.process
     os.kill(_process(writer), signal.SIGSTOP)
     net = threading.Timer(60, process.kill)  # or this test would never end
     net.start()
@@ -551,7 +535,7 @@ def test_a_part_that_grows_is_waited_for_though_the_worker_is_gone(
 ) -> None:
     monkeypatch.setattr(writer_process, "_PATIENCE_ALONE_SECONDS", 0.1)
     settings.directory.mkdir()
-    process = writer_process.WriterService({**settings.record(), "workers": 3, "lock": None}, io.StringIO())
+    process = writer_process.WriterService(replace(settings, workers=3), io.StringIO())
     process._worker = -1  # somebody else is the parent now
     (settings.directory / "shard-00001.safetensors").write_bytes(b"begun")
     note = settings.directory / note_name(1)
@@ -569,8 +553,7 @@ def test_a_part_whose_process_is_gone_is_not_waited_for(
     monkeypatch.setattr(writer_process, "_PATIENCE_BEGUN_SECONDS", 1e6)
     settings.directory.mkdir()
     mine = replace(settings, fence=owned(tmp_path), patience_seconds=1e6)
-    record = {**mine.record(), "workers": 3, "lock": None}
-    process = writer_process.WriterService(record, io.StringIO())
+    process = writer_process.WriterService(replace(mine, workers=3), io.StringIO())
     process._worker = -1  # somebody else is the parent now
     (settings.directory / "shard-00001.safetensors").write_bytes(b"begun")
     lock, gone = open_writer_lock(tmp_path, 1), threading.Event()
@@ -590,7 +573,7 @@ def test_a_part_of_a_lost_machine_is_not_waited_for_once_it_no_longer_grows(
     monkeypatch.setattr(writer_process, "_PATIENCE_BEGUN_SECONDS", 1e6)
     settings.directory.mkdir()
     mine = replace(settings, fence=owned(tmp_path), patience_seconds=1e6)
-    process = writer_process.WriterService({**mine.record(), "workers": 2, "lock": None}, io.StringIO())
+    process = writer_process.WriterService(replace(mine, workers=2), io.StringIO())
     process._worker = -1  # somebody else is the parent now
     (settings.directory / "shard-00001.safetensors").write_bytes(b"begun")
     monkeypatch.setattr(writer_locks, "host_name", lambda: "elsewhere")
@@ -641,8 +624,8 @@ def test_notes_of_processes_that_are_gone_are_read_but_not_waited_for(
     if noted:
         (tmp_path / ".held-attempt-1-00001.json").write_text(json.dumps(noted))
     states, found = MemorySnapshots(tmp_path, 0, 2, has_ended=lambda rank: True), list[int]()
-    states.add({"descriptor": 5, "step": 3, "tag": "attempt-1"})
-    states.flush_snapshot(-1, lambda order: found.append(order["step"]))
+    states.add(SaveJob(1, 3, "attempt-1", 5, (), {}, {}))
+    states.flush_snapshot(-1, lambda order: found.append(order.step))
     assert found == written
 
 
@@ -751,7 +734,7 @@ def relayed(settings: WriterSettings, tmp_path: Path) -> Callable[[int], WriterS
 
     def of(rank: int) -> WriterSettings:
         run = runs[rank // 2]
-        relay = Relay(run, remote, claim, identity, first_rank=2).record()
+        relay = Relay(run, remote, claim, identity, first_rank=2)
         return replace(settings, directory=run / "checkpoints", relay=relay)
 
     return of
@@ -772,7 +755,9 @@ def test_workers_without_a_common_disk_write_one_checkpoint(settings: WriterSett
     whole = CheckpointStore(tmp_path / "other").save(2, make_state(2), {"step": 2}, {})
     assert store.info(2).state_sha256 == whole.state_sha256
     assert names(of(2).directory) == [], "the other machine keeps nothing"
-    tier, sent = Relay.parse(of(0).relay or {}).open(), []
+    relay = of(0).relay
+    assert relay is not None
+    tier, sent = relay.open(), []
     folder = tmp_path / "remote/tiny/run-001/step-00000002"
     (there,) = [path.name for path in folder.glob("*.safetensors")]
     before = (folder / there).stat().st_ino
@@ -787,9 +772,9 @@ def test_workers_without_a_common_disk_write_one_checkpoint(settings: WriterSett
 def test_a_failed_part_that_cannot_be_reported_leaves_the_process_alive(
     settings: WriterSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine = {**relayed(settings, tmp_path)(2).record(), "rank": 2, "workers": 3, "lock": None}
-    process, job = writer_process.WriterService(mine, io.StringIO()), {"kind": "fail", "step": 1, "tag": "t"}
-    assert process.handle({**job, "number": 1, "why": "no such file: \udce4"})
+    mine = replace(relayed(settings, tmp_path)(2), rank=2, workers=3)
+    process, job = writer_process.WriterService(mine, io.StringIO()), SaveJob(1, 1, "t", 0, (), {}, {})
+    assert process.handle(FailPart(job, "no such file: \udce4"))
     (note,) = (tmp_path / "remote").rglob("*-failed-00002.txt")
     assert note.read_text() == "no such file: \\udce4"
 
@@ -797,7 +782,7 @@ def test_a_failed_part_that_cannot_be_reported_leaves_the_process_alive(
         raise ConfigError("the store cannot be used")
 
     monkeypatch.setattr(Relay, "open", cannot_be_opened)
-    assert process.handle({**job, "number": 2, "why": "it died"})
+    assert process.handle(FailPart(replace(job, number=2), "it died"))
 
 
 def test_a_part_that_cannot_be_sent_fails_the_save_at_once(settings: WriterSettings, tmp_path: Path) -> None:
@@ -833,17 +818,17 @@ def test_a_folder_that_cannot_be_made_holds_no_worker_up(settings: WriterSetting
 def test_a_disk_that_hangs_for_one_of_several_workers_costs_one_checkpoint(
     settings: WriterSettings, hanging: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = CheckpointWriter._process_ended
+    ended = OutstandingSaves._process_ended
 
-    def once(self: CheckpointWriter, *how: Any, **more: Any) -> None:
+    def once(self: OutstandingSaves, *how: Any, **more: Any) -> None:
         self._settings = replace(self._settings, stalled_seconds=450.0)  # the machine may be busy
         ended(self, *how, **more)
 
-    monkeypatch.setattr(CheckpointWriter, "_process_ended", once)
+    monkeypatch.setattr(OutstandingSaves, "_process_ended", once)
 
     def save_three(writer: CheckpointWriter, rank: int) -> list[tuple[int, str]]:
         if rank == hanging:
-            writer._settings = replace(writer._settings, stalled_seconds=3.0)
+            writer._saves._settings = replace(writer._saves._settings, stalled_seconds=3.0)
             os.kill(_process(writer), signal.SIGSTOP)
         for step in (1, 2, 3):  # the third finds no free buffer, until the first is given up
             writer.submit(step, shard(make_state(step), rank, 2), {"step": step}, {"attempt": 1})

@@ -2,7 +2,6 @@
 
 import errno
 import io
-import json
 import os
 import shutil
 import signal
@@ -22,13 +21,21 @@ import pytest
 import torch
 
 from headway.checkpoint.format.file_layout import Elements, Piece, plan_files
-from headway.checkpoint.save import memory_snapshot, publish, writer_client, writer_locks, writer_process
+from headway.checkpoint.save import (
+    memory_snapshot,
+    outstanding_saves,
+    publish,
+    writer_client,
+    writer_locks,
+    writer_process,
+)
 from headway.checkpoint.save.fence import Fence, Owner
 from headway.checkpoint.save.memory_snapshot import MemorySnapshots
+from headway.checkpoint.save.messages import HoldSnapshot, SaveJob, Write, WriterSettings
 from headway.checkpoint.save.outcomes import Outcome, WriterDied
-from headway.checkpoint.save.publish import Publisher, failure_name, write_part
+from headway.checkpoint.save.parts import failure_name, write_part
+from headway.checkpoint.save.publish import Publisher
 from headway.checkpoint.save.writer import CheckpointWriter
-from headway.checkpoint.save.writer_client import WriterSettings
 from headway.checkpoint.save.writer_locks import open_writer_lock
 from headway.checkpoint.store import CheckpointStore
 from headway.core import console
@@ -41,8 +48,7 @@ from waits import LONG
 
 
 def pid(writer: CheckpointWriter) -> int:
-    assert writer._process is not None
-    return writer._process._popen.pid
+    return writer._saves.process.pid
 
 
 def within(seconds: float, act: Callable[[], None]) -> None:
@@ -61,7 +67,7 @@ def test_a_file_in_the_working_folder_is_not_taken_for_a_module(tmp_path: Path) 
     for name in ("queue", "json", "runpy"):
         (tmp_path / f"{name}.py").write_text('raise SystemExit("this is my script")')
     script = (
-        "import torch; from pathlib import Path; from headway.checkpoint.save.writer_client import WriterSettings;"
+        "import torch; from pathlib import Path; from headway.checkpoint.save.messages import WriterSettings;"
         "from headway.checkpoint.save.writer import CheckpointWriter; from headway.core.types import Block;"
         "w = CheckpointWriter(WriterSettings(Path('checkpoints')));"
         "w.submit(1, {'a': Block.whole(torch.ones(3))}, {'step': 1}, {}); w.wait(); w.close()"
@@ -107,7 +113,7 @@ def test_what_else_is_printed_on_its_output_goes_to_the_log(
 def test_an_answer_that_cannot_be_taken_ends_the_process_and_not_the_hope(
     writer: CheckpointWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer_client, "Outcome", lambda *_: 1 // 0)
+    monkeypatch.setattr(outstanding_saves, "Outcome", lambda *_, **failed: Outcome(1, **failed) if failed else 1 // 0)
     submit(writer, 1)
     within(60, lambda: writer.wants_another_try() or None)
     [outcome] = writer.outcomes()
@@ -206,8 +212,8 @@ def test_a_thread_that_cannot_be_started_is_as_a_process_that_cannot(
         raise RuntimeError("can't start new thread")
 
     os.kill(pid(writer), signal.SIGKILL)
-    process = writer._process
-    assert process is not None and wait_until(lambda: process.ended, LONG)
+    process = writer._saves.process
+    assert wait_until(lambda: process.ended, LONG)
     writer.get_ready({name: Block.whole(tensor) for name, tensor in make_state(1).items()})  # with a thread of its own
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", fail)
@@ -262,10 +268,10 @@ def test_a_process_that_finishes_a_checkpoint_says_that_it_gets_on(
         return finish(*arguments)
 
     monkeypatch.setattr(Publisher, "finish", look)
-    process = writer_process.WriterService({**settings.record(), "lock": None}, open(os.devnull, "w"))  # noqa: SIM115, PTH123
+    process = writer_process.WriterService(settings, open(os.devnull, "w"))  # noqa: SIM115, PTH123
     monkeypatch.setattr(writer_process, "StagedFiles", lambda *_: None)
-    process.write({"step": 1, "pieces": [], "tag": "a", "cursor": {"step": 1}, "context": {}, "descriptor": 0})
-    assert given == [process._report_progress]
+    process.write(SaveJob(1, 1, "a", 0, (), {"step": 1}, {}))
+    assert given == [process.answers.report_progress]
 
 
 # Neighbours that fail
@@ -296,9 +302,9 @@ def flush_snapshot(folder: Path, rank: int, late_seconds: float = 0.0, **knows: 
     """The steps that one of two processes writes, both of which hold the same one."""
     written = list[int]()
     states = MemorySnapshots(folder, rank, 2, **knows)
-    states.add({"descriptor": 1, "step": 110, "tag": "attempt-1"})
+    states.add(SaveJob(1, 110, "attempt-1", 1, (), {}, {}))
     time.sleep(late_seconds)
-    states.flush_snapshot(-1, lambda order: written.append(order["step"]))
+    states.flush_snapshot(-1, lambda order: written.append(order.step))
     return written
 
 
@@ -344,7 +350,7 @@ def test_nobody_is_waited_for_in_a_folder_that_was_moved_away(tmp_path: Path, ma
         looks.clear()
         shutil.rmtree(tmp_path / "elsewhere", ignore_errors=True)
         states[rank] = MemorySnapshots(folder, rank, 2, move_away)
-        states[rank].add({"descriptor": 1, "step": 110, "tag": "attempt-1"})
+        states[rank].add(SaveJob(1, 110, "attempt-1", 1, (), {}, {}))
         states[rank].flush_snapshot(-1, lambda order: pytest.fail("nobody else has it"))
 
 
@@ -356,25 +362,25 @@ def test_a_save_that_failed_for_the_first_worker_hides_no_state_that_all_hold(
     written: dict[int, int] = {}
 
     def publish_unless_it_fails(process: Any, order: Any, *_: Any) -> Any:
-        if order["step"] == 20 and fails:
+        if order.step == 20 and fails:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        written[0] = order["step"]
+        written[0] = order.step
         return SimpleNamespace(total_bytes=0)
 
     def write_part_of(process: Any, order: Any, *_: Any) -> None:
-        written[1] = order["step"]
+        written[1] = order.step
 
     monkeypatch.setattr(writer_process, "StagedFiles", lambda *_: None)
     monkeypatch.setattr(writer_process.WriterService, "_publish", publish_unless_it_fails)
     monkeypatch.setattr(writer_process.WriterService, "_contribute", write_part_of)
-    record = {**replace(settings, workers=2).record(), "lock": None}
-    processes = [writer_process.WriterService({**record, "rank": rank}, io.StringIO()) for rank in (0, 1)]
+    processes = [
+        writer_process.WriterService(replace(settings, workers=2, rank=rank), io.StringIO()) for rank in (0, 1)
+    ]
     for process in processes:
         process._snapshots._has_ended = lambda rank: False
         process._store.after_save = lambda manifest: None  # type: ignore[method-assign]
-        order = {"pieces": [], "tag": "attempt-1", "cursor": {}, "context": {}}
-        process.handle({**order, "kind": "snapshot", "step": 18, "descriptor": 1})
-        process.handle({**order, "kind": "write", "step": 20, "descriptor": 2})
+        process.handle(HoldSnapshot(SaveJob(1, 18, "attempt-1", 1, (), {}, {})))
+        process.handle(Write(SaveJob(2, 20, "attempt-1", 2, (), {}, {})))
     written.clear()
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda process: process.flush_snapshot(), processes))
@@ -385,8 +391,7 @@ def test_whether_a_process_lives_is_known_on_its_own_machine_only(
     settings: WriterSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fence = Fence(tmp_path, Owner.this_process(1))
-    record = {**replace(settings, fence=fence, workers=2).record(), "lock": None}
-    process = writer_process.WriterService(json.loads(json.dumps(record)), open(os.devnull, "w"))  # noqa: SIM115, PTH123
+    process = writer_process.WriterService(replace(settings, fence=fence, workers=2), io.StringIO())
     assert process._snapshots._has_ended(1) is None, "it has not begun"
     lock = open_writer_lock(tmp_path, 1)
     assert process._snapshots._has_ended(1) is False

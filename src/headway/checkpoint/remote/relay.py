@@ -18,7 +18,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from headway.checkpoint.remote.open import place_of
 from headway.checkpoint.remote.ownership import Claim
 from headway.checkpoint.remote.tier import RemoteTier, journal_of
 from headway.checkpoint.run_identity import RunIdentity
-from headway.checkpoint.save.publish import Part, failure_name, note_name
+from headway.checkpoint.save.parts import CheckpointPart, failure_name, note_name
 from headway.core.errors import CheckpointError, HeadwayError
 from headway.core.files.foreign import LISTING_BYTES, parse_json
 from headway.core.files.hashes import fingerprint
@@ -48,23 +48,6 @@ class Relay:
     identity: RunIdentity
     first_rank: int
     """The first worker that is not on the first worker's machine."""
-
-    @classmethod
-    def parse(cls, record: Mapping[str, Any]) -> Relay:
-        """Parse the JSON form."""
-        run = Path(record["run"])
-        identity = RunIdentity(run, **record["identity"])
-        return cls(run, record["remote"], Claim(**record["claim"]), identity, record["first_rank"])
-
-    def record(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return {
-            "run": str(self.run),
-            "remote": dict(self.remote),
-            "claim": asdict(self.claim),
-            "identity": self.identity.settings(),
-            "first_rank": self.first_rank,
-        }
 
     def open(self) -> RemoteTier:
         """Return the tier as the first worker has acquired it."""
@@ -88,7 +71,7 @@ class RelayedSave:
     def _name(self, name: str) -> str:
         return f"{step_name(self._step)}/{self.digits}-{name}"
 
-    def send(self, folder: Path, rank: int, part: Part) -> None:
+    def send(self, folder: Path, rank: int, part: CheckpointPart) -> None:
         """Send the files of a worker's part, and then the note that makes it known.
 
         Raises:
@@ -113,7 +96,7 @@ class RelayedSave:
         journal.parent.mkdir(parents=True, exist_ok=True)
         journal.touch()
 
-    def note(self, rank: int) -> Part | None:
+    def note(self, rank: int) -> CheckpointPart | None:
         """Return another worker's part; None if it has not come yet.
 
         Raises:
@@ -126,7 +109,7 @@ class RelayedSave:
         if content is None:
             return None
         try:
-            part = Part.parse(parse_json(content))
+            part = CheckpointPart.parse(parse_json(content))
             if not all(re.fullmatch(rf"shard-{rank:05d}[0-9.-]*\.safetensors(\.sealed)?", file) for file in part.files):
                 raise ValueError("files of another worker")
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -136,7 +119,7 @@ class RelayedSave:
             ) from None
         return part
 
-    def fetch(self, part: Part, folder: Path, advance: Callable[[int], None] = lambda _: None) -> None:
+    def fetch(self, part: CheckpointPart, folder: Path, advance: Callable[[int], None] = lambda _: None) -> None:
         """Download the files of a part, and compare them with what was written.
 
         Args:

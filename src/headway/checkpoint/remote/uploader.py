@@ -103,7 +103,7 @@ class Uploader:
         sent = self.newest_sent  # read after `pinned`, since an upload may finish in between
         return step in pinned or (sent is not None and sent >= step)
 
-    def rolled_back(self, step: int) -> None:
+    def note_rollback(self, step: int) -> None:
         """Treat uploads of later steps as not done, since the run trains these steps again."""
         with self._condition:
             if self._waiting is not None and self._waiting.manifest.step > step:

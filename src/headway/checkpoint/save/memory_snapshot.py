@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
+from headway.checkpoint.save.messages import SaveJob
 from headway.core.files.atomic import write_json
 from headway.core.files.foreign import read_json
 from headway.core.files.paths import is_there
@@ -21,8 +21,6 @@ from headway.core.files.paths import is_there
 _MEETING_SECONDS = 5.0
 #: How often to look for it.
 _LOOK_SECONDS = 0.02
-
-SaveJob = Mapping[str, Any]
 
 
 class MemorySnapshots:
@@ -51,7 +49,7 @@ class MemorySnapshots:
 
     def add(self, job: SaveJob) -> None:
         """Register a snapshot whose copy is complete."""
-        self._jobs[job["descriptor"]] = job
+        self._jobs[job.descriptor] = job
 
     def release_snapshot(self, descriptor: int) -> None:
         """Forget the snapshot in a buffer, which is about to be overwritten."""
@@ -65,7 +63,7 @@ class MemorySnapshots:
                 it, since a checkpoint may fail after another worker has written its part.
             write: Writes a snapshot.
         """
-        held = {int(job["step"]): job for job in self._jobs.values()}
+        held = {job.step: job for job in self._jobs.values()}
         newer = {step for step in held if step > newest_saved}
         for step in sorted(newer)[-1:] if self._workers == 1 else self._agreed(held, newer):
             write(held[step])
@@ -77,7 +75,7 @@ class MemorySnapshots:
         """
         if not held:
             return []
-        tag = next(iter(held.values()))["tag"]
+        tag = next(iter(held.values())).tag
         choice = self._directory / f".held-{tag}-choice.json"
         mine = self._directory / f".held-{tag}-{self._rank:05d}.json"
         with suppress(OSError):

@@ -1,59 +1,32 @@
-"""The worker's handle of its writer process (`writer_process`)."""
+"""The worker's handles of its writer process (`writer_process`): of one process, and of those that take its place."""
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from headway.checkpoint.save.fence import Fence, Fenced
-from headway.checkpoint.save.outcomes import Outcome, Upload
+from headway.checkpoint.save.messages import (
+    FROM_WRITER,
+    TO_WRITER,
+    End,
+    FailPart,
+    FromWriter,
+    RollBack,
+    Said,
+    Start,
+    ToWriter,
+    WriterSettings,
+)
 from headway.checkpoint.save.writer_locks import open_writer_lock
 from headway.core import console
-from headway.core.errors import CheckpointError
 from headway.core.process.command import module_command
+from headway.core.process.faults import FAULTS_VARIABLE
 from headway.core.process.table import continue_stopped
-
-
-@dataclass(frozen=True)
-class WriterSettings:
-    """Settings of a writer process that hold for all saves."""
-
-    directory: Path
-    """The run's `checkpoints` folder."""
-    keep: int = 3
-    """Number of newest checkpoints to keep."""
-    fence: Fence | None = None
-    rank: int = 0
-    workers: int = 1
-    patience_seconds: float = 600.0
-    """How long the first worker's process waits for the others' parts."""
-    stalled_seconds: float = 450.0
-    """A process without progress for so long is killed: the disk hangs."""
-    memory_snapshots: bool = False
-    """Whether the run takes memory snapshots, which need a third buffer."""
-    max_shard_bytes: int = 2 * 1024**3
-    """Approximate size of a file; a larger tensor gets a file of its own."""
-    after_save: Mapping[str, Any] | None = None
-    """Settings of `CheckpointMaintainer`; without them, the process only keeps the newest `keep` checkpoints."""
-    sign: bool = False
-    """Whether to sign manifests with the key from the environment."""
-    encrypt: bool = False
-    """Whether to encrypt files with the key from the environment."""
-    relay: Mapping[str, Any] | None = None
-    """Record of the `Relay` by which parts come from other machines, if they share no disk with the first worker's."""
-
-    def record(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return {**vars(self), "directory": str(self.directory), "fence": self.fence and self.fence.record()}
 
 
 class WriterProcess:
@@ -63,9 +36,7 @@ class WriterProcess:
         settings: Settings of the process.
         descriptors: File descriptors of the staging buffers, which the process inherits.
         environment: Environment of the process.
-        on_complete: Called with the outcome of each save.
-        on_upload: Called with the outcome of each upload.
-        on_tier_lost: Called if another owner of the remote tier kept a checkpoint out of it.
+        on_answer: Called with each answer but lines for people.
         on_exit: Called with this object and a description when the process has ended.
 
     Raises:
@@ -78,16 +49,13 @@ class WriterProcess:
         descriptors: Sequence[int],
         environment: Mapping[str, str],
         *,
-        on_complete: Callable[[Outcome], None],
-        on_upload: Callable[[Upload], None],
-        on_tier_lost: Callable[[CheckpointError], None],
+        on_answer: Callable[[FromWriter], None],
         on_exit: Callable[[WriterProcess, str], None],
     ) -> None:
         self.ended = False
         self.heard_seconds = time.monotonic()
         """Time of the last sign of progress."""
-        self._on_complete, self._on_upload = on_complete, on_upload
-        self._on_tier_lost, self._on_exit = on_tier_lost, on_exit
+        self._on_answer, self._on_exit = on_answer, on_exit
         lock = [open_writer_lock(settings.fence.run, settings.rank)] if settings.fence else []
         try:
             self._popen = subprocess.Popen(
@@ -103,19 +71,20 @@ class WriterProcess:
         finally:
             for descriptor in lock:  # from here on the process holds the lock, until it ends
                 os.close(descriptor)
+        self.pid = self._popen.pid
         self._listener = threading.Thread(target=self._listen, daemon=True)
         try:
             self._listener.start()
         except RuntimeError as error:  # no thread can be started
             self._popen.kill()
             raise OSError(errno.EAGAIN, str(error)) from error
-        self.send({**settings.record(), "lock": lock[0] if lock else None})
+        self.send(Start(settings, lock[0] if lock else None))
 
-    def send(self, record: Mapping[str, Any]) -> None:
-        """Send a message, as one line of JSON."""
+    def send(self, message: ToWriter) -> None:
+        """Send a message."""
         assert self._popen.stdin is not None
         with suppress(BrokenPipeError):  # the process has died, which the listener thread reports
-            self._popen.stdin.write(json.dumps(record) + "\n")
+            self._popen.stdin.write(TO_WRITER.encode(message) + "\n")
             self._popen.stdin.flush()
 
     def finish(self, tell_end: bool) -> None:
@@ -126,7 +95,7 @@ class WriterProcess:
         """
         assert self._popen.stdin is not None
         if tell_end and not self._popen.stdin.closed:
-            self.send({"kind": "end"})
+            self.send(End())
         with suppress(BrokenPipeError):
             self._popen.stdin.close()
         self.heard_seconds = time.monotonic()
@@ -137,7 +106,7 @@ class WriterProcess:
 
     def wake(self) -> None:
         """Continue the process if a signal has stopped it: it does not see otherwise that it is to end."""
-        continue_stopped(self._popen.pid)
+        continue_stopped(self.pid)
 
     def kill(self) -> None:
         """Kill the process without waiting for its end: it may be in a system call that cannot be interrupted."""
@@ -158,29 +127,86 @@ class WriterProcess:
         self._on_exit(self, f"the process that writes checkpoints died ({how})")
 
     def _receive(self, line: str) -> None:
-        answer = _answer(line)
-        if answer is None:
+        try:
+            answer = FROM_WRITER.decode(line)
+        except ValueError:  # other output on the same stream, such as that of a `sitecustomize`
             console.write_log(line.rstrip())
-        elif answer["kind"] == "message":
-            console.say(answer["text"])
-        elif answer["kind"] == "log":
-            console.write_log(answer["text"])
-        elif answer["kind"] == "uploaded":
-            self._on_upload(Upload(answer["step"], answer["seconds"]))
-        elif answer["kind"] == "tier lost":
-            self._on_tier_lost(CheckpointError(answer["what"], where=answer["where"], fix=answer["fix"]))
-        elif answer["kind"] == "saved":
-            self._on_complete(Outcome(answer["step"], answer["seconds"], answer["bytes"]))
-        elif answer["kind"] == "failed":
-            kind = Fenced if answer["fatal"] else CheckpointError
-            error = kind(answer["what"], where=answer["where"], fix=answer["fix"])
-            self._on_complete(Outcome(answer["step"], error=error))
+            return
+        if isinstance(answer, Said):
+            say = console.write_log if answer.only_log else console.say
+            say(answer.text)
+        else:
+            self._on_answer(answer)
 
 
-def _answer(line: str) -> dict[str, Any] | None:
-    """Parse an answer; None for other output on the same stream, such as that of a `sitecustomize`."""
-    try:
-        answer = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return answer if isinstance(answer, dict) and "kind" in answer else None
+class WriterSuccession:
+    """The writer process of a worker: one that has ended gets a successor, which learns what it has to know.
+
+    Args:
+        settings: Settings of each process.
+        descriptors: File descriptors of the staging buffers.
+        on_answer: As for `WriterProcess`.
+        on_exit: As for `WriterProcess`.
+
+    Raises:
+        OSError: No process can be started.
+    """
+
+    def __init__(
+        self,
+        settings: WriterSettings,
+        descriptors: Sequence[int],
+        on_answer: Callable[[FromWriter], None],
+        on_exit: Callable[[WriterProcess, str], None],
+    ) -> None:
+        self._settings, self._descriptors = settings, descriptors
+        self._on_answer, self._on_exit = on_answer, on_exit
+        self._rollback: RollBack | None = None
+        self._undelivered: list[FailPart] = []
+        self.newest = self._start(os.environ)
+
+    def process(self) -> WriterProcess | str:
+        """Return the writer process, a new one if it has ended; or why there is none: training continues without it."""
+        try:
+            if self.newest.ended:
+                # An injected fault is for the first process, not for its successor.
+                self.newest = self._start({key: value for key, value in os.environ.items() if key != FAULTS_VARIABLE})
+                if self._rollback is not None:  # the settings date from the start of the attempt
+                    self.newest.send(self._rollback)
+            while self._undelivered:
+                self.newest.send(self._undelivered.pop(0))
+        except OSError as error:
+            return f"the process that writes checkpoints cannot be started ({error.strerror or error})"
+        return self.newest
+
+    def _start(self, environment: Mapping[str, str]) -> WriterProcess:
+        # Plug-ins of pydantic have nothing to do there; to look for them takes a fifth of the time to start.
+        return WriterProcess(
+            self._settings,
+            self._descriptors,
+            {"PYDANTIC_DISABLE_PLUGINS": "__all__", **environment},
+            on_answer=self._on_answer,
+            on_exit=self._on_exit,
+        )
+
+    def roll_back(self, message: RollBack) -> None:
+        """Tell the process, and its successors, that the run rolled back."""
+        self._rollback = message
+        process = self.process()
+        if not isinstance(process, str):
+            process.send(message)
+
+    def fail_part(self, message: FailPart) -> None:
+        """Have this or the next process report that a part will not come."""
+        self._undelivered.append(message)
+        self.process()
+
+    def forget_failures(self, but_of: Collection[int]) -> None:
+        """Report no failed part of a save that is over: the folder of a retry would be mistaken for the first one's.
+
+        Args:
+            but_of: Steps of the saves that are not over for the first worker.
+        """
+        self._undelivered = [message for message in self._undelivered if message.job.step in but_of]
+        if self._undelivered:
+            self.process()

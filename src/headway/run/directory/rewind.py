@@ -75,7 +75,7 @@ class CheckpointRewinder:
         load_state(job.state, self._store, info, self._world)
         job.checkpoint_context[PARENT] = parent_record(info.manifest)
         begin_scaling(job.state.cursor, job.config.train.precision)  # the checkpoint may be of another precision
-        job.writer.rolled_back(to_step, job.state.skipped_ranges)
+        job.writer.note_rollback(to_step, job.state.skipped_ranges)
 
 
 def load_state(state: TrainState, store: CheckpointStore, info: CheckpointInfo, world: World) -> None:

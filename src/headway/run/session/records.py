@@ -14,8 +14,8 @@ from headway.checkpoint.remote.acquire import find_tier
 from headway.checkpoint.remote.ownership import read_claim
 from headway.checkpoint.remote.tier import CLAIM
 from headway.checkpoint.run_identity import IDENTITY, OF_RUN, run_identity
+from headway.checkpoint.save.messages import WriterSettings
 from headway.checkpoint.save.writer import CheckpointWriter
-from headway.checkpoint.save.writer_client import WriterSettings
 from headway.config import identity
 from headway.config.sections.early_stopping import EVALUATIONS
 from headway.config.sections.segments import SEGMENTS
@@ -105,7 +105,7 @@ def make_writer(joined: Joined, state: TrainState, start: Start) -> CheckpointWr
             ),
             sign=config.checkpoint.sign,
             encrypt=config.checkpoint.encrypt,
-            relay=None if relay is None else relay.record(),
+            relay=relay,
         ),
         joined.world.gather_json,
     )
