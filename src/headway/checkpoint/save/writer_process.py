@@ -413,7 +413,7 @@ def main() -> None:
     # A thread reads, so that the worker can always send a message, however long a write takes or hangs.
     messages: queue.SimpleQueue[ToWriter | None] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(sys.stdin, messages, service.abandoned), daemon=True).start()
-    pending: Iterator[ToWriter] = iter(messages.get, None)  # type: ignore[arg-type]
+    pending: Iterator[ToWriter] = iter(messages.get, None)
     if all(service.handle(message) for message in pending):
         service.flush_snapshot()
     service.close()
