@@ -26,7 +26,8 @@ from headway.core.errors import CheckpointError, DataError
 from headway.core.types import Block
 from headway.run.session.attempt import RunOptions
 from headway.run.supervisor import attempt_process
-from headway.run.supervisor.worker import first_record, reasons_in
+from headway.run.supervisor.error_report import most_telling_report
+from headway.run.supervisor.worker import reasons_in
 from headway.text.preparing import workers
 from headway.text.preparing.prepare import prepare
 from support import config_values, headway_in_copy, in_child, refuse_to_open, store_contents, write_corpus
@@ -44,7 +45,7 @@ def error(number: int) -> OSError:
 def test_a_worker_leaves_it_as_its_reason(number: int, tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as end, reasons_in(tmp_path, 1):
         raise error(number)
-    left = first_record(tmp_path)
+    left = most_telling_report(tmp_path)
     assert end.value.code == 4 and left is not None
     assert (left["exit_code"], left["where"]) == (4, "/disk/run.json") and os.strerror(number) in left["what"]
 

@@ -11,8 +11,8 @@ import pytest
 
 import headway
 from headway.core.process.faults import FAULTS_VARIABLE
-from headway.run.session.attempt import WorkerDied
 from headway.run.supervisor import attempt_monitor, watchdog
+from headway.run.supervisor.error_report import WorkerDied
 from headway.run.supervisor.processes import ask_for_stacks
 
 

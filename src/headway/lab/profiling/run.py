@@ -24,9 +24,9 @@ from headway.run.session.precision import with_precision
 from headway.run.session.preflight import examine
 from headway.run.supervisor.agent import load_training
 from headway.run.supervisor.commands import check_not_a_worker
+from headway.run.supervisor.error_report import most_telling_report
 from headway.run.supervisor.local_workers import WorkersFailed, WorkersStopped, start_workers
 from headway.run.supervisor.watchdog import in_words
-from headway.run.supervisor.worker import first_record
 
 _NEVER = Interval(10**12, "steps")
 _OF_A_WORKER = re.compile(r"trace-\d+\.json\.gz|memory-\d+\.pickle")
@@ -148,11 +148,11 @@ def _work(workers: int, folder: Path) -> None:
 
 def _recorded_error(folder: Path) -> HeadwayError | None:
     """Return the error that a worker recorded."""
-    first = first_record(folder)
-    if first is None:
+    report = most_telling_report(folder)
+    if report is None:
         return None
-    error = ProfileFailed(first["what"], where=first["where"] or f"worker {first['rank']}", fix=first["fix"])
-    error.exit_code = first["exit_code"]
+    error = ProfileFailed(report.what, where=report.where or f"worker {report.rank}", fix=report.fix)
+    error.exit_code = report.exit_code
     return error
 
 

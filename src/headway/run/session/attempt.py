@@ -57,14 +57,6 @@ ATTEMPT_VARIABLE = "HEADWAY_ATTEMPT"
 ACCEPT = "--accept-changes"
 
 
-class WorkerDied(HeadwayError):
-    """The error that ended a worker in another process."""
-
-    exit_code = 1
-    record: Mapping[str, Any] = {}
-    """Details: `rank`, `signal`, and the worker's own error record."""
-
-
 @dataclass(frozen=True)
 class RunOptions:
     """What to do about a run directory that already exists."""

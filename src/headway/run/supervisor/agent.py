@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -14,10 +15,10 @@ from headway.core.coordination.launched import MachinePart
 from headway.core.errors import HeadwayError, Preempted
 from headway.core.process.signals import STOP_SIGNALS, handled
 from headway.run.directory.run_directory import Attempt
-from headway.run.session.attempt import ATTEMPT_VARIABLE, WorkerDied, with_variables
+from headway.run.session.attempt import ATTEMPT_VARIABLE, with_variables
+from headway.run.supervisor.error_report import ErrorReport, WorkerDied, most_telling_report
 from headway.run.supervisor.local_workers import ONE_THREAD, WorkersFailed, WorkersStopped, start_workers
 from headway.run.supervisor.watchdog import in_words
-from headway.run.supervisor.worker import first_record
 
 
 def run_agent(config: Config, attempt: Attempt) -> None:
@@ -74,12 +75,13 @@ def load_training() -> None:
 
 def _reported_error(attempt: Attempt, spare: Iterable[Mapping[str, Any]] = ()) -> HeadwayError | None:
     """Return the error that a worker reported; None without one."""
-    first = first_record(attempt.directory, spare)
-    if first is None:
+    report = most_telling_report(attempt.directory, spare)
+    if report is None:
         return None
-    error = WorkerDied(first["what"], where=first["where"] or str(attempt.worker_log(first["rank"])), fix=first["fix"])
-    error.exit_code = first["exit_code"]
-    error.record = first
+    where = report.where or str(attempt.worker_log(report.rank or 0))
+    error = WorkerDied(report.what, where=where, fix=report.fix)
+    error.exit_code = report.exit_code
+    error.report = report
     return error
 
 
@@ -92,5 +94,5 @@ def _died(error: WorkersFailed, attempt: Attempt) -> WorkerDied:
     )
     # On a full disk a worker cannot write its error, but its exit code tells the kind.
     died.exit_code = max(1, *(end.code for end in error.ends))
-    died.record = {"rank": rank, "signal": -code if code < 0 else None}
+    died.report = replace(ErrorReport.of(died, rank), signal=-code if code < 0 else None)
     return died

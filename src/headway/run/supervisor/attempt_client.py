@@ -11,8 +11,6 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
-from typing import Any
 
 from headway.config import Config
 from headway.core.console import flush_streams
@@ -25,7 +23,8 @@ from headway.core.storage import load_filesystem
 from headway.data.store_manifest import MANIFEST
 from headway.run.session.attempt import RunOptions, with_variables
 from headway.run.supervisor.agent import load_training
-from headway.run.supervisor.attempt_process import Channel, run_attempt
+from headway.run.supervisor.attempt_process import run_attempt
+from headway.run.supervisor.messages import AttemptChannel, AttemptMessage, Order, SentConfig
 from headway.run.supervisor.processes import can_be_copied
 from headway.run.supervisor.worker import die_with_parent
 
@@ -56,8 +55,8 @@ class AttemptProcess:
         command = module_command("headway.run.supervisor.attempt_process", str(theirs.fileno()))
         popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
         theirs.close()
-        self.pid, self.channel = popen.pid, Channel(ours)
-        self.channel.send("order", **_start_message(config, options, number))
+        self.pid, self.channel = popen.pid, AttemptChannel(ours)
+        self.channel.send(Order(SentConfig.of(config), options, number, tuple(sys.argv)))
         return popen
 
     def poll(self) -> int | None:
@@ -74,7 +73,7 @@ class AttemptProcess:
         """Wait for its end, up to a time."""
         wait_until(lambda: self.poll() is not None, seconds, 0.01)
 
-    def listen(self, seconds: float) -> list[dict[str, Any]]:
+    def listen(self, seconds: float) -> list[AttemptMessage]:
         """Return the messages that arrive within a time."""
         messages = []
         while select.select([self.channel.end], [], [], seconds)[0]:
@@ -113,7 +112,7 @@ def load_ahead(config: Config) -> None:
         resume_collection()  # frozen: a collection in a copy would write to these pages, and so duplicate them
 
 
-def _fork(config: Config, options: RunOptions, number: int | None) -> tuple[int, Channel]:
+def _fork(config: Config, options: RunOptions, number: int | None) -> tuple[int, AttemptChannel]:
     """Start an attempt process as a copy of this process, which must have only one thread.
 
     Returns:
@@ -134,21 +133,10 @@ def _fork(config: Config, options: RunOptions, number: int | None) -> tuple[int,
             reset(STOP_SIGNALS)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
             die_with_parent()
-            code = run_attempt(Channel(theirs), config, options, number)
+            code = run_attempt(AttemptChannel(theirs), config, options, number)
         finally:
             flush_streams()
             os._exit(code)  # the frames above belong to the supervisor
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     theirs.close()
-    return pid, Channel(ours)
-
-
-def _start_message(config: Config, options: RunOptions, number: int | None) -> dict[str, Any]:
-    """Return what an attempt process that is not a copy has to know."""
-    return {
-        "config": config.model_dump(mode="json"),
-        "asked": config.train.asked(),
-        "options": asdict(options),
-        "number": number,
-        "argv": sys.argv,
-    }
+    return pid, AttemptChannel(ours)

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -36,10 +36,12 @@ from headway.run.session.attempt import (
 from headway.run.session.completed import with_settled
 from headway.run.supervisor.attempt_client import AttemptProcess
 from headway.run.supervisor.diagnose import SAVED_KINDS, Evidence, last_exchange
+from headway.run.supervisor.error_report import ErrorReport
 from headway.run.supervisor.follower_process import FollowerProcess
 from headway.run.supervisor.log import SupervisorLog
 from headway.run.supervisor.machines.roster import Member
 from headway.run.supervisor.machines.team import MachineEnd, Team, most_telling
+from headway.run.supervisor.messages import AttemptMessage, Begun, Done, Examined
 from headway.run.supervisor.processes import GRACE_SECONDS, ask_for_stacks, end_all, file_size, reap_orphans
 from headway.run.supervisor.restart_policy import AttemptOutcome, Decision
 from headway.run.supervisor.watchdog import Finding, Watchdog
@@ -121,7 +123,7 @@ class AttemptMonitor:
         self.record: Attempt | None = None
         self._log: SupervisorLog | None = None
         self.lock: OwnerLock | None = None
-        self._reported: dict[str, Any] | None = None
+        self._reported: ErrorReport | None = None
         self._done = False
         self._workers = WorkerStatuses(config.parallel.all_workers, range(config.parallel.workers))
         self._facts: dict[str, Any] = {}
@@ -304,16 +306,17 @@ class AttemptMonitor:
             if found is not None and now > found_at + (_LATE_STACK_SECONDS if self._stacks_missing else _HURRY_SECONDS):
                 self._hurry()
 
-    def _handle(self, message: Mapping[str, Any], process: AttemptProcess, lock: OwnerLock | None) -> None:
-        if message["kind"] == "done":
-            self._done = True
-        elif message["kind"] == "error":
-            self._reported = dict(message)
-        elif message["kind"] == "ready":
-            self.config = with_settled(self.config, message["settled"])
-            record = self.begin(lock, process.started)
-            process.channel.send("begin", attempt=record.number)
-            self._team.begin(self.config, record, self._restarts)
+    def _handle(self, message: AttemptMessage, process: AttemptProcess, lock: OwnerLock | None) -> None:
+        match message:
+            case Done():
+                self._done = True
+            case ErrorReport():
+                self._reported = message
+            case Examined(settled):
+                self.config = with_settled(self.config, settled)
+                record = self.begin(lock, process.started)
+                process.channel.send(Begun(record.number))
+                self._team.begin(self.config, record, self._restarts)
 
     def _renew_lease(self) -> None:
         if self.lock is not None:

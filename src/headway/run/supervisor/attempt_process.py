@@ -7,13 +7,12 @@ headway.run.supervisor.attempt_process CHANNEL`.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -24,47 +23,17 @@ from headway.core.process.exit import exit_process
 from headway.core.process.signals import defer_signals
 from headway.run.directory.run_directory import Attempt
 from headway.run.notices import watching_for
-from headway.run.session.attempt import RunOptions, WorkerDied, describe, is_finished, preemptible, record_preemption
+from headway.run.session.attempt import RunOptions, describe, is_finished, preemptible, record_preemption
 from headway.run.session.completed import settled
 from headway.run.session.preflight import RunPlan, examine
 from headway.run.supervisor.agent import run_agent
+from headway.run.supervisor.error_report import ErrorReport
 from headway.run.supervisor.local_workers import ONE_THREAD
-from headway.run.supervisor.worker import begin_process, error_record, report_to
+from headway.run.supervisor.messages import AttemptChannel, Begun, Done, Examined, Order
+from headway.run.supervisor.worker import begin_process, report_to
 
 
-class Channel:
-    """JSON messages between the supervisor and an attempt process, one per line."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self.end = end
-        self._buffer = b""
-
-    def send(self, kind: str, **content: Any) -> None:
-        """Send a message. The other side may be gone."""
-        with suppress(OSError):
-            self.end.sendall(json.dumps({"kind": kind, **content}).encode() + b"\n")
-
-    def receive(self) -> dict[str, Any] | None:
-        """Wait for the next message and return it; None when the other side is gone."""
-        while b"\n" not in self._buffer:
-            try:
-                more = self.end.recv(65536)
-            except ConnectionResetError:  # it ended with messages unread
-                return None
-            if not more:
-                return None
-            self._buffer += more
-        line, self._buffer = self._buffer.split(b"\n", 1)
-        message: dict[str, Any] = json.loads(line)
-        return message
-
-    @property
-    def pending(self) -> bool:
-        """Whether a complete message is in the buffer."""
-        return b"\n" in self._buffer
-
-
-def run_attempt(channel: Channel, config: Config, options: RunOptions, number: int | None = None) -> int:
+def run_attempt(channel: AttemptChannel, config: Config, options: RunOptions, number: int | None = None) -> int:
     """Run an attempt and return the exit code.
 
     Args:
@@ -80,21 +49,19 @@ def run_attempt(channel: Channel, config: Config, options: RunOptions, number: i
             else:
                 _run_again(config, options, Attempt.join(config.run_directory, number))
     except HeadwayError as error:
-        reported = error.record if isinstance(error, WorkerDied) else {}
-        own = {"exit_code": error.exit_code, "what": error.what, "where": error.where, "fix": error.fix}
-        channel.send("error", **{**error_record(error, 0), **reported, **own})
+        channel.send(ErrorReport.of(error, 0))
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
     except BaseException as error:
         explained = explain_refusal(error, CheckpointError, str(config.run_directory))
         if explained is not None:
-            channel.send("error", **error_record(explained, 0))
+            channel.send(ErrorReport.of(explained, 0))
             return explained.exit_code
         say(traceback.format_exc().rstrip())
-        channel.send("error", **error_record(error, 0), traceback=traceback.format_exc())
+        channel.send(ErrorReport.of(error, 0, traceback.format_exc()))
         return 1
-    channel.send("done")
+    channel.send(Done())
     return 0
 
 
@@ -114,7 +81,7 @@ def _run_again(config: Config, options: RunOptions, attempt: Attempt) -> None:
         run_agent(config, attempt)
 
 
-def _run_first(channel: Channel, config: Config, options: RunOptions) -> None:
+def _run_first(channel: AttemptChannel, config: Config, options: RunOptions) -> None:
     plan = examine(config, options, begins=True)
     if plan.mesh.size == 1:
         from headway.run.session.session import run_in_this_process
@@ -125,13 +92,15 @@ def _run_first(channel: Channel, config: Config, options: RunOptions) -> None:
         run_agent(plan.config, _begin(channel, plan.config, plan.fingerprints, plan.facts()))
 
 
-def _begin(channel: Channel, config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any]) -> Attempt:
+def _begin(
+    channel: AttemptChannel, config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any]
+) -> Attempt:
     """Ask the supervisor to begin the attempt, and return it."""
-    channel.send("ready", settled=settled(config))
+    channel.send(Examined(settled(config)))
     answer = channel.receive()
-    if answer is None:
+    if not isinstance(answer, Begun):
         raise Preempted("the supervisor is gone", where=str(config.run_directory), fix="run the same command again")
-    attempt = Attempt.join(config.run_directory, answer["attempt"])
+    attempt = Attempt.join(config.run_directory, answer.number)
     with defer_signals():  # pydantic would take a signal's error for a value that it cannot serialise
         describe(attempt, config, fingerprints, facts)
     return attempt
@@ -139,7 +108,11 @@ def _begin(channel: Channel, config: Config, fingerprints: Mapping[str, str], fa
 
 @contextmanager
 def _only_worker(
-    channel: Channel, config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], options: RunOptions
+    channel: AttemptChannel,
+    config: Config,
+    fingerprints: Mapping[str, str],
+    facts: Mapping[str, Any],
+    options: RunOptions,
 ) -> Iterator[Attempt]:
     with _reporting(config, _begin(channel, config, fingerprints, facts)) as attempt:
         yield attempt
@@ -156,14 +129,12 @@ def _reporting(config: Config, attempt: Attempt) -> Iterator[Attempt]:
 def main() -> None:
     """Receive the order from the channel, and run the attempt."""
     begin_process()
-    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
-    given = channel.receive()
-    if given is None:
+    channel = AttemptChannel(socket.socket(fileno=int(sys.argv[1])))
+    order = channel.receive()
+    if not isinstance(order, Order):
         sys.exit(1)
-    sys.argv = given["argv"]
-    config = Config.model_validate(given["config"])
-    config = config.model_copy(update={"train": config.train.asking(given["asked"])})
-    exit_process(run_attempt(channel, config, RunOptions(**given["options"]), given["number"]))
+    sys.argv = list(order.argv)
+    exit_process(run_attempt(channel, order.config.config(), order.options, order.number))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from headway.core.credentials.secrets import redact
 from headway.core.errors import INTERRUPTED, BudgetReached, Cancelled, Preempted, SavesFailed
 from headway.run.directory.run_directory import Attempt
 from headway.run.session.attempt import final_step
+from headway.run.supervisor.error_report import ErrorReport
 from headway.run.supervisor.machines.roster import Member
 from headway.run.supervisor.machines.team import MachineEnd
 from headway.run.supervisor.restart_policy import AttemptOutcome, frames_of_dump, newest_checkpoint
@@ -57,27 +58,27 @@ class Evidence:
         code, reported = end.code, end.reported
         # Exit code 0 without a "done" message is no success: it also appears if SIGCHLD is ignored here.
         lost = code == 0
-        code = (reported["exit_code"] if reported is not None else 1) if lost else code
+        code = (reported.exit_code if reported is not None else 1) if lost else code
         if self.interrupted and code != 75:
             return AttemptOutcome("error", "interrupted", INTERRUPTED)
         stopping = signal.Signals(self.signals[0]).name if self.signals else None
-        if reported is not None and reported["exit_code"] != 1:
-            kind = SAVED_KINDS.get(reported["exit_code"], "error")
-            if reported.get("type") == SavesFailed.__name__:
+        if reported is not None and reported.exit_code != 1:
+            kind = SAVED_KINDS.get(reported.exit_code, "error")
+            if reported.type == SavesFailed.__name__:
                 kind = "error"  # the code lets a scheduler start the run again, but nothing is saved
             return _error(kind, reported)
         if stopping is not None and newest_checkpoint(self.config.run_directory) == final_step(self.config):
             return AttemptOutcome("finished", "finished", 0)  # the signal came after the last save
-        if stopping is not None and (reported is None or reported.get("signal")):
+        if stopping is not None and (reported is None or reported.signal):
             what = f"stopped by {stopping} before a checkpoint could be saved; the newest one is intact"
             return AttemptOutcome("preempted", what, 75, str(self.config.run_directory), "run the same command again")
         if found is not None and (reported is None or end.is_consequence):
             return self.blame(found)
-        if reported is not None and reported.get("signal") is None:
+        if reported is not None and reported.signal is None:
             self._keep_traceback(reported)
-            deliberate = reported.get("frames") is None  # a deliberate error needs no stack
+            deliberate = reported.frames is None  # a deliberate error needs no stack
             crash = _error(
-                "error", reported, None if deliberate else f"worker {reported['rank']} crashed: {reported['what']}"
+                "error", reported, None if deliberate else f"worker {reported.rank} crashed: {reported.what}"
             )
             return replace(crash, facts={"exchanges": exchanges(self.readings)})
         rank, number = end.rank, end.signal
@@ -112,23 +113,23 @@ class Evidence:
         assert self.attempt is not None, "begun"
         return diagnose(found, self.readings, self.attempt, self.host_of(found.rank))
 
-    def _keep_traceback(self, reported: Mapping[str, Any]) -> None:
-        if self.attempt is not None and reported.get("traceback"):
+    def _keep_traceback(self, reported: ErrorReport) -> None:
+        if self.attempt is not None and reported.traceback:
             with suppress(OSError):  # a full disk must not hide what went wrong
-                (self.attempt.directory / "traceback.txt").write_text(redact(reported["traceback"]), encoding="utf-8")
+                (self.attempt.directory / "traceback.txt").write_text(redact(reported.traceback), encoding="utf-8")
 
 
-def _error(kind: Any, reported: Mapping[str, Any], what: str | None = None) -> AttemptOutcome:
+def _error(kind: Any, reported: ErrorReport, what: str | None = None) -> AttemptOutcome:
     return AttemptOutcome(
         kind,
-        what or reported["what"],
-        reported["exit_code"],
-        where=reported.get("where"),
-        fix=reported.get("fix"),
-        rank=reported.get("rank"),
-        step=reported.get("step"),
-        error=reported.get("type"),
-        frames=tuple(reported.get("frames") or ()),
+        what or reported.what,
+        reported.exit_code,
+        where=reported.where,
+        fix=reported.fix,
+        rank=reported.rank,
+        step=reported.step,
+        error=reported.type,
+        frames=tuple(reported.frames or ()),
     )
 
 

@@ -28,9 +28,10 @@ from headway.core.startup.early_stop import take_early_signals
 from headway.run.directory.account import stopped_by_budget
 from headway.run.directory.cancel import check_not_cancelled, forget_cancel
 from headway.run.directory.ownership import OwnerLock, wait_for_dead_machine, wait_for_orphaned_writers
-from headway.run.session.attempt import RunOptions, WorkerDied
+from headway.run.session.attempt import RunOptions
 from headway.run.supervisor.attempt_client import has_data, load_ahead
 from headway.run.supervisor.attempt_monitor import AttemptMonitor
+from headway.run.supervisor.error_report import WorkerDied
 from headway.run.supervisor.follower_process import FollowerProcess
 from headway.run.supervisor.machines.assembly import Machines
 from headway.run.supervisor.machines.team import Team

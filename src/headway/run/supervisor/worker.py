@@ -5,25 +5,24 @@ from __future__ import annotations
 import atexit
 import ctypes
 import faulthandler
-import json
 import os
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from headway.core.console import redact_streams, say
-from headway.core.coordination.heartbeat import current_step, open_heartbeat
+from headway.core.coordination.heartbeat import open_heartbeat
 from headway.core.credentials.secrets import redact
 from headway.core.errors import CheckpointError, HeadwayError, explain_refusal, fix_for
 from headway.core.files.atomic import append_json_line, write_json
 from headway.core.process.exit import end, exit_process
 from headway.run.directory.run_directory import attempt_folder, worker_log
-from headway.run.supervisor.restart_policy import frames_of
+from headway.run.supervisor.error_report import ErrorReport
 
 #: Names a file in memory for errors that cannot be written to the run's disk; the starting process reads it.
 SPARE_VARIABLE = "HEADWAY_REASONS_FILE"
@@ -54,18 +53,18 @@ def main() -> None:
 
 @contextmanager
 def reasons_in(folder: Path, rank: int) -> Iterator[None]:
-    """End this process with an exit code on an error, and write `error-<rank>.json` for `first_record`."""
+    """End this process with an exit code on an error, and write `error-<rank>.json` for `most_telling_report`."""
     try:
         yield
     except HeadwayError as error:
         if rank > 0:
             say(error.render())
-        _report(folder, error_record(error, rank))
+        _report(folder, ErrorReport.of(error, rank))
         exit_process(error.exit_code)
     except Exception as error:
         if (explained := explain_refusal(error, CheckpointError, str(folder))) is not None:
             say(explained.render())
-            _report(folder, error_record(explained, rank))
+            _report(folder, ErrorReport.of(explained, rank))
             exit_process(explained.exit_code)
         text = redact(traceback.format_exc().rstrip())
         say(text)
@@ -76,7 +75,7 @@ def reasons_in(folder: Path, rank: int) -> Iterator[None]:
         # Often this error only shows that another worker is gone. The first worker that ends has all others stopped,
         # so give the one that met the cause time to report it.
         time.sleep(1.0)
-        _report(folder, error_record(error, rank))
+        _report(folder, ErrorReport.of(error, rank))
         exit_process(1)
 
 
@@ -110,38 +109,17 @@ def report_to(folder: Path, rank: int) -> None:
     faulthandler.register(signal.SIGURG, _stacks, all_threads=True)
 
 
-def first_record(folder: Path, spare: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any] | None:
-    """Return the most informative error record: a deliberate error rather than the crashes that follow from it.
-
-    Args:
-        spare: Records that could not be written to the run's disk.
-    """
-    records = [dict(record) for record in spare]
-    with suppress(OSError):
-        records += [json.loads(path.read_bytes()) for path in sorted(folder.glob("error-*.json"))]
-    return min(records, key=lambda record: (record["exit_code"] == 1, record["rank"]), default=None)
-
-
-def error_record(error: BaseException, rank: int) -> dict[str, Any]:
-    """Return the record of the error that ended a worker."""
-    record: dict[str, Any] = {"rank": rank, "type": type(error).__name__, "step": current_step()}
-    if isinstance(error, HeadwayError):
-        return {**record, "exit_code": error.exit_code, "what": error.what, "where": error.where, "fix": error.fix}
-    what = f"{type(error).__name__}: {error}"
-    return {**record, "exit_code": 1, "what": what, "where": None, "fix": None, "frames": frames_of(error)}
-
-
-def _report(folder: Path, record: dict[str, Any]) -> None:
+def _report(folder: Path, report: ErrorReport) -> None:
     try:
-        write_json(folder / f"error-{record['rank']}.json", record)
+        write_json(folder / f"error-{report.rank}.json", report.record())
     except OSError as error:
         if spare := os.environ.get(SPARE_VARIABLE):  # in memory, in case the run's disk has failed
             with suppress(OSError):
-                if record["rank"]:  # the agent reads at the first end, and worker 0 says most
+                if report.rank:  # the agent reads at the first end, and worker 0 says most
                     time.sleep(1.0)
-                append_json_line(Path(spare), record)
+                append_json_line(Path(spare), report.record())
                 return
-        say(f"worker {record['rank']} cannot record its error: {error}: {record}")
+        say(f"worker {report.rank} cannot record its error: {error}: {report}")
 
 
 def begin_process() -> None:

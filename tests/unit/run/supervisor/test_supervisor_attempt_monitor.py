@@ -30,6 +30,7 @@ from headway.run.directory.ownership import OwnerLock
 from headway.run.session.attempt import RunOptions
 from headway.run.supervisor import attempt_monitor, log, supervisor, worker_status
 from headway.run.supervisor.attempt_monitor import AttemptMonitor
+from headway.run.supervisor.error_report import ErrorReport
 from headway.run.supervisor.machines.roster import Member
 from headway.run.supervisor.machines.team import MachineEnd, Team
 from headway.run.supervisor.restart_policy import AttemptOutcome, RestartPolicy
@@ -291,8 +292,8 @@ def test_of_two_machines_the_worker_that_died_first_is_named(
         page.beat(Phase.COMPUTE, 7)
     dead = {1000 + victim}
 
-    def reports(rank: int) -> dict[str, Any]:
-        return {"kind": "error", "exit_code": 1, "what": "died", "rank": rank, "signal": 9}
+    def reports(rank: int) -> ErrorReport:
+        return ErrorReport(1, "died", rank=rank, signal=9)
 
     def kill(pid: int, number: int) -> None:
         if pid not in dead:

@@ -11,6 +11,7 @@ from headway.config import Config
 from headway.core.coordination.heartbeat import Exchange, Heartbeat, Reading, read_heartbeat
 from headway.run.directory.run_directory import Attempt, RunDirectory
 from headway.run.supervisor.diagnose import Evidence, diagnose, last_exchange
+from headway.run.supervisor.error_report import ErrorReport
 from headway.run.supervisor.machines.team import MachineEnd
 from headway.run.supervisor.watchdog import Finding
 
@@ -60,6 +61,6 @@ def test_who_waited_is_told_and_where_if_it_is_one_place(page: Reading, attempt:
 @pytest.mark.parametrize(("error", "kind"), [("SavesFailed", "error"), ("Preempted", "preempted")])
 def test_a_run_that_saves_nothing_has_failed(error: str, kind: str) -> None:
     """Its exit code is that of a run that has saved and stopped, so that a scheduler starts it again."""
-    reported = {"rank": 0, "type": error, "what": "10 saves in a row have failed", "exit_code": 75}
+    reported = ErrorReport(75, "10 saves in a row have failed", rank=0, type=error)
     outcome = Evidence(Config(), None, {}, [], lambda rank: None).explain_end(MachineEnd(75, False, reported), None)
-    assert (outcome.kind, outcome.what, outcome.exit_code) == (kind, reported["what"], 75)
+    assert (outcome.kind, outcome.what, outcome.exit_code) == (kind, reported.what, 75)

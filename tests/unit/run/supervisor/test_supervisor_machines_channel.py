@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from headway.run.supervisor.machines.channel import LINE_BYTES, Channel, ChannelError, Refused
+from headway.run.supervisor.machines.channel import LINE_BYTES, Channel, ChannelError, WrongSecret
 
 SECRET = b"a secret of sixteen bytes or more"
 
@@ -22,7 +22,7 @@ def greeted(lead_secret: bytes = SECRET, node_secret: bytes = SECRET) -> tuple[C
     return lead, node
 
 
-def carry(sender: Channel, receiver: Channel) -> list[dict[str, object]]:
+def carry(sender: Channel, receiver: Channel) -> list[bytes]:
     data = bytes(sender.unsent)
     sender.unsent.clear()
     return receiver.receive(data)
@@ -31,11 +31,11 @@ def carry(sender: Channel, receiver: Channel) -> list[dict[str, object]]:
 def test_both_sides_speak_once_both_have_proven_that_they_know_the_secret() -> None:
     lead, node = greeted()
     assert lead.is_open and node.is_open
-    node.send("hello", node=1)
-    node.send("readings", workers=[1, 2])
-    lead.send("begin", attempt=3)
-    assert carry(node, lead) == [{"kind": "hello", "node": 1}, {"kind": "readings", "workers": [1, 2]}]
-    assert carry(lead, node) == [{"kind": "begin", "attempt": 3}]
+    node.send(b"hello")
+    node.send(b"readings 1 2")
+    lead.send(b"begin")
+    assert carry(node, lead) == [b"hello", b"readings 1 2"]
+    assert carry(lead, node) == [b"begin"]
 
 
 def test_the_secret_is_never_sent_and_proofs_are_hmacs_of_both_random_numbers() -> None:
@@ -50,9 +50,9 @@ def test_the_secret_is_never_sent_and_proofs_are_hmacs_of_both_random_numbers() 
 def test_who_has_another_secret_is_refused_and_hears_it() -> None:
     lead, node = Channel(SECRET, is_lead=True), Channel(b"another secret of some length", is_lead=False)
     carry(lead, node)
-    with pytest.raises(Refused):
+    with pytest.raises(WrongSecret):
         carry(node, lead)
-    with pytest.raises(Refused):
+    with pytest.raises(WrongSecret):
         carry(lead, node)
     assert not lead.is_open and not node.is_open
 
@@ -62,7 +62,7 @@ def test_a_lead_that_does_not_know_the_secret_is_not_believed() -> None:
     false, node = Channel(b"x" * 32, is_lead=True), Channel(SECRET, is_lead=False)
     carry(false, node)
     node.unsent.clear()
-    with pytest.raises(Refused):
+    with pytest.raises(WrongSecret):
         node.receive(json.dumps({"proof": "00" * 32}).encode() + b"\n")
 
 
@@ -70,22 +70,22 @@ def test_a_proof_sent_back_to_its_sender_proves_nothing() -> None:
     """Who has no secret may connect twice and have one side answer the other."""
     lead, other = Channel(SECRET, is_lead=True), Channel(SECRET, is_lead=True)
     nonce = json.loads(bytes(other.unsent))["nonce"]
-    with pytest.raises(Refused):
+    with pytest.raises(WrongSecret):
         lead.receive(json.dumps({"nonce": nonce, "proof": "00" * 32}).encode() + b"\n")
     node = Channel(SECRET, is_lead=False)
     carry(Channel(SECRET, is_lead=True), node)
     proof = json.loads(bytes(node.unsent))["proof"]
-    with pytest.raises(Refused):
+    with pytest.raises(WrongSecret):
         node.receive(json.dumps({"proof": proof}).encode() + b"\n")
 
 
 @pytest.mark.parametrize("how", ["changed", "repeated", "left out", "swapped", "sent back"])
 def test_a_line_that_was_tampered_with_ends_the_connection(how: str) -> None:
     lead, node = greeted()
-    node.send("signal", number=15)
-    node.send("signal", number=10)
+    node.send(b"signal 15")
+    node.send(b"signal 10")
     first, second = bytes(node.unsent).splitlines(keepends=True)
-    lead.send("alive")
+    lead.send(b"alive")
     back = bytes(lead.unsent)
     received = {
         "changed": first.replace(b"15", b"99"),
@@ -100,7 +100,7 @@ def test_a_line_that_was_tampered_with_ends_the_connection(how: str) -> None:
 
 def test_recorded_lines_mean_nothing_on_another_connection() -> None:
     (_, node), (other, _) = greeted(), greeted()
-    node.send("hello")
+    node.send(b"hello")
     with pytest.raises(ChannelError):
         carry(node, other)
 
@@ -119,7 +119,7 @@ def test_who_does_not_read_is_given_up() -> None:
     lead, _ = greeted()
     with pytest.raises(ChannelError, match="too much"):
         for _ in range(30):
-            lead.send("begin", config="x" * 2**20)
+            lead.send(b"x" * 2**20)
 
 
 def test_foreign_bytes_only_ever_end_the_connection() -> None:

@@ -19,6 +19,7 @@ from headway.core.files.hashes import fingerprint
 from headway.run.directory.run_directory import IDENTITY_KEY
 from headway.run.supervisor.machines import node as machines_node
 from headway.run.supervisor.machines.ending import ANY_TIME, is_finished_in_tier, recorded_end
+from headway.run.supervisor.machines.messages import RunEnd
 from headway.run.supervisor.machines.node import _Node
 from headway.run.supervisor.machines.place import Place, Seat
 from support import headway
@@ -44,7 +45,7 @@ def change_record(folder: Path, **facts: Any) -> None:
 
 
 def test_a_finished_run_is_finished_for_the_same_config_only(finished: Callable[..., Config], tmp_path: Path) -> None:
-    assert recorded_end(finished(), IDENTITY, time.time()) == {"exit_code": 0}, "whenever it was"
+    assert recorded_end(finished(), IDENTITY, time.time()) == RunEnd(0), "whenever it was"
     assert recorded_end(finished("train.steps=4"), IDENTITY, ANY_TIME) is None, "more steps are wanted now"
     assert recorded_end(finished(), "another one", ANY_TIME) is None
     assert recorded_end(finished("name=other"), IDENTITY, ANY_TIME) is None
@@ -54,7 +55,7 @@ def test_a_finished_run_is_finished_for_the_same_config_only(finished: Callable[
     ledger.write_bytes(b"no ledger")
     assert recorded_end(finished(), IDENTITY, ANY_TIME) is None, "whoever trains reports that"
     ledger.write_bytes(kept)
-    assert recorded_end(finished(), IDENTITY, ANY_TIME) == {"exit_code": 0}
+    assert recorded_end(finished(), IDENTITY, ANY_TIME) == RunEnd(0)
     shard.unlink()
     assert recorded_end(finished(), IDENTITY, ANY_TIME) is None, "an attempt has to make its last checkpoint again"
 
@@ -64,7 +65,7 @@ def test_a_final_error_counts_if_no_start_came_after_it(
     finished: Callable[..., Config], tmp_path: Path, code: int, kind: type[Exception]
 ) -> None:
     change_record(tmp_path, outcome="what went wrong", exit_code=code, ended=1000.0, where="there", fix="mend it")
-    told = {"exit_code": code, "what": "what went wrong", "where": "there", "fix": "mend it"}
+    told = RunEnd(code, "what went wrong", "there", "mend it")
     assert recorded_end(finished(), IDENTITY, 999.0) == told
     assert recorded_end(finished(), IDENTITY, ANY_TIME) == told
     assert recorded_end(finished(), IDENTITY, 1001.0) is None, "a lead may come that has no such error"
@@ -89,7 +90,7 @@ def test_the_code_that_the_lead_has_left_is_the_end(
     assert recorded_end(config, IDENTITY, ANY_TIME) is None
     (tmp_path / "code").write_text("2\n")
     end = recorded_end(config, IDENTITY, time.time())
-    assert end is not None and end["exit_code"] == 2
+    assert end is not None and end.exit_code == 2
 
 
 def test_a_machine_that_sees_no_run_directory_asks_the_remote_tier(

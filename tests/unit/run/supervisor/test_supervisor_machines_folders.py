@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,9 +14,10 @@ from headway.core.errors import ConfigError
 from headway.run.directory.run_directory import Attempt
 from headway.run.supervisor.machines import folders
 from headway.run.supervisor.machines.folders import check_answers, look_for, mark
+from headway.run.supervisor.machines.messages import FileSeen, LookForFile
 from headway.run.supervisor.machines.node import _make
 
-SEES: dict[str, Any] = {"file": True, "data": True}
+SEES = FileSeen("", file=True, data=True)
 
 
 @pytest.fixture
@@ -37,20 +38,20 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_machine_says_what_it_sees(with_tier: Config, tmp_path: Path) -> None:
     store = with_tier.data.store
     with mark(with_tier) as path:
-        message = {"path": path, "store": str(store)}
-        assert look_for(message, with_tier, lambda: False) == {"path": path, "file": True, "data": True}
-        elsewhere = {**message, "store": str(tmp_path / "none")}
-        assert look_for(elsewhere, with_tier, lambda: False)["data"] is False
+        message = LookForFile(path, str(store))
+        assert look_for(message, with_tier, lambda: False) == FileSeen(path, file=True, data=True)
+        elsewhere = replace(message, store=str(tmp_path / "none"))
+        assert not look_for(elsewhere, with_tier, lambda: False).data
         data = with_tier.data.model_copy(update={"remote": "s3://somewhere/store"})
         remote = with_tier.model_copy(update={"data": data})
-        assert look_for(elsewhere, remote, lambda: False)["data"] is True, "it is read from there"
-    assert look_for(message, with_tier, lambda: False)["file"] is False
+        assert look_for(elsewhere, remote, lambda: False).data, "it is read from there"
+    assert not look_for(message, with_tier, lambda: False).file
     assert not list(with_tier.runs.iterdir())
 
 
 def test_machines_with_disks_of_their_own_need_a_remote_tier(config: Config, with_tier: Config) -> None:
     assert check_answers(config, {"machine 1 (b)": SEES}) is False
-    apart = {"machine 1 (b)": SEES, "machine 2 (c)": {**SEES, "file": False}}
+    apart = {"machine 1 (b)": SEES, "machine 2 (c)": replace(SEES, file=False)}
     assert check_answers(with_tier, apart) is True
     with pytest.raises(ConfigError, match=r"machine 2 \(c\) does not see .* no remote tier") as caught:
         check_answers(config, apart)
@@ -58,11 +59,11 @@ def test_machines_with_disks_of_their_own_need_a_remote_tier(config: Config, wit
 
 
 def test_copies_in_memory_and_missing_data_are_refused(with_tier: Config) -> None:
-    apart = {"machine 1 (b)": {**SEES, "file": False}}
+    apart = {"machine 1 (b)": replace(SEES, file=False)}
     checkpoint = with_tier.checkpoint.model_copy(update={"memory_every": 1})
     with pytest.raises(ConfigError, match="copies in host memory"):
         check_answers(with_tier.model_copy(update={"checkpoint": checkpoint}), apart)
-    lacking = {"machine 1 (b)": {**SEES, "data": False}, "machine 2 (c)": {**SEES, "data": False}}
+    lacking = {"machine 1 (b)": replace(SEES, data=False), "machine 2 (c)": replace(SEES, data=False)}
     with pytest.raises(ConfigError, match=r"machine 1 \(b\), machine 2 \(c\) do not have the token store") as caught:
         check_answers(with_tier, lacking)
     assert "data.remote" in str(caught.value.fix) and caught.value.where == str(with_tier.data.store.absolute())

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,12 +22,21 @@ from headway.run.supervisor.machines.interfaces import interface_of
 from headway.run.supervisor.machines.lead import Lead
 from headway.run.supervisor.machines.likeness import name_differences
 from headway.run.supervisor.machines.line import Line
+from headway.run.supervisor.machines.messages import (
+    EndAttempt,
+    Hello,
+    MachineMessage,
+    RunEnd,
+    SignalReceived,
+    WorkerReadings,
+    WorkersEnded,
+)
 from headway.run.supervisor.machines.place import Place
 from headway.run.supervisor.machines.roster import Roster
 from ports import free_ports
 
 SECRET = b"0123456789abcdef"
-HELLO = {"host": "b", "workers": 1, "version": "1", "identity": "i"}
+HELLO = Hello(1, "p", "b", workers=1, version="1", identity="i")
 
 
 @pytest.fixture
@@ -44,14 +54,14 @@ def port() -> int:
 def lead(stack: ExitStack, port: int) -> Lead:
     lead = Lead(Place(0, "127.0.0.1", port, SECRET), Roster(3, 1, "1", "i"), lost_seconds=30.0)
     lead._roster._met = {1, 2}  # the end does not wait for machines that never come
-    stack.callback(lead.close, exit_code=0)
+    stack.callback(lead.close, RunEnd(0))
     return lead
 
 
 @pytest.fixture
 def join(stack: ExitStack, port: int) -> Callable[..., Line]:
     def start(number: int = 1, secret: bytes = SECRET, lost_seconds: float = 30.0, **hello: Any) -> Line:
-        line = Line(Place(number, "127.0.0.1", port, secret), {**HELLO, **hello}, lost_seconds)
+        line = Line(Place(number, "127.0.0.1", port, secret), replace(HELLO, node=number, **hello), lost_seconds)
         stack.callback(line.close)
         return line
 
@@ -67,17 +77,17 @@ def test_a_node_joins_hears_the_lead_and_is_heard(lead: Lead, join: Callable[...
     soon(lambda: line.is_up and 1 in lead.here)
     assert str(lead.here[1]) == "machine 1 (b)" and lead.address == "127.0.0.1"
     assert interface_of(line.interface_address or "") == interface_of("127.0.0.1")
-    lead.tell([1, 2], "begin", attempt=4)
+    lead.tell([1, 2], EndAttempt(4))
     soon(lambda: line.inbox)
-    assert line.take() == [{"kind": "begin", "attempt": 4}]
+    assert line.take() == [EndAttempt(4)]
     for number in range(500):  # a lead that is busy keeps the newest readings, and no older ones
-        line.send("readings", attempt=number, now=1.0)
-    line.send("attempt_ended", code=1)
-    line.send("signal", number=int(signal.SIGTERM))
-    line.send("signal", number=int(signal.SIGKILL))
-    soon(lambda: (lead.newest_readings(1) or {}).get("attempt") == 499)
+        line.send(WorkerReadings(number, 1.0, {}, {}))
+    line.send(WorkersEnded(4, 1))
+    line.send(SignalReceived(signal.SIGTERM))
+    line.send(SignalReceived(signal.SIGKILL))
+    soon(lambda: (newest := lead.newest_readings(1)) is not None and newest.attempt == 499)
     soon(lambda: lead.here[1].inbox)
-    assert [message["kind"] for message in lead.take_messages(1)] == ["attempt_ended"]
+    assert lead.take_messages(1) == [WorkersEnded(4, 1)]
     assert lead.take_signals() == [("machine 1 (b)", signal.SIGTERM)], "no other signal is passed on"
 
 
@@ -99,14 +109,14 @@ def test_a_node_knows_a_lead_whose_machine_is_there_without_it(lead: Lead, join:
     line = join()
     soon(lambda: line.is_up)
     assert not line.is_refused
-    lead.close(exit_code=0)
+    lead.close(RunEnd(0))
     soon(lambda: line.is_refused)
 
 
 def test_a_silent_machine_is_lost_and_so_is_a_silent_lead(stack: ExitStack, port: int) -> None:
     lead = Lead(Place(0, "127.0.0.1", port, SECRET), Roster(2, 1, "1", "i"), lost_seconds=1.5)
-    stack.callback(lead.close, exit_code=0)
-    line = Line(Place(1, "127.0.0.1", port, SECRET), dict(HELLO), lost_seconds=1.5)
+    stack.callback(lead.close, RunEnd(0))
+    line = Line(Place(1, "127.0.0.1", port, SECRET), HELLO, lost_seconds=1.5)
     stack.callback(line.close)
     soon(lambda: line.is_up)
     session = lead.here[1].session
@@ -149,16 +159,16 @@ def test_foreign_connections_disturb_nothing(lead: Lead, join: Callable[..., Lin
 def test_every_node_hears_how_the_run_ended(lead: Lead, join: Callable[..., Line]) -> None:
     lines = [join(1), join(2)]
     soon(lambda: len(lead.here) == 2)
-    heard: list[dict[str, Any]] = []
+    heard: list[MachineMessage] = []
 
     def leave() -> bool:
         for line in lines:
             heard.extend(line.take())
         return len(heard) == 2
 
-    lead.tell(lead.here, "over", exit_code=75, what="stopped")
+    lead.tell(lead.here, RunEnd(75, "stopped"))
     soon(leave)
-    assert heard == [{"kind": "over", "exit_code": 75, "what": "stopped"}] * 2
+    assert heard == [RunEnd(75, "stopped")] * 2
 
 
 def test_a_process_can_be_copied_while_its_thread_pauses(lead: Lead, join: Callable[..., Line]) -> None:
@@ -173,7 +183,7 @@ def test_a_process_can_be_copied_while_its_thread_pauses(lead: Lead, join: Calla
             os._exit(0)
     os.waitpid(copy, 0)
     assert paused
-    line.send("attempt_ended", code=0)
+    line.send(WorkersEnded(4, 0))
     soon(lambda: lead.here[1].inbox)  # the copy has closed no connection
 
 
@@ -201,7 +211,7 @@ def test_a_lead_with_the_address_of_another_machine_says_so(
     with socket.create_server(("", port)), pytest.raises(ConfigError, match="free port"):
         Lead(Place(0, "a-service", port, SECRET), Roster(2, 1, "1", "i"), 15.0)
     lead = Lead(Place(0, "a-service", port, SECRET), Roster(2, 1, "1", "i"), 15.0)
-    stack.callback(lead.close, exit_code=0)
+    stack.callback(lead.close, RunEnd(0))
     assert "a-service stands for 192.0.2.1, which is no address of this machine" in capsys.readouterr().err
 
 
@@ -226,9 +236,9 @@ def test_a_lead_whose_name_appears_later_listens_at_once_and_is_found(
     monkeypatch.setattr(socket, "getaddrinfo", unknown_until(there))
     monkeypatch.setattr(machines_line, "_RETRY_SECONDS", 0.05)
     lead = Lead(Place(0, "lead.late", port, SECRET, listen=listen), Roster(2, 1, "1", "i"), 30.0)
-    stack.callback(lead.close, exit_code=0)
+    stack.callback(lead.close, RunEnd(0))
     assert ("not known here, or not yet" in capsys.readouterr().err) == (listen is None)
-    line = Line(Place(1, "lead.late", port, SECRET), dict(HELLO), 30.0)
+    line = Line(Place(1, "lead.late", port, SECRET), HELLO, 30.0)
     stack.callback(line.close)
     soon(lambda: "Name or service not known" in line.why)
     assert not line.is_refused and lead.here == {}

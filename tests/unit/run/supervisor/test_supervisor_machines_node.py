@@ -16,6 +16,7 @@ from headway.core.errors import Preempted
 from headway.core.process.table import DEAD, ProcessState
 from headway.run.supervisor import worker_status
 from headway.run.supervisor.machines.line import Line
+from headway.run.supervisor.machines.messages import AttemptEnded, MachineMessage, RunEnd, SignalReceived, Spare
 from headway.run.supervisor.machines.node import _Node, _NodeAttempt
 from headway.run.supervisor.machines.place import Place, Seat
 from headway.run.supervisor.worker_status import WorkerStatuses
@@ -27,11 +28,11 @@ class Heard:
     number = 3
 
     def __init__(self) -> None:
-        self.said: list[tuple[str, int]] = []
+        self.said: list[AttemptEnded] = []
         self.has_ended = False
 
-    def send(self, kind: str, *, attempt: int) -> None:
-        self.said.append((kind, attempt))
+    def send(self, message: AttemptEnded) -> None:
+        self.said.append(message)
 
     def look(self, line: object, now: bool = False) -> None:
         pass
@@ -45,8 +46,8 @@ def test_a_machine_that_becomes_a_spare_has_no_workers_left(tiny: Callable[..., 
     node = _Node(load_config(tiny()), Seat(Place(1, "head", 7000, b"x" * 16), {}), own_process=False)
     attempt = Heard()
     node._attempt = cast(Any, attempt)
-    node._handle({"kind": "spare"}, cast(Line, attempt))
-    assert attempt.has_ended and node._attempt is None and attempt.said == [("ended", 3)]
+    node._handle(Spare(), cast(Line, attempt))
+    assert attempt.has_ended and node._attempt is None and attempt.said == [AttemptEnded(3)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -93,9 +94,8 @@ class Told:
         self.is_up, self.session = is_up, session
         self.sent: list[int] = []
 
-    def send(self, kind: str, *, number: int) -> None:
-        assert kind == "signal"
-        self.sent.append(number)
+    def send(self, message: SignalReceived) -> None:
+        self.sent.append(message.number)
 
     def check_refused(self) -> None:
         pass
@@ -129,10 +129,10 @@ def test_two_interrupts_end_a_command_whose_lead_is_gone(interrupted: _Node) -> 
 def test_the_end_of_the_run_is_heard_though_the_lead_has_left(interrupted: _Node) -> None:
     """What the lead has sent counts, even if the connection is closed before it is read."""
 
-    batches: list[list[dict[str, Any]]] = [[], [{"kind": "over", "exit_code": 75, "what": "saved"}]]
+    batches: list[list[MachineMessage]] = [[], [RunEnd(75, "saved")]]
     line = Told(is_up=True, session=1)
 
-    def take() -> list[dict[str, Any]]:
+    def take() -> list[MachineMessage]:
         line.is_up = False  # with the end of the run, which comes while this batch is handled
         return batches.pop(0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,26 @@ from headway.core.coordination.heartbeat import Exchange, Phase, Reading
 from headway.core.errors import Cancelled, ConfigError, Preempted
 from headway.core.process.table import ProcessState
 from headway.run.directory.run_directory import RunDirectory
+from headway.run.supervisor.error_report import ErrorReport
 from headway.run.supervisor.machines import assembly, node
 from headway.run.supervisor.machines.assembly import Machines
-from headway.run.supervisor.machines.messages import pack_workers, unpack_workers
+from headway.run.supervisor.machines.messages import (
+    MACHINE,
+    AttemptEnded,
+    BeginAttempt,
+    EndAttempt,
+    FileSeen,
+    FromLead,
+    LookForFile,
+    MachineMessage,
+    Refused,
+    RunEnd,
+    Spare,
+    WorkerReadings,
+    WorkersEnded,
+)
 from headway.run.supervisor.machines.place import Place, Seat
-from headway.run.supervisor.machines.roster import Member, Refusal
+from headway.run.supervisor.machines.roster import Member
 from headway.run.supervisor.machines.team import MachineEnd, Team, most_telling
 from headway.run.supervisor.watchdog import Finding
 
@@ -50,11 +66,11 @@ class Played:
         self.here: dict[int, Member] = {}
         self.gone: dict[int, str] = {}
         self.closed: dict[int, float] = {}
-        self.told: list[tuple[list[int], str, dict[str, Any]]] = []
+        self.told: list[tuple[list[int], FromLead]] = []
         self.signals: list[tuple[str, int]] = []
-        self.refusals: list[Refusal] = []
-        self.over: dict[str, Any] | None = None
-        self.answers: dict[int, dict[str, Any]] = {}
+        self.refusals: list[Refused] = []
+        self.over: RunEnd | None = None
+        self.answers: dict[int, dict[str, bool]] = {}
         self.mute: set[int] = set()
         self.times = 1
         self.pausing = nullcontext
@@ -69,10 +85,10 @@ class Played:
     def why_gone(self, session: int) -> str | None:
         return self.gone.get(session)
 
-    def newest_readings(self, number: int) -> dict[str, Any] | None:
+    def newest_readings(self, number: int) -> WorkerReadings | None:
         return self.here[number].readings
 
-    def take_messages(self, number: int) -> list[dict[str, Any]]:
+    def take_messages(self, number: int) -> list[MachineMessage]:
         found = list(self.here[number].inbox)
         self.here[number].inbox.clear()
         return found
@@ -81,27 +97,26 @@ class Played:
         found, self.signals = self.signals, []
         return found
 
-    def take_refusals(self) -> list[Refusal]:
+    def take_refusals(self) -> list[Refused]:
         found, self.refusals = self.refusals, []
         return found
 
-    def tell(self, numbers: Any, kind: str, **content: Any) -> None:
-        self.told.append((list(numbers), kind, content))
-        for number in set(numbers) - self.mute if kind == "look" else ():
-            answer = {
-                "kind": "seen",
-                "path": content["path"],
-                "file": True,
-                "data": True,
-                **self.answers.get(number, {}),
-            }
+    def tell(self, numbers: Any, message: FromLead) -> None:
+        self.told.append((list(numbers), message))
+        for number in set(numbers) - self.mute if isinstance(message, LookForFile) else ():
+            assert isinstance(message, LookForFile)
+            answer = replace(FileSeen(message.path, file=True, data=True), **self.answers.get(number, {}))
             self.here[number].inbox.extend([answer] * self.times)
+
+    @property
+    def looks(self) -> list[LookForFile]:
+        return [message for _, message in self.told if isinstance(message, LookForFile)]
 
     def drop(self, number: int, why: str) -> None:
         self.lose(number, why)
 
-    def close(self, **over: Any) -> None:
-        self.over = over
+    def close(self, end: RunEnd) -> None:
+        self.over = end
 
 
 @pytest.fixture
@@ -141,7 +156,7 @@ def test_an_elastic_run_uses_the_machines_that_share_its_lanes_and_names_the_spa
     assert team is not None
     assert numbers(team) == [1] and team.world_size == 2
     assert "machine 2 (host-2) is a hot spare: the run uses 2 of 3 machines" in capsys.readouterr().err
-    assert ([2], "spare", {}) in lead.told
+    assert ([2], Spare()) in lead.told
     assert not machines.can_grow(2)
     lead.lose(1, "silent")
     assert numbers(machines.assemble(lambda: None)) == [2], "the spare takes its place"
@@ -211,7 +226,7 @@ def test_a_machine_that_is_silent_or_may_be_started_again_is_waited_for(
 def test_the_lead_of_a_finished_run_does_not_wait_for_machines_that_know_it(
     lead: Played, of: Callable[..., Machines], monkeypatch: pytest.MonkeyPatch, starts_over: bool
 ) -> None:
-    monkeypatch.setattr(assembly, "recorded_end", lambda *_: {"exit_code": 0})
+    monkeypatch.setattr(assembly, "recorded_end", lambda *_: RunEnd(0))
     machines, looks = of("2", "run", lost_seconds=15.0, rejoin_seconds=50.0), list[int]()
     if starts_over:
         with pytest.raises(Preempted, match="did not come"):
@@ -244,16 +259,16 @@ def test_machines_are_asked_once_whether_they_see_the_folder_and_work_apart_if_o
     assert team is not None
     assert "machines share no folder: checkpoints go through the remote tier" in capsys.readouterr().err
     assert "own_disks" in str(team.variables()) and '"own_disks": true' in str(team.variables())
-    (asked,) = [content for _, kind, content in lead.told if kind == "look"]
-    assert not Path(asked["path"]).exists() and Path(asked["path"]).parent == config.runs, "nothing is left"
+    (asked,) = lead.looks
+    assert not Path(asked.path).exists() and Path(asked.path).parent == config.runs, "nothing is left"
     machines.assemble(lambda: None)
-    assert sum(kind == "look" for _, kind, _ in lead.told) == 1
+    assert len(lead.looks) == 1
     lead.lose(1, "silent")
     lead.answers = {}
     lead.join(1)
     team = machines.assemble(lambda: None)
     assert team is not None and '"own_disks": false' in str(team.variables()), "a new one is asked"
-    assert sum(kind == "look" for _, kind, _ in lead.told) == 2
+    assert len(lead.looks) == 2
 
 
 def test_a_machine_may_say_twice_what_it_sees(lead: Played, of: Callable[..., Machines]) -> None:
@@ -271,7 +286,7 @@ def test_a_machine_that_does_not_say_what_it_sees_is_dropped(lead: Played, of: C
     assert "does not say what it sees" in str(lead.why_gone(member.session)) and team.lost() is not None
 
 
-REFUSAL = Refusal("machine 1 (b) was started with 3 workers", "start alike", 1)
+REFUSAL = Refused("machine 1 (b) was started with 3 workers", "start alike", 1)
 
 
 def test_a_machine_that_does_not_fit_is_named_and_waited_for(
@@ -320,15 +335,15 @@ def test_signals_count_as_often_as_one_machine_has_received_them(lead: Played, o
 def test_a_signal_while_the_others_hear_of_the_end_changes_no_code(
     lead: Played, of: Callable[..., Machines], monkeypatch: pytest.MonkeyPatch, config: Config
 ) -> None:
-    def close(**over: Any) -> None:
+    def close(end: RunEnd) -> None:
         signal.raise_signal(signal.SIGINT)
-        lead.over = over
+        lead.over = end
 
     monkeypatch.setattr(lead, "close", close)
     seat = Seat(Place(0, "h", 1, b"s" * 16), {})
     with pytest.raises(Preempted), Machines.of(config, seat):
         raise Preempted("stopped")
-    assert lead.over is not None and lead.over["exit_code"] == 75
+    assert lead.over is not None and lead.over.exit_code == 75
 
 
 @pytest.mark.parametrize(
@@ -339,13 +354,12 @@ def test_all_machines_end_as_the_lead_does(
     lead: Played, of: Callable[..., Machines], error: BaseException | None, code: int
 ) -> None:
     of("2").close(error)
-    assert lead.over is not None and lead.over["exit_code"] == code
-    heard = {"kind": "over", **lead.over}
+    assert lead.over is not None and lead.over.exit_code == code
     if code == 0:
-        node._raise_end(heard)
+        node._raise_end(lead.over)
         return
     with pytest.raises(BaseException) as told:
-        node._raise_end(heard)
+        node._raise_end(lead.over)
     assert getattr(told.value, "exit_code", 130) == code
     assert isinstance(told.value, KeyboardInterrupt) == (code == 130)
 
@@ -363,20 +377,21 @@ def config(tiny: Callable[..., Path]) -> Config:
 
 
 def test_machines_get_their_ranks_and_one_place_to_meet(lead: Played, begun: Team) -> None:
-    orders = [(told, content) for told, kind, content in lead.told if kind == "begin"]
-    parts = [content["part"] for _, content in orders]
+    orders = [(told, message) for told, message in lead.told if isinstance(message, BeginAttempt)]
+    parts = [message.part for _, message in orders]
     assert [told for told, _ in orders] == [[1], [2]]
-    assert [(part["first_rank"], part["world_size"]) for part in parts] == [(2, 6), (4, 6)]
-    assert {(part["address"], part["port"]) for part in parts} == {("127.0.0.1", begun._address[1])}
-    assert orders[0][1]["attempt"] == 1 and orders[0][1]["restarts"] == 3
+    assert [(part.first_rank, part.world_size) for part in parts] == [(2, 6), (4, 6)]
+    assert {(part.address, part.port) for part in parts} == {("127.0.0.1", begun._address[1])}
+    assert orders[0][1].attempt == 1 and orders[0][1].restarts == 3
     assert [begun.host_of(rank) for rank in range(6)] == [None, None, "host-1", "host-1", "host-2", "host-2"]
 
 
 def test_readings_of_other_machines_get_times_of_this_clock_and_only_their_own_ranks(lead: Played, begun: Team) -> None:
-    workers = pack_workers(dict.fromkeys((1, 2, 3), READING), {2: ProcessState(41, "R", 1, 1), 3: None})
-    message = {"kind": "readings", "attempt": 1, "offset": 1000.0, "workers": workers}
-    lead.here[1].readings = message
-    lead.here[2].readings = {**message, "attempt": 9}
+    states = {2: ProcessState(41, "R", 1, 1), 3: None}
+    sent = MACHINE.decode(MACHINE.encode(WorkerReadings(1, 0.0, dict.fromkeys((1, 2, 3), READING), states)))
+    assert isinstance(sent, WorkerReadings)
+    lead.here[1].readings = sent.with_times_of_here(1000.0)
+    lead.here[2].readings = replace(sent, attempt=9)
     begun.look()
     assert list(begun.readings) == [2, 3], "rank 1 is not the sender's, and attempt 9 is another one"
     assert begun.readings[2].beat_seconds == 1100.5 and begun.readings[2].steps_seconds == 1099.5
@@ -385,19 +400,9 @@ def test_readings_of_other_machines_get_times_of_this_clock_and_only_their_own_r
     assert state is not None and state.state == "R" and begun.states[3] is None
 
 
-def test_readings_that_are_none_are_left_out() -> None:
-    good = pack_workers({0: READING}, {0: None})[0]
-    bad: list[Any] = [None, 3, [0], [0, {}, None], [0, {**good[1], "pid": "x"}, None], [True, good[1], None]]
-    bad += [[0, {**good[1], "phase": 99}, None], [0, {**good[1], "beat_seconds": float("nan")}, None]]
-    bad += [[0, {**good[1], "step": 10**30}, None], [0, good[1], ["?", None]], [0, {**good[1], "begun": 3}, None]]
-    assert unpack_workers(bad, range(1), 0.0)[1] == {}
-    assert unpack_workers("x", range(1), 0.0) == ({}, {})
-    assert list(unpack_workers([*bad, good], range(1), 0.0)[0]) == [0]
-
-
 def test_a_lost_machine_is_found_unless_its_workers_are_done(lead: Played, begun: Team) -> None:
     assert begun.lost() is None
-    lead.here[1].inbox.append({"kind": "attempt_ended", "attempt": 1, "code": 0, "done": True, "reported": None})
+    lead.here[1].inbox.append(WorkersEnded(1, 0, is_done=True))
     begun.look()
     lead.lose(1, "closed")
     assert begun.lost() is None and begun.ends[1].is_good
@@ -412,7 +417,7 @@ def test_a_lost_machine_is_found_unless_its_workers_are_done(lead: Played, begun
 
 def test_the_end_waits_for_the_machines_that_are_there(lead: Played, begun: Team) -> None:
     begun.end()
-    assert lead.told[-1] == ([1, 2], "end", {"attempt": 1})
+    assert lead.told[-1] == ([1, 2], EndAttempt(1))
     lead.lose(2, "closed")
     looks = 0
 
@@ -420,7 +425,7 @@ def test_the_end_waits_for_the_machines_that_are_there(lead: Played, begun: Team
         nonlocal looks
         looks += 1
         if looks == 2:
-            lead.here[1].inbox.append({"kind": "ended", "attempt": 1})
+            lead.here[1].inbox.append(AttemptEnded(1))
 
     begun.wait_for_end(look)
     assert looks == 2
@@ -428,16 +433,16 @@ def test_the_end_waits_for_the_machines_that_are_there(lead: Played, begun: Team
 
 def killed_worker(rank: int, killed_here: tuple[int, ...] = ()) -> MachineEnd:
     """The end of a machine one of whose workers was killed by SIGKILL."""
-    reported = {"exit_code": 1, "what": "died", "rank": rank, "signal": 9}
+    reported = ErrorReport(1, "died", rank=rank, signal=9)
     return MachineEnd(1, False, reported, killed_here=killed_here)
 
 
 def test_the_end_that_says_most_decides() -> None:
-    crashed = MachineEnd(1, False, {"exit_code": 1, "what": "connection closed"})
+    crashed = MachineEnd(1, False, ErrorReport(1, "connection closed"))
     killed, ended_here = killed_worker(1), killed_worker(0, killed_here=(0,))
-    saved = MachineEnd(75, False, {"exit_code": 75, "what": "stopped"})
-    cancelled = MachineEnd(7, False, {"exit_code": 7, "what": "cancelled"})
-    full = MachineEnd(4, False, {"exit_code": 4, "what": "disk"})
+    saved = MachineEnd(75, False, ErrorReport(75, "stopped"))
+    cancelled = MachineEnd(7, False, ErrorReport(7, "cancelled"))
+    full = MachineEnd(4, False, ErrorReport(4, "disk"))
     good, gone = MachineEnd(0, True), MachineEnd(-9)
     order = [full, saved, killed, crashed, ended_here, good]
     for place, end in enumerate(order):
@@ -467,16 +472,15 @@ def test_an_attempt_process_that_is_killed_stands_for_its_first_worker() -> None
     assert MachineEnd(-9, first_rank=4, killed_here=[4, 5]).is_consequence
 
 
-@pytest.mark.parametrize("killed", [[1], [], None, "1"])
+@pytest.mark.parametrize("killed", [[1], []])
 def test_a_machine_tells_which_workers_the_supervisor_killed(
-    lead: Played, of: Callable[..., Machines], killed: object
+    lead: Played, of: Callable[..., Machines], killed: list[int]
 ) -> None:
     lead.join(1)
     team = of("2").assemble(lambda: None)
     assert team is not None
     team._attempt = 1
-    reported = {"exit_code": 1, "what": "died", "rank": 1, "signal": 9}
-    ended = {"kind": "attempt_ended", "attempt": 1, "code": 1, "reported": reported, "killed": killed}
-    lead.here[1].inbox.append(ended)
+    reported = ErrorReport(1, "died", rank=1, signal=9)
+    lead.here[1].inbox.append(WorkersEnded(1, 1, reported=reported, killed=tuple(killed)))
     team.look()
     assert team.ends[1].rank == 1 and team.ends[1].is_consequence == (killed == [1])

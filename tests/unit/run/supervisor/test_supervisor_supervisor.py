@@ -15,9 +15,10 @@ from headway.config import Config
 from headway.core.coordination.preemption_board import SIGNAL_KEY, Notice, post
 from headway.core.errors import INTERRUPTED, DataError, Preempted
 from headway.run.directory.ownership import OwnerLock
-from headway.run.session.attempt import RunOptions, WorkerDied
+from headway.run.session.attempt import RunOptions
 from headway.run.supervisor import supervisor
 from headway.run.supervisor.attempt_monitor import AttemptMonitor
+from headway.run.supervisor.error_report import WorkerDied
 from headway.run.supervisor.restart_policy import AttemptOutcome, Decision
 from headway.run.supervisor.worker_pool import WorkerPool
 

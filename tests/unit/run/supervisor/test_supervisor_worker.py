@@ -11,7 +11,8 @@ import pytest
 from headway.core.errors import CheckpointError, HeadwayError
 from headway.core.files.foreign import read_json_lines
 from headway.run.supervisor import worker
-from headway.run.supervisor.worker import SPARE_VARIABLE, first_record, reasons_in, report_to
+from headway.run.supervisor.error_report import most_telling_report
+from headway.run.supervisor.worker import SPARE_VARIABLE, reasons_in, report_to
 from waits import LONG
 
 
@@ -23,8 +24,8 @@ def test_a_worker_that_cannot_be_watched_says_so_at_once(tmp_path: Path) -> None
     assert str(tmp_path / "heartbeat-0") in refused.value.render()
     with pytest.raises(SystemExit), reasons_in(tmp_path, 0):
         report_to(tmp_path, 0)
-    left = first_record(tmp_path)
-    assert left is not None and "cannot be watched" in left["what"]
+    left = most_telling_report(tmp_path)
+    assert left is not None and "cannot be watched" in left.what
 
 
 def test_a_worker_that_an_exception_ends_leaves_its_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,8 +46,8 @@ def test_a_reason_that_the_disk_of_the_run_does_not_take_is_left_with_the_agent(
     monkeypatch.setenv(SPARE_VARIABLE, str(spare))
     with pytest.raises(SystemExit) as end, reasons_in(broken, 1):
         raise CheckpointError("no room")
-    left = first_record(broken, read_json_lines(spare))
-    assert end.value.code == 4 and left is not None and (left["rank"], left["what"]) == (1, "no room")
+    left = most_telling_report(broken, read_json_lines(spare))
+    assert end.value.code == 4 and left is not None and (left.rank, left.what) == (1, "no room")
 
 
 #: A worker of two on GPUs, as far as it can be had without them: the other one is not asked, and the groups are taken
@@ -77,6 +78,6 @@ def test_on_gpus_an_error_is_told_and_ends_its_worker_though_others_wait_for_it(
     """They would wait for each other until NCCL's limit is over, ten minutes later."""
     command = [sys.executable, "-c", _ON_GPUS, str(tmp_path)]
     ended = subprocess.run(command, timeout=LONG, stdout=subprocess.PIPE, text=True, check=False)
-    left = first_record(tmp_path)
-    assert left is not None and (left["what"], left["exit_code"]) == ("a row is missing", 3)
+    left = most_telling_report(tmp_path)
+    assert left is not None and (left.what, left.exit_code) == ("a row is missing", 3)
     assert (ended.returncode, ended.stdout) == (3, "the last line of the log\n")

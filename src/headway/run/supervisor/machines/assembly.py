@@ -19,8 +19,9 @@ from headway.run.supervisor.machines.ending import ANY_TIME, LOOK_AT_RUN_SECONDS
 from headway.run.supervisor.machines.folders import check_answers, mark, patience_seconds
 from headway.run.supervisor.machines.lead import Lead
 from headway.run.supervisor.machines.likeness import compare_machines, describe_machine, name_differences
+from headway.run.supervisor.machines.messages import FileSeen, LookForFile, Refused, RunEnd, Spare
 from headway.run.supervisor.machines.place import Seat
-from headway.run.supervisor.machines.roster import Member, Refusal, Roster, choose_team
+from headway.run.supervisor.machines.roster import Member, Roster, choose_team
 from headway.run.supervisor.machines.team import Team
 
 _POLL_SECONDS = 0.05
@@ -64,10 +65,10 @@ class Machines:
         )
         self._before: dict[int, str] = {}
         self._spares: list[int] = []
-        self._refused: dict[int, Refusal] = {}
+        self._refused: dict[int, Refused] = {}
         self._received: Counter[tuple[str, int]] = Counter()
         self._has_begun = False
-        self._answers: dict[int, dict[str, Any]] = {}
+        self._answers: dict[int, FileSeen] = {}
         self._own_disks = False
 
     def hear(self, signals: list[int]) -> list[int]:
@@ -135,7 +136,7 @@ class Machines:
         self._spares = sorted(set(here) - set(numbers))
         for number in self._spares:
             notice(f"{here[number]} is a hot spare: the run uses {usable} of {1 + len(here)} machines")
-        self._lead.tell(self._spares, "spare")
+        self._lead.tell(self._spares, Spare())
         self._has_begun = True
         self._before = {member.number: member.host for member in members}
         workers, identity = self._config.parallel.workers, self._seat.identity
@@ -144,7 +145,7 @@ class Machines:
     def _is_finished(self) -> bool:
         """Return whether the run was finished before, so that machines that know it do not come; report it."""
         end = recorded_end(self._config, self._seat.identity, ANY_TIME)
-        finished = is_finished_in_tier(self._config) if end is None else end["exit_code"] == 0
+        finished = is_finished_in_tier(self._config) if end is None else end.exit_code == 0
         if finished:
             notice(f"{self._config.run_directory} is finished: all its steps are done")
         return finished
@@ -160,22 +161,18 @@ class Machines:
         asked = {member.number: member for member in members if member.session not in self._answers}
         if asked:
             with mark(self._config) as path:
-                self._lead.tell(list(asked), "look", path=path, store=str(self._config.data.store))
+                self._lead.tell(list(asked), LookForFile(path, str(self._config.data.store)))
                 # A machine that has just been started loads libraries first.
                 until = self._clock() + patience_seconds(self._config) + self._config.supervise.start_seconds
-                while left := {n for n, member in asked.items() if self._lead.here.get(n) is member}:
+                while left := [member for member in asked.values() if self._is_silent(member)]:
                     look()
-                    for number in left:
-                        seen = [
-                            message
-                            for message in self._lead.take_messages(number)
-                            if message["kind"] == "seen" and message.get("path") == path
-                        ]
-                        if seen:
-                            self._answers[asked.pop(number).session] = seen[0]
+                    for member in left:
+                        for message in self._lead.take_messages(member.number):
+                            if isinstance(message, FileSeen) and message.path == path:
+                                self._answers[member.session] = message
                     if self._clock() > until:
-                        for number in left & set(asked):
-                            self._lead.drop(number, "it does not say what it sees of the lead's disk")
+                        for member in filter(self._is_silent, left):
+                            self._lead.drop(member.number, "it does not say what it sees of the lead's disk")
                     time.sleep(_POLL_SECONDS)
         answers = {str(member): self._answers[member.session] for member in members if member.session in self._answers}
         own_disks = check_answers(self._config, answers)
@@ -183,6 +180,10 @@ class Machines:
             notice("machines share no folder: checkpoints go through the remote tier, and logs stay on each machine")
         self._own_disks = own_disks
         return own_disks
+
+    def _is_silent(self, member: Member) -> bool:
+        """Return whether a machine that is there has not said what it sees."""
+        return member.session not in self._answers and self._lead.here.get(member.number) is member
 
     def _patience(self, here: dict[int, Any]) -> float:
         """Return how long to wait for more machines once there are enough."""
@@ -250,9 +251,8 @@ class Machines:
     def close(self, error: BaseException | None) -> None:
         """Tell the other machines how the run has ended, so that their commands end alike."""
         if error is None:
-            self._lead.close(exit_code=0)
-            return
-        parts = {name: getattr(error, name, None) for name in ("what", "where", "fix")}
-        if parts["what"] is None:
-            parts["what"] = f"the lead ended with {type(error).__name__}"
-        self._lead.close(exit_code=exit_code_of(error), **parts)
+            self._lead.close(RunEnd(0))
+        elif isinstance(error, HeadwayError):
+            self._lead.close(RunEnd(exit_code_of(error), error.what, error.where, error.fix))
+        else:
+            self._lead.close(RunEnd(exit_code_of(error), f"the lead ended with {type(error).__name__}"))

@@ -1,4 +1,4 @@
-"""Messages between two machines: JSON lines over TCP, between processes that know the same secret.
+"""Lines between two machines over TCP, for processes that know the same secret.
 
 Both sides prove that they know the secret without sending it (HMAC-SHA256 over each other's random numbers), and every
 later line carries a code that depends on its direction and its number. So lines cannot be forged, repeated, left out or
@@ -7,7 +7,7 @@ reordered. They are not encrypted. What foreign processes send is bounded in siz
     lead  -> node   {"headway": 1, "nonce": N}
     lead  <- node   {"nonce": M, "proof": HMAC(secret, "node" N M)}
     lead  -> node   {"proof": HMAC(secret, "lead" N M)}       or {"refused": true}
-    both            <code> {"kind": ..., ...}
+    both            <code> <message>
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ChannelError(Exception):
     """The other side broke the rules of the channel, so the connection is closed."""
 
 
-class Refused(ChannelError):
+class WrongSecret(ChannelError):
     """The two sides do not have the same secret."""
 
 
@@ -55,39 +55,38 @@ class Channel:
         if is_lead:
             self._greet({"headway": _VERSION, "nonce": self._nonce})
 
-    def send(self, kind: str, **content: Any) -> None:
-        """Add a message to what is to be sent.
+    def send(self, text: bytes) -> None:
+        """Add a line to what is to be sent.
 
         Raises:
-            ChannelError: the other side does not read, or the message is too long.
+            ChannelError: the other side does not read, or the line is too long.
         """
         assert self._keys is not None and self.is_open, "the other side is known"
-        text = json.dumps({"kind": kind, **content}).encode()
         self._sent_lines += 1
         code = _code(self._keys[0], self._sent_lines, text)
         if len(text) + _CODE_CHARACTERS + 2 > LINE_BYTES or len(self.unsent) > _UNSENT_BYTES:
             raise ChannelError("too much is waiting to be sent")
         self.unsent += code + b" " + text + b"\n"
 
-    def receive(self, data: bytes) -> list[dict[str, Any]]:
-        """Return the messages that are complete with these bytes.
+    def receive(self, data: bytes) -> list[bytes]:
+        """Return the lines that are complete with these bytes.
 
         Raises:
             ChannelError: they come from a process that does not know the secret, or are not what this side expects.
         """
         self._received += data
-        messages: list[dict[str, Any]] = []
+        lines: list[bytes] = []
         while True:
             most = LINE_BYTES if self.is_open else _GREETING_BYTES
             end = self._received.find(b"\n")
             if max(end, len(self._received) if end < 0 else 0) > most:
                 raise ChannelError("a line is too long")
             if end < 0:
-                return messages
+                return lines
             line = bytes(self._received[:end])
             del self._received[: end + 1]
             if self.is_open:
-                messages.append(self._open(line))
+                lines.append(self._open(line))
             else:
                 self._prove(_parse(line))
 
@@ -100,7 +99,7 @@ class Channel:
             other = _text(greeting, "nonce")
             if not self._is_proof(greeting, "node", self._nonce, other):
                 self._greet({"refused": True})
-                raise Refused("the other side does not know the secret")
+                raise WrongSecret("the other side does not know the secret")
             self._greet({"proof": self._proof("lead", self._nonce, other)})
             self._agree(self._nonce, other)
         elif self._nonces is None:
@@ -110,7 +109,7 @@ class Channel:
             self._greet({"nonce": self._nonce, "proof": self._proof("node", other, self._nonce)})
             self._nonces = other, self._nonce
         elif greeting.get("refused") is True or not self._is_proof(greeting, "lead", *self._nonces):
-            raise Refused("the other side does not know the secret")
+            raise WrongSecret("the other side does not know the secret")
         else:
             self._agree(*self._nonces)
 
@@ -129,15 +128,13 @@ class Channel:
         given = greeting.get("proof")
         return isinstance(given, str) and given.isascii() and hmac.compare_digest(given, self._proof(name, lead, node))
 
-    def _open(self, line: bytes) -> dict[str, Any]:
+    def _open(self, line: bytes) -> bytes:
         assert self._keys is not None, "the other side is known"
         code, _, text = line.partition(b" ")
         self._received_lines += 1
         if not hmac.compare_digest(code, _code(self._keys[1], self._received_lines, text)):
             raise ChannelError("a line was changed on its way")
-        message = _parse(text)
-        _text(message, "kind")
-        return message
+        return text
 
 
 def _code(key: bytes, number: int, text: bytes) -> bytes:

@@ -11,11 +11,11 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from headway.core.process.table import has_one_thread
 from headway.core.process.waiting import wait_until
 from headway.run.supervisor.machines.channel import Channel, ChannelError
+from headway.run.supervisor.machines.messages import MACHINE, Alive, MachineMessage
 
 #: Time between two turns without traffic, and between signs of life of a machine that has nothing else to say.
 TURN_SECONDS, ALIVE_SECONDS = 0.2, 1.0
@@ -36,7 +36,7 @@ class Connection:
         with suppress(OSError):  # readings are small and frequent
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def receive(self, now: float) -> list[dict[str, Any]]:
+    def receive(self, now: float) -> list[MachineMessage]:
         """Return the messages that have arrived.
 
         Raises:
@@ -51,7 +51,19 @@ class Connection:
         if not data:
             raise ChannelError("the connection was closed")
         self.heard = now
-        return self.channel.receive(data)
+        lines = self.channel.receive(data)
+        try:
+            return [MACHINE.decode(line) for line in lines]
+        except ValueError as error:
+            raise ChannelError(f"a line is no message: {error}") from error
+
+    def send(self, message: MachineMessage) -> None:
+        """Add a message to what is to be sent.
+
+        Raises:
+            ChannelError: the other side does not read, or the message is too long.
+        """
+        self.channel.send(MACHINE.encode(message).encode())
 
     def flush(self) -> None:
         """Send what waits to be sent, as far as the other side takes it.
@@ -73,7 +85,7 @@ class Connection:
         """Say that this machine is there, if it is time to."""
         if self.channel.is_open and now - self.spoke >= ALIVE_SECONDS:
             self.spoke = now
-            self.channel.send("alive")
+            self.send(Alive())
 
 
 class Courier:

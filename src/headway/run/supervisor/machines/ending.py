@@ -7,8 +7,6 @@ started again waits for machines that know that it is finished. Both ask here.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from headway.checkpoint.remote.acquire import find_tier, resolve_identity
 from headway.checkpoint.run_identity import run_identity
@@ -23,6 +21,7 @@ from headway.run.directory.run_directory import IDENTITY_KEY, RunDirectory
 from headway.run.session.attempt import are_steps_done, final_step, with_variables
 from headway.run.supervisor.attempt_client import has_data
 from headway.run.supervisor.local_workers import ONE_THREAD
+from headway.run.supervisor.machines.messages import RunEnd
 
 #: Of `recorded_end`: errors of any time count, since no lead has come to remove their causes.
 ANY_TIME = -math.inf
@@ -32,38 +31,35 @@ LOOK_AT_RUN_SECONDS = 15.0
 _STORE_SECONDS = 5.0
 
 
-def recorded_end(config: Config, identity: str, since: float) -> Mapping[str, Any] | None:
+def recorded_end(config: Config, identity: str, since: float) -> RunEnd | None:
     """Return how a run has ended for good, as its launch or its directory shows it; None if it has not, or is unknown.
 
     Args:
         config: Resolved, with the values that the user gave.
         identity: Fingerprint of what it says about the mathematics of the run: attempts with another one do not count.
         since: Unix seconds. An earlier error is not final: a later start may have removed its cause.
-
-    Returns:
-        `exit_code`, and for an error `what`, `where` and `fix`.
     """
     if (code := left_code()) is not None:
-        return {"exit_code": code, "what": f"the lead has ended with exit code {code}", "fix": "see what it printed"}
+        return RunEnd(code, f"the lead has ended with exit code {code}", fix="see what it printed")
     try:
         return _end_in_directory(config, identity, since)
     except (OSError, HeadwayError):  # whoever trains reports it
         return None
 
 
-def _end_in_directory(config: Config, identity: str, since: float) -> Mapping[str, Any] | None:
+def _end_in_directory(config: Config, identity: str, since: float) -> RunEnd | None:
     run = RunDirectory(config.run_directory)
     records = run.attempt_records()
     record = records[-1] if records else {}
     if record.get(IDENTITY_KEY) != identity:
         return None
     if are_steps_done(config):
-        return {"exit_code": 0} if _is_last_checkpoint_there(config, run) else None
+        return RunEnd(0) if _is_last_checkpoint_there(config, run) else None
     code, ended = record.get("exit_code"), as_number(record.get("ended"))
     if code not in FINAL_CODES or ended is None or ended < since:
         return None
     where, fix = (str(record[key]) if record.get(key) else None for key in ("where", "fix"))
-    return {"exit_code": code, "what": str(record.get("outcome")), "where": where, "fix": fix}
+    return RunEnd(code, str(record.get("outcome")), where, fix)
 
 
 def _is_last_checkpoint_there(config: Config, run: RunDirectory) -> bool:

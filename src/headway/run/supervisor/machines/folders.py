@@ -11,7 +11,6 @@ import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from headway.config import Config
 from headway.core.errors import CheckpointError, ConfigError, fix_for
@@ -19,6 +18,7 @@ from headway.core.files.paths import is_there
 from headway.core.process.waiting import VISIBILITY_TIMEOUT, wait_until
 from headway.core.user_command import suggest
 from headway.run.supervisor.attempt_client import has_data
+from headway.run.supervisor.machines.messages import FileSeen, LookForFile
 from headway.run.supervisor.machines.place import Place
 
 #: How long a machine looks for the file if the run can do without a common disk. A network file system may show it
@@ -59,16 +59,16 @@ def mark(config: Config) -> Iterator[str]:
         path.unlink(missing_ok=True)
 
 
-def look_for(message: Mapping[str, Any], config: Config, is_over: Callable[[], bool]) -> dict[str, Any]:
+def look_for(message: LookForFile, config: Config, is_over: Callable[[], bool]) -> FileSeen:
     """Answer the lead: whether this machine sees its file and has the data to train on."""
-    path, store = Path(str(message.get("path"))), Path(str(message.get("store")))
+    path, store = Path(message.path), Path(message.store)
     wait_until(lambda: is_there(path, folders=2) or is_over(), patience_seconds(config), 0.1)
     is_there(store / "manifest.json", folders=2)  # a network file system may still know that it was absent
     data = config.data.model_copy(update={"store": store})
-    return {"path": str(path), "file": path.exists(), "data": has_data(config.model_copy(update={"data": data}))}
+    return FileSeen(message.path, path.exists(), has_data(config.model_copy(update={"data": data})))
 
 
-def check_answers(config: Config, answers: Mapping[str, Mapping[str, Any]]) -> bool:
+def check_answers(config: Config, answers: Mapping[str, FileSeen]) -> bool:
     """Return whether some machine has a disk of its own.
 
     Args:
@@ -78,8 +78,8 @@ def check_answers(config: Config, answers: Mapping[str, Mapping[str, Any]]) -> b
     Raises:
         ConfigError: the run needs something that a machine does not have.
     """
-    apart = [name for name, answer in answers.items() if answer.get("file") is not True]
-    without_data = [name for name, answer in answers.items() if answer.get("data") is not True]
+    apart = [name for name, answer in answers.items() if not answer.file]
+    without_data = [name for name, answer in answers.items() if not answer.data]
     if apart and config.checkpoint.remote is None:
         raise ConfigError(
             f"{_listed(apart)} not see the folder of the run, and there is no remote tier for checkpoints",

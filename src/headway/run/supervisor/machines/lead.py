@@ -7,19 +7,28 @@ import socket
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
-from typing import Any
 
 from headway.core.console import notice, warning
 from headway.core.coordination.launch_variables import LEAD, LISTEN, SECRET
 from headway.core.errors import ConfigError
 from headway.core.process.signals import STOP_SIGNALS
 from headway.core.process.waiting import wait_until
-from headway.run.supervisor.machines.channel import Channel, ChannelError, Refused
+from headway.run.supervisor.machines.channel import Channel, ChannelError, WrongSecret
 from headway.run.supervisor.machines.courier import GREETING_SECONDS, Connection, Courier
+from headway.run.supervisor.machines.messages import (
+    Alive,
+    FromLead,
+    Hello,
+    MachineMessage,
+    Refused,
+    RunEnd,
+    SignalReceived,
+    Welcome,
+    WorkerReadings,
+)
 from headway.run.supervisor.machines.place import Place
-from headway.run.supervisor.machines.roster import Member, Refusal, Roster
+from headway.run.supervisor.machines.roster import Member, Roster
 
 #: Most connections of processes that have not proven that they know the secret.
 _MOST_UNKNOWN = 32
@@ -49,7 +58,7 @@ class Lead:
         self._unknown: list[Connection] = []
         self._courier = Courier(self._turn, self._forget)
         self._refused_at = -60.0
-        self._over: dict[str, Any] | None = None
+        self._end: RunEnd | None = None
         self._signals: list[tuple[str, int]] = []
         self._listener = _listen(place)
         self.pausing = self._courier.paused
@@ -82,7 +91,7 @@ class Lead:
         with self._courier.lock:
             return self._roster.departed.get(session)
 
-    def take_refusals(self) -> list[Refusal]:
+    def take_refusals(self) -> list[Refused]:
         """Return the refusals since the last call."""
         with self._courier.lock:
             found, self._roster.refusals = self._roster.refusals, []
@@ -94,7 +103,7 @@ class Lead:
             found, self._signals = self._signals, []
         return found
 
-    def take_messages(self, number: int) -> list[dict[str, Any]]:
+    def take_messages(self, number: int) -> list[MachineMessage]:
         """Return the messages of a machine since the last call."""
         with self._courier.lock:
             member = self._roster.members.get(number)
@@ -103,18 +112,18 @@ class Lead:
                 member.inbox.clear()
         return found
 
-    def newest_readings(self, number: int) -> dict[str, Any] | None:
+    def newest_readings(self, number: int) -> WorkerReadings | None:
         """Return the newest message of a machine about its workers."""
         with self._courier.lock:
             member = self._roster.members.get(number)
             return None if member is None else member.readings
 
-    def tell(self, numbers: Collection[int], kind: str, **content: Any) -> None:
+    def tell(self, numbers: Collection[int], message: FromLead) -> None:
         """Send a message to some machines; one that is gone is left out."""
         with self._courier.lock:
             for number in numbers:
                 if number in self._known:
-                    self._attend(number, partial(self._known[number].channel.send, kind, **content))
+                    self._attend(number, partial(self._known[number].send, message))
         self._courier.wake()
 
     def drop(self, number: int, why: str) -> None:
@@ -123,11 +132,11 @@ class Lead:
             if number in self._known:
                 self._leave(number, why)
 
-    def close(self, **over: Any) -> None:
+    def close(self, end: RunEnd) -> None:
         """Tell all machines how the run ended, and stop listening."""
         with self._courier.lock:
-            self._over = over
-        self.tell(self.here, "over", **over)
+            self._end = end
+        self.tell(self.here, end)
         # Also those that are still on their way here, which would wait for a lead that is gone.
         wait_until(lambda: not self.here and self._roster.has_met_all, _FAREWELL_SECONDS)
         self._courier.stop()
@@ -165,7 +174,7 @@ class Lead:
             elif now - connection.began > GREETING_SECONDS:
                 raise ChannelError("it takes too long")
         except ChannelError as error:
-            if isinstance(error, Refused) and now - self._refused_at > 60.0:
+            if isinstance(error, WrongSecret) and now - self._refused_at > 60.0:
                 self._refused_at = now
                 peer = "unknown"
                 with suppress(OSError):
@@ -177,20 +186,22 @@ class Lead:
                 self._unknown.remove(connection)
             connection.end.close()
 
-    def _admit(self, connection: Connection, messages: list[dict[str, Any]], now: float) -> None:
+    def _admit(self, connection: Connection, messages: list[MachineMessage], now: float) -> None:
         hello, *more = messages
+        if not isinstance(hello, Hello):
+            raise ChannelError("it does not say which machine it is")
         found = self._roster.admit(hello, now)
-        if isinstance(found, Refusal):
-            connection.channel.send("refused", **asdict(found))
+        if isinstance(found, Refused):
+            connection.send(found)
             raise ChannelError(found.what)
         self._unknown.remove(connection)
         if (old := self._known.pop(found.number, None)) is not None:
             old.end.close()
         self._known[found.number] = connection
         found.inbox.extend(more)
-        connection.channel.send("welcome")
-        if self._over is not None:
-            connection.channel.send("over", **self._over)
+        connection.send(Welcome())
+        if self._end is not None:
+            connection.send(self._end)
         notice(f"{found} has joined")
         for difference in found.differs:
             warning(f"{found} has {difference}")
@@ -199,15 +210,16 @@ class Lead:
         connection, member = self._known[number], self._roster.members[number]
         if connection.end in ready:
             for message in connection.receive(now):
-                if isinstance(there := message.get("now"), int | float):
-                    message["offset"] = member.clock.update(now, there)
-                if message["kind"] == "readings":
-                    member.readings = message
-                elif message["kind"] == "signal":
-                    if message.get("number") in STOP_SIGNALS:
-                        self._signals.append((str(member), int(message["number"])))
-                elif message["kind"] != "alive":
-                    member.inbox.append(message)
+                match message:
+                    case WorkerReadings():
+                        member.readings = message.with_times_of_here(member.clock.update(now, message.now))
+                    case SignalReceived(number_of_signal):
+                        if number_of_signal in STOP_SIGNALS:
+                            self._signals.append((str(member), number_of_signal))
+                    case Alive():
+                        pass
+                    case _:
+                        member.inbox.append(message)
             member.heard = connection.heard
         connection.keep_alive(now)
         connection.flush()

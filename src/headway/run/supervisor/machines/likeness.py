@@ -71,7 +71,7 @@ class Differences:
     """Differences that only cost speed, or that the run does not promise anything about."""
 
 
-def compare_machines(lead: Mapping[str, str], other: Any, determinism: str, device: str) -> Differences:
+def compare_machines(lead: Mapping[str, str], other: Mapping[str, str], determinism: str, device: str) -> Differences:
     """Compare a machine with the lead's. What is unknown of either is no difference.
 
     Args:
@@ -80,10 +80,9 @@ def compare_machines(lead: Mapping[str, str], other: Any, determinism: str, devi
         determinism: What the run promises.
         device: `train.device`. On CPUs, GPUs do not count.
     """
-    other = other if isinstance(other, Mapping) else {}
     refused, fix, others = None, "", []
     for name, fact in _FACTS.items():
-        here, there = lead.get(name, "")[:_TEXT], str(other.get(name, ""))[:_TEXT]
+        here, there = lead.get(name, "")[:_TEXT], other.get(name, "")[:_TEXT]
         if not here or not there or here == there or (device == "cpu" and name.startswith("gpu")):
             continue
         words = f"{fact.words} {there}, and the lead {here}"
@@ -94,14 +93,14 @@ def compare_machines(lead: Mapping[str, str], other: Any, determinism: str, devi
     return Differences(refused, f"{fix}, or set determinism=off" if fix else "", tuple(others))
 
 
-def name_differences(lead: Mapping[str, Any], other: Any) -> str:
+def name_differences(lead: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """Name the keys by which a machine's config computes something else than the lead's; empty where none is known.
 
     Args:
         lead: What the lead's config says about the mathematics of the run.
         other: The same of the other machine, as it says itself.
     """
-    if not isinstance(other, Mapping):
+    if not other:
         return ""
     found = changed_values(lead, other, "{key} is {after}, and the lead's is {before}")
     named = [text[:_TEXT] for text in found[:_NAMED]]

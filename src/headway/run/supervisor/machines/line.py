@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import socket
 import time
 from collections import deque
@@ -11,8 +10,9 @@ from typing import Any
 
 from headway.core.coordination.launch_variables import SECRET
 from headway.core.errors import ConfigError
-from headway.run.supervisor.machines.channel import Channel, ChannelError, Refused
+from headway.run.supervisor.machines.channel import Channel, ChannelError, WrongSecret
 from headway.run.supervisor.machines.courier import GREETING_SECONDS, Connection, Courier
+from headway.run.supervisor.machines.messages import Alive, FromNode, Hello, MachineMessage, Refused, Welcome
 from headway.run.supervisor.machines.place import Place
 
 #: Time between two tries to reach the lead, and how long one may take.
@@ -28,13 +28,13 @@ class Line:
         lost_seconds: How long the lead may be silent.
     """
 
-    def __init__(self, place: Place, hello: dict[str, Any], lost_seconds: float) -> None:
+    def __init__(self, place: Place, hello: Hello, lost_seconds: float) -> None:
         self._place, self._lost_seconds = place, lost_seconds
-        self._hello = {"node": place.number, "process": secrets.token_hex(8), **hello}
+        self._hello = hello
         self._connection: Connection | None = None
         self._greeted = False
         self._next_try = 0.0
-        self.inbox: deque[dict[str, Any]] = deque(maxlen=1000)
+        self.inbox: deque[MachineMessage] = deque(maxlen=1000)
         self.session = 0
         """Number of connections so far; 0 before the first."""
         self.is_up = False
@@ -45,21 +45,21 @@ class Line:
         self.is_refused = False
         """Whether no process listened at the lead's port at the last try, while its machine answered."""
         self.interface_address: str | None = None
-        self.refusal: dict[str, Any] | None = None
+        self.refusal: Refused | None = None
         self._courier = Courier(self._turn, self._forget)
         self.pausing = self._courier.paused
         self._courier.start()
 
-    def send(self, kind: str, **content: Any) -> None:
+    def send(self, message: FromNode) -> None:
         """Send a message, if the lead is there."""
         with self._courier.lock:
             if self.is_up and self._connection is not None:
-                self._guarded(lambda found: found.channel.send(kind, **content))
+                self._guarded(lambda found: found.send(message))
                 if self._connection is not None:
                     self._connection.spoke = time.monotonic()
         self._courier.wake()
 
-    def take(self) -> list[dict[str, Any]]:
+    def take(self) -> list[MachineMessage]:
         """Return the messages since the last call."""
         with self._courier.lock:
             found = list(self.inbox)
@@ -105,17 +105,20 @@ class Line:
 
     def _converse(self, connection: Connection, is_ready: bool, now: float) -> None:
         for message in connection.receive(now) if is_ready else []:
-            if message["kind"] == "refused":
-                self.refusal = message
-                raise ChannelError(str(message.get("what")))
-            if message["kind"] == "welcome":
-                self.session += 1
-                self.is_up = True
-            elif message["kind"] != "alive":
-                self.inbox.append(message)
+            match message:
+                case Refused():
+                    self.refusal = message
+                    raise ChannelError(message.what)
+                case Welcome():
+                    self.session += 1
+                    self.is_up = True
+                case Alive():
+                    pass
+                case _:
+                    self.inbox.append(message)
         if connection.channel.is_open and not self._greeted:
             self._greeted = True
-            connection.channel.send("hello", **self._hello)
+            connection.send(self._hello)
         if not self.is_up and now - connection.began > GREETING_SECONDS:
             raise ChannelError("it does not answer")
         if self.is_up and now - connection.heard >= self._lost_seconds:
@@ -132,8 +135,8 @@ class Line:
         try:
             action(connection)
         except ChannelError as error:
-            if isinstance(error, Refused):
-                self.refusal = {"what": "the lead has another secret", "fix": f"set {SECRET} alike on all machines"}
+            if isinstance(error, WrongSecret):
+                self.refusal = Refused("the lead has another secret", f"set {SECRET} alike on all machines")
             self.why = str(error)
             self._connection = None
             if self.is_up:
@@ -154,7 +157,7 @@ class Line:
         """
         if self.refusal is not None:
             raise ConfigError(
-                f"the lead does not take this machine: {self.refusal.get('what')}",
+                f"the lead does not take this machine: {self.refusal.what}",
                 where=f"--lead {self._place.host}:{self._place.port}",
-                fix=str(self.refusal.get("fix")),
+                fix=self.refusal.fix,
             )

@@ -1,115 +1,185 @@
-"""The readings of a machine's workers as messages, and the difference between the clocks of two machines."""
+"""The messages between the lead (`lead`) and the other machines of a run (`node`)."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from headway.core.coordination.heartbeat import Exchange, Phase, Reading
+from headway.checkpoint.save.fence import Owner
+from headway.core.coordination.heartbeat import Reading
+from headway.core.coordination.launched import MachinePart
+from headway.core.process.messages import Messages
 from headway.core.process.table import ProcessState
-
-#: A clock may drift, and a message may be late. Smaller differences are ignored, so that beats keep their times.
-_TOLERANCE_SECONDS, _WINDOW_SECONDS = 0.25, 30.0
-_NUMBERS = ("pid", "step", "collectives", "first_step")
-_SECONDS = ("beat_seconds", "phase_seconds", "own_seconds", "data_seconds", "steps_seconds")
-#: Times of the machine's clock; 0 is "never".
-_TIMES = ("beat_seconds", "phase_seconds", "steps_seconds")
-_STATES = "RSDTtZXIPW"
+from headway.run.supervisor.error_report import ErrorReport
+from headway.run.supervisor.messages import SentConfig
 
 
-@dataclass
-class ClockOffset:
-    """What is added to times of another machine's clock: from the messages that took least time."""
-
-    seconds: float = math.inf
-    _least: float = math.inf
-    _since: float = 0.0
-
-    def update(self, here: float, there: float) -> float:
-        """Learn from a message that was sent at `there` by the other clock and arrived at `here` by this one."""
-        late = here - there
-        if late < self.seconds - _TOLERANCE_SECONDS or math.isinf(self.seconds):
-            self.seconds = late
-        self._least = min(self._least, late)
-        if here - self._since >= _WINDOW_SECONDS:
-            if self._least > self.seconds + _TOLERANCE_SECONDS:
-                self.seconds = self._least
-            self._least, self._since = math.inf, here
-        return self.seconds
+@dataclass(frozen=True)
+class Alive:
+    """This side is there, and has nothing else to say."""
 
 
-def pack_workers(
-    readings: Mapping[int, Reading], states: Mapping[int, ProcessState | None]
-) -> list[tuple[int, dict[str, Any], list[Any] | None]]:
-    """Return the readings and states of workers as JSON values."""
-    packed = []
-    for rank, reading in readings.items():
-        values: dict[str, Any] = {name: getattr(reading, name) for name in (*_NUMBERS, *_SECONDS, "waits_for")}
-        values |= {"phase": int(reading.phase), "begun": list(reading.begun), "finished": list(reading.finished)}
-        state = states.get(rank)
-        packed.append((rank, values, None if state is None else [state.state, state.wait_status]))
-    return packed
+@dataclass(frozen=True)
+class Hello:
+    """What the lead has to know of a machine that wants to join; one of another version may not send all of it."""
+
+    node: int
+    """Number of the machine."""
+    process: str = ""
+    """A random name of its node process."""
+    host: str = ""
+    workers: int = 0
+    version: str = ""
+    identity: str = ""
+    """Fingerprint of `computes`."""
+    computes: Mapping[str, Any] = field(default_factory=dict)
+    """What its config says about the mathematics of the run."""
+    machine: Mapping[str, str] = field(default_factory=dict)
+    """Libraries, processor and GPUs (`describe_machine`)."""
 
 
-def unpack_workers(
-    packed: Any, ranks: range, offset: float
-) -> tuple[dict[int, Reading], dict[int, ProcessState | None]]:
-    """Return readings and states by rank, with times of this machine's clock.
-
-    Args:
-        packed: As received. What is not as `pack_workers` makes it is left out.
-        ranks: The ranks that the sender may speak for.
-        offset: What is added to its times.
-    """
-    readings: dict[int, Reading] = {}
-    states: dict[int, ProcessState | None] = {}
-    for item in packed if isinstance(packed, list) else ():
-        try:
-            rank, values, state = item
-            if rank not in ranks:
-                continue
-            reading = _reading(values)
-            times = {name: getattr(reading, name) for name in _TIMES}
-            shifted = {name: time + offset if time else 0.0 for name, time in times.items()}
-            readings[rank] = replace(reading, **shifted)  # type: ignore[arg-type]
-            states[rank] = _state(state, reading.pid)
-        except (TypeError, ValueError, KeyError, OverflowError):
-            continue
-    return readings, states
+@dataclass(frozen=True)
+class Welcome:
+    """The machine has joined."""
 
 
-def _reading(values: Mapping[str, Any]) -> Reading:
-    numbers = {name: _whole(values[name]) for name in _NUMBERS}
-    seconds = {name: _real(values[name]) for name in _SECONDS}
-    begun, finished = (Exchange(_whole(values[name][0]), _word(values[name][1])) for name in ("begun", "finished"))
-    phase, waits = Phase(_whole(values["phase"])), _word(values["waits_for"])
-    return Reading(phase=phase, waits_for=waits, begun=begun, finished=finished, **numbers, **seconds)  # type: ignore[arg-type]
+@dataclass(frozen=True)
+class Refused:
+    """The machine may not join."""
+
+    what: str
+    fix: str
+    machine: int | None = None
+    """Its number; None if it has none that can be one."""
 
 
-def _state(state: Any, pid: int) -> ProcessState | None:
-    if state is None:
-        return None
-    letter, status = state
-    if letter not in tuple(_STATES):
-        raise ValueError(letter)
-    return ProcessState(pid, letter, -1, -1, None if status is None else _whole(status))
+@dataclass(frozen=True)
+class Spare:
+    """The run has as many machines as it can use."""
 
 
-def _whole(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 2**63:
-        raise ValueError(value)
-    return value
+@dataclass(frozen=True)
+class LookForFile:
+    """Look for a file that the lead has just made, and for the data."""
+
+    path: str
+    store: str
+    """Path of the token store."""
 
 
-def _real(value: Any) -> float:
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(value)
-    return float(value)
+@dataclass(frozen=True)
+class FileSeen:
+    """Whether the machine sees the file, and has the data to train on."""
+
+    path: str
+    file: bool
+    data: bool
 
 
-def _word(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(value)
-    return value[:64]
+@dataclass(frozen=True)
+class BeginAttempt:
+    """Start the workers of an attempt that has begun."""
+
+    attempt: int
+    owner: Owner
+    part: MachinePart
+    config: SentConfig
+    """Complete and checked."""
+    restarts: int
+    """Earlier attempts of the lead's command."""
+
+
+@dataclass(frozen=True)
+class SignalWorkers:
+    """Send a signal to all workers."""
+
+    attempt: int
+    number: int
+
+
+@dataclass(frozen=True)
+class WriteStacks:
+    """Have workers write their stacks."""
+
+    attempt: int
+    ranks: tuple[int, ...]
+    wake: bool
+    """Whether to continue workers that are stopped."""
+
+
+@dataclass(frozen=True)
+class EndAttempt:
+    """End all processes of an attempt."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class WorkerReadings:
+    """The last heartbeats and the states of a machine's workers, by rank."""
+
+    attempt: int
+    now: float
+    """The sender's clock."""
+    readings: Mapping[int, Reading]
+    states: Mapping[int, ProcessState | None]
+
+    def with_times_of_here(self, offset_seconds: float) -> WorkerReadings:
+        """Return the same with times of this machine's clock; 0 stays 0, which is "never".
+
+        Args:
+            offset_seconds: What is added to the sender's times.
+        """
+        moved = {}
+        for rank, reading in self.readings.items():
+            times = (reading.beat_seconds, reading.phase_seconds, reading.steps_seconds)
+            beat, phase, steps = (time and time + offset_seconds for time in times)
+            moved[rank] = replace(reading, beat_seconds=beat, phase_seconds=phase, steps_seconds=steps)
+        return replace(self, readings=moved)
+
+
+@dataclass(frozen=True)
+class SignalReceived:
+    """The machine was asked to stop."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class WorkersEnded:
+    """The workers of the machine have ended by themselves, or could not be started."""
+
+    attempt: int
+    code: int
+    """Exit code of the attempt process, negative for a signal."""
+    is_done: bool = False
+    reported: ErrorReport | None = None
+    killed: tuple[int, ...] = ()
+    """Ranks of the workers that were killed because the lead said so."""
+
+
+@dataclass(frozen=True)
+class AttemptEnded:
+    """No process of the attempt is left on the machine."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """How the run has ended, so that all commands end alike."""
+
+    exit_code: int
+    what: str = "finished"
+    where: str | None = None
+    fix: str | None = None
+
+
+FromLead = (
+    Alive | Welcome | Refused | Spare | LookForFile | BeginAttempt | SignalWorkers | WriteStacks | EndAttempt | RunEnd
+)
+FromNode = Alive | Hello | FileSeen | WorkerReadings | SignalReceived | WorkersEnded | AttemptEnded
+MachineMessage = FromLead | FromNode
+
+MACHINE = Messages[MachineMessage](MachineMessage)

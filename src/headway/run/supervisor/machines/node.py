@@ -7,19 +7,18 @@ and gives up after a time with exit code 75, so that the scheduler starts all ma
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from headway.checkpoint.save.fence import Owner
 from headway.checkpoint.save.writer_locks import wait_for_writers
 from headway.config import Config
 from headway.core.console import notice, warning
-from headway.core.coordination.launched import MachinePart
 from headway.core.errors import INTERRUPTED, CheckpointError, HeadwayError, Preempted, error_with
 from headway.core.format import format_seconds
 from headway.core.machine.system import host_name
@@ -29,15 +28,31 @@ from headway.core.process.waiting import VISIBILITY_TIMEOUT, wait_until
 from headway.core.startup.early_stop import take_early_signals
 from headway.core.version import __version__
 from headway.run.directory.run_directory import Attempt, RunDirectory
-from headway.run.session.attempt import RunOptions, WorkerDied, write_config
+from headway.run.session.attempt import RunOptions, write_config
 from headway.run.supervisor.attempt_client import AttemptProcess, load_ahead
+from headway.run.supervisor.error_report import ErrorReport, WorkerDied
 from headway.run.supervisor.machines.ending import ANY_TIME, LOOK_AT_RUN_SECONDS, is_finished_in_tier, recorded_end
 from headway.run.supervisor.machines.folders import look_for, own_folder
 from headway.run.supervisor.machines.interfaces import interface_of
 from headway.run.supervisor.machines.likeness import describe_machine
 from headway.run.supervisor.machines.line import Line
-from headway.run.supervisor.machines.messages import pack_workers
+from headway.run.supervisor.machines.messages import (
+    AttemptEnded,
+    BeginAttempt,
+    EndAttempt,
+    Hello,
+    LookForFile,
+    MachineMessage,
+    RunEnd,
+    SignalReceived,
+    SignalWorkers,
+    Spare,
+    WorkerReadings,
+    WorkersEnded,
+    WriteStacks,
+)
 from headway.run.supervisor.machines.place import Place, Seat
+from headway.run.supervisor.messages import AttemptMessage, Done
 from headway.run.supervisor.processes import adopt_orphans, ask_for_stacks, end_all, reap_orphans
 from headway.run.supervisor.worker_status import WorkerStatuses
 
@@ -71,14 +86,16 @@ class _Node:
         self._config, self._place, self._own_process = config, seat.place, own_process
         self._identity, self._starts_over = seat.identity, starts_over
         self._started, self._look_at = time.time(), time.monotonic() + _FIRST_LOOK_SECONDS
-        self._hello = {
-            "host": host_name(),
-            "workers": config.parallel.workers,
-            "version": __version__,
-            "identity": seat.identity,
-            "computes": seat.computes,
-            "machine": describe_machine(),
-        }
+        self._hello = Hello(
+            node=seat.place.number,
+            process=secrets.token_hex(8),
+            host=host_name(),
+            workers=config.parallel.workers,
+            version=__version__,
+            identity=seat.identity,
+            computes=seat.computes,
+            machine=describe_machine(),
+        )
         self._signals: list[int] = take_early_signals()
         self._began = time.monotonic()
         self._passed_on = 0
@@ -112,7 +129,7 @@ class _Node:
         while True:
             is_up = line.is_up  # looked at first: what came before it was lost is taken below
             for message in line.take():
-                if message["kind"] == "over":
+                if isinstance(message, RunEnd):
                     self._end_attempt(line)
                     _raise_end(message)
                     return
@@ -169,7 +186,7 @@ class _Node:
         self._look_at = now + LOOK_AT_RUN_SECONDS
         end = recorded_end(self._config, self._identity, ANY_TIME if gives_up else self._started)
         if end is None and (gives_up or gone >= _TIER_SECONDS) and is_finished_in_tier(self._config):
-            end = {"exit_code": 0}
+            end = RunEnd(0)
         if end is None:
             return False
         notice(f"{self._config.run_directory} has ended without this machine")
@@ -190,39 +207,40 @@ class _Node:
             self._passed_on += 1
             what = "end" if self._signals[: self._passed_on].count(signal.SIGINT) > 1 else "save and stop"
             notice(f"{signal.Signals(number).name} came; the lead is told, and all machines {what}")
-            line.send("signal", number=number)
+            line.send(SignalReceived(number))
 
     def _check_interrupted(self, most: int) -> None:
         """Raise KeyboardInterrupt if Ctrl-C came more often than `most` times."""
         if self._signals.count(signal.SIGINT) > most:
             raise KeyboardInterrupt
 
-    def _handle(self, message: Mapping[str, Any], line: Line) -> None:
-        kind, attempt = message["kind"], self._attempt
-        if kind == "begin":
-            self._end_attempt(line)
-            self._attempt = _NodeAttempt.begin(message, self._place, line, self._own_process)
-        elif kind == "look":
-            line.send("seen", **look_for(message, self._config, lambda: not line.is_up or bool(self._signals)))
-        elif kind == "spare":
-            self._end_attempt(line)  # of an earlier connection, which was lost for a moment
-            notice("this machine is a spare: the run has as many as it can use")
-        elif kind == "end":
-            self._end_attempt(line, message.get("attempt"))
-        elif attempt is not None and message.get("attempt") == attempt.number:
-            if kind == "signal":
-                attempt.signal(int(message["number"]))
-            elif kind == "stacks":
-                attempt.write_stacks([int(rank) for rank in message["ranks"]], message.get("wake") is True)
+    def _handle(self, message: MachineMessage, line: Line) -> None:
+        match message:
+            case BeginAttempt():
+                self._end_attempt(line)
+                self._attempt = _NodeAttempt.begin(message, self._place, line, self._own_process)
+            case LookForFile():
+                line.send(look_for(message, self._config, lambda: not line.is_up or bool(self._signals)))
+            case Spare():
+                self._end_attempt(line)  # of an earlier connection, which was lost for a moment
+                notice("this machine is a spare: the run has as many as it can use")
+            case EndAttempt(number):
+                self._end_attempt(line, number)
+            case SignalWorkers(number, number_of_signal):
+                if self._attempt is not None and self._attempt.number == number:
+                    self._attempt.signal(number_of_signal)
+            case WriteStacks(number, ranks, wake):
+                if self._attempt is not None and self._attempt.number == number:
+                    self._attempt.write_stacks(ranks, wake)
 
-    def _end_attempt(self, line: Line, number: object = None) -> None:
+    def _end_attempt(self, line: Line, number: int | None = None) -> None:
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
             attempt.look(line, now=True)  # the last readings say how a worker ended
             attempt.end()
             number = attempt.number
         if number is not None:
-            line.send("ended", attempt=number)
+            line.send(AttemptEnded(number))
 
 
 @dataclass
@@ -236,30 +254,29 @@ class _NodeAttempt:
     workers: WorkerStatuses
     own_process: bool
     done: bool = False
-    reported: dict[str, Any] | None = None
+    reported: ErrorReport | None = None
     told: bool = False
     looked: float = 0.0
     killed: set[int] = field(default_factory=set)
     """Ranks of the workers that were alive when they were killed because the lead said so."""
 
     @classmethod
-    def begin(cls, order: Mapping[str, Any], place: Place, line: Line, own_process: bool) -> _NodeAttempt | None:
+    def begin(cls, order: BeginAttempt, place: Place, line: Line, own_process: bool) -> _NodeAttempt | None:
         """Start the workers; on an error, report it to the lead and return None."""
-        number, owner = int(order["attempt"]), Owner(**order["owner"])
-        config = Config.model_validate(order["config"])
-        config = config.model_copy(update={"train": config.train.asking(order["asked"])})
-        own_disk = order["own_disk"] is True
-        if own_disk:
+        number = order.attempt
+        config = order.config.config()
+        part = order.part
+        if part.own_disks:
             config = config.model_copy(update={"runs": own_folder(config, place)})
-        address = line.interface_address
-        part = MachinePart(**{**order["part"], "interface": None if address is None else interface_of(address)})
+        if line.interface_address is not None:
+            part = replace(part, interface=interface_of(line.interface_address))
         try:
-            attempt = _make(config, owner) if own_disk else _join(config, owner, line)
+            attempt = _make(config, order.owner) if part.own_disks else _join(config, order.owner, line)
         except HeadwayError as error:
-            reported = {"what": error.what, "where": error.where, "fix": error.fix, "exit_code": error.exit_code}
-            line.send("attempt_ended", attempt=number, code=error.exit_code, done=False, reported=reported)
+            reported = ErrorReport.of(error, part.first_rank)
+            line.send(WorkersEnded(number, error.exit_code, reported=reported))
             return None
-        variables = {RESTARTS_VARIABLE: str(int(order["restarts"])), **part.variables()}
+        variables = {RESTARTS_VARIABLE: str(order.restarts), **part.variables()}
         with line.pausing():
             process = AttemptProcess(config, RunOptions(), variables, own_process, number)
         first, here = part.first_rank, config.parallel.workers
@@ -270,29 +287,28 @@ class _NodeAttempt:
         """Send what the workers do, five times a second, and how they ended."""
         for message in self.process.listen(0.0 if now else _POLL_SECONDS):
             self._take(message)
-        has_ended = self.process.poll() is not None
-        if not (now or has_ended) and time.monotonic() - self.looked < _LOOK_SECONDS:
+        code = self.process.poll()
+        if not (now or code is not None) and time.monotonic() - self.looked < _LOOK_SECONDS:
             return
         if self.told:
             return
         self.looked = time.monotonic()
         self.workers.look(self.folder)
-        readings, states = self.workers.readings, self.workers.states
-        line.send("readings", attempt=self.number, now=self.looked, workers=pack_workers(readings, states))
+        line.send(WorkerReadings(self.number, self.looked, self.workers.readings, self.workers.states))
         if self.own_process:
             reap_orphans(self.process.pid)
-        if has_ended:
+        if code is not None:
             for message in self.process.listen(0.0):
                 self._take(message)
             self.told = True
-            ending = {"code": self.process.code, "done": self.done, "reported": self.reported}
-            line.send("attempt_ended", attempt=self.number, killed=sorted(self.killed), **ending)
+            line.send(WorkersEnded(self.number, code, self.done, self.reported, tuple(sorted(self.killed))))
 
-    def _take(self, message: dict[str, Any]) -> None:
-        if message["kind"] == "done":
-            self.done = True
-        elif message["kind"] == "error":
-            self.reported = message
+    def _take(self, message: AttemptMessage) -> None:
+        match message:
+            case Done():
+                self.done = True
+            case ErrorReport():
+                self.reported = message
 
     def signal(self, number: int) -> None:
         """Send a signal to all workers; if none has begun, there is nothing to save."""
@@ -310,7 +326,7 @@ class _NodeAttempt:
             except ProcessLookupError:
                 continue
 
-    def write_stacks(self, ranks: list[int], wake: bool) -> None:
+    def write_stacks(self, ranks: Sequence[int], wake: bool) -> None:
         """Have workers write their stacks; stopped ones are continued for that if `wake`."""
         going, stopped = self.workers.stack_files(self.folder, ranks)
         ask_for_stacks(going, 0.0)
@@ -371,20 +387,18 @@ def _join(config: Config, owner: Owner, line: Line) -> Attempt:
     return attempt
 
 
-def _raise_end(message: Mapping[str, Any]) -> None:
+def _raise_end(end: RunEnd) -> None:
     """End this command as the run has ended.
 
     Raises:
         HeadwayError: the run ended with an error.
         KeyboardInterrupt: it was interrupted.
     """
-    code = message.get("exit_code")
-    if code == 0:
+    if end.exit_code == 0:
         return
-    if code == INTERRUPTED:
+    if end.exit_code == INTERRUPTED:
         raise KeyboardInterrupt
-    code = code if isinstance(code, int) and 0 < code < 256 else 1
-    kind = error_with(code) or WorkerDied
-    error = kind(str(message.get("what")), where=message.get("where"), fix=message.get("fix"))
-    error.exit_code = code
+    kind = error_with(end.exit_code) or WorkerDied
+    error = kind(end.what, where=end.where, fix=end.fix)
+    error.exit_code = end.exit_code
     raise error

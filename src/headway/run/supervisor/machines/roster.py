@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from headway.run.supervisor.machines.likeness import Differences
-from headway.run.supervisor.machines.messages import ClockOffset
+from headway.run.supervisor.machines.messages import Hello, MachineMessage, Refused, WorkerReadings
 
 #: Two machines may have been started with one number by mistake. A restarted one comes after its old process is gone,
 #: or silent for longer than this.
 _SAME_NUMBER_SECONDS = 3.0
 #: Most messages of a machine that wait to be read, without readings, of which only the newest counts.
 _WAITING = 400
+#: A clock may drift, and a message may be late. Smaller differences are ignored, so that beats keep their times.
+_TOLERANCE_SECONDS, _WINDOW_SECONDS = 0.25, 30.0
+
+
+@dataclass
+class ClockOffset:
+    """What is added to times of another machine's clock: from the messages that took least time."""
+
+    seconds: float = math.inf
+    _least: float = math.inf
+    _since: float = 0.0
+
+    def update(self, here: float, there: float) -> float:
+        """Learn from a message that was sent at `there` by the other clock and arrived at `here` by this one."""
+        late = here - there
+        if late < self.seconds - _TOLERANCE_SECONDS or math.isinf(self.seconds):
+            self.seconds = late
+        self._least = min(self._least, late)
+        if here - self._since >= _WINDOW_SECONDS:
+            if self._least > self.seconds + _TOLERANCE_SECONDS:
+                self.seconds = self._least
+            self._least, self._since = math.inf, here
+        return self.seconds
 
 
 @dataclass
@@ -29,24 +53,14 @@ class Member:
     """Number of its connection, counted over all machines."""
     heard: float
     clock: ClockOffset = field(default_factory=ClockOffset)
-    readings: dict[str, Any] | None = None
-    """The newest message about its workers."""
+    readings: WorkerReadings | None = None
+    """The newest message about its workers, with times of this machine's clock."""
     differs: tuple[str, ...] = ()
     """How its machine differs from the lead's."""
-    inbox: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_WAITING))
+    inbox: deque[MachineMessage] = field(default_factory=lambda: deque(maxlen=_WAITING))
 
     def __str__(self) -> str:
         return f"machine {self.number} ({self.host})"
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Why a machine may not join."""
-
-    what: str
-    fix: str
-    machine: int | None = None
-    """Its number; None if it has none that can be one."""
 
 
 @dataclass
@@ -66,61 +80,61 @@ class Roster:
     workers: int
     version: str
     identity: str
-    compare: Callable[[Any], Differences] = lambda _: Differences(None, "", ())
-    name_differences: Callable[[Any], str] = lambda _: ""
+    compare: Callable[[Mapping[str, str]], Differences] = lambda _: Differences(None, "", ())
+    name_differences: Callable[[Mapping[str, Any]], str] = lambda _: ""
     members: dict[int, Member] = field(default_factory=dict)
     departed: dict[int, str] = field(default_factory=dict)
     """Why a connection has ended, by its session."""
     closed: dict[int, float] = field(default_factory=dict)
     """When the connection of a machine was closed that has not come back, by its number."""
-    refusals: list[Refusal] = field(default_factory=list)
+    refusals: list[Refused] = field(default_factory=list)
     _sessions: int = 0
     _met: set[int] = field(default_factory=set)
 
-    def admit(self, hello: Mapping[str, Any], now: float) -> Member | Refusal:
+    def admit(self, hello: Hello, now: float) -> Member | Refused:
         """Let a machine join that has said hello, in place of an earlier process of the same machine."""
         found = self._refusal(hello, now)
         if found is not None:
             self.refusals.append(found)
             return found
-        number = hello["node"]
+        number = hello.node
         if number in self.members:
             self.leave(number, "it was started again")
         self._sessions += 1
-        member = Member(number, str(hello.get("host"))[:64], str(hello.get("process"))[:64], self._sessions, now)
-        member.differs = self.compare(hello.get("machine")).others
+        member = Member(number, hello.host, hello.process, self._sessions, now)
+        member.differs = self.compare(hello.machine).others
         self.members[number] = member
         self._met.add(number)
         self.closed.pop(number, None)
         return member
 
-    def _refusal(self, hello: Mapping[str, Any], now: float) -> Refusal | None:
-        number = hello.get("node")
-        if not isinstance(number, int) or not 0 < number < self.most:
-            return Refusal(
-                f"the lead knows machines 1 to {self.most - 1}, and this one says that it is {number!r}",
+    def _refusal(self, hello: Hello, now: float) -> Refused | None:
+        number = hello.node
+        if not 0 < number < self.most:
+            return Refused(
+                f"the lead knows machines 1 to {self.most - 1}, and this one says that it is {number}",
                 "give every machine its own --node, and all of them the same --machines",
             )
         found = self._misfit(number, hello, now)
-        return None if found is None else Refusal(*found, number)
+        return None if found is None else Refused(*found, number)
 
-    def _misfit(self, number: int, hello: Mapping[str, Any], now: float) -> tuple[str, str] | None:
+    def _misfit(self, number: int, hello: Hello, now: float) -> tuple[str, str] | None:
         """Return why a machine may not join, and what to do; None if it may."""
-        host, there = str(hello.get("host"))[:64], self.members.get(number)
-        if there is not None and there.process != hello.get("process") and now - there.heard < _SAME_NUMBER_SECONDS:
-            return f"two machines say that they are {there}: {host} too", "give every machine its own --node"
-        name = f"machine {number} ({host})"
-        if hello.get("version") != self.version:
-            what = f"{name} has Headway {hello.get('version')}, and the lead {self.version}"
+        there = self.members.get(number)
+        if there is not None and there.process != hello.process and now - there.heard < _SAME_NUMBER_SECONDS:
+            return f"two machines say that they are {there}: {hello.host} too", "give every machine its own --node"
+        name = f"machine {number} ({hello.host})"
+        if hello.version != self.version:
+            what = f"{name} has Headway {hello.version}, and the lead {self.version}"
             return what, "install one version on all machines"
-        if hello.get("workers") != self.workers:
-            what = f"{name} was started with {hello.get('workers')} workers, and the lead with {self.workers}"
+        if hello.workers != self.workers:
+            what = f"{name} was started with {hello.workers} workers, and the lead with {self.workers}"
             return what, "start all machines with the same --workers"
-        if hello.get("identity") != self.identity:
+        if hello.identity != self.identity:
             what = f"{name} was started with another config than the lead"
-            named = self.name_differences(hello.get("computes"))
+            named = self.name_differences(hello.computes)
             return ": ".join(filter(None, (what, named))), "start all with the same config"
-        found = self.compare(hello.get("machine"))
+        found = self.compare(hello.machine)
         return None if found.refused is None else (f"{name} has {found.refused}", found.fix)
 
     @property

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from headway.config import Config
 from headway.core.coordination.heartbeat import Reading
@@ -16,10 +16,20 @@ from headway.core.errors import Preempted
 from headway.core.process.table import ProcessState
 from headway.core.process.waiting import wait_until
 from headway.run.directory.run_directory import Attempt
+from headway.run.supervisor.error_report import ErrorReport
 from headway.run.supervisor.machines.interfaces import interface_of
 from headway.run.supervisor.machines.lead import Lead
-from headway.run.supervisor.machines.messages import unpack_workers
+from headway.run.supervisor.machines.messages import (
+    AttemptEnded,
+    BeginAttempt,
+    EndAttempt,
+    FromLead,
+    SignalWorkers,
+    WorkersEnded,
+    WriteStacks,
+)
 from headway.run.supervisor.machines.roster import Member
+from headway.run.supervisor.messages import SentConfig
 
 if TYPE_CHECKING:
     from headway.run.supervisor.watchdog import Finding
@@ -35,7 +45,7 @@ class MachineEnd:
     code: int
     """Exit code of its attempt process, negative for a signal."""
     is_done: bool = False
-    reported: Mapping[str, Any] | None = None
+    reported: ErrorReport | None = None
     """The error that it has reported."""
     first_rank: int = 0
     killed_here: Collection[int] = ()
@@ -44,13 +54,13 @@ class MachineEnd:
     @property
     def rank(self) -> int:
         """The worker that it is about: the one that it reports, or the first one of the machine."""
-        rank = self.reported.get("rank") if self.reported is not None else None
-        return rank if isinstance(rank, int) else self.first_rank
+        rank = None if self.reported is None else self.reported.rank
+        return self.first_rank if rank is None else rank
 
     @property
     def signal(self) -> int | None:
         """The signal that has killed that worker, or the attempt process; None without one."""
-        reported = self.reported.get("signal") if self.reported is not None else None
+        reported = None if self.reported is None else self.reported.signal
         return reported or (-self.code if self.code < 0 else None)
 
     @property
@@ -66,7 +76,7 @@ class MachineEnd:
     @property
     def severity(self) -> int:
         """How much it says about the cause, 0 for most: deliberate errors, then kills, then what follows from both."""
-        code = self.reported["exit_code"] if self.reported is not None else self.code
+        code = self.code if self.reported is None else self.reported.exit_code
         if self.is_good:
             return 5
         if self.is_consequence:
@@ -156,17 +166,11 @@ class Team:
         if self._lead is None or self._attempt is not None:
             return
         self._attempt = attempt.number
-        shared = {
-            "attempt": attempt.number,
-            "owner": asdict(attempt.owner),
-            "own_disk": self._own_disks,
-            "config": config.model_dump(mode="json"),
-            "asked": config.train.asked(),
-            "restarts": restarts,
-        }
+        sent_config = SentConfig.of(config)
         for member in self.members:
-            part = asdict(self._part(self._ranks[member.number].start, None))
-            self._lead.tell([member.number], "begin", part=part, **shared)
+            part = self._part(self._ranks[member.number].start, None)
+            order = BeginAttempt(attempt.number, attempt.owner, part, sent_config, restarts)
+            self._lead.tell([member.number], order)
 
     def _part(self, first_rank: int, interface: str | None) -> MachinePart:
         return MachinePart(first_rank, self.world_size, *self._address, interface, self._own_disks)
@@ -177,25 +181,17 @@ class Team:
             return
         for member in self._present:
             newest = self._lead.newest_readings(member.number)
-            if newest is not None and newest.get("attempt") == self._attempt:
-                offset = newest.get("offset", 0.0)
-                readings, states = unpack_workers(newest.get("workers"), self._ranks[member.number], offset)
-                self.readings.update(readings)
-                self.states.update(states)
+            ranks = self._ranks[member.number]
+            if newest is not None and newest.attempt == self._attempt:
+                # A machine may speak for its own ranks only.
+                self.readings.update({rank: one for rank, one in newest.readings.items() if rank in ranks})
+                self.states.update({rank: one for rank, one in newest.states.items() if rank in ranks})
             for message in self._lead.take_messages(member.number):
-                if message.get("attempt") == self._attempt:
-                    self._take(member.number, message)
-
-    def _take(self, number: int, message: Mapping[str, Any]) -> None:
-        if message["kind"] == "attempt_ended":
-            code, reported = message.get("code"), message.get("reported")
-            if isinstance(code, int):
-                ranks, killed = self._ranks[number], message.get("killed")
-                known = _checked_report(reported, ranks)
-                killed_here = killed if isinstance(killed, list) else ()
-                self.ends[number] = MachineEnd(code, message.get("done") is True, known, ranks.start, killed_here)
-        elif message["kind"] == "ended":
-            self._ended.add(number)
+                match message:
+                    case WorkersEnded(self._attempt, code, is_done, reported, killed):
+                        self.ends[member.number] = MachineEnd(code, is_done, reported, ranks.start, killed)
+                    case AttemptEnded(self._attempt):
+                        self._ended.add(member.number)
 
     @property
     def _present(self) -> list[Member]:
@@ -218,16 +214,17 @@ class Team:
 
     def signal(self, number: int) -> None:
         """Send a signal to all workers of these machines."""
-        self._tell("signal", number=number)
+        self._tell(lambda attempt: SignalWorkers(attempt, number))
 
     def write_stacks(self, ranks: Collection[int], wake: bool) -> None:
         """Have workers of these machines write their stacks; do not wait for it."""
-        if ranks := [rank for rank in ranks if self.host_of(rank) is not None]:
-            self._tell("stacks", ranks=ranks, wake=wake)
+        theirs = tuple(rank for rank in ranks if self.host_of(rank) is not None)
+        if theirs:
+            self._tell(lambda attempt: WriteStacks(attempt, theirs, wake))
 
     def end(self) -> None:
         """Have the machines end all processes of the attempt."""
-        self._tell("end")
+        self._tell(EndAttempt)
 
     def wait_for_end(self, look: Callable[[], object] = lambda: None) -> None:
         """Wait until no process of the attempt is left on a machine that is there; drop a machine that takes long.
@@ -255,27 +252,7 @@ class Team:
             self._reserved.close()
             self._reserved = None
 
-    def _tell(self, kind: str, **content: Any) -> None:
+    def _tell(self, message: Callable[[int], FromLead]) -> None:
+        """Send what is made of the number of the attempt to the machines that are there."""
         if self._lead is not None and self._attempt is not None:
-            present = [member.number for member in self._present]
-            self._lead.tell(present, kind, attempt=self._attempt, **content)
-
-
-def _checked_report(reported: Any, ranks: range) -> dict[str, Any] | None:
-    """Return an error as an attempt process reports it; None for anything else."""
-    if not isinstance(reported, dict) or not isinstance(reported.get("exit_code"), int):
-        return None
-    frames, rank = reported.get("frames"), reported.get("rank")
-    return {
-        **{name: _text(reported.get(name)) for name in ("where", "fix", "type", "traceback")},
-        "what": _text(reported.get("what")) or "it gave no reason",
-        "exit_code": reported["exit_code"],
-        "rank": rank if isinstance(rank, int) else ranks.start,
-        "step": reported["step"] if isinstance(reported.get("step"), int) else None,
-        "signal": reported["signal"] if isinstance(reported.get("signal"), int) else None,
-        "frames": [str(frame)[:500] for frame in frames][:100] if isinstance(frames, list) else None,
-    }
-
-
-def _text(value: Any) -> str | None:
-    return value[:20_000] if isinstance(value, str) else None
+            self._lead.tell([member.number for member in self._present], message(self._attempt))
