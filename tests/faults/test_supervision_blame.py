@@ -11,7 +11,7 @@ import pytest
 
 import headway
 from headway.core.process.faults import FAULTS_VARIABLE
-from headway.run.supervisor import attempt_monitor, watchdog
+from headway.run.supervisor import watchdog, worker_control
 from headway.run.supervisor.error_report import WorkerDied
 from headway.run.supervisor.processes import ask_for_stacks
 
@@ -24,7 +24,7 @@ def train(tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyP
     def patiently(files: Any, seconds: float, stopped: bool = False) -> None:
         ask_for_stacks(files, seconds and 60.0, stopped)
 
-    monkeypatch.setattr(attempt_monitor, "ask_for_stacks", patiently)
+    monkeypatch.setattr(worker_control, "ask_for_stacks", patiently)
     monkeypatch.setattr(watchdog, "_WINDOW_SECONDS", 0.5)
 
     def make(workers: int, faults: str, **sections: Any) -> list[dict[str, Any]]:

@@ -208,5 +208,5 @@ def _is_own(file: str) -> bool:
 
 
 _HEADWAY = Path(__file__).resolve().parents[2]
-_STARTING = ("__main__.py", "cli", "api.py", *(f"supervisor/{name}.py" for name in _STARTERS))
+_STARTING = ("__main__.py", "cli", "api.py", *(f"run/supervisor/{name}.py" for name in _STARTERS))
 _LIBRARIES: Sequence[str] = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})

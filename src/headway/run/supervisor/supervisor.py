@@ -30,7 +30,7 @@ from headway.run.directory.cancel import check_not_cancelled, forget_cancel
 from headway.run.directory.ownership import OwnerLock, wait_for_dead_machine, wait_for_orphaned_writers
 from headway.run.session.attempt import RunOptions
 from headway.run.supervisor.attempt_client import has_data, load_ahead
-from headway.run.supervisor.attempt_monitor import AttemptMonitor
+from headway.run.supervisor.attempt_monitor import AttemptMonitor, AttemptSurroundings
 from headway.run.supervisor.error_report import WorkerDied
 from headway.run.supervisor.follower_process import FollowerProcess
 from headway.run.supervisor.machines.assembly import Machines
@@ -221,25 +221,25 @@ class _Supervisor:
         numbers = {"workers": self._pool.size, "machines": len(team) + 1, "min_machines": None}
         parallel = self._wanted.model_copy(update=numbers)
         config = self._config.model_copy(update={"parallel": parallel})
-        attempt = AttemptMonitor(
-            config,
-            self._options,
+        around = AttemptSurroundings(
             self._pool,
             self._signals,
             self._own_process,
-            has_begun=self._has_begun,
-            follower=self._follower,
             team=team,
+            follower=self._follower,
+            has_begun=self._has_begun,
             can_grow=lambda: self._machines is not None and self._machines.can_grow(len(team) + 1),
             hear=self._hear,
         )
+        attempt = AttemptMonitor(config, self._options, around, lock=self._lock, restarts=self._restarts)
         if self._restarts:
-            attempt.begin_again(self._lock, self._restarts)
+            attempt.begin_again()
         try:
-            outcome = attempt.make(self._restarts, self._lock)
+            outcome = attempt.run()
         finally:
-            self._lock, self._config = attempt.lock or self._lock, attempt.config
-        if attempt.record is None:  # the run was already finished, or a check failed
+            self._lock = attempt.journal.lock
+            self._config = attempt.config
+        if not attempt.has_begun:  # the run was already finished, or a check failed
             decision = Decision(False, outcome.what)
         elif attempt.stopped_to_grow and outcome.kind == "preempted" and not self._signals:
             decision = self._grow()
@@ -250,7 +250,7 @@ class _Supervisor:
             decision = Decision(False, f"{self._signal} came")
         attempt.record_outcome(outcome, decision)
         if not decision.continues:
-            self._end(self._stopped(outcome) if stopped else outcome, decision, attempt.record is not None)
+            self._end(self._stopped(outcome) if stopped else outcome, decision, attempt.has_begun)
         return decision
 
     def _grow(self) -> Decision:

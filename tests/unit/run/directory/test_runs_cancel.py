@@ -98,9 +98,9 @@ def test_a_cancelled_attempt_is_the_last_whatever_else_would_restart(
     config = load_config(tiny(supervise={"restart_preempted": True}))
 
     class Stopped(AttemptMonitor):
-        def make(self, restarts: int, lock: object) -> AttemptOutcome:
-            assert not restarts
-            self.begin(None)
+        def run(self) -> AttemptOutcome:
+            assert not self.journal.restarts
+            self.journal.begin(self.config)
             return AttemptOutcome("cancelled", "stopped by cancelled; step 2 is saved", 7)
 
     monkeypatch.setattr(supervisor, "AttemptMonitor", Stopped)

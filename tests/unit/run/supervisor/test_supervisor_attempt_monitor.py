@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,29 +21,38 @@ from typing import Any
 import pytest
 
 from headway.checkpoint.save.writer_locks import WRITERS_FOLDER, is_marked_lost
-from headway.config import load_config
+from headway.config import Config, load_config
 from headway.core.console import alert_with
 from headway.core.coordination.heartbeat import Heartbeat, Phase
 from headway.core.errors import INTERRUPTED, CheckpointError
 from headway.core.process.table import DEAD, ProcessState, has_one_thread, process_state
 from headway.core.process.waiting import wait_until
-from headway.run.directory.ownership import OwnerLock
+from headway.run.directory.run_directory import Attempt
 from headway.run.session.attempt import RunOptions
-from headway.run.supervisor import attempt_monitor, log, supervisor, worker_status
-from headway.run.supervisor.attempt_monitor import AttemptMonitor
+from headway.run.supervisor import attempt_journal, attempt_monitor, log, supervisor, worker_control, worker_status
+from headway.run.supervisor.attempt_monitor import AttemptMonitor, AttemptSurroundings
 from headway.run.supervisor.error_report import ErrorReport
 from headway.run.supervisor.machines.roster import Member
 from headway.run.supervisor.machines.team import MachineEnd, Team
+from headway.run.supervisor.messages import AttemptMessage, Done
 from headway.run.supervisor.restart_policy import AttemptOutcome, RestartPolicy
 from headway.run.supervisor.watchdog import Finding
 from headway.run.supervisor.worker_pool import WorkerPool
 from waits import LONG
 
 
+def monitor_of(config: Config, *signals: int, **around: Any) -> AttemptMonitor:
+    surroundings = AttemptSurroundings(WorkerPool(config, None), list(signals), own_process=False, **around)
+    return AttemptMonitor(config, RunOptions(), surroundings)
+
+
+def begin(attempt: AttemptMonitor) -> Attempt:
+    return attempt.journal.begin(attempt.config)
+
+
 @pytest.fixture
 def attempt(tiny: Callable[..., Path]) -> AttemptMonitor:
-    config = load_config(tiny())
-    return AttemptMonitor(config, RunOptions(), WorkerPool(config, None), [], own_process=False)
+    return monitor_of(load_config(tiny()))
 
 
 def test_a_disk_that_is_full_when_the_next_attempt_begins_is_told(
@@ -51,9 +61,9 @@ def test_a_disk_that_is_full_when_the_next_attempt_begins_is_told(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "/disk/config.yaml")
 
-    monkeypatch.setattr(attempt_monitor, "write_config", full)
+    monkeypatch.setattr(attempt_journal, "write_config", full)
     with pytest.raises(CheckpointError, match="No space left") as told:
-        attempt.begin_again(None, 1)
+        attempt.begin_again()
     assert told.value.where == "/disk/config.yaml"
     record = json.loads((attempt.config.run_directory / "attempts/001/attempt.json").read_text())
     assert record["outcome"].startswith("failed to start: ") and record["exit_code"] == 4
@@ -69,8 +79,8 @@ def test_a_record_of_the_surroundings_that_cannot_be_copied_is_left_out(
     (run / "attempts").mkdir(parents=True)
     (run / "run.json").write_text("{}")
     monkeypatch.setattr("shutil.copy", full)
-    attempt.begin_again(None, 1)
-    assert attempt.record is not None and (attempt.record.directory / "config.yaml").exists()
+    attempt.begin_again()
+    assert attempt.journal.attempt is not None and (attempt.journal.attempt.directory / "config.yaml").exists()
 
 
 def test_what_alerts_need_is_open_when_the_attempt_has_begun(
@@ -80,8 +90,8 @@ def test_what_alerts_need_is_open_when_the_attempt_has_begun(
     config, seen = load_config(tiny(telemetry={"alert": "true"})), []
 
     class Begun(AttemptMonitor):
-        def make(self, restarts: int, lock: OwnerLock | None) -> AttemptOutcome:
-            seen.append(self.begin(lock).run.joinpath("alerts.log").exists())
+        def run(self) -> AttemptOutcome:
+            seen.append(begin(self).run.joinpath("alerts.log").exists())
             return AttemptOutcome("finished", "finished", 0)
 
     monkeypatch.setattr(supervisor, "AttemptMonitor", Begun)
@@ -92,15 +102,15 @@ def test_what_alerts_need_is_open_when_the_attempt_has_begun(
 @pytest.mark.parametrize("own", [False, True])
 def test_the_stack_of_a_warning_is_not_that_of_a_later_death(attempt: AttemptMonitor, own: bool) -> None:
     """Two kills would have the same stack, and look like a bug."""
-    record = attempt.begin(None)
+    record = begin(attempt)
     Heartbeat(record.directory / "heartbeat-0").beat(Phase.START, 0)
-    attempt._look()
+    attempt.look()
     stack = record.directory / "stack-0.txt"
-    begin = "Fatal Python error: Segmentation fault\n\nCurrent thread" if own else "Thread"
-    stack.write_text(f'{begin} 0x1 (most recent call first):\n  File "{Path.cwd()}/mine.py", line 7 in load\n')
-    ending = attempt._evidence.blame(Finding("died", 0, "died (signal 9)", signal=9))
+    head = "Fatal Python error: Segmentation fault\n\nCurrent thread" if own else "Thread"
+    stack.write_text(f'{head} 0x1 (most recent call first):\n  File "{Path.cwd()}/mine.py", line 7 in load\n')
+    ending = attempt.evidence.blame(Finding("died", 0, "died (signal 9)", signal=9))
     assert bool(ending.frames) == own and (ending.where == str(stack)) == own
-    attempt.record = None
+    attempt.journal.attempt = None
 
 
 def test_a_log_whose_disk_hangs_keeps_no_signal_from_workers(
@@ -108,14 +118,14 @@ def test_a_log_whose_disk_hangs_keeps_no_signal_from_workers(
 ) -> None:
     """A pipe that nobody reads waits when it is opened, as a file on such a disk does."""
     monkeypatch.setattr(log, "_SECONDS", 0.05)
-    record = attempt.begin(None)
+    record = begin(attempt)
     path = record.directory / "supervisor.log"
     os.mkfifo(path)
     told: list[str] = []
 
     def say() -> None:
         for word in ("one", "two"):
-            attempt._say(f"warning: {word}")
+            attempt.journal.say(f"warning: {word}")
 
     with alert_with(told.append):
         supervisor_thread = threading.Thread(target=say, daemon=True)
@@ -125,11 +135,11 @@ def test_a_log_whose_disk_hangs_keeps_no_signal_from_workers(
     assert capsys.readouterr().err == "warning: one\nwarning: two\n" and told == ["one", "two"]
     monkeypatch.setattr(log, "_SECONDS", 10.0)
     pipe = os.open(path, os.O_RDWR)
-    attempt._say("three")
+    attempt.journal.say("three")
     assert os.read(pipe, 1000) == b"warning: one\nwarning: two\nthree\n"
     os.close(pipe)
-    assert attempt._log is not None and attempt._log._thread is not None
-    assert not attempt._log._thread.is_alive(), "or no further attempt would be a copy of this process"
+    assert attempt.journal._log is not None and attempt.journal._log._thread is not None
+    assert not attempt.journal._log._thread.is_alive(), "or no further attempt would be a copy of this process"
 
 
 @pytest.mark.parametrize("phase", [Phase.DATA, Phase.CHECKPOINT, Phase.END])
@@ -138,18 +148,18 @@ def test_who_may_wait_for_its_disk_is_asked_for_no_stack(
 ) -> None:
     """It would wait for it in a signal handler, and give up no write that hangs."""
     asked: list[int] = []
-    monkeypatch.setattr(attempt_monitor, "ask_for_stacks", lambda files, *_: asked.extend(files))
-    page = Heartbeat(attempt.begin(None).directory / "heartbeat-0")
+    monkeypatch.setattr(worker_control, "ask_for_stacks", lambda files, *_: asked.extend(files))
+    page = Heartbeat(begin(attempt).directory / "heartbeat-0")
     for step in (0, 1):
         page.beat(phase, step)
-    attempt._look()
-    assert attempt._judge(time.monotonic() + 60.0) is None
-    assert len(attempt._facts["warnings"]) == 1 and asked == ([os.getpid()] if phase == Phase.DATA else [])
+    attempt.look()
+    assert attempt.judge(time.monotonic() + 60.0) is None
+    assert len(attempt.journal.facts["warnings"]) == 1 and asked == ([os.getpid()] if phase == Phase.DATA else [])
 
 
 def test_the_watchdog_knows_how_long_workers_wait_for_each_other(tiny: Callable[..., Path]) -> None:
     config = load_config(tiny(), ["parallel.timeout_seconds=50", "supervise.hang_seconds=7"])
-    dog = AttemptMonitor(config, RunOptions(), WorkerPool(config, None), [], own_process=False)._watchdog
+    dog = monitor_of(config).watchdog
     assert (dog.timeout_seconds, dog.config.hang_seconds) == (50, 7)
 
 
@@ -172,23 +182,23 @@ def test_a_lead_that_works_alone_still_pauses_the_thread_that_listens(
     config, lead = load_config(tiny()), SimpleNamespace(pausing=pausing)
     alone = Team(lead, [])  # type: ignore[arg-type]
     with pytest.raises(InterruptedError, match="while paused"):
-        AttemptMonitor(config, RunOptions(), WorkerPool(config, None), [], own_process=False, team=alone).make(0, None)
+        monitor_of(config, team=alone).run()
 
 
 def test_writers_hear_that_a_machine_is_lost(attempt: AttemptMonitor) -> None:
-    run = attempt.begin(None).run
+    run = begin(attempt).run
     (run / WRITERS_FOLDER).mkdir()
-    outcome = attempt._lost(Member(1, "node-1", "p", 1, 0.0), "it has said nothing for 15 s", range(2, 4))
+    outcome = attempt.explain_loss(Member(1, "node-1", "p", 1, 0.0), "it has said nothing for 15 s", range(2, 4))
     assert outcome.what == "machine 1 (node-1) is lost: it has said nothing for 15 s" and outcome.rank == 2
     assert [is_marked_lost(run, rank) for rank in range(5)] == [False, False, True, True, False]
 
 
 def test_a_heartbeat_that_cannot_be_opened_is_told(attempt: AttemptMonitor) -> None:
-    folder = attempt.begin(None).directory
-    assert attempt._workers.not_begun(900.0, folder).what == "worker 0 did not begin within 900 s"
+    folder = begin(attempt).directory
+    assert attempt.workers.not_begun(900.0, folder).what == "worker 0 did not begin within 900 s"
     (folder / "heartbeat-0").symlink_to(folder / "nowhere")
-    attempt._look()
-    assert attempt._workers.not_begun(900.0, folder).what.startswith(
+    attempt.look()
+    assert attempt.workers.not_begun(900.0, folder).what.startswith(
         "worker 0 did not begin within 900 s; its heartbeat cannot be opened (No such file or directory: "
     )
 
@@ -197,8 +207,8 @@ def test_who_outlives_a_death_leaves_its_stack_before_it_is_killed(
     tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = load_config(tiny(), ["parallel.workers=2"])
-    attempt = AttemptMonitor(config, RunOptions(), WorkerPool(config, None), [], own_process=False)
-    folder = attempt.begin(None).directory
+    attempt = monitor_of(config)
+    folder = begin(attempt).directory
     script = (
         "import os, pathlib, sys, time\n"
         "from headway.run.supervisor.worker import report_to\n"
@@ -214,17 +224,17 @@ def test_who_outlives_a_death_leaves_its_stack_before_it_is_killed(
     survivor, dead = (subprocess.Popen([sys.executable, "-c", script, str(folder), rank]) for rank in "01")
     try:
         assert wait_until(lambda: (folder / "waits").exists() and (folder / "heartbeat-1").exists(), LONG)
-        attempt._look()
+        attempt.look()
         (folder / "die").touch()
         assert wait_until(lambda: (state := process_state(dead.pid)) is not None and state.state == DEAD, LONG)
         process: Any = SimpleNamespace(
             pid=-1, code=1, poll=survivor.poll, listen=lambda seconds: time.sleep(seconds) or []
         )
-        kill = attempt._hurry
+        kill = attempt.control.kill
         # On a busy machine it takes longer than it is given.
         monkeypatch.setattr(attempt_monitor, "_REPORT_SECONDS", 100.0)
-        monkeypatch.setattr(attempt, "_hurry", lambda: (wait_until(has_written, LONG), kill()))
-        ending = attempt._watch(process, None)
+        monkeypatch.setattr(attempt.control, "kill", lambda folder: (wait_until(has_written, LONG), kill(folder)))
+        ending = attempt.watch(process)
         assert survivor.poll() == -signal.SIGKILL
     finally:
         survivor.kill()
@@ -242,8 +252,8 @@ def test_a_death_is_said_within_a_second_and_its_attempt_over_within_two(
     """By a clock that goes on where the supervisor waits, and nowhere else: this is its own part, however busy the
     machine is. The other worker is killed when its stack is written, or does not come."""
     config = load_config(tiny(), ["parallel.workers=2"])
-    attempt = AttemptMonitor(config, RunOptions(), WorkerPool(config, None), [], own_process=False)
-    folder, now, told, killed = attempt.begin(None).directory, time.monotonic(), list[float](), list[float]()
+    attempt = monitor_of(config)
+    folder, now, told, killed = begin(attempt).directory, time.monotonic(), list[float](), list[float]()
     died, stack = now + 10.0 + after, folder / "stack-0.txt"
     for rank in (0, 1):
         page = Heartbeat(folder / f"heartbeat-{rank}")
@@ -263,11 +273,11 @@ def test_a_death_is_said_within_a_second_and_its_attempt_over_within_two(
 
     monkeypatch.setattr(attempt_monitor, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(worker_status, "process_state", state)
-    monkeypatch.setattr(attempt_monitor, "ask_for_stacks", lambda *_: None)
-    monkeypatch.setattr(attempt, "_say", lambda text: told.append(now))
-    monkeypatch.setattr(attempt, "_hurry", lambda: killed.append(now))
+    monkeypatch.setattr(worker_control, "ask_for_stacks", lambda *_: None)
+    monkeypatch.setattr(attempt.journal, "say", lambda text: told.append(now))
+    monkeypatch.setattr(attempt.control, "kill", lambda folder: killed.append(now))
     process: Any = SimpleNamespace(pid=-1, code=1, listen=listen, poll=lambda: 1 if killed else None)
-    ending = attempt._watch(process, None)
+    ending = attempt.watch(process)
     assert (ending.kind, ending.rank, ending.signal) == ("died", 1, signal.SIGKILL)
     assert 0.0 <= told[0] - died <= 1.0 and now - died <= 2.0
     assert killed[0] - told[0] >= attempt_monitor._HURRY_SECONDS, "or nobody would hear of it from the agent"
@@ -284,8 +294,8 @@ def test_of_two_machines_the_worker_that_died_first_is_named(
     config = load_config(tiny())
     config = config.model_copy(update={"parallel": config.parallel.model_copy(update={"machines": 2})})
     team = Team()
-    attempt = AttemptMonitor(config, RunOptions(), WorkerPool(config, None), [], own_process=False, team=team)
-    folder, now, killed = attempt.begin(None).directory, time.monotonic(), list[float]()
+    attempt = monitor_of(config, team=team)
+    folder, now, killed = begin(attempt).directory, time.monotonic(), list[float]()
     for rank in (0, 1):
         page = Heartbeat(folder / f"heartbeat-{rank}")
         page._pid = 1000 + rank
@@ -315,7 +325,7 @@ def test_of_two_machines_the_worker_that_died_first_is_named(
     page_of_1 = worker_status.WorkerStatuses(2, range(1, 2))
     monkeypatch.setattr(worker_status, "process_state", state)
     monkeypatch.setattr(attempt_monitor, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(attempt_monitor, "ask_for_stacks", lambda *_: None)
+    monkeypatch.setattr(worker_control, "ask_for_stacks", lambda *_: None)
     monkeypatch.setattr("os.kill", kill)
 
     def look() -> None:
@@ -326,7 +336,7 @@ def test_of_two_machines_the_worker_that_died_first_is_named(
     monkeypatch.setattr(team, "signal", lambda number: kill(1001, number))
     monkeypatch.setattr(Team, "all_ended", property(lambda team: 1 in team.ends))
     process: Any = SimpleNamespace(pid=-1, code=1, listen=listen, poll=lambda: 1 if len(dead) == 2 else None)
-    ending = attempt._watch(process, None)
+    ending = attempt.watch(process)
     page_of_1.close()
     assert (ending.kind, ending.rank, ending.signal) == ("died", victim, signal.SIGKILL)
     assert len(killed) == 1, "the other one was killed here"
@@ -337,15 +347,15 @@ def test_workers_that_have_begun_since_the_last_look_hear_a_signal_too(
 ) -> None:
     """They were taken for none, and killed with their agent: copies of it are at their steps within a look."""
     config = load_config(tiny(), ["parallel.workers=2"])
-    attempt = AttemptMonitor(config, RunOptions(), WorkerPool(config, None), [signal.SIGTERM], own_process=False)
-    folder = attempt.begin(None).directory
+    attempt = monitor_of(config, signal.SIGTERM)
+    folder = begin(attempt).directory
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr("os.kill", lambda *told: sent.append(told))
     agent: Any = SimpleNamespace(pid=12345, poll=lambda: None)
     Heartbeat(folder / "heartbeat-0").beat(Phase.COMPUTE, 1)
-    attempt._pass_on(agent)
+    attempt.pass_signals_on(agent)
     assert sent == [(os.getpid(), signal.SIGTERM)]
-    attempt._pass_on(agent)
+    attempt.pass_signals_on(agent)
     assert len(sent) == 1, "once"
 
 
@@ -353,32 +363,32 @@ def test_an_agent_without_workers_has_nothing_to_save(
     tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = load_config(tiny(), ["parallel.workers=2"])
-    attempt = AttemptMonitor(config, RunOptions(), WorkerPool(config, None), [signal.SIGTERM], own_process=False)
-    attempt.begin(None)
+    attempt = monitor_of(config, signal.SIGTERM)
+    begin(attempt)
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr("os.kill", lambda *told: sent.append(told))
     agent: Any = SimpleNamespace(pid=12345, poll=lambda: None)
-    attempt._pass_on(agent)
+    attempt.pass_signals_on(agent)
     assert sent == [(12345, signal.SIGKILL)]
 
 
 def test_an_agent_whose_workers_are_gone_tells_why(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """They have saved for one signal when another comes."""
     config = load_config(tiny(), ["parallel.workers=2"])
-    attempt = AttemptMonitor(config, RunOptions(), WorkerPool(config, None), [signal.SIGTERM], own_process=False)
-    Heartbeat(attempt.begin(None).directory / "heartbeat-0").beat(Phase.END, 1)
+    attempt = monitor_of(config, signal.SIGTERM)
+    Heartbeat(begin(attempt).directory / "heartbeat-0").beat(Phase.END, 1)
     monkeypatch.setattr("headway.run.supervisor.worker_status.process_state", lambda _: None)
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr("os.kill", lambda *told: sent.append(told))
     agent: Any = SimpleNamespace(pid=12345, poll=lambda: None)
-    attempt._pass_on(agent)
+    attempt.pass_signals_on(agent)
     assert sent == []
 
 
-def test_a_second_ctrl_c_ends_workers_at_once(attempt: AttemptMonitor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_ctrl_c_ends_workers_at_once(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the worker is in, and however it ends then."""
     monkeypatch.setattr(attempt_monitor, "_GIVE_UP_SECONDS", 0.2)
-    attempt._signals.append(signal.SIGINT)
+    attempt = monitor_of(load_config(tiny()), signal.SIGINT)
     worker = subprocess.Popen(["sleep", "600"], preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
 
     def wait(seconds: float) -> None:
@@ -387,17 +397,17 @@ def test_a_second_ctrl_c_ends_workers_at_once(attempt: AttemptMonitor, monkeypat
 
     process: Any = SimpleNamespace(pid=worker.pid, poll=worker.poll, wait=wait)
     try:
-        attempt._pass_on(process)
+        attempt.pass_signals_on(process)
         with pytest.raises(subprocess.TimeoutExpired):  # it may save
             worker.wait(0.5)
-        attempt._signals.append(signal.SIGINT)
-        attempt._pass_on(process)
+        attempt.evidence.signals.append(signal.SIGINT)  # type: ignore[attr-defined]
+        attempt.pass_signals_on(process)
         process.code = worker.wait(LONG)
     finally:
         worker.kill()
         worker.wait()
     assert process.code == -signal.SIGKILL
-    ending = attempt._ended(process, None)
+    ending = attempt.explain_end(process, None)
     assert (ending.kind, ending.exit_code) == ("error", INTERRUPTED)
 
 
@@ -406,41 +416,41 @@ def test_a_slow_worker_is_answered_as_the_config_says(
     tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
     config = load_config(tiny(supervise={"slow_worker": answer}))
-    attempt = AttemptMonitor(config, RunOptions(), WorkerPool(config, None), [], own_process=False)
-    Heartbeat(attempt.begin(None).directory / "heartbeat-0").beat(Phase.COMPUTE, 1)
-    monkeypatch.setattr(attempt_monitor, "ask_for_stacks", lambda *_, **__: None)
+    attempt = monitor_of(config)
+    Heartbeat(begin(attempt).directory / "heartbeat-0").beat(Phase.COMPUTE, 1)
+    monkeypatch.setattr(worker_control, "ask_for_stacks", lambda *_, **__: None)
     findings = [Finding("slow", 0, "takes 3 s for its part of a step", suspects=(0,))]
-    monkeypatch.setattr(attempt._watchdog, "look", lambda *_: findings.pop() if findings else None)
+    monkeypatch.setattr(attempt.watchdog, "look", lambda *_: findings.pop() if findings else None)
     finished: Any = SimpleNamespace(pid=-1, code=0, poll=lambda: None if findings else 0, listen=lambda _: [])
-    attempt._done = True
-    ending = attempt._watch(finished, None)
+    attempt.take(Done(), finished)
+    ending = attempt.watch(finished)
     if answer == "warn":
-        assert ending.kind == "finished" and [told["rank"] for told in attempt._facts["warnings"]] == [0]
+        assert ending.kind == "finished" and [told["rank"] for told in attempt.journal.facts["warnings"]] == [0]
     else:
         assert (ending.kind, ending.rank) == ("slow", 0)
         assert RestartPolicy(config.supervise).decide(ending, 1).why == "supervise.max_failures is 0", "a failure"
 
 
-TOLD = {"rank": 0, "type": "DataError", "step": None, "exit_code": 3, "what": "no data", "where": None, "fix": None}
+REPORT = ErrorReport(3, "no data", rank=0, type="DataError")
 
 
 @pytest.mark.parametrize(
     ("messages", "kind", "code"),
     [
-        ([{"kind": "done"}], "finished", 0),
-        ([{"kind": "error", **TOLD}], "error", 3),
-        ([{"kind": "error", **TOLD, "exit_code": 1, "frames": ["a.py:1 in b"]}], "error", 1),
+        ([Done()], "finished", 0),
+        ([REPORT], "error", 3),
+        ([replace(REPORT, exit_code=1, frames=["a.py:1 in b"])], "error", 1),
         ([], "died", 1),
     ],
 )
 def test_zero_alone_is_no_success(
-    attempt: AttemptMonitor, messages: list[dict[str, Any]], kind: str, code: int
+    attempt: AttemptMonitor, messages: list[AttemptMessage], kind: str, code: int
 ) -> None:
     """It is what Python makes of any end of a child where SIGCHLD is ignored."""
     process: Any = SimpleNamespace(code=0)
     for message in messages:
-        attempt._handle(message, process, None)
-    ending = attempt._ended(process, None)
+        attempt.take(message, process)
+    ending = attempt.explain_end(process, None)
     assert (ending.kind, ending.exit_code) == (kind, code)
     assert kind != "died" or "cause unknown" in ending.what
 

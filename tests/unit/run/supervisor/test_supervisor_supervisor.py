@@ -14,7 +14,6 @@ import pytest
 from headway.config import Config
 from headway.core.coordination.preemption_board import SIGNAL_KEY, Notice, post
 from headway.core.errors import INTERRUPTED, DataError, Preempted
-from headway.run.directory.ownership import OwnerLock
 from headway.run.session.attempt import RunOptions
 from headway.run.supervisor import supervisor
 from headway.run.supervisor.attempt_monitor import AttemptMonitor
@@ -58,14 +57,14 @@ class Played:
         sizes, concluded = self.sizes, self.concluded
 
         class Attempt(AttemptMonitor):
-            def make(self, restarts: int, lock: OwnerLock | None) -> AttemptOutcome:
-                if self.record is None:
-                    self.begin(lock)
+            def run(self) -> AttemptOutcome:
+                if not self.has_begun:
+                    self.journal.begin(self.config)
                 sizes.append(self.config.parallel.workers)
                 given = left.pop(0)
                 ending = given if isinstance(given, AttemptOutcome) else given()
                 # As workers make room, when it is time for more of them.
-                self.grows = ending is SAVED and self._pool.may_grow
+                self.control.asked_to_grow = ending is SAVED and self._around.pool.may_grow
                 return ending
 
             def record_outcome(self, ending: AttemptOutcome, decision: Decision) -> None:

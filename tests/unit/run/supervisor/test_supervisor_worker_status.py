@@ -21,7 +21,8 @@ from headway.core.process.table import children_of, what_it_does
 from headway.core.process.waiting import wait_until
 from headway.run.session.attempt import RunOptions
 from headway.run.supervisor import attempt_monitor
-from headway.run.supervisor.attempt_monitor import AttemptMonitor
+from headway.run.supervisor.attempt_monitor import AttemptMonitor, AttemptSurroundings
+from headway.run.supervisor.messages import Done
 from headway.run.supervisor.watchdog import Watchdog
 from headway.run.supervisor.worker_pool import WorkerPool
 from headway.run.supervisor.worker_status import WorkerStatuses
@@ -68,9 +69,9 @@ def test_a_hang_before_the_first_sign_of_life_is_named_once_with_what_the_proces
     assert Watchdog(SuperviseConfig(hang_seconds=90.0)).start_patience_seconds == 90.0
     monkeypatch.setattr(Watchdog, "start_patience_seconds", 1.0)
     config = load_config(tiny(), [f"parallel.workers={workers}"])
-    attempt = AttemptMonitor(config, RunOptions(), WorkerPool(config, None), [], own_process=False)
+    attempt = AttemptMonitor(config, RunOptions(), AttemptSurroundings(WorkerPool(config, None), [], own_process=False))
     if begun:
-        folder = attempt.begin(None).directory
+        folder = attempt.journal.begin(config).directory
         if workers > 1:  # this one is well
             Heartbeat(folder / "heartbeat-0").beat(Phase.START, 0)
     told, left = list[str](), [20]
@@ -81,15 +82,15 @@ def test_a_hang_before_the_first_sign_of_life_is_named_once_with_what_the_proces
 
     process: Any = SimpleNamespace(pid=stopped.pid, code=0, poll=poll, listen=lambda _: [])
     monkeypatch.setattr(attempt_monitor, "_LOOK_SECONDS", 0.0)
-    attempt._done = True
+    attempt.take(Done(), process)
     with alert_with(told.append):
-        attempt._watch(process, None)
+        attempt.watch(process)
     (suspect,) = children_of(stopped.pid) if child else [stopped.pid]
     what = f"{named}, 1 s after the start: process {suspect} was stopped by a signal (SIGSTOP)"
     (said,) = told
     assert said.startswith(what) and said.endswith("that may take 15 m 0 s")
     assert f"warning: {said}" in capsys.readouterr().err
-    (fact,) = attempt._facts["warnings"]
+    (fact,) = attempt.journal.facts["warnings"]
     assert fact["rank"] == workers - 1 and fact["what"].startswith(what)
 
 
