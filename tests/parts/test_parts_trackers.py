@@ -384,7 +384,7 @@ def offline_history(folder: Path) -> list[dict[str, Any]]:
 
 #: The command line, which has W&B's client finish a session every second or so.
 FLUSHING = (
-    "from headway.tracking import follower; follower.FLUSH_SECONDS = 0.5; from headway.cli.main import main; main()"
+    "from headway.tracking import delivery; delivery.FLUSH_SECONDS = 0.5; from headway.cli.main import main; main()"
 )
 
 

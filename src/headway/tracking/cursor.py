@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,8 @@ class CursorFile:
 
     def __init__(self, run: Path, name: str) -> None:
         self.path = run / FOLDER / f"{name}.json"
+        self.current = Cursor("")
+        """As read last, with the changes since."""
         lock = self.path.with_suffix(".lock")
         try:
             self.path.parent.mkdir(exist_ok=True)
@@ -93,12 +95,48 @@ class CursorFile:
             ) from error
 
     def read(self, run: str) -> Cursor:
-        """Return the cursor; a new one if there is none, or if it belongs to another run."""
+        """Read the cursor, and return it; a new one if there is none, or if it belongs to another run."""
+        self.current = Cursor(run)
         with suppress(OSError, ValueError, TypeError):
             found = Cursor(**read_json_object(self.path))
             if found.run == run and _is_sound(found):
-                return found
-        return Cursor(run)
+                self.current = found
+        return self.current
+
+    def open(self, run: str, sink: str) -> None:
+        """Read the cursor for a sink that is about to be opened.
+
+        The status is sent again: a sink may have been killed before it made certain of the last one.
+
+        Args:
+            run: Id of the run.
+            sink: Name and target of the sink, for people.
+        """
+        self.current = replace(self.read(run), sink=sink, status=None)
+
+    def restart(self) -> Cursor:
+        """Begin anew: nothing counts as sent. Return the new cursor.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self.change(**vars(Cursor(self.current.run, sink=self.current.sink)))
+        return self.current
+
+    def begin_generation(self, generation: int) -> None:
+        """Begin a generation, without a word on disk yet: the sink is opened first."""
+        self.current = replace(self.current, state={}, status=None, generation=generation)
+
+    def change(self, **changes: Any) -> None:
+        """Keep changes of the cursor, atomically.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        changed = replace(self.current, **changes)
+        if changed != self.current or not self.path.exists():
+            self.write(changed)
+        self.current = changed
 
     def write(self, cursor: Cursor) -> None:
         """Replace the cursor atomically.

@@ -21,6 +21,7 @@ from headway.core.errors import CheckpointError, HeadwayError
 from headway.core.machine.system import host_name
 from headway.telemetry.record import Run
 from headway.tracking import cursor as cursor_module
+from headway.tracking import delivery as delivery_module
 from headway.tracking import follow as follow_module
 from headway.tracking import follower as follower_module
 from headway.tracking import history, wandb_sink
@@ -116,7 +117,7 @@ class Killed:
         # A kill needs no disk, and the description is the same each time.
         monkeypatch.setattr(cursor_module, "write_json", lambda path, value: path.write_text(json.dumps(value)))
         found = cache(lambda name: describe(Run(self._run)))
-        monkeypatch.setattr(follower_module, "describe", lambda run: found(run.name))
+        monkeypatch.setattr(delivery_module, "describe", lambda run: found(run.name))
 
     def at(self, number: int, run: Path, make: Callable[[Gate], Sink]) -> bool:
         """Follow with a kill at the place of this number, and again to the end; return whether there is such a place.
@@ -436,7 +437,7 @@ def test_a_set_of_steps() -> None:
 def test_what_describes_a_run_is_read_when_its_files_have_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follower_module, "DESCRIBE_SECONDS", 0.0)
+    monkeypatch.setattr(delivery_module, "DESCRIBE_SECONDS", 0.0)
     run, sink, looks = write_run(tmp_path, steps(1, 2)), MemorySink(), iter([False] * 4 + [True])
 
     def slept(_: float) -> None:
@@ -517,7 +518,7 @@ def check_wandb(run: Path, expected: dict[tuple[str, int], float]) -> None:
 def test_wandb_offline_has_each_step_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Events count for the step that is the newest; one at an earlier step than that has no place in W&B."""
     monkeypatch.setattr(wandb_sink, "_client", lambda: FakeWandb(Gate()))
-    monkeypatch.setattr(follower_module, "FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr(delivery_module, "FLUSH_SECONDS", 0.0)
     run = write_run(tmp_path, RESTARTED[:9], outcomes=("worker 0 died", "finished"))
     over = iter([False] * 8)
     follow(run, OfflineSink("p", None), is_over=lambda: next(over, True), goes_on=lambda: True)
@@ -534,7 +535,7 @@ def test_wandb_offline_has_each_step_in_one_folder(tmp_path: Path, monkeypatch: 
 
 def test_a_kill_at_any_line_repeats_no_step_in_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     killed = Killed(monkeypatch)
-    monkeypatch.setattr(follower_module, "FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr(delivery_module, "FLUSH_SECONDS", 0.0)
     monkeypatch.setattr(wandb_sink, "sync_folder", lambda path: None)
     monkeypatch.setattr(wandb_sink.os, "fsync", lambda file: None)
     gates, rename = [Gate()], Path.rename
