@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from headway.run.session.attempt import RunOptions
-    from headway.run.supervisor.machines.place import Seat
+    from headway.run.supervisor.machines.machine_role import Membership
     from headway.telemetry.metrics import Metrics
     from headway.training.custom_loss import LogitsLoss
     from headway.training.job import Callback
@@ -123,12 +123,12 @@ def train(
 
     options = RunOptions(restart, accept_changes, start_epoch, leave_finished=True)
     several = config.parallel.all_workers > 1
-    seat = _find_seat(config)
+    membership = _find_seat(config)
     alone = world_size_from_environment() is None
-    if seat is not None and not seat.place.leads:
+    if membership is not None and not membership.role.leads:
         from headway.run.supervisor.machines.node import run_node
 
-        run_node(config, seat, options, own_process=own_process)
+        run_node(config, membership, options, own_process=own_process)
         return Run(config.run_directory)
     config = _with_precision(config, restart)
     if alone and several and not config.supervise.enabled:
@@ -152,7 +152,7 @@ def train(
     if supervised:
         # Trackers get the report too, so it is written before the last of what they get is sent.
         report = partial(_finished, config) if config.track else None
-        _supervise(config, options, seat, report, own_process=own_process)
+        _supervise(config, options, membership, report, own_process=own_process)
         with preemptible():
             _tell_goodput(config)
             return Run(config.run_directory) if report is not None else _finished(config)
@@ -189,15 +189,15 @@ def _check_importable(config: Config) -> None:
 def _supervise(
     config: Config,
     options: RunOptions,
-    seat: Seat | None,
+    membership: Membership | None,
     report: Callable[[], object] | None,
     *,
     own_process: bool,
 ) -> None:
-    from headway.run.supervisor.machines.assembly import Machines
+    from headway.run.supervisor.machines.run_machines import RunMachines
     from headway.run.supervisor.supervisor import supervise
 
-    with Machines.of(config, seat) as machines:
+    with RunMachines.of(config, membership) as machines:
         _prepare(config, options, own_process)
         with in_use(config.data.store):  # between attempts too
             supervise(config, options, own_process=own_process, finished=report, machines=machines)
@@ -211,14 +211,14 @@ def _prepare(config: Config, options: RunOptions, own_process: bool) -> None:
         prepare_if_needed(config, options, own_process)
 
 
-def _find_seat(config: Config) -> Seat | None:
-    """Return this machine's seat in a run on several machines; None for a run on one."""
+def _find_seat(config: Config) -> Membership | None:
+    """Return this machine's membership in a run on several machines; None for a run on one."""
     if config.parallel.machines == 1:
         return None
-    from headway.run.supervisor.machines.place import Seat, find_place
+    from headway.run.supervisor.machines.machine_role import Membership, find_role
 
-    place = find_place(config)
-    return None if place is None else Seat(place, identity(config))
+    role = find_role(config)
+    return None if role is None else Membership(role, identity(config))
 
 
 def _with_precision(config: Config, restart: bool) -> Config:

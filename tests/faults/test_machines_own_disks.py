@@ -184,7 +184,7 @@ def test_without_a_remote_tier_the_run_is_refused_before_anything_begins(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *os.environ.get("PYTHONPATH", "").split(":")]))
     # A network file system may take a minute to show a file; this one need not be waited for.
     (tmp_path / "sitecustomize.py").write_text(
-        "from headway.run.supervisor.machines import folders; folders.VISIBILITY_TIMEOUT = 1.0\n"
+        "from headway.run.supervisor.machines import shared_disk; folders.VISIBILITY_TIMEOUT = 1.0\n"
     )
     with (
         _machine(tmp_path / "a", config, 0, port, "") as lead,

@@ -20,12 +20,12 @@ from headway.core.errors import ConfigError, HeadwayError
 from headway.core.requirements import install_command
 from headway.telemetry.record import Run
 from headway.tracking import sinks, wandb_sink
-from headway.tracking.by_hand import track_by_hand
 from headway.tracking.describe import describe, status
 from headway.tracking.follow import follow
 from headway.tracking.follower import Waiting
 from headway.tracking.sink import Description, TrackedRun
 from headway.tracking.sinks import check_trackers, parse_trackers, resolve
+from headway.tracking.track_runs import track_runs
 from headway.tracking.wandb_sink import WandbSink
 from local_server import LocalServer
 from support import write_config
@@ -258,12 +258,12 @@ def test_a_status_that_was_not_made_certain_is_sent_again(tmp_path: Path, monkey
 def test_a_run_without_trackers_is_told_so(tmp_path: Path) -> None:
     run = write_run(tmp_path, [])
     with pytest.raises(ConfigError, match="names no tracker") as raised:
-        track_by_hand([run], [], once=True, model=None)
+        track_runs([run], [], once=True, model=None)
     assert "--to tensorboard" in str(raised.value.fix)
     with pytest.raises(ConfigError, match="a model is logged to MLflow"):
-        track_by_hand([run], ["tensorboard"], once=True, model=tmp_path)
+        track_runs([run], ["tensorboard"], once=True, model=tmp_path)
     with pytest.raises(HeadwayError, match="does not exist"):
-        track_by_hand([tmp_path / "none"], ["tensorboard"], once=True, model=None)
+        track_runs([tmp_path / "none"], ["tensorboard"], once=True, model=None)
 
 
 def test_the_target_of_a_cursor_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

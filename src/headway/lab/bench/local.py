@@ -72,7 +72,7 @@ def _part(cell: Cell, lead: Path) -> MachinePart:
         ConfigError: it has not, or the address at which the others reach machine 0 cannot be found.
     """
     from headway.run.supervisor.machines.interfaces import interface_of
-    from headway.run.supervisor.machines.place import find_number_and_lead
+    from headway.run.supervisor.machines.machine_role import find_number_and_lead
 
     number, host, port = find_number_and_lead(cell.machines, os.environ)
     found = _resolve(host, port)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from headway.config import Config, LaneGrid, MeshShape, resolve_lanes, resolve_mesh
 from headway.core.coordination.launched import world_size_from_environment
-from headway.run.directory.take_up import take_up_records
+from headway.run.directory.fetch_records import fetch_records
 from headway.run.session.attempt import RunOptions
 from headway.run.session.checks import check_keys_present
 from headway.run.session.completed import completed
@@ -82,7 +82,7 @@ def examine(config: Config, options: RunOptions | None = None, *, begins: bool =
         from headway.run.session.spending import check_cost
 
         if begins and not options.restart:
-            take_up_records(config, store.fingerprint)
+            fetch_records(config, store.fingerprint)
         config = settle_segments(config, StoreData(config, store), options, store.tokenizer_fingerprint)
         check_cost(config, options)
     plan = RunPlan.of(config, options or RunOptions(), store)

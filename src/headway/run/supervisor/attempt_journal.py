@@ -23,7 +23,7 @@ from headway.run.session.attempt import (
     write_config,
 )
 from headway.run.supervisor.log import SupervisorLog
-from headway.run.supervisor.machines.team import Team
+from headway.run.supervisor.machines.attempt_machines import AttemptMachines
 from headway.run.supervisor.restart_policy import AttemptOutcome, Decision
 
 #: Kinds of outcomes whose record is a word that `telemetry.record` knows; others are recorded by what happened.
@@ -35,7 +35,7 @@ class AttemptJournal:
 
     Args:
         options: What to do about a run directory that exists.
-        team: The other machines that take part.
+        machines: The other machines that take part.
         lock: That of the attempt before, by which this command owns the run directory; None before the first.
         restarts: Earlier attempts of this command.
         has_begun: Called when the attempt's folder exists.
@@ -44,13 +44,13 @@ class AttemptJournal:
     def __init__(
         self,
         options: RunOptions,
-        team: Team,
+        machines: AttemptMachines,
         *,
         lock: OwnerLock | None = None,
         restarts: int = 0,
         has_begun: Callable[[], None] = lambda: None,
     ) -> None:
-        self._options, self._team, self._has_begun = options, team, has_begun
+        self._options, self._machines, self._has_begun = options, machines, has_begun
         self.lock, self.restarts = lock, restarts
         self.attempt: Attempt | None = None
         """None until it has begun."""
@@ -71,9 +71,9 @@ class AttemptJournal:
             **price_facts(config),
         }
         if config.parallel.machines > 1:
-            facts["machines"] = [host_name(), *(member.host for member in self._team.members)]
-        if self._team.identity is not None:
-            facts[IDENTITY_KEY] = self._team.identity
+            facts["machines"] = [host_name(), *(member.host for member in self._machines.members)]
+        if self._machines.identity is not None:
+            facts[IDENTITY_KEY] = self._machines.identity
         self.attempt = run.begin_attempt(command_line(), self.lock, started, **facts)
         self._log = SupervisorLog(self.attempt.directory / "supervisor.log")
         self._has_begun()

@@ -26,8 +26,8 @@ from headway.run.supervisor.attempt_journal import AttemptJournal
 from headway.run.supervisor.diagnose import SAVED_KINDS, Evidence, last_exchange
 from headway.run.supervisor.error_report import ErrorReport
 from headway.run.supervisor.follower_process import FollowerProcess
-from headway.run.supervisor.machines.roster import Member
-from headway.run.supervisor.machines.team import MachineEnd, Team, most_telling
+from headway.run.supervisor.machines.attempt_machines import AttemptMachines, MachineEnd, most_telling
+from headway.run.supervisor.machines.members import Member
 from headway.run.supervisor.messages import AttemptMessage, Begun, Done, Examined
 from headway.run.supervisor.processes import GRACE_SECONDS, end_all, reap_orphans
 from headway.run.supervisor.restart_policy import AttemptOutcome, Decision
@@ -57,7 +57,7 @@ class AttemptSurroundings:
     """Signals to stop that have come, in order; more are added meanwhile."""
     own_process: bool
     """Whether all children of this process belong to the run."""
-    team: Team = field(default_factory=Team)
+    machines: AttemptMachines = field(default_factory=AttemptMachines)
     """The other machines that take part."""
     follower: FollowerProcess | None = None
     """Sends the run to trackers; it is tended by the attempt, and is no part of it."""
@@ -110,9 +110,11 @@ class AttemptMonitor:
         restarts: int = 0,
     ) -> None:
         self.config, self._options, self._around = config, options, around
-        self.journal = AttemptJournal(options, around.team, lock=lock, restarts=restarts, has_begun=around.has_begun)
+        self.journal = AttemptJournal(
+            options, around.machines, lock=lock, restarts=restarts, has_begun=around.has_begun
+        )
         self.workers = WorkerStatuses(config.parallel.all_workers, range(config.parallel.workers))
-        self.control = WorkerControl(self.workers, around.team, around.signals)
+        self.control = WorkerControl(self.workers, around.machines, around.signals)
         compiles = config.train.compile is not False
         self.watchdog = Watchdog(config.supervise, compiles, config.parallel.timeout_seconds)
         self._is_done = False
@@ -139,16 +141,16 @@ class AttemptMonitor:
     def run(self) -> AttemptOutcome:
         """Start the workers and wait for their end. On return, no process of the attempt is left."""
         around, attempt = self._around, self.journal.attempt
-        environment = {RESTARTS_VARIABLE: str(self.journal.restarts), **around.team.variables()}
+        environment = {RESTARTS_VARIABLE: str(self.journal.restarts), **around.machines.variables()}
         if around.pool.devices is not None and self.config.train.device in ("auto", "cuda"):
             environment["CUDA_VISIBLE_DEVICES"] = around.pool.devices
         number = None if attempt is None else attempt.number
-        with around.team.pausing():
+        with around.machines.pausing():
             process = AttemptProcess(self.config, self._options, environment, around.own_process, number)
         wait = _WaitForSave()
         try:
             if attempt is not None:
-                around.team.begin(self.config, attempt, self.journal.restarts)
+                around.machines.begin(self.config, attempt, self.journal.restarts)
             outcome = self.watch(process)
             wait.why = outcome.what
             return outcome
@@ -158,7 +160,7 @@ class AttemptMonitor:
     def _end(self, process: AttemptProcess, wait: _WaitForSave) -> None:
         """End all processes of the attempt, on all machines."""
         self.look()
-        self._around.team.end()
+        self._around.machines.end()
         sessions = {process.pid, *self.workers.sessions}
         follower = self._around.follower
         spared = () if follower is None else follower.pids
@@ -167,7 +169,7 @@ class AttemptMonitor:
         process.wait(_GIVE_UP_SECONDS)
         process.channel.end.close()
         self.workers.close()
-        self._around.team.wait_for_end(self.journal.renew_lease)
+        self._around.machines.wait_for_end(self.journal.renew_lease)
         if left:
             warning(f"processes {left} of this attempt do not end; they can no longer publish anything")
 
@@ -198,7 +200,7 @@ class AttemptMonitor:
 
     def watch(self, process: AttemptProcess) -> AttemptOutcome:
         """Look at the attempt until it is over, and return how it ended."""
-        team = self._around.team
+        machines = self._around.machines
         start = time.monotonic()
         start_by = start + self.config.supervise.start_seconds
         late_at = start + self.watchdog.start_patience_seconds
@@ -208,16 +210,16 @@ class AttemptMonitor:
         found_at = 0.0
         while True:
             has_ended = self._listen(process)
-            team.look()
+            machines.look()
             now = time.monotonic()
 
             # All have ended, or a machine is lost. Workers of other machines follow by themselves, or wait in vain for
             # those that have ended.
-            if self.has_begun and (lost := team.lost()) is not None:
+            if self.has_begun and (lost := machines.lost()) is not None:
                 return self.explain_loss(*lost)
-            if has_ended and (team.all_ended or not self.has_begun):
+            if has_ended and (machines.all_ended or not self.has_begun):
                 return self.explain_end(process, found)
-            if has_ended or team.ends:
+            if has_ended or machines.ends:
                 first_end_at = min(first_end_at, now)
                 if now - first_end_at > self._patience_seconds(process):
                     return self.explain_end(process, found)
@@ -272,7 +274,7 @@ class AttemptMonitor:
                 self.config = with_settled(self.config, settled)
                 attempt = self.journal.begin(self.config, process.started)
                 process.channel.send(Begun(attempt.number))
-                self._around.team.begin(self.config, attempt, self.journal.restarts)
+                self._around.machines.begin(self.config, attempt, self.journal.restarts)
 
     def _do_chores(self, process: AttemptProcess) -> None:
         self.look()
@@ -366,7 +368,9 @@ class AttemptMonitor:
     def evidence(self) -> Evidence:
         """What is known of the attempt now."""
         around = self._around
-        return Evidence(self.config, self.journal.attempt, self.workers.readings, around.signals, around.team.host_of)
+        return Evidence(
+            self.config, self.journal.attempt, self.workers.readings, around.signals, around.machines.host_of
+        )
 
     def explain_loss(self, member: Member, why: str, ranks: range) -> AttemptOutcome:
         """Return the outcome of an attempt of which a machine is lost, whose part of a checkpoint may never come."""
@@ -386,7 +390,7 @@ class AttemptMonitor:
 
     def _ends(self, process: AttemptProcess) -> list[MachineEnd]:
         """Return the ends of the machines whose workers have ended."""
-        ends = list(self._around.team.ends.values())
+        ends = list(self._around.machines.ends.values())
         if process.code is not None:
             ends.append(MachineEnd(process.code, self._is_done, self._reported, killed_here=self.control.killed))
         return ends

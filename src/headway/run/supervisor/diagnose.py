@@ -15,8 +15,8 @@ from headway.core.errors import INTERRUPTED, BudgetReached, Cancelled, Preempted
 from headway.run.directory.run_directory import Attempt
 from headway.run.session.attempt import final_step
 from headway.run.supervisor.error_report import ErrorReport
-from headway.run.supervisor.machines.roster import Member
-from headway.run.supervisor.machines.team import MachineEnd
+from headway.run.supervisor.machines.attempt_machines import MachineEnd
+from headway.run.supervisor.machines.members import Member
 from headway.run.supervisor.restart_policy import AttemptOutcome, frames_of_dump, newest_checkpoint
 from headway.run.supervisor.watchdog import Finding, in_words
 from headway.run.supervisor.worker_status import AGAIN

@@ -33,8 +33,8 @@ from headway.run.supervisor.attempt_client import has_data, load_ahead
 from headway.run.supervisor.attempt_monitor import AttemptMonitor, AttemptSurroundings
 from headway.run.supervisor.error_report import WorkerDied
 from headway.run.supervisor.follower_process import FollowerProcess
-from headway.run.supervisor.machines.assembly import Machines
-from headway.run.supervisor.machines.team import Team
+from headway.run.supervisor.machines.attempt_machines import AttemptMachines
+from headway.run.supervisor.machines.run_machines import RunMachines
 from headway.run.supervisor.processes import adopt_orphans
 from headway.run.supervisor.restart_policy import AttemptOutcome, Decision, RestartPolicy, newest_checkpoint
 from headway.run.supervisor.worker_pool import WorkerPool
@@ -55,7 +55,7 @@ def supervise(
     *,
     own_process: bool,
     finished: Callable[[], object] | None = None,
-    machines: Machines | None = None,
+    machines: RunMachines | None = None,
 ) -> None:
     """Train, and continue after failures and preemptions.
 
@@ -113,7 +113,7 @@ def _report_stack(reader: int) -> None:
 
 class _Supervisor:
     def __init__(
-        self, config: Config, options: RunOptions, own_process: bool, machines: Machines | None = None
+        self, config: Config, options: RunOptions, own_process: bool, machines: RunMachines | None = None
     ) -> None:
         self._machines, self._wanted = machines, config.parallel
         self._config, self._options, self._own_process = config, options, own_process
@@ -215,20 +215,20 @@ class _Supervisor:
 
     def _next(self) -> Decision:
         """Make one attempt and decide what follows; raise the error that ends the run."""
-        team = self._assemble()
-        if team is None:
+        machines_now = self._assemble()
+        if machines_now is None:
             return Decision(False, "finished")
-        numbers = {"workers": self._pool.size, "machines": len(team) + 1, "min_machines": None}
+        numbers = {"workers": self._pool.size, "machines": len(machines_now) + 1, "min_machines": None}
         parallel = self._wanted.model_copy(update=numbers)
         config = self._config.model_copy(update={"parallel": parallel})
         around = AttemptSurroundings(
             self._pool,
             self._signals,
             self._own_process,
-            team=team,
+            machines=machines_now,
             follower=self._follower,
             has_begun=self._has_begun,
-            can_grow=lambda: self._machines is not None and self._machines.can_grow(len(team) + 1),
+            can_grow=lambda: self._machines is not None and self._machines.can_grow(len(machines_now) + 1),
             hear=self._hear,
         )
         attempt = AttemptMonitor(config, self._options, around, lock=self._lock, restarts=self._restarts)
@@ -260,10 +260,10 @@ class _Supervisor:
         self._pool.grow(newest_checkpoint(self._config.run_directory))
         return Decision(True, f"to continue with {self._pool.size} workers again")
 
-    def _assemble(self) -> Team | None:
+    def _assemble(self) -> AttemptMachines | None:
         """Return the machines of the next attempt, once they are there; None if the run was finished before."""
         if self._machines is None:
-            return Team()
+            return AttemptMachines()
 
         def look() -> None:
             self._follower.tend()

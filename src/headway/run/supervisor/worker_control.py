@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from headway.run.supervisor.attempt_client import AttemptProcess
-from headway.run.supervisor.machines.team import Team
+from headway.run.supervisor.machines.attempt_machines import AttemptMachines
 from headway.run.supervisor.processes import ask_for_stacks, file_size
 from headway.run.supervisor.worker_status import WorkerStatuses
 
@@ -24,12 +24,12 @@ class WorkerControl:
 
     Args:
         workers: What is known of them.
-        team: The other machines that take part.
+        machines: The other machines that take part.
         signals: Signals to stop that have come, in order; more are added from outside.
     """
 
-    def __init__(self, workers: WorkerStatuses, team: Team, signals: Sequence[int]) -> None:
-        self._workers, self._team, self._signals = workers, team, signals
+    def __init__(self, workers: WorkerStatuses, machines: AttemptMachines, signals: Sequence[int]) -> None:
+        self._workers, self._machines, self._signals = workers, machines, signals
         self._passed_on = 0
         self.killed: set[int] = set()
         """Ranks of the workers of this machine that were killed by `kill`."""
@@ -39,7 +39,7 @@ class WorkerControl:
     def look(self, folder: Path) -> None:
         """Take what is new of all workers; their heartbeats of this machine are in the attempt's folder."""
         self._workers.look(folder)
-        self._workers.add(self._team.readings, self._team.states)
+        self._workers.add(self._machines.readings, self._machines.states)
 
     def pass_signals_on(self, process: AttemptProcess, folder: Path | None) -> None:
         """Pass signals on to workers, which save and end with exit code 75.
@@ -59,17 +59,17 @@ class WorkerControl:
                 targets = [process.pid]
                 number = signal.SIGKILL
             _send(number, targets)
-            self._team.signal(number)
+            self._machines.signal(number)
 
     def ask_to_grow(self) -> None:
         """Ask workers to save and stop at the next step."""
         self.asked_to_grow = True
-        self._team.signal(GROW_SIGNAL)
+        self._machines.signal(GROW_SIGNAL)
         _send(GROW_SIGNAL, self._workers.alive.values())
 
     def kill(self, folder: Path) -> None:
         """Kill the remaining workers, so that the agent reports at once instead of waiting half a minute for them."""
-        self._team.signal(signal.SIGKILL)
+        self._machines.signal(signal.SIGKILL)
         self.look(folder)  # those that have died by now are not killed here
         self.killed.update(self._workers.alive)
         _send(signal.SIGKILL, self._workers.alive.values())
@@ -78,7 +78,7 @@ class WorkerControl:
         self, folder: Path, ranks: Sequence[int], wake: bool = False, seconds: float = _STACK_SECONDS
     ) -> None:
         """Have workers write their stacks to `stack-<rank>.txt`; stopped ones are continued for that if `wake`."""
-        self._team.write_stacks(ranks, wake)
+        self._machines.write_stacks(ranks, wake)
         going, stopped = self._workers.stack_files(folder, ranks)
         ask_for_stacks(going, seconds)
         if wake:

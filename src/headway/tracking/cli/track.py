@@ -78,6 +78,6 @@ def track(
         return
     if not runs:
         raise ConfigError("no run is named", where="RUN", fix="headway track runs/NAME, or headway track --sweep runs")
-    from headway.tracking.by_hand import track_by_hand
+    from headway.tracking.track_runs import track_runs
 
-    track_by_hand(runs, to or [], once=once, model=model)
+    track_runs(runs, to or [], once=once, model=model)

@@ -32,8 +32,8 @@ from headway.run.session.attempt import RunOptions
 from headway.run.supervisor import attempt_journal, attempt_monitor, log, supervisor, worker_control, worker_status
 from headway.run.supervisor.attempt_monitor import AttemptMonitor, AttemptSurroundings
 from headway.run.supervisor.error_report import ErrorReport
-from headway.run.supervisor.machines.roster import Member
-from headway.run.supervisor.machines.team import MachineEnd, Team
+from headway.run.supervisor.machines.attempt_machines import AttemptMachines, MachineEnd
+from headway.run.supervisor.machines.members import Member
 from headway.run.supervisor.messages import AttemptMessage, Done
 from headway.run.supervisor.restart_policy import AttemptOutcome, RestartPolicy
 from headway.run.supervisor.watchdog import Finding
@@ -180,9 +180,9 @@ def test_a_lead_that_works_alone_still_pauses_the_thread_that_listens(
 
     monkeypatch.setattr(attempt_monitor, "AttemptProcess", start)
     config, lead = load_config(tiny()), SimpleNamespace(pausing=pausing)
-    alone = Team(lead, [])  # type: ignore[arg-type]
+    alone = AttemptMachines(lead, [])  # type: ignore[arg-type]
     with pytest.raises(InterruptedError, match="while paused"):
-        monitor_of(config, team=alone).run()
+        monitor_of(config, machines=alone).run()
 
 
 def test_writers_hear_that_a_machine_is_lost(attempt: AttemptMonitor) -> None:
@@ -293,8 +293,8 @@ def test_of_two_machines_the_worker_that_died_first_is_named(
     """Both agents report a worker that SIGKILL has ended: one was killed from outside, one because of that."""
     config = load_config(tiny())
     config = config.model_copy(update={"parallel": config.parallel.model_copy(update={"machines": 2})})
-    team = Team()
-    attempt = monitor_of(config, team=team)
+    machines = AttemptMachines()
+    attempt = monitor_of(config, machines=machines)
     folder, now, killed = begin(attempt).directory, time.monotonic(), list[float]()
     for rank in (0, 1):
         page = Heartbeat(folder / f"heartbeat-{rank}")
@@ -316,7 +316,7 @@ def test_of_two_machines_the_worker_that_died_first_is_named(
         now += seconds
         if len(dead) == 2 and (victim or other_reports):
             known = reports(1)
-            team.ends[1] = MachineEnd(1, False, known, 1, killed_here=() if victim else (1,))
+            machines.ends[1] = MachineEnd(1, False, known, 1, killed_here=() if victim else (1,))
         return [reports(0)] if len(dead) == 2 else []
 
     def state(pid: int) -> ProcessState:
@@ -330,11 +330,11 @@ def test_of_two_machines_the_worker_that_died_first_is_named(
 
     def look() -> None:
         page_of_1.look(folder)
-        team.readings, team.states = page_of_1.readings, page_of_1.states
+        machines.readings, machines.states = page_of_1.readings, page_of_1.states
 
-    monkeypatch.setattr(team, "look", look)
-    monkeypatch.setattr(team, "signal", lambda number: kill(1001, number))
-    monkeypatch.setattr(Team, "all_ended", property(lambda team: 1 in team.ends))
+    monkeypatch.setattr(machines, "look", look)
+    monkeypatch.setattr(machines, "signal", lambda number: kill(1001, number))
+    monkeypatch.setattr(AttemptMachines, "all_ended", property(lambda machines: 1 in machines.ends))
     process: Any = SimpleNamespace(pid=-1, code=1, listen=listen, poll=lambda: 1 if len(dead) == 2 else None)
     ending = attempt.watch(process)
     page_of_1.close()

@@ -12,7 +12,7 @@ from headway.core.coordination.heartbeat import Exchange, Heartbeat, Reading, re
 from headway.run.directory.run_directory import Attempt, RunDirectory
 from headway.run.supervisor.diagnose import Evidence, diagnose, last_exchange
 from headway.run.supervisor.error_report import ErrorReport
-from headway.run.supervisor.machines.team import MachineEnd
+from headway.run.supervisor.machines.attempt_machines import MachineEnd
 from headway.run.supervisor.watchdog import Finding
 
 BEFORE, INSIDE = Exchange(6, "gather of numbers"), Exchange(7, "sum of gradients")

@@ -19,9 +19,9 @@ from headway.core.files.hashes import fingerprint
 from headway.run.directory.run_directory import IDENTITY_KEY
 from headway.run.supervisor.machines import node as machines_node
 from headway.run.supervisor.machines.ending import ANY_TIME, is_finished_in_tier, recorded_end
+from headway.run.supervisor.machines.machine_role import MachineRole, Membership
 from headway.run.supervisor.machines.messages import RunEnd
 from headway.run.supervisor.machines.node import _Node
-from headway.run.supervisor.machines.place import Place, Seat
 from support import headway
 
 COMPUTES = {"seed": 3}
@@ -108,8 +108,9 @@ def test_a_machine_that_sees_no_run_directory_asks_the_remote_tier(
 
 def lone_node(config: Config, monkeypatch: pytest.MonkeyPatch, gone: float, **options: Any) -> Callable[[], bool]:
     """A machine whose lead has been gone for some seconds; returns its next look."""
-    node = _Node(config, Seat(Place(1, "head", 7000, b"x" * 16, options.pop("is_restarted", True)), COMPUTES), False,
-                 starts_over=options.pop("starts_over", False))  # fmt: skip
+    role = MachineRole(1, "head", 7000, b"x" * 16, options.pop("is_restarted", True))
+    starts_over = options.pop("starts_over", False)
+    node = _Node(config, Membership(role, COMPUTES), own_process=False, starts_over=starts_over)
     now = time.monotonic()
     node._look_at = 0.0
     about = {"session": 1, "is_refused": True, "why": "it cannot be reached", **options}

@@ -17,11 +17,13 @@ import pytest
 
 from headway.core.errors import ConfigError
 from headway.core.process.waiting import wait_until
-from headway.run.supervisor.machines import line as machines_line
+from headway.run.supervisor.machines import lead_connection as lead_connection
+from headway.run.supervisor.machines.differences import name_differences
 from headway.run.supervisor.machines.interfaces import interface_of
 from headway.run.supervisor.machines.lead import Lead
-from headway.run.supervisor.machines.likeness import name_differences
-from headway.run.supervisor.machines.line import Line
+from headway.run.supervisor.machines.lead_connection import LeadConnection
+from headway.run.supervisor.machines.machine_role import MachineRole
+from headway.run.supervisor.machines.members import Members
 from headway.run.supervisor.machines.messages import (
     EndAttempt,
     Hello,
@@ -31,8 +33,6 @@ from headway.run.supervisor.machines.messages import (
     WorkerReadings,
     WorkersEnded,
 )
-from headway.run.supervisor.machines.place import Place
-from headway.run.supervisor.machines.roster import Roster
 from ports import free_ports
 
 SECRET = b"0123456789abcdef"
@@ -52,18 +52,20 @@ def port() -> int:
 
 @pytest.fixture
 def lead(stack: ExitStack, port: int) -> Lead:
-    lead = Lead(Place(0, "127.0.0.1", port, SECRET), Roster(3, 1, "1", "i"), lost_seconds=30.0)
-    lead._roster._met = {1, 2}  # the end does not wait for machines that never come
+    lead = Lead(MachineRole(0, "127.0.0.1", port, SECRET), Members(3, 1, "1", "i"), lost_seconds=30.0)
+    lead._members._met = {1, 2}  # the end does not wait for machines that never come
     stack.callback(lead.close, RunEnd(0))
     return lead
 
 
 @pytest.fixture
-def join(stack: ExitStack, port: int) -> Callable[..., Line]:
-    def start(number: int = 1, secret: bytes = SECRET, lost_seconds: float = 30.0, **hello: Any) -> Line:
-        line = Line(Place(number, "127.0.0.1", port, secret), replace(HELLO, node=number, **hello), lost_seconds)
-        stack.callback(line.close)
-        return line
+def join(stack: ExitStack, port: int) -> Callable[..., LeadConnection]:
+    def start(number: int = 1, secret: bytes = SECRET, lost_seconds: float = 30.0, **hello: Any) -> LeadConnection:
+        node = LeadConnection(
+            MachineRole(number, "127.0.0.1", port, secret), replace(HELLO, node=number, **hello), lost_seconds
+        )
+        stack.callback(node.close)
+        return node
 
     return start
 
@@ -72,32 +74,32 @@ def soon(condition: Callable[[], object]) -> None:
     assert wait_until(condition, 20.0, 0.01)
 
 
-def test_a_node_joins_hears_the_lead_and_is_heard(lead: Lead, join: Callable[..., Line]) -> None:
-    line = join()
-    soon(lambda: line.is_up and 1 in lead.here)
+def test_a_node_joins_hears_the_lead_and_is_heard(lead: Lead, join: Callable[..., LeadConnection]) -> None:
+    node = join()
+    soon(lambda: node.is_up and 1 in lead.here)
     assert str(lead.here[1]) == "machine 1 (b)" and lead.address == "127.0.0.1"
-    assert interface_of(line.interface_address or "") == interface_of("127.0.0.1")
+    assert interface_of(node.interface_address or "") == interface_of("127.0.0.1")
     lead.tell([1, 2], EndAttempt(4))
-    soon(lambda: line.inbox)
-    assert line.take() == [EndAttempt(4)]
+    soon(lambda: node.inbox)
+    assert node.take() == [EndAttempt(4)]
     for number in range(500):  # a lead that is busy keeps the newest readings, and no older ones
-        line.send(WorkerReadings(number, 1.0, {}, {}))
-    line.send(WorkersEnded(4, 1))
-    line.send(SignalReceived(signal.SIGTERM))
-    line.send(SignalReceived(signal.SIGKILL))
+        node.send(WorkerReadings(number, 1.0, {}, {}))
+    node.send(WorkersEnded(4, 1))
+    node.send(SignalReceived(signal.SIGTERM))
+    node.send(SignalReceived(signal.SIGKILL))
     soon(lambda: (newest := lead.newest_readings(1)) is not None and newest.attempt == 499)
     soon(lambda: lead.here[1].inbox)
     assert lead.take_messages(1) == [WorkersEnded(4, 1)]
     assert lead.take_signals() == [("machine 1 (b)", signal.SIGTERM)], "no other signal is passed on"
 
 
-def test_a_node_that_closes_its_connection_is_gone_at_once(lead: Lead, join: Callable[..., Line]) -> None:
-    line = join()
+def test_a_node_that_closes_its_connection_is_gone_at_once(lead: Lead, join: Callable[..., LeadConnection]) -> None:
+    node = join()
     soon(lambda: 1 in lead.here)
     session = lead.here[1].session
     assert lead.why_gone(session) is None
     assert lead.closed == {}
-    line.close()
+    node.close()
     soon(lambda: lead.why_gone(session) is not None)
     assert lead.here == {} and 0.0 <= lead.closed[1] < 20.0
     join()
@@ -105,33 +107,35 @@ def test_a_node_that_closes_its_connection_is_gone_at_once(lead: Lead, join: Cal
     assert lead.closed == {}, "it has come back"
 
 
-def test_a_node_knows_a_lead_whose_machine_is_there_without_it(lead: Lead, join: Callable[..., Line]) -> None:
-    line = join()
-    soon(lambda: line.is_up)
-    assert not line.is_refused
+def test_a_node_knows_a_lead_whose_machine_is_there_without_it(lead: Lead, join: Callable[..., LeadConnection]) -> None:
+    node = join()
+    soon(lambda: node.is_up)
+    assert not node.is_refused
     lead.close(RunEnd(0))
-    soon(lambda: line.is_refused)
+    soon(lambda: node.is_refused)
 
 
 def test_a_silent_machine_is_lost_and_so_is_a_silent_lead(stack: ExitStack, port: int) -> None:
-    lead = Lead(Place(0, "127.0.0.1", port, SECRET), Roster(2, 1, "1", "i"), lost_seconds=1.5)
+    lead = Lead(MachineRole(0, "127.0.0.1", port, SECRET), Members(2, 1, "1", "i"), lost_seconds=1.5)
     stack.callback(lead.close, RunEnd(0))
-    line = Line(Place(1, "127.0.0.1", port, SECRET), HELLO, lost_seconds=1.5)
-    stack.callback(line.close)
-    soon(lambda: line.is_up)
+    node = LeadConnection(MachineRole(1, "127.0.0.1", port, SECRET), HELLO, lost_seconds=1.5)
+    stack.callback(node.close)
+    soon(lambda: node.is_up)
     session = lead.here[1].session
-    with line.pausing():  # it says nothing, and its connection stays open
+    with node.pausing():  # it says nothing, and its connection stays open
         soon(lambda: lead.why_gone(session))
     assert "said nothing for" in str(lead.why_gone(session)) and lead.closed == {}
-    soon(lambda: line.session == 2)
+    soon(lambda: node.session == 2)
     with lead.pausing():
-        soon(lambda: not line.is_up)
-    assert "said nothing for" in line.why
-    soon(lambda: line.session == 3)
+        soon(lambda: not node.is_up)
+    assert "said nothing for" in node.why
+    soon(lambda: node.session == 3)
 
 
-def test_a_node_with_another_secret_or_config_is_refused_and_told(lead: Lead, join: Callable[..., Line]) -> None:
-    lead._roster.name_differences = partial(name_differences, {"seed": 3, "train.steps": 8})
+def test_a_node_with_another_secret_or_config_is_refused_and_told(
+    lead: Lead, join: Callable[..., LeadConnection]
+) -> None:
+    lead._members.name_differences = partial(name_differences, {"seed": 3, "train.steps": 8})
     computes = {"seed": 4, "train.steps": 8}
     stranger, other = join(secret=b"another secret of it"), join(number=2, identity="j", computes=computes)
     soon(lambda: stranger.refusal and other.refusal)
@@ -144,7 +148,7 @@ def test_a_node_with_another_secret_or_config_is_refused_and_told(lead: Lead, jo
     assert lead.here == {}
 
 
-def test_foreign_connections_disturb_nothing(lead: Lead, join: Callable[..., Line], port: int) -> None:
+def test_foreign_connections_disturb_nothing(lead: Lead, join: Callable[..., LeadConnection], port: int) -> None:
     with ExitStack() as stack:
         for number in range(60):
             end = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
@@ -152,18 +156,18 @@ def test_foreign_connections_disturb_nothing(lead: Lead, join: Callable[..., Lin
                 end.sendall(os.urandom(5000))
             elif number % 3 == 1:
                 end.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        line = join()
-        soon(lambda: 1 in lead.here and line.is_up)
+        node = join()
+        soon(lambda: 1 in lead.here and node.is_up)
 
 
-def test_every_node_hears_how_the_run_ended(lead: Lead, join: Callable[..., Line]) -> None:
-    lines = [join(1), join(2)]
+def test_every_node_hears_how_the_run_ended(lead: Lead, join: Callable[..., LeadConnection]) -> None:
+    nodes = [join(1), join(2)]
     soon(lambda: len(lead.here) == 2)
     heard: list[MachineMessage] = []
 
     def leave() -> bool:
-        for line in lines:
-            heard.extend(line.take())
+        for node in nodes:
+            heard.extend(node.take())
         return len(heard) == 2
 
     lead.tell(lead.here, RunEnd(75, "stopped"))
@@ -171,30 +175,30 @@ def test_every_node_hears_how_the_run_ended(lead: Lead, join: Callable[..., Line
     assert heard == [RunEnd(75, "stopped")] * 2
 
 
-def test_a_process_can_be_copied_while_its_thread_pauses(lead: Lead, join: Callable[..., Line]) -> None:
-    line = join()
-    soon(lambda: line.is_up)
+def test_a_process_can_be_copied_while_its_thread_pauses(lead: Lead, join: Callable[..., LeadConnection]) -> None:
+    node = join()
+    soon(lambda: node.is_up)
     ours = [thread for thread in threading.enumerate() if thread.name == "headway-machines"]
     assert len(ours) == 2
-    with lead.pausing(), line.pausing():
+    with lead.pausing(), node.pausing():
         paused = not any(thread.is_alive() for thread in ours)
         copy = os.fork()
         if copy == 0:
             os._exit(0)
     os.waitpid(copy, 0)
     assert paused
-    line.send(WorkersEnded(4, 0))
+    node.send(WorkersEnded(4, 0))
     soon(lambda: lead.here[1].inbox)  # the copy has closed no connection
 
 
 def test_a_port_in_use_and_an_unknown_name_are_errors_of_the_command(port: int) -> None:
     with socket.create_server(("127.0.0.1", port)), pytest.raises(ConfigError, match="cannot listen"):
-        Lead(Place(0, "127.0.0.1", port, SECRET), Roster(2, 1, "1", "i"), 15.0)
+        Lead(MachineRole(0, "127.0.0.1", port, SECRET), Members(2, 1, "1", "i"), 15.0)
     with pytest.raises(ConfigError, match="cannot be one"):
-        Lead(Place(0, "node..one", port, SECRET), Roster(2, 1, "1", "i"), 15.0)
-    strange = Place(0, "127.0.0.1", port, SECRET, listen="192.0.2.1")  # for documentation: no machine has it
+        Lead(MachineRole(0, "node..one", port, SECRET), Members(2, 1, "1", "i"), 15.0)
+    strange = MachineRole(0, "127.0.0.1", port, SECRET, listen="192.0.2.1")  # for documentation: no machine has it
     with pytest.raises(ConfigError, match="cannot listen") as found:
-        Lead(strange, Roster(2, 1, "1", "i"), 15.0)
+        Lead(strange, Members(2, 1, "1", "i"), 15.0)
     assert found.value.where == "HEADWAY_LISTEN=192.0.2.1"
     assert "192.0.2.1 is no address of this machine" in found.value.what
 
@@ -203,14 +207,14 @@ def test_a_lead_with_the_address_of_another_machine_says_so(
     stack: ExitStack, port: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1 is no address of this machine, which leads") as found:
-        Lead(Place(0, "192.0.2.1", port, SECRET), Roster(2, 1, "1", "i"), 15.0)
+        Lead(MachineRole(0, "192.0.2.1", port, SECRET), Members(2, 1, "1", "i"), 15.0)
     assert found.value.where == f"--lead 192.0.2.1:{port}" and "address of machine 0" in str(found.value.fix)
     assert "free port" not in str(found.value.fix)
     real = socket.getaddrinfo
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **more: real("192.0.2.1", *rest, **more))
     with socket.create_server(("", port)), pytest.raises(ConfigError, match="free port"):
-        Lead(Place(0, "a-service", port, SECRET), Roster(2, 1, "1", "i"), 15.0)
-    lead = Lead(Place(0, "a-service", port, SECRET), Roster(2, 1, "1", "i"), 15.0)
+        Lead(MachineRole(0, "a-service", port, SECRET), Members(2, 1, "1", "i"), 15.0)
+    lead = Lead(MachineRole(0, "a-service", port, SECRET), Members(2, 1, "1", "i"), 15.0)
     stack.callback(lead.close, RunEnd(0))
     assert "a-service stands for 192.0.2.1, which is no address of this machine" in capsys.readouterr().err
 
@@ -234,14 +238,14 @@ def test_a_lead_whose_name_appears_later_listens_at_once_and_is_found(
 ) -> None:  # fmt: skip
     there: list[str] = []
     monkeypatch.setattr(socket, "getaddrinfo", unknown_until(there))
-    monkeypatch.setattr(machines_line, "_RETRY_SECONDS", 0.05)
-    lead = Lead(Place(0, "lead.late", port, SECRET, listen=listen), Roster(2, 1, "1", "i"), 30.0)
+    monkeypatch.setattr(lead_connection, "_RETRY_SECONDS", 0.05)
+    lead = Lead(MachineRole(0, "lead.late", port, SECRET, listen=listen), Members(2, 1, "1", "i"), 30.0)
     stack.callback(lead.close, RunEnd(0))
     assert ("not known here, or not yet" in capsys.readouterr().err) == (listen is None)
-    line = Line(Place(1, "lead.late", port, SECRET), HELLO, 30.0)
-    stack.callback(line.close)
-    soon(lambda: "Name or service not known" in line.why)
-    assert not line.is_refused and lead.here == {}
+    node = LeadConnection(MachineRole(1, "lead.late", port, SECRET), HELLO, 30.0)
+    stack.callback(node.close)
+    soon(lambda: "Name or service not known" in node.why)
+    assert not node.is_refused and lead.here == {}
     there.append("lead.late")
-    soon(lambda: line.is_up and 1 in lead.here)
+    soon(lambda: node.is_up and 1 in lead.here)
     assert lead.address == "127.0.0.1"

@@ -15,10 +15,10 @@ from headway.core.coordination.heartbeat import Heartbeat, Phase
 from headway.core.errors import Preempted
 from headway.core.process.table import DEAD, ProcessState
 from headway.run.supervisor import worker_status
-from headway.run.supervisor.machines.line import Line
+from headway.run.supervisor.machines.lead_connection import LeadConnection
+from headway.run.supervisor.machines.machine_role import MachineRole, Membership
 from headway.run.supervisor.machines.messages import AttemptEnded, MachineMessage, RunEnd, SignalReceived, Spare
 from headway.run.supervisor.machines.node import _Node, _NodeAttempt
-from headway.run.supervisor.machines.place import Place, Seat
 from headway.run.supervisor.worker_status import WorkerStatuses
 
 
@@ -43,10 +43,10 @@ class Heard:
 
 def test_a_machine_that_becomes_a_spare_has_no_workers_left(tiny: Callable[..., Path]) -> None:
     """Its connection may have been made again before it noticed that it was lost."""
-    node = _Node(load_config(tiny()), Seat(Place(1, "head", 7000, b"x" * 16), {}), own_process=False)
+    node = _Node(load_config(tiny()), Membership(MachineRole(1, "head", 7000, b"x" * 16), {}), own_process=False)
     attempt = Heard()
     node._attempt = cast(Any, attempt)
-    node._handle(Spare(), cast(Line, attempt))
+    node._handle(Spare(), cast(LeadConnection, attempt))
     assert attempt.has_ended and node._attempt is None and attempt.said == [AttemptEnded(3)]
 
 
@@ -104,7 +104,7 @@ class Told:
 @pytest.fixture
 def interrupted(tiny: Callable[..., Path]) -> _Node:
     """A node on which Ctrl-C came twice."""
-    node = _Node(load_config(tiny()), Seat(Place(1, "head", 7000, b"x" * 16), {}), own_process=False)
+    node = _Node(load_config(tiny()), Membership(MachineRole(1, "head", 7000, b"x" * 16), {}), own_process=False)
     node._signals.extend([signal.SIGINT, signal.SIGINT])
     return node
 
@@ -112,18 +112,18 @@ def interrupted(tiny: Callable[..., Path]) -> _Node:
 def test_two_interrupts_are_told_to_the_lead_and_a_third_ends_the_command(interrupted: _Node) -> None:
     """It ends with the code that the lead sends, as all others do."""
     line = Told(is_up=True, session=1)
-    interrupted._pass_on(cast(Line, line))
-    interrupted._pass_on(cast(Line, line))
+    interrupted._pass_on(cast(LeadConnection, line))
+    interrupted._pass_on(cast(LeadConnection, line))
     assert line.sent == [signal.SIGINT, signal.SIGINT]
     interrupted._signals.append(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        interrupted._pass_on(cast(Line, line))
+        interrupted._pass_on(cast(LeadConnection, line))
 
 
 def test_two_interrupts_end_a_command_whose_lead_is_gone(interrupted: _Node) -> None:
-    interrupted._pass_on(cast(Line, Told(is_up=False, session=0)))  # the lead may be there in a moment
+    interrupted._pass_on(cast(LeadConnection, Told(is_up=False, session=0)))  # the lead may be there in a moment
     with pytest.raises(KeyboardInterrupt):
-        interrupted._wait_for_lead(cast(Line, Told(is_up=False, session=1)))
+        interrupted._wait_for_lead(cast(LeadConnection, Told(is_up=False, session=1)))
 
 
 def test_the_end_of_the_run_is_heard_though_the_lead_has_left(interrupted: _Node) -> None:
@@ -138,4 +138,4 @@ def test_the_end_of_the_run_is_heard_though_the_lead_has_left(interrupted: _Node
 
     line.take = take  # type: ignore[attr-defined]
     with pytest.raises(Preempted, match="saved"):
-        interrupted._serve(cast(Line, line))
+        interrupted._serve(cast(LeadConnection, line))

@@ -15,7 +15,9 @@ from headway.core.errors import ConfigError
 from headway.core.process.signals import STOP_SIGNALS
 from headway.core.process.waiting import wait_until
 from headway.run.supervisor.machines.channel import Channel, ChannelError, WrongSecret
-from headway.run.supervisor.machines.courier import GREETING_SECONDS, Connection, Courier
+from headway.run.supervisor.machines.connection import GREETING_SECONDS, Connection, ConnectionThread
+from headway.run.supervisor.machines.machine_role import MachineRole
+from headway.run.supervisor.machines.members import Member, Members
 from headway.run.supervisor.machines.messages import (
     Alive,
     FromLead,
@@ -27,8 +29,6 @@ from headway.run.supervisor.machines.messages import (
     Welcome,
     WorkerReadings,
 )
-from headway.run.supervisor.machines.place import Place
-from headway.run.supervisor.machines.roster import Member, Roster
 
 #: Most connections of processes that have not proven that they know the secret.
 _MOST_UNKNOWN = 32
@@ -44,43 +44,43 @@ class Lead:
     """Listens for the other machines of a run, on a thread that does not touch the run.
 
     Args:
-        place: The lead's own place.
-        roster: Decides who may join.
+        role: The lead's own role.
+        members: Decides who may join.
         lost_seconds: How long a machine may be silent.
         clock: Returns seconds that never decrease.
     """
 
     def __init__(
-        self, place: Place, roster: Roster, lost_seconds: float, clock: Callable[[], float] = time.monotonic
+        self, role: MachineRole, members: Members, lost_seconds: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._place, self._roster, self._lost_seconds, self._clock = place, roster, lost_seconds, clock
+        self._role, self._members, self._lost_seconds, self._clock = role, members, lost_seconds, clock
         self._known: dict[int, Connection] = {}
         self._unknown: list[Connection] = []
-        self._courier = Courier(self._turn, self._forget)
+        self._thread = ConnectionThread(self._turn, self._forget)
         self._refused_at = -60.0
         self._end: RunEnd | None = None
         self._signals: list[tuple[str, int]] = []
-        self._listener = _listen(place)
-        self.pausing = self._courier.paused
-        self._courier.start()
+        self._listener = _listen(role)
+        self.pausing = self._thread.paused
+        self._thread.start()
 
     @property
     def here(self) -> dict[int, Member]:
         """The machines that have joined, by number."""
-        with self._courier.lock:
-            return dict(self._roster.members)
+        with self._thread.lock:
+            return dict(self._members.joined)
 
     @property
     def closed(self) -> dict[int, float]:
         """Seconds since the connection of a machine was closed that has not come back, by its number."""
         now = self._clock()
-        with self._courier.lock:
-            return {number: now - at for number, at in self._roster.closed.items()}
+        with self._thread.lock:
+            return {number: now - at for number, at in self._members.closed.items()}
 
     @property
     def address(self) -> str:
         """The address of this machine at which the others have reached it."""
-        with self._courier.lock:
+        with self._thread.lock:
             for connection in self._known.values():
                 with suppress(OSError):
                     return str(connection.end.getsockname()[0]).removeprefix(_MAPPED)
@@ -88,25 +88,25 @@ class Lead:
 
     def why_gone(self, session: int) -> str | None:
         """Return why a connection has ended; None if it has not."""
-        with self._courier.lock:
-            return self._roster.departed.get(session)
+        with self._thread.lock:
+            return self._members.departed.get(session)
 
     def take_refusals(self) -> list[Refused]:
         """Return the refusals since the last call."""
-        with self._courier.lock:
-            found, self._roster.refusals = self._roster.refusals, []
+        with self._thread.lock:
+            found, self._members.refusals = self._members.refusals, []
         return found
 
     def take_signals(self) -> list[tuple[str, int]]:
         """Return the stop signals that machines have received since the last call, with the machines' names."""
-        with self._courier.lock:
+        with self._thread.lock:
             found, self._signals = self._signals, []
         return found
 
     def take_messages(self, number: int) -> list[MachineMessage]:
         """Return the messages of a machine since the last call."""
-        with self._courier.lock:
-            member = self._roster.members.get(number)
+        with self._thread.lock:
+            member = self._members.joined.get(number)
             found = list(member.inbox) if member is not None else []
             if member is not None:
                 member.inbox.clear()
@@ -114,32 +114,32 @@ class Lead:
 
     def newest_readings(self, number: int) -> WorkerReadings | None:
         """Return the newest message of a machine about its workers."""
-        with self._courier.lock:
-            member = self._roster.members.get(number)
+        with self._thread.lock:
+            member = self._members.joined.get(number)
             return None if member is None else member.readings
 
     def tell(self, numbers: Collection[int], message: FromLead) -> None:
         """Send a message to some machines; one that is gone is left out."""
-        with self._courier.lock:
+        with self._thread.lock:
             for number in numbers:
                 if number in self._known:
                     self._attend(number, partial(self._known[number].send, message))
-        self._courier.wake()
+        self._thread.wake()
 
     def drop(self, number: int, why: str) -> None:
         """Close the connection to a machine, which then ends its workers."""
-        with self._courier.lock:
+        with self._thread.lock:
             if number in self._known:
                 self._leave(number, why)
 
     def close(self, end: RunEnd) -> None:
         """Tell all machines how the run ended, and stop listening."""
-        with self._courier.lock:
+        with self._thread.lock:
             self._end = end
         self.tell(self.here, end)
         # Also those that are still on their way here, which would wait for a lead that is gone.
-        wait_until(lambda: not self.here and self._roster.has_met_all, _FAREWELL_SECONDS)
-        self._courier.stop()
+        wait_until(lambda: not self.here and self._members.has_met_all, _FAREWELL_SECONDS)
+        self._thread.stop()
         self._forget()
 
     def _turn(self, ready: list[socket.socket]) -> tuple[list[socket.socket], list[socket.socket]]:
@@ -150,7 +150,7 @@ class Lead:
             self._greet(connection, connection.end in ready, now)
         for number in list(self._known):
             self._attend(number, partial(self._converse, number, ready, now))
-        for member in self._roster.silent(now, self._lost_seconds):
+        for member in self._members.silent(now, self._lost_seconds):
             self._leave(member.number, f"it has said nothing for {now - member.heard:.0f} s")
         connections = [*self._unknown, *self._known.values()]
         writes = [connection.end for connection in connections if connection.channel.unsent]
@@ -162,7 +162,7 @@ class Lead:
             if len(self._unknown) >= _MOST_UNKNOWN:
                 end.close()
                 return
-            self._unknown.append(Connection(end, Channel(self._place.secret, is_lead=True), now))
+            self._unknown.append(Connection(end, Channel(self._role.secret, is_lead=True), now))
 
     def _greet(self, connection: Connection, is_ready: bool, now: float) -> None:
         """Continue the greeting of a process that may be a machine of the run, or anything else."""
@@ -190,7 +190,7 @@ class Lead:
         hello, *more = messages
         if not isinstance(hello, Hello):
             raise ChannelError("it does not say which machine it is")
-        found = self._roster.admit(hello, now)
+        found = self._members.admit(hello, now)
         if isinstance(found, Refused):
             connection.send(found)
             raise ChannelError(found.what)
@@ -207,7 +207,7 @@ class Lead:
             warning(f"{found} has {difference}")
 
     def _converse(self, number: int, ready: list[socket.socket], now: float) -> None:
-        connection, member = self._known[number], self._roster.members[number]
+        connection, member = self._known[number], self._members.joined[number]
         if connection.end in ready:
             for message in connection.receive(now):
                 match message:
@@ -232,7 +232,7 @@ class Lead:
 
     def _leave(self, number: int, why: str, closed_at: float | None = None) -> None:
         self._known.pop(number).end.close()
-        self._roster.leave(number, why, closed_at)
+        self._members.leave(number, why, closed_at)
 
     def _forget(self) -> None:
         for end in (self._listener, *(c.end for c in (*self._unknown, *self._known.values()))):
@@ -240,7 +240,7 @@ class Lead:
                 end.close()
 
 
-def _listen(place: Place) -> socket.socket:
+def _listen(role: MachineRole) -> socket.socket:
     """Listen where the others look for the lead.
 
     That is the address that the launcher says, or the one that the lead's name stands for, if this machine has it. A
@@ -252,10 +252,10 @@ def _listen(place: Place) -> socket.socket:
     """
     last: OSError | None = None
     foreign: str | None = None
-    for family, host in _addresses(place):
+    for family, host in _addresses(role):
         both = host == _ANY_IPV6 and socket.has_dualstack_ipv6()
         try:
-            listener = socket.create_server((host, place.port), family=family, backlog=128, dualstack_ipv6=both)
+            listener = socket.create_server((host, role.port), family=family, backlog=128, dualstack_ipv6=both)
         except OSError as error:
             last = error
             if error.errno == errno.EADDRNOTAVAIL and host not in _EVERYWHERE:
@@ -263,13 +263,13 @@ def _listen(place: Place) -> socket.socket:
             continue
         if foreign is not None:
             notice(
-                f"the lead's name {place.host} stands for {foreign}, which is no address of this machine: it listens on"
-                f" every interface, at port {place.port}, in case that leads here"
+                f"the lead's name {role.host} stands for {foreign}, which is no address of this machine: it listens on"
+                f" every interface, at port {role.port}, in case that leads here"
             )
         listener.setblocking(False)
         return listener
     assert last is not None, "one address was tried"
-    where = f"--lead {place.host}:{place.port}" if place.listen is None else f"{LISTEN}={place.listen}"
+    where = f"--lead {role.host}:{role.port}" if role.listen is None else f"{LISTEN}={role.listen}"
     what = last.strerror or str(last)
     fix = f"choose a free port (--lead, {LEAD}); the secret ({SECRET}) keeps strangers out"
     if foreign is not None and last.errno == errno.EADDRNOTAVAIL:
@@ -281,28 +281,28 @@ def _listen(place: Place) -> socket.socket:
     raise ConfigError(f"the lead cannot listen for the other machines: {what}", where=where, fix=fix)
 
 
-def _addresses(place: Place) -> list[tuple[socket.AddressFamily, str]]:
+def _addresses(role: MachineRole) -> list[tuple[socket.AddressFamily, str]]:
     """Return where the lead may listen, the best address first."""
-    if place.listen is not None:
-        return [(socket.AF_INET6 if ":" in place.listen else socket.AF_INET, place.listen)]
+    if role.listen is not None:
+        return [(socket.AF_INET6 if ":" in role.listen else socket.AF_INET, role.listen)]
     try:
-        found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(role.host, role.port, type=socket.SOCK_STREAM)
     except UnicodeError as error:  # a name that DNS could not hold
         raise ConfigError(
             f"the lead's name cannot be one: {error}",
-            where=f"--lead {place.host}:{place.port}",
+            where=f"--lead {role.host}:{role.port}",
             fix=f"give a name or an address of machine 0 (--lead, {LEAD})",
         ) from error
     except OSError as error:
         notice(
-            f"the lead's name {place.host} is not known here, or not yet ({error.strerror or error}): it listens on"
-            f" every interface, at port {place.port}"
+            f"the lead's name {role.host} is not known here, or not yet ({error.strerror or error}): it listens on"
+            f" every interface, at port {role.port}"
         )
         both = [(socket.AF_INET6, _ANY_IPV6)] if socket.has_dualstack_ipv6() else []
         return [*both, (socket.AF_INET, "")]
     family, _, _, _, address = found[0]
     own = (family, str(address[0]))
-    if place.host in ("localhost", own[1]):
+    if role.host in ("localhost", own[1]):
         return [own]
     is_loopback = own[1].startswith("127.") or own[1] == "::1"
     everywhere = (family, _ANY_IPV6 if family == socket.AF_INET6 else "")

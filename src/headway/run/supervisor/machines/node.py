@@ -31,11 +31,11 @@ from headway.run.directory.run_directory import Attempt, RunDirectory
 from headway.run.session.attempt import RunOptions, write_config
 from headway.run.supervisor.attempt_client import AttemptProcess, load_ahead
 from headway.run.supervisor.error_report import ErrorReport, WorkerDied
+from headway.run.supervisor.machines.differences import describe_machine
 from headway.run.supervisor.machines.ending import ANY_TIME, LOOK_AT_RUN_SECONDS, is_finished_in_tier, recorded_end
-from headway.run.supervisor.machines.folders import look_for, own_folder
 from headway.run.supervisor.machines.interfaces import interface_of
-from headway.run.supervisor.machines.likeness import describe_machine
-from headway.run.supervisor.machines.line import Line
+from headway.run.supervisor.machines.lead_connection import LeadConnection
+from headway.run.supervisor.machines.machine_role import MachineRole, Membership
 from headway.run.supervisor.machines.messages import (
     AttemptEnded,
     BeginAttempt,
@@ -51,7 +51,7 @@ from headway.run.supervisor.machines.messages import (
     WorkersEnded,
     WriteStacks,
 )
-from headway.run.supervisor.machines.place import Place, Seat
+from headway.run.supervisor.machines.shared_disk import look_for, own_folder
 from headway.run.supervisor.messages import AttemptMessage, Done
 from headway.run.supervisor.processes import adopt_orphans, ask_for_stacks, end_all, reap_orphans
 from headway.run.supervisor.worker_status import WorkerStatuses
@@ -65,12 +65,12 @@ _FIRST_LOOK_SECONDS, _TIER_SECONDS = 3.0, 60.0
 _AGAIN = "run the same command again on all machines"
 
 
-def run_node(config: Config, seat: Seat, options: RunOptions, *, own_process: bool) -> None:
+def run_node(config: Config, membership: Membership, options: RunOptions, *, own_process: bool) -> None:
     """Run this machine's workers until the run is over.
 
     Args:
         config: Resolved.
-        seat: The place of this machine, which is not the lead's.
+        membership: The role of this machine, which is not the lead's.
         options: Whether an earlier run of this name counts.
         own_process: This process does nothing else.
 
@@ -78,22 +78,22 @@ def run_node(config: Config, seat: Seat, options: RunOptions, *, own_process: bo
         HeadwayError: with the exit code of the run, or because the lead is gone.
         KeyboardInterrupt: Ctrl-C ended the run, or came twice without the lead, or three times.
     """
-    _Node(config, seat, own_process, starts_over=options.restart).run()
+    _Node(config, membership, own_process, starts_over=options.restart).run()
 
 
 class _Node:
-    def __init__(self, config: Config, seat: Seat, own_process: bool, *, starts_over: bool = False) -> None:
-        self._config, self._place, self._own_process = config, seat.place, own_process
-        self._identity, self._starts_over = seat.identity, starts_over
+    def __init__(self, config: Config, membership: Membership, own_process: bool, *, starts_over: bool = False) -> None:
+        self._config, self._role, self._own_process = config, membership.role, own_process
+        self._identity, self._starts_over = membership.identity, starts_over
         self._started, self._look_at = time.time(), time.monotonic() + _FIRST_LOOK_SECONDS
         self._hello = Hello(
-            node=seat.place.number,
+            node=membership.role.number,
             process=secrets.token_hex(8),
             host=host_name(),
             workers=config.parallel.workers,
             version=__version__,
-            identity=seat.identity,
-            computes=seat.computes,
+            identity=membership.identity,
+            computes=membership.computes,
             machine=describe_machine(),
         )
         self._signals: list[int] = take_early_signals()
@@ -106,14 +106,14 @@ class _Node:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it were ignored, the ends of children would be lost
             adopt_orphans()
         with handled(STOP_SIGNALS, self._record_signal):
-            line = Line(self._place, self._hello, self._config.supervise.lost_seconds)
+            lead = LeadConnection(self._role, self._hello, self._config.supervise.lost_seconds)
             try:
                 if self._own_process and self._config.supervise.load_ahead:
                     self._load_ahead()
-                self._serve(line)
+                self._serve(lead)
             finally:
-                self._end_attempt(line)
-                line.close()
+                self._end_attempt(lead)
+                lead.close()
 
     def _record_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
@@ -124,52 +124,53 @@ class _Node:
         except Exception as error:  # the first attempt reports what is missing
             warning(f"what workers need cannot be loaded ahead: {type(error).__name__}: {error}")
 
-    def _serve(self, line: Line) -> None:
+    def _serve(self, lead: LeadConnection) -> None:
         session = 0
         while True:
-            is_up = line.is_up  # looked at first: what came before it was lost is taken below
-            for message in line.take():
+            is_up = lead.is_up  # looked at first: what came before it was lost is taken below
+            for message in lead.take():
                 if isinstance(message, RunEnd):
-                    self._end_attempt(line)
+                    self._end_attempt(lead)
                     _raise_end(message)
                     return
-                self._handle(message, line)
-            if is_up and line.session != session:
-                session = line.session
-                notice(f"machine {self._place.number} has joined the lead at {self._place.host}:{self._place.port}")
+                self._handle(message, lead)
+            if is_up and lead.session != session:
+                session = lead.session
+                notice(f"machine {self._role.number} has joined the lead at {self._role.host}:{self._role.port}")
             elif not is_up:
-                if self._wait_for_lead(line):
+                if self._wait_for_lead(lead):
                     return
-                session = 0 if line.session == session else session
-            self._pass_on(line)
+                session = 0 if lead.session == session else session
+            self._pass_on(lead)
             if self._attempt is not None:
-                self._attempt.look(line)
+                self._attempt.look(lead)
             else:
                 time.sleep(_POLL_SECONDS)
 
-    def _wait_for_lead(self, line: Line) -> bool:
+    def _wait_for_lead(self, lead: LeadConnection) -> bool:
         """End the workers, since no one supervises them, and give up after a time.
 
         Returns:
             Whether the run is finished.
         """
-        line.check_refused()
+        lead.check_refused()
         if self._attempt is not None:
-            notice(f"the lead is lost: {line.why}; the workers of this machine are ended")
-            self._end_attempt(line)
-        gone = time.monotonic() - line.lost_at
-        if self._signals and (line.session or time.monotonic() - self._began > _FIRST_SECONDS):
+            notice(f"the lead is lost: {lead.why}; the workers of this machine are ended")
+            self._end_attempt(lead)
+        gone = time.monotonic() - lead.lost_at
+        if self._signals and (lead.session or time.monotonic() - self._began > _FIRST_SECONDS):
             self._check_interrupted(1)
             raise Preempted(f"stopped by {signal.Signals(self._signals[0]).name} without the lead", fix=_AGAIN)
-        place, gives_up = f"--lead {self._place.host}:{self._place.port}", gone >= self._config.supervise.rejoin_seconds
+        where = f"--lead {self._role.host}:{self._role.port}"
+        gives_up = gone >= self._config.supervise.rejoin_seconds
         if self._is_over(gone, gives_up):
             return True
-        if self._has_lead_ended(line, gone):
-            raise Preempted("the lead's command has ended, and nothing starts it again", where=place, fix=_AGAIN)
+        if self._has_lead_ended(lead, gone):
+            raise Preempted("the lead's command has ended, and nothing starts it again", where=where, fix=_AGAIN)
         if gives_up:
             raise Preempted(
-                f"the lead has been gone for {format_seconds(gone)}: {line.why}",
-                where=place,
+                f"the lead has been gone for {format_seconds(gone)}: {lead.why}",
+                where=where,
                 fix=f"{_AGAIN} (supervise.rejoin_seconds sets how long they wait for each other)",
             )
         return False
@@ -193,39 +194,39 @@ class _Node:
         _raise_end(end)
         return True
 
-    def _has_lead_ended(self, line: Line, gone: float) -> bool:
+    def _has_lead_ended(self, lead: LeadConnection, gone: float) -> bool:
         """Return whether the lead's process is known to be gone for good."""
-        was_there = line.session > 0 and line.is_refused and gone >= self._config.supervise.lost_seconds
-        return was_there and not self._place.is_restarted
+        was_there = lead.session > 0 and lead.is_refused and gone >= self._config.supervise.lost_seconds
+        return was_there and not self._role.is_restarted
 
-    def _pass_on(self, line: Line) -> None:
+    def _pass_on(self, lead: LeadConnection) -> None:
         """Report this machine's signals to the lead, which has all machines save and stop, and end alike."""
         self._check_interrupted(2)
-        if not line.is_up:
+        if not lead.is_up:
             return
         for number in self._signals[self._passed_on :]:
             self._passed_on += 1
             what = "end" if self._signals[: self._passed_on].count(signal.SIGINT) > 1 else "save and stop"
             notice(f"{signal.Signals(number).name} came; the lead is told, and all machines {what}")
-            line.send(SignalReceived(number))
+            lead.send(SignalReceived(number))
 
     def _check_interrupted(self, most: int) -> None:
         """Raise KeyboardInterrupt if Ctrl-C came more often than `most` times."""
         if self._signals.count(signal.SIGINT) > most:
             raise KeyboardInterrupt
 
-    def _handle(self, message: MachineMessage, line: Line) -> None:
+    def _handle(self, message: MachineMessage, lead: LeadConnection) -> None:
         match message:
             case BeginAttempt():
-                self._end_attempt(line)
-                self._attempt = _NodeAttempt.begin(message, self._place, line, self._own_process)
+                self._end_attempt(lead)
+                self._attempt = _NodeAttempt.begin(message, self._role, lead, self._own_process)
             case LookForFile():
-                line.send(look_for(message, self._config, lambda: not line.is_up or bool(self._signals)))
+                lead.send(look_for(message, self._config, lambda: not lead.is_up or bool(self._signals)))
             case Spare():
-                self._end_attempt(line)  # of an earlier connection, which was lost for a moment
+                self._end_attempt(lead)  # of an earlier connection, which was lost for a moment
                 notice("this machine is a spare: the run has as many as it can use")
             case EndAttempt(number):
-                self._end_attempt(line, number)
+                self._end_attempt(lead, number)
             case SignalWorkers(number, number_of_signal):
                 if self._attempt is not None and self._attempt.number == number:
                     self._attempt.signal(number_of_signal)
@@ -233,14 +234,14 @@ class _Node:
                 if self._attempt is not None and self._attempt.number == number:
                     self._attempt.write_stacks(ranks, wake)
 
-    def _end_attempt(self, line: Line, number: int | None = None) -> None:
+    def _end_attempt(self, lead: LeadConnection, number: int | None = None) -> None:
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
-            attempt.look(line, now=True)  # the last readings say how a worker ended
+            attempt.look(lead, now=True)  # the last readings say how a worker ended
             attempt.end()
             number = attempt.number
         if number is not None:
-            line.send(AttemptEnded(number))
+            lead.send(AttemptEnded(number))
 
 
 @dataclass
@@ -261,29 +262,31 @@ class _NodeAttempt:
     """Ranks of the workers that were alive when they were killed because the lead said so."""
 
     @classmethod
-    def begin(cls, order: BeginAttempt, place: Place, line: Line, own_process: bool) -> _NodeAttempt | None:
+    def begin(
+        cls, order: BeginAttempt, role: MachineRole, lead: LeadConnection, own_process: bool
+    ) -> _NodeAttempt | None:
         """Start the workers; on an error, report it to the lead and return None."""
         number = order.attempt
         config = order.config.config()
         part = order.part
         if part.own_disks:
-            config = config.model_copy(update={"runs": own_folder(config, place)})
-        if line.interface_address is not None:
-            part = replace(part, interface=interface_of(line.interface_address))
+            config = config.model_copy(update={"runs": own_folder(config, role)})
+        if lead.interface_address is not None:
+            part = replace(part, interface=interface_of(lead.interface_address))
         try:
-            attempt = _make(config, order.owner) if part.own_disks else _join(config, order.owner, line)
+            attempt = _make(config, order.owner) if part.own_disks else _join(config, order.owner, lead)
         except HeadwayError as error:
             reported = ErrorReport.of(error, part.first_rank)
-            line.send(WorkersEnded(number, error.exit_code, reported=reported))
+            lead.send(WorkersEnded(number, error.exit_code, reported=reported))
             return None
         variables = {RESTARTS_VARIABLE: str(order.restarts), **part.variables()}
-        with line.pausing():
+        with lead.pausing():
             process = AttemptProcess(config, RunOptions(), variables, own_process, number)
         first, here = part.first_rank, config.parallel.workers
         workers = WorkerStatuses(part.world_size, range(first, first + here))
         return cls(number, config.run_directory, attempt.directory, process, workers, own_process)
 
-    def look(self, line: Line, now: bool = False) -> None:
+    def look(self, lead: LeadConnection, now: bool = False) -> None:
         """Send what the workers do, five times a second, and how they ended."""
         for message in self.process.listen(0.0 if now else _POLL_SECONDS):
             self._take(message)
@@ -294,14 +297,14 @@ class _NodeAttempt:
             return
         self.looked = time.monotonic()
         self.workers.look(self.folder)
-        line.send(WorkerReadings(self.number, self.looked, self.workers.readings, self.workers.states))
+        lead.send(WorkerReadings(self.number, self.looked, self.workers.readings, self.workers.states))
         if self.own_process:
             reap_orphans(self.process.pid)
         if code is not None:
             for message in self.process.listen(0.0):
                 self._take(message)
             self.told = True
-            line.send(WorkersEnded(self.number, code, self.done, self.reported, tuple(sorted(self.killed))))
+            lead.send(WorkersEnded(self.number, code, self.done, self.reported, tuple(sorted(self.killed))))
 
     def _take(self, message: AttemptMessage) -> None:
         match message:
@@ -369,7 +372,7 @@ def _make(config: Config, owner: Owner) -> Attempt:
     return attempt
 
 
-def _join(config: Config, owner: Owner, line: Line) -> Attempt:
+def _join(config: Config, owner: Owner, lead: LeadConnection) -> Attempt:
     """Join the attempt that the lead has begun, once this machine sees it on the shared folder.
 
     Raises:
@@ -378,7 +381,7 @@ def _join(config: Config, owner: Owner, line: Line) -> Attempt:
     number = owner.attempt
     attempt = Attempt.join(config.run_directory, number, owner.token, VISIBILITY_TIMEOUT)
     seen = (attempt.directory / "config.yaml").exists
-    if not wait_until(lambda: seen() or not line.is_up, VISIBILITY_TIMEOUT, 0.05) or not seen():
+    if not wait_until(lambda: seen() or not lead.is_up, VISIBILITY_TIMEOUT, 0.05) or not seen():
         raise CheckpointError(
             f"{host_name()} does not see the config of attempt {number}",
             where=str(attempt.directory.absolute()),

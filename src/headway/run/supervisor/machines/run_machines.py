@@ -15,51 +15,51 @@ from headway.core.errors import ConfigError, HeadwayError, Preempted, exit_code_
 from headway.core.format import format_seconds
 from headway.core.process.signals import STOP_SIGNALS, handled
 from headway.core.version import __version__
+from headway.run.supervisor.machines.attempt_machines import AttemptMachines
+from headway.run.supervisor.machines.differences import compare_machines, describe_machine, name_differences
 from headway.run.supervisor.machines.ending import ANY_TIME, LOOK_AT_RUN_SECONDS, is_finished_in_tier, recorded_end
-from headway.run.supervisor.machines.folders import check_answers, mark, patience_seconds
 from headway.run.supervisor.machines.lead import Lead
-from headway.run.supervisor.machines.likeness import compare_machines, describe_machine, name_differences
+from headway.run.supervisor.machines.machine_role import Membership
+from headway.run.supervisor.machines.members import Member, Members, choose_machines
 from headway.run.supervisor.machines.messages import FileSeen, LookForFile, Refused, RunEnd, Spare
-from headway.run.supervisor.machines.place import Seat
-from headway.run.supervisor.machines.roster import Member, Roster, choose_team
-from headway.run.supervisor.machines.team import Team
+from headway.run.supervisor.machines.shared_disk import check_answers, mark, patience_seconds
 
 _POLL_SECONDS = 0.05
 #: How long a machine that worked in the last attempt may take to come back before a run that may continues without it.
 _BACK_SECONDS = 2.0
 
 
-class Machines:
+class RunMachines:
     """The machines of a run, as the supervisor of the first one sees them.
 
     Args:
         config: Resolved; it names the number of machines.
-        seat: The place of this machine, which is the lead's.
+        membership: The role of this machine, which is the lead's.
         clock: Returns seconds that never decrease.
     """
 
     def __init__(
         self,
         config: Config,
-        seat: Seat,
+        membership: Membership,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         parallel = config.parallel
-        self._config, self._seat, self._clock = config, seat, clock
+        self._config, self._membership, self._clock = config, membership, clock
         self._lead = Lead(
-            seat.place,
-            Roster(
+            membership.role,
+            Members(
                 parallel.machines,
                 parallel.workers,
                 __version__,
-                seat.identity,
+                membership.identity,
                 partial(
                     compare_machines,
                     describe_machine(),
                     determinism=config.determinism,
                     device=config.train.device,
                 ),
-                partial(name_differences, seat.computes),
+                partial(name_differences, membership.computes),
             ),
             config.supervise.lost_seconds,
         )
@@ -89,7 +89,7 @@ class Machines:
             signals.append(number)
         return is_new
 
-    def assemble(self, look: Callable[[], object], starts_over: bool = False) -> Team | None:
+    def assemble(self, look: Callable[[], object], starts_over: bool = False) -> AttemptMachines | None:
         """Wait until the machines that the run needs have joined, and return those that work in the next attempt.
 
         Args:
@@ -130,7 +130,7 @@ class Machines:
                 told = True
                 notice(f"waiting for {self._missing(here)}")
             time.sleep(_POLL_SECONDS)
-        numbers = choose_team(here, usable, self._before)
+        numbers = choose_machines(here, usable, self._before)
         members = [here[number] for number in numbers[1:]]
         own_disks = self._ask_about_folders(members, look)
         self._spares = sorted(set(here) - set(numbers))
@@ -139,12 +139,12 @@ class Machines:
         self._lead.tell(self._spares, Spare())
         self._has_begun = True
         self._before = {member.number: member.host for member in members}
-        workers, identity = self._config.parallel.workers, self._seat.identity
-        return Team(self._lead, members, workers, own_disks=own_disks, identity=identity)
+        workers, identity = self._config.parallel.workers, self._membership.identity
+        return AttemptMachines(self._lead, members, workers, own_disks=own_disks, identity=identity)
 
     def _is_finished(self) -> bool:
         """Return whether the run was finished before, so that machines that know it do not come; report it."""
-        end = recorded_end(self._config, self._seat.identity, ANY_TIME)
+        end = recorded_end(self._config, self._membership.identity, ANY_TIME)
         finished = is_finished_in_tier(self._config) if end is None else end.exit_code == 0
         if finished:
             notice(f"{self._config.run_directory} is finished: all its steps are done")
@@ -193,7 +193,7 @@ class Machines:
 
     def _ended(self, here: Mapping[int, Any]) -> list[int]:
         """Return the machines that will not come: their command has ended, and is not started again."""
-        if self._seat.place.is_restarted:
+        if self._membership.role.is_restarted:
             return []
         limit = self._config.supervise.lost_seconds
         left = {number for number, seconds in self._lead.closed.items() if seconds >= limit}
@@ -232,12 +232,12 @@ class Machines:
 
     @classmethod
     @contextmanager
-    def of(cls, config: Config, seat: Seat | None) -> Iterator[Machines | None]:
+    def of(cls, config: Config, membership: Membership | None) -> Iterator[RunMachines | None]:
         """Lead the other machines for the length of a block, and tell them how it ends; None without any."""
-        if seat is None:
+        if membership is None:
             yield None
             return
-        machines, ended = cls(config, seat), None
+        machines, ended = cls(config, membership), None
         try:
             yield machines
         except BaseException as error:

@@ -11,25 +11,25 @@ from typing import Any
 from headway.core.coordination.launch_variables import SECRET
 from headway.core.errors import ConfigError
 from headway.run.supervisor.machines.channel import Channel, ChannelError, WrongSecret
-from headway.run.supervisor.machines.courier import GREETING_SECONDS, Connection, Courier
+from headway.run.supervisor.machines.connection import GREETING_SECONDS, Connection, ConnectionThread
+from headway.run.supervisor.machines.machine_role import MachineRole
 from headway.run.supervisor.machines.messages import Alive, FromNode, Hello, MachineMessage, Refused, Welcome
-from headway.run.supervisor.machines.place import Place
 
 #: Time between two tries to reach the lead, and how long one may take.
 _RETRY_SECONDS, _CONNECT_SECONDS = 1.0, 5.0
 
 
-class Line:
+class LeadConnection:
     """Keeps up a connection to the lead on a thread.
 
     Args:
-        place: The place of this machine.
+        role: The role of this machine.
         hello: What the lead has to know of this machine.
         lost_seconds: How long the lead may be silent.
     """
 
-    def __init__(self, place: Place, hello: Hello, lost_seconds: float) -> None:
-        self._place, self._lost_seconds = place, lost_seconds
+    def __init__(self, role: MachineRole, hello: Hello, lost_seconds: float) -> None:
+        self._role, self._lost_seconds = role, lost_seconds
         self._hello = hello
         self._connection: Connection | None = None
         self._greeted = False
@@ -46,31 +46,31 @@ class Line:
         """Whether no process listened at the lead's port at the last try, while its machine answered."""
         self.interface_address: str | None = None
         self.refusal: Refused | None = None
-        self._courier = Courier(self._turn, self._forget)
-        self.pausing = self._courier.paused
-        self._courier.start()
+        self._thread = ConnectionThread(self._turn, self._forget)
+        self.pausing = self._thread.paused
+        self._thread.start()
 
     def send(self, message: FromNode) -> None:
         """Send a message, if the lead is there."""
-        with self._courier.lock:
+        with self._thread.lock:
             if self.is_up and self._connection is not None:
                 self._guarded(lambda found: found.send(message))
                 if self._connection is not None:
                     self._connection.spoke = time.monotonic()
-        self._courier.wake()
+        self._thread.wake()
 
     def take(self) -> list[MachineMessage]:
         """Return the messages since the last call."""
-        with self._courier.lock:
+        with self._thread.lock:
             found = list(self.inbox)
             self.inbox.clear()
         return found
 
     def close(self) -> None:
         """Send what is left, and close the connection."""
-        with self._courier.lock:
+        with self._thread.lock:
             self._guarded(Connection.flush)
-        self._courier.stop()
+        self._thread.stop()
         self._forget()
 
     def _turn(self, ready: list[socket.socket]) -> tuple[list[socket.socket], list[socket.socket]]:
@@ -89,18 +89,18 @@ class Line:
         self._next_try = now + _RETRY_SECONDS
         try:
             # Blocks this thread, which has nothing else to do, for as long as the network takes to refuse.
-            self._courier.lock.release()
+            self._thread.lock.release()
             try:
-                end = socket.create_connection((self._place.host, self._place.port), _CONNECT_SECONDS)
+                end = socket.create_connection((self._role.host, self._role.port), _CONNECT_SECONDS)
             finally:
-                self._courier.lock.acquire()
+                self._thread.lock.acquire()
         except (OSError, UnicodeError) as error:  # UnicodeError: a name that DNS could not hold
             self.why = f"it cannot be reached: {getattr(error, 'strerror', None) or error}"
             self.is_refused = isinstance(error, ConnectionRefusedError)
             return
         self.is_refused = False
         self.interface_address = str(end.getsockname()[0])
-        self._connection = Connection(end, Channel(self._place.secret, is_lead=False), time.monotonic())
+        self._connection = Connection(end, Channel(self._role.secret, is_lead=False), time.monotonic())
         self._greeted = False
 
     def _converse(self, connection: Connection, is_ready: bool, now: float) -> None:
@@ -158,6 +158,6 @@ class Line:
         if self.refusal is not None:
             raise ConfigError(
                 f"the lead does not take this machine: {self.refusal.what}",
-                where=f"--lead {self._place.host}:{self._place.port}",
+                where=f"--lead {self._role.host}:{self._role.port}",
                 fix=self.refusal.fix,
             )

@@ -10,7 +10,7 @@ import pytest
 from headway.config import Config, load_config
 from headway.core.coordination.launched import machines_from_environment
 from headway.core.errors import ConfigError
-from headway.run.supervisor.machines.place import find_place, parse_address
+from headway.run.supervisor.machines.machine_role import find_role, parse_address
 
 SECRET = {"HEADWAY_SECRET": "0123456789abcdef"}
 STEP = {
@@ -42,8 +42,8 @@ def config(tiny: Callable[..., Path]) -> Config:
 )
 def test_a_place_is_found(config: Config, environment: dict[str, str], number: int, host: str, port: int) -> None:
     variables = {**SECRET, **environment}
-    place = find_place(config, variables)
-    assert place is not None and (place.number, place.host, place.port) == (number, host, port)
+    role = find_role(config, variables)
+    assert role is not None and (role.number, role.host, role.port) == (number, host, port)
     left = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} & variables.keys()
     assert not left, "this process would take itself for a worker"
 
@@ -60,9 +60,9 @@ def test_variables_that_number_machines_are_no_number_of_workers(
 
 def test_one_machine_and_a_worker_of_torchrun_have_no_place(config: Config, tiny: Callable[..., Path]) -> None:
     alone = load_config(tiny())
-    assert find_place(alone, {"HEADWAY_NODE": "1"}) is None
+    assert find_role(alone, {"HEADWAY_NODE": "1"}) is None
     worker = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "head"}
-    assert find_place(config, worker) is None and "RANK" in worker
+    assert find_role(config, worker) is None and "RANK" in worker
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_what_is_missing_is_said_before_anything_is_started(
     config: Config, environment: dict[str, str], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        find_place(config, dict(environment))
+        find_role(config, dict(environment))
 
 
 def test_a_secret_that_others_can_read_is_refused(config: Config, tmp_path: Path) -> None:
@@ -91,10 +91,10 @@ def test_a_secret_that_others_can_read_is_refused(config: Config, tmp_path: Path
     variables = {"HEADWAY_NODE": "1", "HEADWAY_LEAD": "head", "HEADWAY_SECRET_FILE": str(file)}
     file.chmod(0o640)
     with pytest.raises(ConfigError, match="others can read"):
-        find_place(config, dict(variables))
+        find_role(config, dict(variables))
     file.chmod(0o600)
-    place = find_place(config, dict(variables))
-    assert place is not None and place.secret == b"0123456789abcdef"
+    role = find_role(config, dict(variables))
+    assert role is not None and role.secret == b"0123456789abcdef"
 
 
 def test_only_a_step_of_slurm_with_several_tasks_is_several_machines() -> None:
@@ -107,16 +107,16 @@ def test_only_a_step_of_slurm_with_several_tasks_is_several_machines() -> None:
 
 
 def test_the_tasks_of_a_step_agree_on_a_lead_and_a_secret_that_other_steps_do_not_have(config: Config) -> None:
-    first, second = (find_place(config, {**STEP, "SLURM_PROCID": task}) for task in "01")
-    other = find_place(config, {**STEP, "SLURM_JOB_ID": "8"})
+    first, second = (find_role(config, {**STEP, "SLURM_PROCID": task}) for task in "01")
+    other = find_role(config, {**STEP, "SLURM_JOB_ID": "8"})
     assert first is not None and second is not None and other is not None
     assert (first.number, second.number) == (0, 1)
     assert not first.is_restarted, "a task that has ended is not started again"
     assert first.listen is None
-    numbered = find_place(config, {**STEP, "HEADWAY_NODE": "1", "HEADWAY_SECRET": "x" * 16})
+    numbered = find_role(config, {**STEP, "HEADWAY_NODE": "1", "HEADWAY_SECRET": "x" * 16})
     assert numbered is not None and numbered.is_restarted, "it may be, by who numbers machines"
     pod = {"JOB_COMPLETION_INDEX": "0", "HEADWAY_LEAD": "job-0.job", "HEADWAY_SECRET": "x" * 16}
-    leads = find_place(config, {**pod, "HEADWAY_LISTEN": "10.0.0.7"})
+    leads = find_role(config, {**pod, "HEADWAY_LISTEN": "10.0.0.7"})
     assert leads is not None and (leads.listen, leads.is_restarted) == ("10.0.0.7", True)
     assert (first.host, first.port, first.secret) == (second.host, second.port, second.secret)
     assert first.secret != other.secret and len(first.secret) == 32
@@ -129,14 +129,14 @@ def test_an_empty_file_is_no_secret_of_a_step(config: Config) -> None:
     file.parent.mkdir(exist_ok=True)
     file.touch(0o600)
     with pytest.raises(ConfigError, match="could be guessed"):
-        find_place(config, {**STEP, "SLURM_PROCID": "1"})
+        find_role(config, {**STEP, "SLURM_PROCID": "1"})
 
 
 @pytest.mark.parametrize("nodes", ["localhost[01-04,7]", "localhost[01-04],m2"])
 def test_the_first_node_of_a_list_leads(config: Config, nodes: str) -> None:
     variables = {**STEP, "SLURM_PROCID": "0", "SLURM_STEP_NODELIST": nodes, "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.9"}
-    place = find_place(config, variables)
-    assert place is not None and place.host in ("localhost01", "10.0.0.9"), "the second where no such name is known"
+    role = find_role(config, variables)
+    assert role is not None and role.host in ("localhost01", "10.0.0.9"), "the second where no such name is known"
 
 
 def test_addresses_are_parsed() -> None:

@@ -12,10 +12,10 @@ from headway.checkpoint.save.fence import Fenced, Owner
 from headway.config import Config, load_config
 from headway.core.errors import ConfigError
 from headway.run.directory.run_directory import Attempt
-from headway.run.supervisor.machines import folders
-from headway.run.supervisor.machines.folders import check_answers, look_for, mark
+from headway.run.supervisor.machines import shared_disk
 from headway.run.supervisor.machines.messages import FileSeen, LookForFile
 from headway.run.supervisor.machines.node import _make
+from headway.run.supervisor.machines.shared_disk import check_answers, look_for, mark
 
 SEES = FileSeen("", file=True, data=True)
 
@@ -32,7 +32,7 @@ def with_tier(tiny: Callable[..., Path], tmp_path: Path) -> Config:
 
 @pytest.fixture(autouse=True)
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(shared_disk, "_LOOK_SECONDS", 0.0)
 
 
 def test_a_machine_says_what_it_sees(with_tier: Config, tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ from headway.config import Config, TrainConfig, identity, resolve
 from headway.core.files.atomic import write_json
 from headway.core.files.foreign import read_json_object
 from headway.core.files.hashes import fingerprint
+from headway.run.directory.fetch_records import fetch_records
 from headway.run.directory.ledger import Ledger
 from headway.run.directory.run_directory import RunDirectory
-from headway.run.directory.take_up import take_up_records
 from states import make_state
 
 ID = "0123456789abcdef" * 2
@@ -38,7 +38,7 @@ def config_of(runs: Path, remote: Path, seed: int = 3, encrypt: bool = False) ->
 
 
 def begin(config: Config, attempt: int) -> RemoteTier:
-    """Begin an attempt by hand, as `take_up_records` finds its traces."""
+    """Begin an attempt by hand, as `fetch_records` finds its traces."""
     run = Path(config.run_directory)
     folder = run / "attempts" / f"{attempt:03d}"
     folder.mkdir(parents=True)
@@ -77,7 +77,7 @@ def here(tmp_path: Path) -> Config:
 
 def test_an_empty_folder_gets_ledger_curves_account_and_numbers(here: Config, tmp_path: Path) -> None:
     there = config_of(tmp_path / "there", tmp_path / "remote")
-    assert take_up_records(there, DATA)
+    assert fetch_records(there, DATA)
     run, old = RunDirectory(Path(there.run_directory)), RunDirectory(Path(here.run_directory))
     assert run.metrics_path.read_text() == old.metrics_path.read_text()
     # Its own line follows a save: the attempt that continues writes that of step 4.
@@ -103,12 +103,12 @@ def test_lines_that_checkpoints_share_are_sent_once_and_taken_up(
     assert len(segments) == len(set(segments)) == 7, "4 of metrics, 3 of the ledger"
     tier.discard(2)  # they belong to all
     there = config_of(tmp_path / "there", tmp_path / "remote")
-    assert take_up_records(there, DATA)
+    assert fetch_records(there, DATA)
     taken, mine = (Path(one.run_directory, "metrics.jsonl").read_text() for one in (there, config))
     assert taken == mine and len(mine.splitlines()) == 8
     (tmp_path / "remote/tiny/run-001" / segments[0]).unlink()
     lacking = config_of(tmp_path / "lacking", tmp_path / "remote")
-    assert not take_up_records(lacking, DATA) and "are not there as a whole" in capsys.readouterr().err
+    assert not fetch_records(lacking, DATA) and "are not there as a whole" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("version", ["this", "an earlier one"])
@@ -137,25 +137,25 @@ def test_names_of_encrypted_lines_tell_nothing_about_them(
     shown = plain & {name[:64] for name in names}
     assert not shown if version == "this" else shown < plain, "those from before stay, and are not sent again"
     there = config_of(tmp_path / "there", tmp_path / "remote", encrypt=True)
-    assert take_up_records(there, DATA)
+    assert fetch_records(there, DATA)
     assert Path(there.run_directory, "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
 
 
 def test_nothing_is_taken_twice_nor_by_the_directory_that_had_the_run_last(here: Config, tmp_path: Path) -> None:
     before = Path(here.run_directory, "ledger.jsonl").read_text()
-    assert not take_up_records(here, DATA)
+    assert not fetch_records(here, DATA)
     assert Path(here.run_directory, "ledger.jsonl").read_text() == before
     there = config_of(tmp_path / "there", tmp_path / "remote")
-    assert take_up_records(there, DATA) and not take_up_records(there, DATA)
+    assert fetch_records(there, DATA) and not fetch_records(there, DATA)
 
 
 def test_a_directory_that_had_the_run_earlier_gets_the_newer_records(here: Config, tmp_path: Path) -> None:
     there = config_of(tmp_path / "there", tmp_path / "remote")
-    assert take_up_records(there, DATA)
+    assert fetch_records(there, DATA)
     Ledger(Path(there.run_directory, "ledger.jsonl")).commit(1, 2, 4, {"corpus": 16}, "step-4")
     save(there, begin(there, 2), 4, 6)
     before = Path(here.run_directory, "metrics.jsonl").read_text()
-    assert take_up_records(here, DATA)
+    assert fetch_records(here, DATA)
     run = RunDirectory(Path(here.run_directory))
     assert [json.loads(line)["step"] for line in run.metrics_path.read_text().splitlines()] == [1, 2, 3, 4, 5, 6]
     assert [record["number"] for record in run.attempt_records()] == [1, 2]
@@ -167,7 +167,7 @@ def test_a_directory_that_had_the_run_earlier_gets_the_newer_records(here: Confi
 @pytest.mark.parametrize("data", [DATA, "e" * 64])
 def test_another_run_gets_none(here: Config, tmp_path: Path, data: str) -> None:
     other = config_of(tmp_path / "there", tmp_path / "remote", seed=3 if data != DATA else 4)
-    assert not take_up_records(other, data)
+    assert not fetch_records(other, data)
     assert not Path(other.run_directory).exists()
 
 
@@ -177,7 +177,7 @@ def test_damaged_records_are_passed_over_with_a_warning(
     (path,) = (tmp_path / "remote").rglob(f"step-00000004/*{RECORDS_FILE}")
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     there = config_of(tmp_path / "there", tmp_path / "remote")
-    assert not take_up_records(there, DATA)
+    assert not fetch_records(there, DATA)
     assert "records of the checkpoint differ from what was saved" in capsys.readouterr().err
     assert not Path(there.run_directory, "ledger.jsonl").exists()
 
@@ -195,5 +195,5 @@ def test_records_of_another_size_are_not_downloaded(
     (path,) = (tmp_path / "remote").rglob(f"step-00000004/*{RECORDS_FILE}")
     path.write_bytes(path.read_bytes() + b"x")
     monkeypatch.setattr(Objects, "download", lambda *_: pytest.fail("downloaded"))
-    assert not take_up_records(config_of(tmp_path / "there", tmp_path / "remote"), DATA)
+    assert not fetch_records(config_of(tmp_path / "there", tmp_path / "remote"), DATA)
     assert "records of the checkpoint differ from what was saved" in capsys.readouterr().err

@@ -18,8 +18,10 @@ from headway.core.errors import Cancelled, ConfigError, Preempted
 from headway.core.process.table import ProcessState
 from headway.run.directory.run_directory import RunDirectory
 from headway.run.supervisor.error_report import ErrorReport
-from headway.run.supervisor.machines import assembly, node
-from headway.run.supervisor.machines.assembly import Machines
+from headway.run.supervisor.machines import node, run_machines
+from headway.run.supervisor.machines.attempt_machines import AttemptMachines, MachineEnd, most_telling
+from headway.run.supervisor.machines.machine_role import MachineRole, Membership
+from headway.run.supervisor.machines.members import Member
 from headway.run.supervisor.machines.messages import (
     MACHINE,
     AttemptEnded,
@@ -35,9 +37,7 @@ from headway.run.supervisor.machines.messages import (
     WorkerReadings,
     WorkersEnded,
 )
-from headway.run.supervisor.machines.place import Place, Seat
-from headway.run.supervisor.machines.roster import Member
-from headway.run.supervisor.machines.team import MachineEnd, Team, most_telling
+from headway.run.supervisor.machines.run_machines import RunMachines
 from headway.run.supervisor.watchdog import Finding
 
 READING = Reading(
@@ -122,33 +122,35 @@ class Played:
 @pytest.fixture
 def lead(monkeypatch: pytest.MonkeyPatch) -> Played:
     lead = Played()
-    monkeypatch.setattr(assembly, "Lead", lambda *_: lead)
+    monkeypatch.setattr(run_machines, "Lead", lambda *_: lead)
     return lead
 
 
 @pytest.fixture
-def of(lead: Played, tiny: Callable[..., Path]) -> Callable[..., Machines]:
-    def make(machines: str, determinism: str = "elastic", *, is_restarted: bool = True, **supervise: float) -> Machines:
+def of(lead: Played, tiny: Callable[..., Path]) -> Callable[..., RunMachines]:
+    def make(
+        machines: str, determinism: str = "elastic", *, is_restarted: bool = True, **supervise: float
+    ) -> RunMachines:
         config = load_config(tiny(parallel={"machines": machines}, determinism=determinism, supervise=supervise))
         now = iter(range(100_000))  # every look takes a second
-        place = Place(0, "h", 1, b"s" * 16, is_restarted)
-        return Machines(config, Seat(place, {}), lambda: float(next(now)))
+        place = MachineRole(0, "h", 1, b"s" * 16, is_restarted)
+        return RunMachines(config, Membership(place, {}), lambda: float(next(now)))
 
     return make
 
 
 @pytest.fixture(autouse=True)
 def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(run_machines, "_POLL_SECONDS", 0.0)
 
 
-def numbers(team: Team | None) -> list[int]:
+def numbers(team: AttemptMachines | None) -> list[int]:
     assert team is not None
     return [member.number for member in team.members]
 
 
 def test_an_elastic_run_uses_the_machines_that_share_its_lanes_and_names_the_spares(
-    lead: Played, of: Callable[..., Machines], capsys: pytest.CaptureFixture[str]
+    lead: Played, of: Callable[..., RunMachines], capsys: pytest.CaptureFixture[str]
 ) -> None:
     machines = of("3")
     lead.join(1), lead.join(2)
@@ -167,7 +169,7 @@ def test_an_elastic_run_uses_the_machines_that_share_its_lanes_and_names_the_spa
 
 
 def test_a_run_of_one_number_waits_for_a_lost_machine_and_gives_up_in_time(
-    lead: Played, of: Callable[..., Machines]
+    lead: Played, of: Callable[..., RunMachines]
 ) -> None:
     lead.join(1)
     machines = of("2", "run", rejoin_seconds=50.0)
@@ -186,7 +188,7 @@ def test_a_run_of_one_number_waits_for_a_lost_machine_and_gives_up_in_time(
     [("2", "run", True), ("2", "elastic", False), ("4", "run", True), ("2:4", "elastic", False)],
 )
 def test_a_machine_that_nothing_starts_again_is_not_waited_for(
-    lead: Played, of: Callable[..., Machines], machines: str, determinism: str, gives_up: bool
+    lead: Played, of: Callable[..., RunMachines], machines: str, determinism: str, gives_up: bool
 ) -> None:
     """As a task of a step of Slurm that was killed; another one of these may still come."""
     run = of(machines, determinism, is_restarted=False, rejoin_seconds=500.0, lost_seconds=15.0)
@@ -209,7 +211,7 @@ def test_a_machine_that_nothing_starts_again_is_not_waited_for(
 
 
 def test_a_machine_that_is_silent_or_may_be_started_again_is_waited_for(
-    lead: Played, of: Callable[..., Machines]
+    lead: Played, of: Callable[..., RunMachines]
 ) -> None:
     for restarted, closed in ((True, {1: 400.0}), (False, {})):
         lead.join(1)
@@ -224,9 +226,9 @@ def test_a_machine_that_is_silent_or_may_be_started_again_is_waited_for(
 
 @pytest.mark.parametrize("starts_over", [False, True])
 def test_the_lead_of_a_finished_run_does_not_wait_for_machines_that_know_it(
-    lead: Played, of: Callable[..., Machines], monkeypatch: pytest.MonkeyPatch, starts_over: bool
+    lead: Played, of: Callable[..., RunMachines], monkeypatch: pytest.MonkeyPatch, starts_over: bool
 ) -> None:
-    monkeypatch.setattr(assembly, "recorded_end", lambda *_: RunEnd(0))
+    monkeypatch.setattr(run_machines, "recorded_end", lambda *_: RunEnd(0))
     machines, looks = of("2", "run", lost_seconds=15.0, rejoin_seconds=50.0), list[int]()
     if starts_over:
         with pytest.raises(Preempted, match="did not come"):
@@ -239,7 +241,7 @@ def test_the_lead_of_a_finished_run_does_not_wait_for_machines_that_know_it(
 
 
 def test_the_first_attempt_waits_for_all_machines_for_as_long_as_one_may_be_silent(
-    lead: Played, of: Callable[..., Machines]
+    lead: Played, of: Callable[..., RunMachines]
 ) -> None:
     looks: list[int] = []
     machines = of("1:2", lost_seconds=15.0)
@@ -252,7 +254,7 @@ def test_machines_are_asked_once_whether_they_see_the_folder_and_work_apart_if_o
 ) -> None:
     remote = {"url": f"file://{tmp_path}"}
     config = load_config(tiny(parallel={"machines": "2"}, checkpoint={"remote": remote}))
-    machines = Machines(config, Seat(Place(0, "h", 1, b"s" * 16), {}), lambda: 0.0)
+    machines = RunMachines(config, Membership(MachineRole(0, "h", 1, b"s" * 16), {}), lambda: 0.0)
     lead.answers = {1: {"file": False}}
     lead.join(1)
     team = machines.assemble(lambda: None)
@@ -271,13 +273,13 @@ def test_machines_are_asked_once_whether_they_see_the_folder_and_work_apart_if_o
     assert len(lead.looks) == 2
 
 
-def test_a_machine_may_say_twice_what_it_sees(lead: Played, of: Callable[..., Machines]) -> None:
+def test_a_machine_may_say_twice_what_it_sees(lead: Played, of: Callable[..., RunMachines]) -> None:
     lead.times = 2
     lead.join(1)
     assert numbers(of("2").assemble(lambda: None)) == [1]
 
 
-def test_a_machine_that_does_not_say_what_it_sees_is_dropped(lead: Played, of: Callable[..., Machines]) -> None:
+def test_a_machine_that_does_not_say_what_it_sees_is_dropped(lead: Played, of: Callable[..., RunMachines]) -> None:
     machines = of("2", start_seconds=30.0)
     lead.mute = {1}
     member = lead.join(1)
@@ -290,7 +292,7 @@ REFUSAL = Refused("machine 1 (b) was started with 3 workers", "start alike", 1)
 
 
 def test_a_machine_that_does_not_fit_is_named_and_waited_for(
-    lead: Played, of: Callable[..., Machines], capsys: pytest.CaptureFixture[str]
+    lead: Played, of: Callable[..., RunMachines], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its own command ends. Started as the others are, it is taken in."""
     machines, looks = of("2"), list[int]()
@@ -306,7 +308,7 @@ def test_a_machine_that_does_not_fit_is_named_and_waited_for(
 
 
 def test_a_machine_that_does_not_fit_and_is_not_started_again_ends_a_run_that_needs_it(
-    lead: Played, of: Callable[..., Machines]
+    lead: Played, of: Callable[..., RunMachines]
 ) -> None:
     lead.refusals.append(REFUSAL)
     with pytest.raises(ConfigError, match="3 workers"):
@@ -319,7 +321,7 @@ def test_a_machine_that_does_not_fit_and_is_not_started_again_ends_a_run_that_ne
     assert numbers(machines.assemble(lambda: None)) == [1], "another process of that number was refused"
 
 
-def test_signals_count_as_often_as_one_machine_has_received_them(lead: Played, of: Callable[..., Machines]) -> None:
+def test_signals_count_as_often_as_one_machine_has_received_them(lead: Played, of: Callable[..., RunMachines]) -> None:
     machines, signals = of("3"), list[int]()
     lead.signals = [("machine 1 (b)", signal.SIGINT), ("machine 2 (c)", signal.SIGINT)]
     assert machines.hear(signals) is signals
@@ -333,15 +335,15 @@ def test_signals_count_as_often_as_one_machine_has_received_them(lead: Played, o
 
 
 def test_a_signal_while_the_others_hear_of_the_end_changes_no_code(
-    lead: Played, of: Callable[..., Machines], monkeypatch: pytest.MonkeyPatch, config: Config
+    lead: Played, of: Callable[..., RunMachines], monkeypatch: pytest.MonkeyPatch, config: Config
 ) -> None:
     def close(end: RunEnd) -> None:
         signal.raise_signal(signal.SIGINT)
         lead.over = end
 
     monkeypatch.setattr(lead, "close", close)
-    seat = Seat(Place(0, "h", 1, b"s" * 16), {})
-    with pytest.raises(Preempted), Machines.of(config, seat):
+    membership = Membership(MachineRole(0, "h", 1, b"s" * 16), {})
+    with pytest.raises(Preempted), RunMachines.of(config, membership):
         raise Preempted("stopped")
     assert lead.over is not None and lead.over.exit_code == 75
 
@@ -351,7 +353,7 @@ def test_a_signal_while_the_others_hear_of_the_end_changes_no_code(
                         (ValueError("v"), 1), (SystemExit(3), 3)],
 )  # fmt: skip
 def test_all_machines_end_as_the_lead_does(
-    lead: Played, of: Callable[..., Machines], error: BaseException | None, code: int
+    lead: Played, of: Callable[..., RunMachines], error: BaseException | None, code: int
 ) -> None:
     of("2").close(error)
     assert lead.over is not None and lead.over.exit_code == code
@@ -365,8 +367,8 @@ def test_all_machines_end_as_the_lead_does(
 
 
 @pytest.fixture
-def begun(lead: Played, config: Config) -> Team:
-    team = Team(lead, [lead.join(1), lead.join(2)], 2)  # type: ignore[arg-type]
+def begun(lead: Played, config: Config) -> AttemptMachines:
+    team = AttemptMachines(lead, [lead.join(1), lead.join(2)], 2)  # type: ignore[arg-type]
     team.begin(config, RunDirectory(config.run_directory).begin_attempt("x"), 3)
     return team
 
@@ -376,7 +378,7 @@ def config(tiny: Callable[..., Path]) -> Config:
     return load_config(tiny())
 
 
-def test_machines_get_their_ranks_and_one_place_to_meet(lead: Played, begun: Team) -> None:
+def test_machines_get_their_ranks_and_one_place_to_meet(lead: Played, begun: AttemptMachines) -> None:
     orders = [(told, message) for told, message in lead.told if isinstance(message, BeginAttempt)]
     parts = [message.part for _, message in orders]
     assert [told for told, _ in orders] == [[1], [2]]
@@ -386,7 +388,9 @@ def test_machines_get_their_ranks_and_one_place_to_meet(lead: Played, begun: Tea
     assert [begun.host_of(rank) for rank in range(6)] == [None, None, "host-1", "host-1", "host-2", "host-2"]
 
 
-def test_readings_of_other_machines_get_times_of_this_clock_and_only_their_own_ranks(lead: Played, begun: Team) -> None:
+def test_readings_of_other_machines_get_times_of_this_clock_and_only_their_own_ranks(
+    lead: Played, begun: AttemptMachines
+) -> None:
     states = {2: ProcessState(41, "R", 1, 1), 3: None}
     sent = MACHINE.decode(MACHINE.encode(WorkerReadings(1, 0.0, dict.fromkeys((1, 2, 3), READING), states)))
     assert isinstance(sent, WorkerReadings)
@@ -400,7 +404,7 @@ def test_readings_of_other_machines_get_times_of_this_clock_and_only_their_own_r
     assert state is not None and state.state == "R" and begun.states[3] is None
 
 
-def test_a_lost_machine_is_found_unless_its_workers_are_done(lead: Played, begun: Team) -> None:
+def test_a_lost_machine_is_found_unless_its_workers_are_done(lead: Played, begun: AttemptMachines) -> None:
     assert begun.lost() is None
     lead.here[1].inbox.append(WorkersEnded(1, 0, is_done=True))
     begun.look()
@@ -415,7 +419,7 @@ def test_a_lost_machine_is_found_unless_its_workers_are_done(lead: Played, begun
     )
 
 
-def test_the_end_waits_for_the_machines_that_are_there(lead: Played, begun: Team) -> None:
+def test_the_end_waits_for_the_machines_that_are_there(lead: Played, begun: AttemptMachines) -> None:
     begun.end()
     assert lead.told[-1] == ([1, 2], EndAttempt(1))
     lead.lose(2, "closed")
@@ -474,7 +478,7 @@ def test_an_attempt_process_that_is_killed_stands_for_its_first_worker() -> None
 
 @pytest.mark.parametrize("killed", [[1], []])
 def test_a_machine_tells_which_workers_the_supervisor_killed(
-    lead: Played, of: Callable[..., Machines], killed: list[int]
+    lead: Played, of: Callable[..., RunMachines], killed: list[int]
 ) -> None:
     lead.join(1)
     team = of("2").assemble(lambda: None)

@@ -88,7 +88,7 @@ class Connection:
             self.send(Alive())
 
 
-class Courier:
+class ConnectionThread:
     """Runs a function on a thread, again and again.
 
     Args:

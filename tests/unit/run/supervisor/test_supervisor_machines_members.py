@@ -12,19 +12,19 @@ import pytest
 
 from headway.config import load_config, usable_machines
 from headway.core.errors import ConfigError
+from headway.run.supervisor.machines.members import ClockOffset, Member, Members, choose_machines
 from headway.run.supervisor.machines.messages import Hello, Refused
-from headway.run.supervisor.machines.roster import ClockOffset, Member, Roster, choose_team
 
 HELLO = Hello(1, "p1", "b", workers=2, version="1", identity="i")
 
 
 @pytest.fixture
-def roster() -> Roster:
-    return Roster(most=4, workers=2, version="1", identity="i")
+def members() -> Members:
+    return Members(most=4, workers=2, version="1", identity="i")
 
 
-def admitted(roster: Roster, now: float = 0.0, **changed: Any) -> Member:
-    member = roster.admit(replace(HELLO, **changed), now)
+def admitted(members: Members, now: float = 0.0, **changed: Any) -> Member:
+    member = members.admit(replace(HELLO, **changed), now)
     assert isinstance(member, Member), member
     return member
 
@@ -39,41 +39,41 @@ def admitted(roster: Roster, now: float = 0.0, **changed: Any) -> Member:
         ({"identity": "j"}, "another config"),
     ],
 )
-def test_a_machine_that_does_not_fit_is_refused(roster: Roster, changed: dict[str, Any], words: str) -> None:
-    found = roster.admit(replace(HELLO, **changed), 0.0)
+def test_a_machine_that_does_not_fit_is_refused(members: Members, changed: dict[str, Any], words: str) -> None:
+    found = members.admit(replace(HELLO, **changed), 0.0)
     assert isinstance(found, Refused)
-    assert roster.members == {} and roster.refusals == [found]
+    assert members.joined == {} and members.refusals == [found]
     assert re.search(words, found.what)
 
 
-def test_a_machine_that_comes_back_replaces_itself_and_its_old_connection_is_known_to_be_gone(roster: Roster) -> None:
-    old = admitted(roster)
-    new = admitted(roster, now=1.0)  # the same process, after its cable was cut
-    assert roster.members == {1: new} and new.session != old.session
-    assert roster.departed[old.session] and new.session not in roster.departed
+def test_a_machine_that_comes_back_replaces_itself_and_its_old_connection_is_known_to_be_gone(members: Members) -> None:
+    old = admitted(members)
+    new = admitted(members, now=1.0)  # the same process, after its cable was cut
+    assert members.joined == {1: new} and new.session != old.session
+    assert members.departed[old.session] and new.session not in members.departed
 
 
-def test_two_machines_with_one_number_are_told_apart_from_one_that_was_started_again(roster: Roster) -> None:
-    admitted(roster).heard = 10.0
-    found = roster.admit(replace(HELLO, process="p2", host="c"), 11.0)
+def test_two_machines_with_one_number_are_told_apart_from_one_that_was_started_again(members: Members) -> None:
+    admitted(members).heard = 10.0
+    found = members.admit(replace(HELLO, process="p2", host="c"), 11.0)
     assert isinstance(found, Refused) and "two machines" in found.what
-    again = admitted(roster, now=14.0, process="p2")
-    assert roster.members[1] is again
+    again = admitted(members, now=14.0, process="p2")
+    assert members.joined[1] is again
 
 
-def test_a_machine_is_silent_after_its_time_and_not_before(roster: Roster) -> None:
-    one, two = admitted(roster), admitted(roster, node=2, process="p2")
+def test_a_machine_is_silent_after_its_time_and_not_before(members: Members) -> None:
+    one, two = admitted(members), admitted(members, node=2, process="p2")
     one.heard, two.heard = 100.0, 110.0
-    assert roster.silent(114.9, 15.0) == []
-    assert roster.silent(115.0, 15.0) == [one]
-    assert roster.silent(125.0, 15.0) == [one, two]
+    assert members.silent(114.9, 15.0) == []
+    assert members.silent(115.0, 15.0) == [one]
+    assert members.silent(125.0, 15.0) == [one, two]
 
 
 def test_the_lead_works_and_of_the_others_those_that_have_worked() -> None:
-    assert choose_team([1, 2, 3], 4) == [0, 1, 2, 3]
-    assert choose_team([1, 2, 3], 2) == [0, 1]
-    assert choose_team([1, 2, 3], 2, before=[3]) == [0, 3]
-    assert choose_team([3, 2], 1) == [0]
+    assert choose_machines([1, 2, 3], 4) == [0, 1, 2, 3]
+    assert choose_machines([1, 2, 3], 2) == [0, 1]
+    assert choose_machines([1, 2, 3], 2, before=[3]) == [0, 3]
+    assert choose_machines([3, 2], 1) == [0]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Machines that differ: what they say of themselves, and what a run that promises equal bits refuses."""
+"""RunMachines that differ: what they say of themselves, and what a run that promises equal bits refuses."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from headway.core.machine.system import Machine
-from headway.run.supervisor.machines.likeness import compare_machines, describe_machine, name_differences
+from headway.run.supervisor.machines.differences import compare_machines, describe_machine, name_differences
+from headway.run.supervisor.machines.members import Member, Members
 from headway.run.supervisor.machines.messages import Hello, Refused
-from headway.run.supervisor.machines.roster import Member, Roster
 
 LEAD = {"torch": "2.13.0", "python": "3.11.2", "processor": "EPYC", "gpus": "NVIDIA H100", "gpu_count": "8"}
 
@@ -61,13 +61,13 @@ def test_long_descriptions_are_compared_as_far_as_they_are_read() -> None:
 
 
 def test_a_machine_is_refused_or_taken_in_with_its_differences() -> None:
-    roster = Roster(3, 1, "1", "i", lambda other: compare_machines(LEAD, other, "run", "auto"))
+    members = Members(3, 1, "1", "i", lambda other: compare_machines(LEAD, other, "run", "auto"))
     hello = Hello(1, "p", "b", workers=1, version="1", identity="i")
-    refused = roster.admit(replace(hello, machine={**LEAD, "torch": "2.11.0"}), 0.0)
+    refused = members.admit(replace(hello, machine={**LEAD, "torch": "2.11.0"}), 0.0)
     assert isinstance(refused, Refused) and refused.what.startswith(
         "machine 1 (b) has PyTorch 2.11.0, and the lead 2.13"
     )
-    taken = roster.admit(replace(hello, machine={**LEAD, "python": "3.12.1"}), 0.0)
+    taken = members.admit(replace(hello, machine={**LEAD, "python": "3.12.1"}), 0.0)
     assert isinstance(taken, Member) and taken.differs == ("Python 3.12.1, and the lead 3.11.2",)
 
 

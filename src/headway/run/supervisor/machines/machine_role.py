@@ -1,4 +1,4 @@
-"""The place of this process among the machines of a run: from options, or variables of the user or the scheduler."""
+"""The role of this process among the machines of a run: from options, or variables of the user or the scheduler."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SECRET_NAME = ".headway-secret"
 
 
 @dataclass(frozen=True)
-class Place:
+class MachineRole:
     """Which of the machines this one is, and where the lead listens."""
 
     number: int
@@ -54,10 +54,10 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Seat:
-    """A machine's place in a run of a certain config."""
+class Membership:
+    """A machine's role in a run of a certain config."""
 
-    place: Place
+    role: MachineRole
     computes: Mapping[str, Any]
     """What the config says about the mathematics of the run (`headway.config.identity`)."""
 
@@ -67,8 +67,8 @@ class Seat:
         return fingerprint(self.computes)
 
 
-def find_place(config: Config, environment: MutableMapping[str, str] | None = None) -> Place | None:
-    """Return the place of this process; None if the run has one machine.
+def find_role(config: Config, environment: MutableMapping[str, str] | None = None) -> MachineRole | None:
+    """Return the role of this process; None if the run has one machine.
 
     Variables with which a launcher numbers *processes* (RANK, WORLD_SIZE) mean machines here, and are removed: workers
     get their own. The secret is removed as well, so that no process of the run shows it.
@@ -82,7 +82,7 @@ def find_place(config: Config, environment: MutableMapping[str, str] | None = No
     numbered, in_a_step = machine_number(environment), "SLURM_STEP_NODELIST" in environment
     number, host, port = find_number_and_lead(config.parallel.machines, environment)
     is_task = in_a_step and numbered is not None and numbered[1] == "SLURM_PROCID"
-    return Place(
+    return MachineRole(
         number,
         host,
         port,

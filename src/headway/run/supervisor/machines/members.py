@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headway.run.supervisor.machines.likeness import Differences
+from headway.run.supervisor.machines.differences import Differences
 from headway.run.supervisor.machines.messages import Hello, MachineMessage, Refused, WorkerReadings
 
 #: Two machines may have been started with one number by mistake. A restarted one comes after its old process is gone,
@@ -64,7 +64,7 @@ class Member:
 
 
 @dataclass
-class Roster:
+class Members:
     """The machines that have joined, without the lead.
 
     Args:
@@ -82,7 +82,7 @@ class Roster:
     identity: str
     compare: Callable[[Mapping[str, str]], Differences] = lambda _: Differences(None, "", ())
     name_differences: Callable[[Mapping[str, Any]], str] = lambda _: ""
-    members: dict[int, Member] = field(default_factory=dict)
+    joined: dict[int, Member] = field(default_factory=dict)
     departed: dict[int, str] = field(default_factory=dict)
     """Why a connection has ended, by its session."""
     closed: dict[int, float] = field(default_factory=dict)
@@ -98,12 +98,12 @@ class Roster:
             self.refusals.append(found)
             return found
         number = hello.node
-        if number in self.members:
+        if number in self.joined:
             self.leave(number, "it was started again")
         self._sessions += 1
         member = Member(number, hello.host, hello.process, self._sessions, now)
         member.differs = self.compare(hello.machine).others
-        self.members[number] = member
+        self.joined[number] = member
         self._met.add(number)
         self.closed.pop(number, None)
         return member
@@ -120,7 +120,7 @@ class Roster:
 
     def _misfit(self, number: int, hello: Hello, now: float) -> tuple[str, str] | None:
         """Return why a machine may not join, and what to do; None if it may."""
-        there = self.members.get(number)
+        there = self.joined.get(number)
         if there is not None and there.process != hello.process and now - there.heard < _SAME_NUMBER_SECONDS:
             return f"two machines say that they are {there}: {hello.host} too", "give every machine its own --node"
         name = f"machine {number} ({hello.host})"
@@ -150,16 +150,16 @@ class Roster:
             why: The reason, in words.
             closed_at: When its connection was closed, as by the end of its process; None if it is silent.
         """
-        self.departed[self.members.pop(number).session] = why
+        self.departed[self.joined.pop(number).session] = why
         if closed_at is not None:
             self.closed[number] = closed_at
 
     def silent(self, now: float, lost_seconds: float) -> list[Member]:
         """Return the machines that have said nothing for too long."""
-        return [member for member in self.members.values() if now - member.heard >= lost_seconds]
+        return [member for member in self.joined.values() if now - member.heard >= lost_seconds]
 
 
-def choose_team(here: Collection[int], machines: int, before: Collection[int] = ()) -> list[int]:
+def choose_machines(here: Collection[int], machines: int, before: Collection[int] = ()) -> list[int]:
     """Return the numbers of the machines that work, the lead first; the others are spares.
 
     Args:

@@ -19,7 +19,7 @@ from headway.tracking.sinks import check_trackers, make_sink, parse_trackers, re
 _PATIENCE_SECONDS = 30.0
 
 
-def track_by_hand(runs: Sequence[Path], to: Sequence[str], *, once: bool, model: Path | None) -> None:
+def track_runs(runs: Sequence[Path], to: Sequence[str], *, once: bool, model: Path | None) -> None:
     """Send runs to trackers, and follow those that are active.
 
     Args:

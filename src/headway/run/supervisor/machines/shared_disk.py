@@ -18,17 +18,17 @@ from headway.core.files.paths import is_there
 from headway.core.process.waiting import VISIBILITY_TIMEOUT, wait_until
 from headway.core.user_command import suggest
 from headway.run.supervisor.attempt_client import has_data
+from headway.run.supervisor.machines.machine_role import MachineRole
 from headway.run.supervisor.machines.messages import FileSeen, LookForFile
-from headway.run.supervisor.machines.place import Place
 
 #: How long a machine looks for the file if the run can do without a common disk. A network file system may show it
 #: later; the run then goes through the remote tier for no need.
 _LOOK_SECONDS = 5.0
 
 
-def own_folder(config: Config, place: Place) -> Path:
+def own_folder(config: Config, role: MachineRole) -> Path:
     """Return the folder for the run directories of a machine that does not see the lead's."""
-    return config.runs / f".machine-{place.number}"
+    return config.runs / f".machine-{role.number}"
 
 
 def patience_seconds(config: Config) -> float:

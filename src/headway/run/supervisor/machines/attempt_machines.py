@@ -19,6 +19,7 @@ from headway.run.directory.run_directory import Attempt
 from headway.run.supervisor.error_report import ErrorReport
 from headway.run.supervisor.machines.interfaces import interface_of
 from headway.run.supervisor.machines.lead import Lead
+from headway.run.supervisor.machines.members import Member
 from headway.run.supervisor.machines.messages import (
     AttemptEnded,
     BeginAttempt,
@@ -28,7 +29,6 @@ from headway.run.supervisor.machines.messages import (
     WorkersEnded,
     WriteStacks,
 )
-from headway.run.supervisor.machines.roster import Member
 from headway.run.supervisor.messages import SentConfig
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def most_telling(ends: Collection[MachineEnd], found: Finding | None) -> Machine
     return min(ends, key=lambda end: (end.severity, found is None or end.rank != found.rank, end.rank))
 
 
-class Team:
+class AttemptMachines:
     """The other machines that work in an attempt; none for a run on one machine.
 
     Args:

@@ -30,7 +30,7 @@ _PATIENCE_SECONDS = 10.0
 _TAKEN_FILE = ".taken-up.json"
 
 
-def take_up_records(config: Config, data: str) -> bool:
+def fetch_records(config: Config, data: str) -> bool:
     """Bring the records of a run into its directory if its remote tier has newer ones, and return whether it did.
 
     Records that were here are kept aside. Errors of the tier are left to the attempt, which meets them too.
