@@ -1,7 +1,7 @@
 """The follower's process, which the supervisor of a run starts: one for each run, with a thread for each tracker.
 
 It follows until its standard input ends: then the run is over, or its supervisor was killed. What people must know goes
-to standard output, a JSON object per line; the supervisor passes it on.
+to standard output, as messages; the supervisor passes it on.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from headway.config.sections.track import TrackConfig
 from headway.core.console import open_streams
+from headway.run.supervisor.follower_messages import FOLLOWER, FollowerDone, FollowerMessage, FollowerSaid
 from headway.tracking.follow import follow_all
 from headway.tracking.follower import Waiting
 
@@ -34,10 +35,13 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     threading.Thread(target=_wait_for_end, args=(over,), daemon=True).start()
 
-    def report(text: str, **facts: bool) -> None:
+    def send(message: FollowerMessage) -> None:
         with lock, suppress(OSError):  # no process may read it any more
-            sys.stdout.write(json.dumps({"text": text, **facts}) + "\n")
+            sys.stdout.write(FOLLOWER.encode(message) + "\n")
             sys.stdout.flush()
+
+    def report(text: str) -> None:
+        send(FollowerSaid(text))
 
     def sleep(seconds: float) -> None:
         """Sleep, but not past the end of the run or the signal to stop."""
@@ -49,8 +53,9 @@ def main() -> int:
     waiting = Waiting(over.is_set, must_stop=stop.is_set, sleep=sleep, patience_seconds=_PATIENCE_SECONDS)
     errors = follow_all([(path, waiting)], lambda _: trackers, report, waits_for_others=True)
     for error in errors:
-        report(f"{error.what}" + (f" ({error.fix})" if error.fix else ""))
-    report("", done=True)
+        fix = f" ({error.fix})" if error.fix else ""
+        report(f"{error.what}{fix}")
+    send(FollowerDone())
     with suppress(OSError):
         sys.stdout.flush()
     os._exit(1 if errors else 0)  # a client's threads must not keep the process

@@ -38,7 +38,7 @@ class AttemptJournal:
         machines: The other machines that take part.
         lock: That of the attempt before, by which this command owns the run directory; None before the first.
         restarts: Earlier attempts of this command.
-        has_begun: Called when the attempt's folder exists.
+        on_begin: Called when the attempt's folder exists.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class AttemptJournal:
         *,
         lock: OwnerLock | None = None,
         restarts: int = 0,
-        has_begun: Callable[[], None] = lambda: None,
+        on_begin: Callable[[], None] = lambda: None,
     ) -> None:
-        self._options, self._machines, self._has_begun = options, machines, has_begun
+        self._options, self._machines, self._on_begin = options, machines, on_begin
         self.lock, self.restarts = lock, restarts
         self.attempt: Attempt | None = None
         """None until it has begun."""
@@ -76,7 +76,7 @@ class AttemptJournal:
             facts[IDENTITY_KEY] = self._machines.identity
         self.attempt = run.begin_attempt(command_line(), self.lock, started, **facts)
         self._log = SupervisorLog(self.attempt.directory / "supervisor.log")
-        self._has_begun()
+        self._on_begin()
         note_restart(run.path, config, self._options)
         return self.attempt
 

@@ -61,7 +61,7 @@ class AttemptSurroundings:
     """The other machines that take part."""
     follower: FollowerProcess | None = None
     """Sends the run to trackers; it is tended by the attempt, and is no part of it."""
-    has_begun: Callable[[], None] = lambda: None
+    on_begin: Callable[[], None] = lambda: None
     """Called when the attempt's folder exists."""
     can_grow: Callable[[], bool] = lambda: False
     """Returns whether more machines are there than take part, and the run can use them."""
@@ -110,9 +110,7 @@ class AttemptMonitor:
         restarts: int = 0,
     ) -> None:
         self.config, self._options, self._around = config, options, around
-        self.journal = AttemptJournal(
-            options, around.machines, lock=lock, restarts=restarts, has_begun=around.has_begun
-        )
+        self.journal = AttemptJournal(options, around.machines, lock=lock, restarts=restarts, on_begin=around.on_begin)
         self.workers = WorkerStatuses(config.parallel.all_workers, range(config.parallel.workers))
         self.control = WorkerControl(self.workers, around.machines, around.signals)
         compiles = config.train.compile is not False

@@ -19,6 +19,7 @@ from headway.core.console import notice, warning
 from headway.core.process.command import module_command
 from headway.core.process.faults import FAULTS_VARIABLE
 from headway.core.process.waiting import wait_until
+from headway.run.supervisor.follower_messages import FOLLOWER, FollowerDone, FollowerSaid
 
 #: How long the process may take at the end for what has not arrived; and when the run was stopped by a signal, after
 #: which a machine may be gone soon.
@@ -141,11 +142,12 @@ class FollowerProcess:
                 self._rest += block
         *lines, self._rest = self._rest.split(b"\n")
         for line in lines:
-            with suppress(ValueError):
-                message = json.loads(line)
-                self._is_done = self._is_done or bool(message.get("done"))
-                if text := str(message.get("text") or ""):
-                    warning(text)
+            with suppress(ValueError):  # a library has printed it
+                match FOLLOWER.decode(line):
+                    case FollowerDone():
+                        self._is_done = True
+                    case FollowerSaid(text):
+                        warning(text)
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         """End the process, and what it has started."""

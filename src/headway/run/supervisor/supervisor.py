@@ -149,7 +149,7 @@ class _Supervisor:
                     self._lock.release()
                 self._finish_following()
 
-    def _has_begun(self) -> None:
+    def _open_alerts_and_follow(self) -> None:
         if self._alerts is not None:
             self._alerts.open_file()
         self._follower.begin()
@@ -227,7 +227,7 @@ class _Supervisor:
             self._own_process,
             machines=machines_now,
             follower=self._follower,
-            has_begun=self._has_begun,
+            on_begin=self._open_alerts_and_follow,
             can_grow=lambda: self._machines is not None and self._machines.can_grow(len(machines_now) + 1),
             hear=self._hear,
         )

@@ -21,7 +21,7 @@ from headway.run.supervisor.follower_process import FollowerProcess
 from headway.run.supervisor.processes import end_all, members
 
 #: In the place of the follower: it says hello, waits until its input ends, and says that it is done.
-POLITE = 'import sys; print(\'{"text": "hello"}\', flush=True); sys.stdin.read(); print(\'{"text": "", "done": true}\')'
+POLITE = 'import sys; print(\'{"kind": "follower_said", "text": "hello"}\', flush=True); sys.stdin.read(); print(\'{"kind": "follower_done"}\')'
 #: It hears nothing.
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 

@@ -15,7 +15,7 @@ from headway.run.directory.run_directory import Attempt
 from headway.run.supervisor.machines import shared_disk
 from headway.run.supervisor.machines.messages import FileSeen, LookForFile
 from headway.run.supervisor.machines.node import _make
-from headway.run.supervisor.machines.shared_disk import check_answers, look_for, mark
+from headway.run.supervisor.machines.shared_disk import check_answers, look_for_file, marker_file
 
 SEES = FileSeen("", file=True, data=True)
 
@@ -37,15 +37,15 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_machine_says_what_it_sees(with_tier: Config, tmp_path: Path) -> None:
     store = with_tier.data.store
-    with mark(with_tier) as path:
+    with marker_file(with_tier) as path:
         message = LookForFile(path, str(store))
-        assert look_for(message, with_tier, lambda: False) == FileSeen(path, file=True, data=True)
+        assert look_for_file(message, with_tier, lambda: False) == FileSeen(path, file=True, data=True)
         elsewhere = replace(message, store=str(tmp_path / "none"))
-        assert not look_for(elsewhere, with_tier, lambda: False).data
+        assert not look_for_file(elsewhere, with_tier, lambda: False).data
         data = with_tier.data.model_copy(update={"remote": "s3://somewhere/store"})
         remote = with_tier.model_copy(update={"data": data})
-        assert look_for(elsewhere, remote, lambda: False).data, "it is read from there"
-    assert not look_for(message, with_tier, lambda: False).file
+        assert look_for_file(elsewhere, remote, lambda: False).data, "it is read from there"
+    assert not look_for_file(message, with_tier, lambda: False).file
     assert not list(with_tier.runs.iterdir())
 
 

@@ -51,7 +51,7 @@ from headway.run.supervisor.machines.messages import (
     WorkersEnded,
     WriteStacks,
 )
-from headway.run.supervisor.machines.shared_disk import look_for, own_folder
+from headway.run.supervisor.machines.shared_disk import look_for_file, own_folder
 from headway.run.supervisor.messages import AttemptMessage, Done
 from headway.run.supervisor.processes import adopt_orphans, ask_for_stacks, end_all, reap_orphans
 from headway.run.supervisor.worker_status import WorkerStatuses
@@ -221,7 +221,7 @@ class _Node:
                 self._end_attempt(lead)
                 self._attempt = _NodeAttempt.begin(message, self._role, lead, self._own_process)
             case LookForFile():
-                lead.send(look_for(message, self._config, lambda: not lead.is_up or bool(self._signals)))
+                lead.send(look_for_file(message, self._config, lambda: not lead.is_up or bool(self._signals)))
             case Spare():
                 self._end_attempt(lead)  # of an earlier connection, which was lost for a moment
                 notice("this machine is a spare: the run has as many as it can use")

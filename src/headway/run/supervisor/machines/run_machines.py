@@ -22,7 +22,7 @@ from headway.run.supervisor.machines.lead import Lead
 from headway.run.supervisor.machines.machine_role import Membership
 from headway.run.supervisor.machines.members import Member, Members, choose_machines
 from headway.run.supervisor.machines.messages import FileSeen, LookForFile, Refused, RunEnd, Spare
-from headway.run.supervisor.machines.shared_disk import check_answers, mark, patience_seconds
+from headway.run.supervisor.machines.shared_disk import check_answers, marker_file, patience_seconds
 
 _POLL_SECONDS = 0.05
 #: How long a machine that worked in the last attempt may take to come back before a run that may continues without it.
@@ -160,7 +160,7 @@ class RunMachines:
             del self._answers[session]
         asked = {member.number: member for member in members if member.session not in self._answers}
         if asked:
-            with mark(self._config) as path:
+            with marker_file(self._config) as path:
                 self._lead.tell(list(asked), LookForFile(path, str(self._config.data.store)))
                 # A machine that has just been started loads libraries first.
                 until = self._clock() + patience_seconds(self._config) + self._config.supervise.start_seconds

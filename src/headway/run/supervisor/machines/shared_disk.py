@@ -37,7 +37,7 @@ def patience_seconds(config: Config) -> float:
 
 
 @contextmanager
-def mark(config: Config) -> Iterator[str]:
+def marker_file(config: Config) -> Iterator[str]:
     """Have a file beside the run directories for the length of a block, and return its path.
 
     Raises:
@@ -59,7 +59,7 @@ def mark(config: Config) -> Iterator[str]:
         path.unlink(missing_ok=True)
 
 
-def look_for(message: LookForFile, config: Config, is_over: Callable[[], bool]) -> FileSeen:
+def look_for_file(message: LookForFile, config: Config, is_over: Callable[[], bool]) -> FileSeen:
     """Answer the lead: whether this machine sees its file and has the data to train on."""
     path, store = Path(message.path), Path(message.store)
     wait_until(lambda: is_there(path, folders=2) or is_over(), patience_seconds(config), 0.1)
