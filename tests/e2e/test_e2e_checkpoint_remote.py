@@ -15,7 +15,7 @@ import pytest
 from headway.checkpoint.discovery import find_latest
 from headway.checkpoint.format.manifest import Manifest, step_name
 from headway.checkpoint.index import CheckpointIndex
-from headway.checkpoint.post_save import CheckpointMaintainer
+from headway.checkpoint.post_save import CheckpointMaintainer, MaintainerSettings
 from headway.checkpoint.remote.files import sent_name
 from headway.checkpoint.remote.objects import GivenUp, Objects, UnreachableError
 from headway.checkpoint.remote.ownership import RESTARTED_FILE, read_claim
@@ -92,7 +92,7 @@ def once(*wanted: tuple[str, str, str], times: int = 1) -> Callable[[str, str, b
 def settings(run: Path, url: str, **remote: Any) -> dict[str, Any]:
     checkpoint = {"keep": 1, "remote": {"url": url, **remote}}
     config = Config(name=run.name, runs=run.parent, train=TrainConfig(steps=100), checkpoint=checkpoint)
-    return CheckpointMaintainer.settings(config, 1)
+    return MaintainerSettings.of(config, 1)
 
 
 def test_a_run_whose_disk_is_gone_goes_on_from_the_bucket(place: Objects, run: Path, proxy: S3Proxy) -> None:
@@ -398,7 +398,7 @@ def test_a_killed_run_without_its_disk_ends_with_the_same_bits(
     assert killed.returncode != 0, killed.stderr
     run = tmp_path / "runs" / "tiny"
     # The kill has most likely come before the upload was done: let it be done as the next attempt would.
-    CheckpointMaintainer(CheckpointMaintainer.settings(load_resolved(run / "config.yaml"), 1)).close(30)
+    CheckpointMaintainer(MaintainerSettings.of(load_resolved(run / "config.yaml"), 1)).close(30)
     shutil.rmtree(run)
     again = headway("train", config)
     assert again.returncode == 0, again.stderr

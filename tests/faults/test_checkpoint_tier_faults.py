@@ -12,7 +12,7 @@ import pytest
 
 from headway.checkpoint.discovery import find_latest
 from headway.checkpoint.format.manifest import step_name
-from headway.checkpoint.post_save import CheckpointMaintainer
+from headway.checkpoint.post_save import CheckpointMaintainer, MaintainerSettings
 from headway.checkpoint.remote.objects import Objects
 from headway.checkpoint.remote.tier import FencedError, RemoteTier, journal_of
 from headway.checkpoint.store import CheckpointStore
@@ -100,7 +100,7 @@ def test_what_will_not_be_finished_is_removed(tier: RemoteTier, run: Path, tmp_p
     remote = {"url": f"file://{tmp_path}/remote"}
     config = Config(name=run.name, runs=run.parent, train=TrainConfig(steps=9), checkpoint={"remote": remote})
     for step in (4, 6):
-        CheckpointMaintainer(CheckpointMaintainer.settings(config, 1)).close(60)  # sends the newest one
+        CheckpointMaintainer(MaintainerSettings.of(config, 1)).close(60)  # sends the newest one
         folders = [name for name in names(Path(tier.url.removeprefix("file://"))) if name.startswith("step-")]
         assert folders == ["step-00000003", *(step_name(s) for s in (4, 6) if s <= step)]
         assert not list((run / ".uploads").iterdir())
@@ -212,7 +212,7 @@ def test_the_writer_of_an_old_attempt_stops_sending(
     tier.acquire(run, 2)
     remote = {"url": f"file://{tmp_path}/remote"}
     config = Config(name=run.name, runs=run.parent, train=TrainConfig(steps=9), checkpoint={"remote": remote})
-    after = CheckpointMaintainer(CheckpointMaintainer.settings(config, 1))
+    after = CheckpointMaintainer(MaintainerSettings.of(config, 1))
     after.close(30)
     assert "nothing more is uploaded: attempt 2 owns the run now" in capsys.readouterr().err
     assert tier.manifest(3) is None

@@ -6,8 +6,8 @@ None of this is essential for training: a failure gives a warning, and the run c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +20,89 @@ from headway.checkpoint.remote.open import place_settings
 from headway.checkpoint.remote_copies import RemoteCopies, TierAccess
 from headway.checkpoint.retention import Every, Rules
 from headway.checkpoint.run_identity import RunIdentity, run_identity
-from headway.checkpoint.skipped_ranges import LEFT_OUT, ranges_of
+from headway.checkpoint.skipped_ranges import Ranges
 from headway.core.console import warning
 from headway.core.errors import CheckpointError, HeadwayError
 
 if TYPE_CHECKING:
     from headway.config import Batches, Config
+
+
+@dataclass(frozen=True)
+class RemoteSettings:
+    """The part of a maintainer's settings that is about the remote tier."""
+
+    place: Mapping[str, Any]
+    """URL, options and encryption of the tier (`place_settings`)."""
+    every: Every | None
+    """Interval of uploads; None uploads every checkpoint."""
+    rules: Rules
+
+
+@dataclass(frozen=True)
+class MaintainerSettings:
+    """Settings of a `CheckpointMaintainer`, which can go to another process."""
+
+    run: Path
+    """The run directory."""
+    attempt: int
+    """Number of the attempt that saves."""
+    identity: RunIdentity
+    last_step: int | None
+    """The last step of the run."""
+    tokens_per_step: tuple[tuple[int, int], ...]
+    """From which step on how many tokens (`Batches.token_parts`)."""
+    full_every: Every | None
+    rules: Rules
+    skipped_ranges: Ranges = ()
+    """Half-open ranges of steps whose rows are skipped."""
+    remote: RemoteSettings | None = None
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        attempt: int,
+        skipped_ranges: Ranges = (),
+        data: str | None = None,
+        *,
+        sends_all: bool = False,
+    ) -> MaintainerSettings:
+        """Return the settings for a run.
+
+        Args:
+            config: The resolved config.
+            attempt: Number of the attempt that saves.
+            skipped_ranges: Half-open ranges of steps whose rows are skipped.
+            data: Fingerprint of the data.
+            sends_all: Whether every checkpoint goes to the remote tier, whatever the interval: parts of it are there.
+        """
+        checkpoint, remote = config.checkpoint, None
+        if checkpoint.remote is not None:
+            every = None if sends_all else Every.of(checkpoint.remote.every)
+            remote = RemoteSettings(place_settings(checkpoint.remote), every, Rules.of(checkpoint.remote))
+        return cls(
+            Path(config.run_directory).absolute(),
+            attempt,
+            run_identity(config, data),
+            config.train.steps,
+            tuple(config.train.batches.token_parts()),
+            Every.of(checkpoint.full_every),
+            Rules.of(checkpoint),
+            skipped_ranges,
+            remote,
+        )
+
+    def batches(self) -> Batches | None:
+        """Return the run's batches; None without an interval in tokens: the config package takes long to import."""
+        intervals = [self.full_every, self.rules.keep_every]
+        if self.remote is not None:
+            intervals += [self.remote.every, self.remote.rules.keep_every]
+        if not any(interval is not None and interval.unit == "tokens" for interval in intervals):
+            return None
+        from headway.config import Batches
+
+        return Batches(self.tokens_per_step)
 
 
 class CheckpointMaintainer:
@@ -44,81 +121,37 @@ class CheckpointMaintainer:
     Uploads, and removals from the remote tier, take place on a thread (`RemoteCopies`).
 
     Args:
-        settings: Result of `CheckpointMaintainer.settings`: plain JSON values, which can go to another process.
+        settings: Its settings.
         tell_upload: Called on another thread with each step and the seconds that its upload took, or None if it failed.
     """
 
     def __init__(
-        self, settings: Mapping[str, Any], tell_upload: Callable[[int, float | None], None] = lambda *_: None
+        self, settings: MaintainerSettings, tell_upload: Callable[[int, float | None], None] = lambda *_: None
     ) -> None:
-        self.run = Path(settings["run"])
+        self.run = settings.run
         self.directory = self.run / "checkpoints"
         self.lost: CheckpointError | None = None
         """Set by `close`: why another owner of the remote tier keeps the newest checkpoint out of it."""
-        remote: Mapping[str, Any] | None = settings["remote"]
-        rules, full_every = Rules.parse(settings["rules"]), Every.parse(settings["full_every"])
-        remote_rules = Rules.parse(remote["rules"]) if remote else rules
-        remote_every = Every.parse(remote["every"]) if remote else None
-        intervals = (full_every, rules.keep_every, remote_rules.keep_every, remote_every)
-        self._batches = _batches(settings) if any(i is not None and i.unit == "tokens" for i in intervals) else None
-        self._last_step: int | None = settings["last_step"]
-        self._full_every = full_every
+        self._batches = settings.batches()
+        self._last_step, self._full_every = settings.last_step, settings.full_every
         self._last_full: tuple[int, float] | None = None
         self._index = CheckpointIndex(self.run)
         self._records = RecordsPacker(self.run)
         self._remote: RemoteCopies | None = None
-        if remote is not None:
-            identity = RunIdentity(self.run, **settings["identity"])
+        if settings.remote is not None:
             self._remote = RemoteCopies(
-                TierAccess(self.run, remote, identity, int(settings["attempt"])),
-                remote_rules,
-                remote_every,
+                TierAccess(self.run, settings.remote.place, settings.identity, settings.attempt),
+                settings.remote.rules,
+                settings.remote.every,
                 self._batches,
                 self._index,
                 last_step=self._last_step,
-                skipped_ranges=ranges_of(settings),
+                skipped_ranges=settings.skipped_ranges,
                 tell_upload=tell_upload,
             )
         self._prune = Pruner(
-            self.directory, rules, self._batches, self._pinned, lambda step: self._index.forget(LOCAL, step)
+            self.directory, settings.rules, self._batches, self._pinned, lambda step: self._index.forget(LOCAL, step)
         )
-
-    @staticmethod
-    def settings(
-        config: Config,
-        attempt: int,
-        skipped_ranges: Sequence[Sequence[int]] = (),
-        data: str | None = None,
-        *,
-        sends_all: bool = False,
-    ) -> dict[str, Any]:
-        """Return the settings of a maintainer as JSON values.
-
-        Args:
-            config: The resolved config.
-            attempt: Number of the attempt that saves.
-            skipped_ranges: Half-open ranges of steps whose rows are skipped.
-            data: Fingerprint of the data.
-            sends_all: Whether every checkpoint goes to the remote tier, whatever the interval: parts of it are there.
-        """
-        checkpoint, remote = config.checkpoint, config.checkpoint.remote
-        return {
-            "run": str(Path(config.run_directory).absolute()),
-            "attempt": attempt,
-            LEFT_OUT: [list(steps) for steps in skipped_ranges],
-            "identity": run_identity(config, data).settings(),
-            "last_step": config.train.steps,
-            "tokens_per_step": [list(part) for part in config.train.batches.token_parts()],
-            "full_every": Every.of(checkpoint.full_every),
-            "rules": asdict(Rules.of(checkpoint)),
-            "remote": None
-            if remote is None
-            else {
-                **place_settings(remote),
-                "every": None if sends_all else Every.of(remote.every),
-                "rules": asdict(Rules.of(remote)),
-            },
-        }
 
     def context(self, step: int, folder: Path) -> dict[str, Any]:
         """Return additional context for the manifest of `step`: `kind`, the step's metrics, and more if it is full.
@@ -174,12 +207,12 @@ class CheckpointMaintainer:
             self.lost = self._remote.close(patience_seconds)
             self._remote = None
 
-    def note_rollback(self, step: int, skipped_ranges: Sequence[Sequence[int]]) -> None:
+    def note_rollback(self, step: int, skipped_ranges: Ranges) -> None:
         """Treat saves and uploads of later steps as not done, since the run rolled back to a step; never raises."""
         if self._last_full is not None and self._last_full[0] > step:
             self._last_full = None
         if self._remote is not None:
-            self._remote.note_rollback(step, ranges_of({LEFT_OUT: skipped_ranges}))
+            self._remote.note_rollback(step, skipped_ranges)
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait for outstanding uploads, and return whether they ended in time."""
@@ -187,10 +220,3 @@ class CheckpointMaintainer:
 
     def _pinned(self) -> set[int]:
         return self._remote.pinned() if self._remote is not None else set()
-
-
-def _batches(settings: Mapping[str, Any]) -> Batches:
-    """Return the run's batches; only intervals in tokens need them, and the config package takes long to import."""
-    from headway.config import Batches
-
-    return Batches(tuple((int(step), int(tokens)) for step, tokens in settings["tokens_per_step"]))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from headway.checkpoint.lineage import UNKNOWN, Origin, ancestors
 from headway.core.format import format_seconds
@@ -29,11 +29,6 @@ class Every(NamedTuple):
         """Convert an interval of a config."""
         return None if interval is None else cls(interval.amount, interval.unit)
 
-    @classmethod
-    def parse(cls, record: Sequence[Any] | None) -> Every | None:
-        """Parse the JSON form, a list of amount and unit."""
-        return None if record is None else cls(int(record[0]), str(record[1]))
-
 
 @dataclass(frozen=True)
 class Rules:
@@ -53,11 +48,6 @@ class Rules:
         age = config.keep_for.amount if config.keep_for is not None else None
         best = config.keep_best, config.keep_metric, config.keep_mode
         return cls(config.keep, Every.of(config.keep_every), *best, age)
-
-    @classmethod
-    def parse(cls, record: Mapping[str, Any]) -> Rules:
-        """Parse the JSON form, the fields by name."""
-        return cls(**{**record, "keep_every": Every.parse(record["keep_every"])})
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from headway.checkpoint import records
-from headway.checkpoint.post_save import CheckpointMaintainer
+from headway.checkpoint.post_save import CheckpointMaintainer, MaintainerSettings
 from headway.checkpoint.records import RECORDS, RECORDS_FILE, RecordsPacker, segments_of, unpack_records
 from headway.config import Config, TrainConfig
 from headway.core.errors import CheckpointError
@@ -242,7 +242,7 @@ def test_a_checkpoint_keeps_its_kind_if_the_records_cannot_be_packed(
     write(tmp_path / "tiny", FILES)
     folder = tmp_path / "folder"
     folder.mkdir()
-    maintainer = CheckpointMaintainer(CheckpointMaintainer.settings(config, 1))
+    maintainer = CheckpointMaintainer(MaintainerSettings.of(config, 1))
 
     def fail(*_: object, **options: object) -> None:
         raise OSError(errno.EIO, "Input/output error")

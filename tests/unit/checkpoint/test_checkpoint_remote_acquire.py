@@ -13,7 +13,7 @@ import pytest
 
 from headway.checkpoint.discovery import find_latest
 from headway.checkpoint.index import FILE_NAME, REMOTE, CheckpointIndex
-from headway.checkpoint.post_save import CheckpointMaintainer
+from headway.checkpoint.post_save import CheckpointMaintainer, MaintainerSettings
 from headway.checkpoint.remote.acquire import acquire_tier, find_tier, is_sent, resolve_identity
 from headway.checkpoint.remote.objects import Objects, UnreachableError
 from headway.checkpoint.remote.ownership import RESTARTED_FILE
@@ -80,7 +80,7 @@ def test_another_run_that_could_not_ask_at_its_start_sends_nothing(mine: Config,
     other = config_of(tmp_path / "other", f"file://{tmp_path}/remote", 12, keep=1)
     before = contents(tmp_path / "remote")
     told: list[tuple[int, float | None]] = []
-    after_save = CheckpointMaintainer(CheckpointMaintainer.settings(other, 1), lambda *upload: told.append(upload))
+    after_save = CheckpointMaintainer(MaintainerSettings.of(other, 1), lambda *upload: told.append(upload))
     save(other, 10, after_save)
     after_save.close(30)
     assert set(told) == {(10, None)} and contents(tmp_path / "remote") == before
@@ -131,7 +131,7 @@ def test_an_upload_that_failed_is_made_up_for_by_the_next_checkpoint(
         return publish(tier, *arguments)
 
     monkeypatch.setattr(RemoteTier, "publish", answer)
-    after_save = CheckpointMaintainer(CheckpointMaintainer.settings(config, 1))
+    after_save = CheckpointMaintainer(MaintainerSettings.of(config, 1))
     save(config, 1, after_save)
     assert after_save.wait(LONG)
     failing[0] = False
@@ -158,12 +158,12 @@ def test_what_was_on_its_way_when_the_run_went_back_pushes_out_nothing(
         return publish(tier, folder, *arguments)
 
     monkeypatch.setattr(RemoteTier, "publish", slowly)
-    after_save = CheckpointMaintainer(CheckpointMaintainer.settings(config, 1))
+    after_save = CheckpointMaintainer(MaintainerSettings.of(config, 1))
     save(config, 4, after_save)
     assert after_save.wait(LONG)
     save(config, 8, after_save)
     assert begun.wait(LONG)
-    after_save.note_rollback(4, [[5, 7]])
+    after_save.note_rollback(4, ((5, 7),))
     going_on.set()
     assert after_save.wait(LONG)
     tier = find_tier(RemoteConfig(url=f"file://{tmp_path}/remote"), run_identity(config))
@@ -194,7 +194,7 @@ def test_what_is_not_uploaded_since_another_attempt_has_the_tier_is_said_each_ti
     """It may be long before the end: the metrics tell of each, and the end of the last."""
     told: list[tuple[int, float | None]] = []
     longer = config_of(tmp_path / "mine", f"file://{tmp_path}/remote", 13)
-    after_save = CheckpointMaintainer(CheckpointMaintainer.settings(longer, 1), lambda *upload: told.append(upload))
+    after_save = CheckpointMaintainer(MaintainerSettings.of(longer, 1), lambda *upload: told.append(upload))
     save(longer, 10, after_save)
     assert after_save.wait(LONG) and told[-1] == (10, told[-1][1]) and told[-1][1] is not None
     claim(longer, 2)
@@ -284,7 +284,7 @@ def test_a_full_disk_here_is_no_damage_there(
 def test_a_start_that_was_sent_is_no_failure(tmp_path: Path) -> None:
     (tmp_path / "remote").mkdir()
     config = config_of(tmp_path / "mine", f"file://{tmp_path}/remote", 99, every="50 steps")
-    after_save = CheckpointMaintainer(CheckpointMaintainer.settings(config, 1))
+    after_save = CheckpointMaintainer(MaintainerSettings.of(config, 1))
     for step in (0, 2, 3):
         save(config, step, after_save)
         assert after_save.wait(LONG)

@@ -10,6 +10,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,14 @@ from headway.checkpoint.contents import crossed, latest_evaluation, step_context
 from headway.checkpoint.format.manifest import read_manifest
 from headway.checkpoint.index import CheckpointIndex, on_network
 from headway.checkpoint.lineage import Origin
-from headway.checkpoint.post_save import CheckpointMaintainer
+from headway.checkpoint.post_save import CheckpointMaintainer, MaintainerSettings
 from headway.checkpoint.pruning import Pruner
 from headway.checkpoint.remote.acquire import acquire_tier
 from headway.checkpoint.retention import Candidate, Every, Rules, kept, outdated
 from headway.checkpoint.run_identity import RunIdentity
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Batches, Config, Interval, RetentionConfig, TrainConfig, resolve
+from headway.core.process.messages import Messages
 from states import make_state, names, save
 from support import refuse_to_open
 from waits import LONG
@@ -92,7 +94,7 @@ def test_what_a_run_has_passed_over_pushes_out_nothing(tmp_path: Path, resumed: 
     saves = [(5, 1, 0), (10, 1, 0), (20, 1, 0), *((step, *resumed) for step in (13, 16, 21)), (23, 3, 21)]
     for step, attempt, start in saves:
         if after is None or step == 13:
-            after = CheckpointMaintainer(CheckpointMaintainer.settings(config, 1))
+            after = CheckpointMaintainer(MaintainerSettings.of(config, 1))
         store = CheckpointStore(directory, after_save=after)
         parent = {"step": start} if start else None
         store.save(step, make_state(step), {"step": step}, {"attempt": attempt, "parent": parent})
@@ -132,7 +134,7 @@ def test_a_run_behind_a_link_has_one_place_in_the_remote_tier(tmp_path: Path) ->
     remote = config.checkpoint.remote
     assert remote is not None
     claimed = acquire_tier(remote, 1, RunIdentity(tmp_path / "tiny", None, "tiny"))
-    settings = {**CheckpointMaintainer.settings(resolve(config), 1), "run": str(tmp_path / "tiny")}
+    settings = replace(MaintainerSettings.of(resolve(config), 1), run=tmp_path / "tiny")
     store = CheckpointStore(tmp_path / "tiny" / "checkpoints", after_save=CheckpointMaintainer(settings))
     save(store, 4)
     assert isinstance(store.after_save, CheckpointMaintainer)
@@ -211,7 +213,7 @@ def test_the_highest_are_kept_here_and_in_the_remote_tier(tmp_path: Path) -> Non
     run.mkdir()
     (tmp_path / "remote").mkdir()
     tier = acquire_tier(config.checkpoint.remote, 1, RunIdentity(run, None, run.name))
-    after = CheckpointMaintainer(json.loads(json.dumps(CheckpointMaintainer.settings(config, 1))))
+    after = CheckpointMaintainer(MaintainerSettings.of(config, 1))
     store = CheckpointStore(run / "checkpoints", after_save=after)
     for step, accuracy in enumerate([0.3, 0.9, 0.1, 0.5], start=1):
         with (run / "metrics.jsonl").open("a") as file:
@@ -267,9 +269,9 @@ def test_a_clock_that_was_ahead_does_not_put_off_what_is_due() -> None:
     assert not crossed(hourly, (10, NOW), (20, NOW + 10), None)
 
 
-def settings(run: Path, **checkpoint: Any) -> dict[str, Any]:
+def settings(run: Path, **checkpoint: Any) -> MaintainerSettings:
     config = Config(name=run.name, runs=run.parent, train=TrainConfig(steps=9), checkpoint=checkpoint)
-    return json.loads(json.dumps(CheckpointMaintainer.settings(config, 1)))
+    return MaintainerSettings.of(config, 1)
 
 
 def test_rules_survive_the_way_to_another_process(tmp_path: Path) -> None:
@@ -278,8 +280,10 @@ def test_rules_survive_the_way_to_another_process(tmp_path: Path) -> None:
     expected = Rules(2, Every(5000, "steps"), 1, "x", "max", 3600)
     assert Rules.of(RetentionConfig(**keys)) == expected
     record = settings(tmp_path, **keys, remote={"url": "s3://b", "every": "1k tokens", **keys})
-    assert Rules.parse(record["rules"]) == Rules.parse(record["remote"]["rules"]) == expected
-    assert Every.parse(record["remote"]["every"]) == Every(1000, "tokens")
+    pair = Messages[MaintainerSettings](MaintainerSettings)
+    record = pair.decode(pair.encode(record))
+    assert record.remote is not None and record.rules == record.remote.rules == expected
+    assert record.remote.every == Every(1000, "tokens")
 
 
 def test_full_and_light_checkpoints(tmp_path: Path) -> None:

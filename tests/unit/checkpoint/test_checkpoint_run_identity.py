@@ -12,7 +12,7 @@ import pytest
 
 from headway.checkpoint.discovery import bring_earlier, find_latest
 from headway.checkpoint.format.manifest import step_name
-from headway.checkpoint.post_save import CheckpointMaintainer
+from headway.checkpoint.post_save import CheckpointMaintainer, MaintainerSettings
 from headway.checkpoint.remote.acquire import acquire_tier, find_tier, is_sent
 from headway.checkpoint.remote.ownership import FencedError, OtherRunError, read_claim
 from headway.checkpoint.remote.tier import CLAIM, RemoteTier, SupersededError, journal_of
@@ -382,7 +382,7 @@ def test_the_end_of_an_attempt_that_lost_the_place_says_so(
     a: Config, b: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told: list[tuple[int, float | None]] = []
-    after_save = CheckpointMaintainer(CheckpointMaintainer.settings(a, 1), lambda *upload: told.append(upload))
+    after_save = CheckpointMaintainer(MaintainerSettings.of(a, 1), lambda *upload: told.append(upload))
     assert after_save.wait(30) and told[0][0] == 2 and told[0][1] is not None
     for path in place(tmp_path).rglob("*.json"):
         path.unlink()
@@ -407,7 +407,7 @@ def test_what_a_newer_upload_made_up_for_is_not_lost(tmp_path: Path) -> None:
     assert send(second, two, 4)
     save(one, 4, state=1, **{CLAIM: 1})
     claim(one, 2)
-    after_save = CheckpointMaintainer(CheckpointMaintainer.settings(one, 2))
+    after_save = CheckpointMaintainer(MaintainerSettings.of(one, 2))
     assert after_save.wait(30)
     after_save(save(one, 6, **{CLAIM: 3}).manifest)
     after_save.close(30)

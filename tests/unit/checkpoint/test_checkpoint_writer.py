@@ -21,7 +21,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from headway.checkpoint.post_save import CheckpointMaintainer
+from headway.checkpoint.post_save import MaintainerSettings
 from headway.checkpoint.remote.relay import Relay
 from headway.checkpoint.remote_copies import TierAccess
 from headway.checkpoint.run_identity import RunIdentity
@@ -117,7 +117,7 @@ def test_who_is_told_to_stop_does_not_wait_for_a_store(
     remote = {"url": f"file://{tmp_path}/remote"}
     run = settings.directory.parent
     config = Config(name=run.name, runs=run.parent, train=TrainConfig(steps=1), checkpoint={"remote": remote})
-    writer = CheckpointWriter(replace(settings, after_save=CheckpointMaintainer.settings(config, 1)))
+    writer = CheckpointWriter(replace(settings, after_save=MaintainerSettings.of(config, 1)))
     submit(writer, 1)
     writer.wait()
     assert not list(tmp_path.glob("remote/**/manifest.json"))
@@ -381,7 +381,7 @@ def test_what_the_process_logs_is_in_its_workers_log(tmp_path: Path) -> None:
     config = Config(name="tiny", runs=tmp_path, train=TrainConfig(steps=1), checkpoint={"remote": remote})
     directory = tmp_path / "tiny" / "checkpoints"
     with console.log_to(tmp_path / "log"):
-        writer = CheckpointWriter(WriterSettings(directory, after_save=CheckpointMaintainer.settings(config, 1)))
+        writer = CheckpointWriter(WriterSettings(directory, after_save=MaintainerSettings.of(config, 1)))
         submit(writer, 1)
         writer.close()
     assert "step 1 is at file://" in (tmp_path / "log").read_text()
@@ -477,9 +477,7 @@ def test_nobody_waits_for_an_upload_as_for_a_checkpoint(tmp_path: Path) -> None:
     config = Config(name="tiny", runs=tmp_path, train=TrainConfig(steps=9), checkpoint={"remote": remote})
     run = tmp_path / "tiny"
     run.mkdir()
-    settings = WriterSettings(
-        run / "checkpoints", fence=owned(run), after_save=CheckpointMaintainer.settings(config, 1)
-    )
+    settings = WriterSettings(run / "checkpoints", fence=owned(run), after_save=MaintainerSettings.of(config, 1))
     writer = CheckpointWriter(settings)
     submit(writer, 1)
     writer._saves.process.finish(tell_end=True)

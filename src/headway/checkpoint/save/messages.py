@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.checkpoint.format.file_layout import Piece
+from headway.checkpoint.post_save import MaintainerSettings
 from headway.checkpoint.remote.relay import Relay
 from headway.checkpoint.save.fence import Fence
 from headway.checkpoint.save.outcomes import Upload
@@ -34,8 +35,8 @@ class WriterSettings:
     """Whether the run takes memory snapshots, which need a third buffer."""
     max_shard_bytes: int = 2 * 1024**3
     """Approximate size of a file; a larger tensor gets a file of its own."""
-    after_save: Mapping[str, Any] | None = None
-    """Settings of `CheckpointMaintainer`; without them, the process only keeps the newest `keep` checkpoints."""
+    after_save: MaintainerSettings | None = None
+    """Without them, the process only keeps the newest `keep` checkpoints."""
     sign: bool = False
     """Whether to sign manifests with the key from the environment."""
     encrypt: bool = False

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from headway.checkpoint.lineage import PARENT, parent_record
-from headway.checkpoint.post_save import CheckpointMaintainer
+from headway.checkpoint.post_save import MaintainerSettings
 from headway.checkpoint.remote.acquire import find_tier
 from headway.checkpoint.remote.ownership import read_claim
 from headway.checkpoint.remote.tier import CLAIM
@@ -96,7 +96,7 @@ def make_writer(joined: Joined, state: TrainState, start: Start) -> CheckpointWr
             workers=joined.world.size,
             patience_seconds=config.parallel.timeout_seconds,
             stalled_seconds=config.supervise.save_seconds / 2,  # before the supervisor considers the worker hung
-            after_save=CheckpointMaintainer.settings(
+            after_save=MaintainerSettings.of(
                 config,
                 joined.attempt.number,
                 state.skipped_ranges,

@@ -21,7 +21,9 @@ from headway.run.supervisor.follower_process import FollowerProcess
 from headway.run.supervisor.processes import end_all, members
 
 #: In the place of the follower: it says hello, waits until its input ends, and says that it is done.
-POLITE = 'import sys; print(\'{"kind": "follower_said", "text": "hello"}\', flush=True); sys.stdin.read(); print(\'{"kind": "follower_done"}\')'
+SAYS_HELLO = """print('{"kind": "follower_said", "text": "hello"}', flush=True)"""
+SAYS_DONE = """print('{"kind": "follower_done"}')"""
+POLITE = f"import sys; {SAYS_HELLO}; sys.stdin.read(); {SAYS_DONE}"
 #: It hears nothing.
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 
