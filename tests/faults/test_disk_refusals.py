@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from headway.core.errors import CheckpointError, DataError
 from headway.core.types import Block
 from headway.run.session.attempt import RunOptions
 from headway.run.supervisor import attempt_process
-from headway.run.supervisor.error_report import most_telling_report
+from headway.run.supervisor.error_report import ErrorReport, most_telling_report
 from headway.run.supervisor.worker import reasons_in
 from headway.text.preparing import workers
 from headway.text.preparing.prepare import prepare
@@ -47,7 +48,7 @@ def test_a_worker_leaves_it_as_its_reason(number: int, tmp_path: Path) -> None:
         raise error(number)
     left = most_telling_report(tmp_path)
     assert end.value.code == 4 and left is not None
-    assert (left["exit_code"], left["where"]) == (4, "/disk/run.json") and os.strerror(number) in left["what"]
+    assert (left.exit_code, left.where) == (4, "/disk/run.json") and os.strerror(number) in left.what
 
 
 @numbers
@@ -57,16 +58,12 @@ def test_the_first_process_of_an_attempt_tells_its_supervisor(
     def refuse(*_: object) -> None:
         raise error(number)
 
-    told: list[dict[str, Any]] = []
-
-    class Channel:
-        def send(self, kind: str, **content: Any) -> None:
-            told.append({"kind": kind, **content})
-
+    told: list[ErrorReport] = []
+    channel = SimpleNamespace(send=told.append)
     monkeypatch.setattr(attempt_process, "_run_first", refuse)
-    assert attempt_process.run_attempt(Channel(), resolve(headway.load_config(tiny())), RunOptions()) == 4  # type: ignore[arg-type]
+    assert attempt_process.run_attempt(channel, resolve(headway.load_config(tiny())), RunOptions()) == 4  # type: ignore[arg-type]
     (said,) = told
-    assert (said["kind"], said["exit_code"], said["where"]) == ("error", 4, "/disk/run.json")
+    assert (said.exit_code, said.where) == (4, "/disk/run.json")
     assert "Traceback" not in capfd.readouterr().err
 
 
