@@ -43,8 +43,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from headway.checkpoint.save.messages import WriterSettings
 
+from headway.checkpoint.save.messages import WriterSettings
 from headway.checkpoint.save.writer import CheckpointWriter
 from headway.core.types import Block
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import re
 from functools import cached_property
+from types import GenericAlias
 from typing import Any, Generic, TypeVar, get_args
 
 from pydantic import ConfigDict, TypeAdapter
@@ -37,11 +38,9 @@ class Messages(Generic[Message]):
         self._types = get_args(types) or (types,)
 
     @cached_property
-    def _adapters(self) -> dict[str, TypeAdapter[tuple[Message]]]:
+    def _adapters(self) -> dict[str, TypeAdapter[Any]]:
         """By the names that stand for the types on the line: `tier_lost` for `TierLost`."""
-        # Infinities and NaN, as in metrics, are kept. A dataclass takes this setting only from what contains it.
-        config = ConfigDict(ser_json_inf_nan="constants")
-        return {_kind(one): TypeAdapter(tuple[one], config=config) for one in self._types}  # type: ignore[valid-type]
+        return {_kind(one): _adapter(one) for one in self._types}
 
     def encode(self, message: Message) -> str:
         """Return a message as JSON, without the end of a line."""
@@ -59,9 +58,16 @@ class Messages(Generic[Message]):
         adapter = self._adapters.get(str(fields.get("kind"))) if isinstance(fields, dict) else None
         if adapter is None:
             raise ValueError("is no message of these types")
+        message: Message
         (message,) = adapter.validate_python((fields,))
         return message
 
 
 def _kind(one: type) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", one.__name__).lower()
+
+
+def _adapter(one: type) -> TypeAdapter[Any]:
+    # Infinities and NaN, as in metrics, are kept. A dataclass takes this setting only from what contains it.
+    contains: Any = GenericAlias(tuple, (one,))
+    return TypeAdapter(contains, config=ConfigDict(ser_json_inf_nan="constants"))
