@@ -53,6 +53,9 @@ VERBS = {
     "spot": "clouds.cli",
 }
 
+#: Verbs whose command line contains that of another one.
+_READS = {"spot": ("launch",)}
+
 
 #: Verbs under whose name `headway --help` begins a list, with its title.
 _PANELS = {
@@ -165,4 +168,4 @@ def wanted(words: Sequence[str]) -> Iterable[str]:
     Loading only one verb saves a tenth of the time of a short command.
     """
     first = next((word for word in words if not word.startswith("-")), None)
-    return (first,) if first in VERBS else VERBS
+    return (first, *_READS.get(first, ())) if first in VERBS else VERBS

@@ -53,20 +53,26 @@ def known_offers() -> list[Offer]:
     return list(newest.values())
 
 
-def save_offers(name: str, offers: Sequence[Offer]) -> Path:
+def save_offers(name: str, offers: Sequence[Offer], *, only_regions: Sequence[str] = ()) -> Path:
     """Keep offers for later commands, in place of earlier ones of this origin; return the file.
+
+    Args:
+        name: The origin.
+        offers: The offers.
+        only_regions: The regions that they are of; earlier ones of other regions stay. All when empty.
 
     Raises:
         ConfigError: it cannot be written.
     """
     path = price_folder() / f"{name}.json"
+    kept = [offer for offer in _read(path) if offer.region not in only_regions] if only_regions else []
     records = [
         {
             name: value
             for name, value in offer.as_json().items()
             if name not in ("usd_per_gpu_hour", "age_days", "stale")
         }
-        for offer in offers
+        for offer in [*kept, *offers]
     ]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,25 +85,32 @@ def save_offers(name: str, offers: Sequence[Offer]) -> Path:
 
 
 def _imported() -> list[Offer]:
-    offers: list[Offer] = []
     folder = price_folder()
-    for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
-        try:
-            records = read_json_object(path, SETTINGS_BYTES).get("offers")
-            if not isinstance(records, list):
-                raise ValueError("has no list of offers")
-            for number, record in enumerate(records, 1):
-                if not isinstance(record, dict):
-                    raise ValueError(f"offer {number} is not a JSON object")
-                try:
-                    offers.append(make_offer(record))
-                except BadOffer as error:
-                    raise ValueError(f"offer {number} {error}") from None
-        except (OSError, ValueError) as error:
-            why = (error.strerror if isinstance(error, OSError) else None) or error
-            raise ConfigError(
-                f"prices that were imported cannot be read: {why}", where=str(path), fix=f"remove it: rm {path}"
-            ) from None
+    files = sorted(folder.glob("*.json")) if folder.is_dir() else []
+    return [offer for path in files for offer in _read(path)]
+
+
+def _read(path: Path) -> list[Offer]:
+    """Return the offers of a file, none if there is none."""
+    offers: list[Offer] = []
+    try:
+        records = read_json_object(path, SETTINGS_BYTES).get("offers")
+        if not isinstance(records, list):
+            raise ValueError("has no list of offers")
+        for number, record in enumerate(records, 1):
+            if not isinstance(record, dict):
+                raise ValueError(f"offer {number} is not a JSON object")
+            try:
+                offers.append(make_offer(record))
+            except BadOffer as error:
+                raise ValueError(f"offer {number} {error}") from None
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or error
+        raise ConfigError(
+            f"prices that were imported cannot be read: {why}", where=str(path), fix=f"remove it: rm {path}"
+        ) from None
     return offers
 
 

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.clouds.cli.launching import DryRunOption, OnOption, OutOption, YesOption, agrees, gpus_text, start
+from headway.clouds.cli.launching import (
+    DryRunOption,
+    OnOption,
+    OutOption,
+    WaitOption,
+    YesOption,
+    agrees,
+    gpus_text,
+    start,
+    wait_for_job,
+)
 from headway.command_line import (
     ConfigArgument,
     DefaultVerb,
@@ -22,7 +33,6 @@ from headway.core.user_command import remember_config
 
 if TYPE_CHECKING:
     from headway.clouds.launchers.job import Job
-    from headway.clouds.launchers.launcher import Launcher
     from headway.config import Config
 
 HELP = """Start a run on a cluster: Slurm, Kubernetes, Ray, SkyPilot or Metaflow.
@@ -45,6 +55,7 @@ headway launch configs/gpu-1b.yaml --on metaflow
 headway launch bench strategies --on slurm --parts 4
 headway launch status runs/gpu-1b
 headway launch logs runs/gpu-1b --follow
+headway launch wait runs/gpu-1b
 headway launch cancel runs/gpu-1b
 
 Everything else is in the config section launch: account, image, volumes, secrets by name, queues.
@@ -55,8 +66,10 @@ _RUN_HELP = """Launch a config; `run` may be left out.
 [bold]Examples[/bold]
 
 headway launch run configs/gpu-1b.yaml --on slurm --machines 2:4 --dry-run
+headway launch run configs/gpu-1b.yaml --on slurm --wait -y
 
-Exit codes: 0 launched or written, 1 declined, 2 usage or config; nothing was started then.
+Exit codes: 0 launched or written, 1 declined, 2 usage or config; nothing was started then. With --wait those of \
+headway launch wait.
 """
 
 
@@ -81,6 +94,7 @@ def run(
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Launch a run of ten steps on one GPU instead, to try image and volumes.")
     ] = False,
+    wait: WaitOption = False,
     dry_run: DryRunOption = False,
     out: OutOption = None,
     yes: YesOption = False,
@@ -88,28 +102,22 @@ def run(
     """Run `headway launch`."""
     job = _job(config, list(overrides or []), machines, smoke, out)
     start(job, on, _table, dry_run=dry_run, yes=yes)
+    if wait and not dry_run:
+        from headway.clouds.launchers.ending import find_launched
+
+        wait_for_job(job.directory, *find_launched(job.directory))
 
 
 def _job(config: Path, overrides: list[str], machines: str, smoke: bool, out: Path | None) -> Job:
-    """Load the config for all machines together, as the mesh spans them, and make the job of it."""
-    from headway.clouds.launchers.job import Job, parse_machines, smoke_job
+    """Return the job of a command line."""
+    from headway.clouds.launchers.job import load_job, smoke_job
     from headway.clouds.launchers.record import save_seconds_of
-    from headway.config import ParallelConfig
-    from headway.config.loading.load import given_value
 
     remember_config(str(config), overrides)
-    fewest, most = parse_machines(machines)
     if smoke:
         return smoke_job(load(config, overrides), out)
-    given = given_value(config, overrides, "parallel.workers")
-    each = ParallelConfig.model_validate({} if given is None else {"workers": given})
-    if most == 1:
-        loaded = load(config, overrides)
-    else:
-        whole = load(config, [*overrides, f"parallel.workers={each.workers * most}"])
-        parallel = whole.parallel.model_copy(update={"workers": each.workers, "min_workers": each.min_workers})
-        loaded = whole.model_copy(update={"parallel": parallel})
-    return Job(loaded, most, fewest, save_seconds_of(loaded.run_directory), out)
+    job = load_job(config, overrides, machines)
+    return replace(job, save_seconds=save_seconds_of(job.config.run_directory), out=out)
 
 
 def _table(job: Job) -> tuple[list[list[str]], str]:
@@ -180,11 +188,12 @@ def status(run: RunArgument, json: JsonOption = False) -> None:
     """
     from dataclasses import asdict
 
+    from headway.clouds.launchers.ending import find_launched
     from headway.clouds.launchers.record import progress_of
     from headway.core.format import UNKNOWN, format_seconds
     from headway.telemetry.summary import loss_text
 
-    launcher, handle = _launched(run)
+    launcher, handle = find_launched(run)
     state, progress = launcher.status(handle), progress_of(run)
     if json:
         print_json({"job": handle.as_json(), "engine": asdict(state), "run": asdict(progress)})
@@ -217,7 +226,9 @@ def logs(
 
     headway launch logs runs/gpu-1b --follow
     """
-    launcher, handle = _launched(run)
+    from headway.clouds.launchers.ending import find_launched
+
+    launcher, handle = find_launched(run)
     if code := launcher.logs(handle, follow):
         raise typer.Exit(code)
 
@@ -234,38 +245,30 @@ def cancel(
     headway launch cancel runs/gpu-1b
     headway launch cancel runs/gpu-1b -y
     """
-    from headway.clouds.launchers.record import audit, request_save_and_stop, user_name
+    from headway.clouds.launchers.ending import find_launched, stop_launched
+    from headway.clouds.launchers.record import user_name
     from headway.core.console import notice
 
-    launcher, handle = _launched(run)
+    _, handle = find_launched(run)
     if not yes and not agrees("cancel", f"Cancel {run}?"):
         raise typer.Exit(1)
-    # Written first: also a cancel that fails half-way was somebody's.
-    audit(run, "cancel", target=handle.target, id=handle.id)
-    if request_save_and_stop(run, f"by {user_name()}", handle.grace_seconds):
-        notice("the run has saved and stopped")
-    launcher.cancel(handle)
+    stop_launched(run, f"by {user_name()}")
     notice(f"{handle.id} is removed from {handle.target}")
 
 
-def _launched(run: Path) -> tuple[Launcher, Any]:
-    """Return the launcher and the handle of a run.
+@launch.command()
+def wait(run: RunArgument) -> None:
+    """Wait until the job of a launched run is over, and end as the run did. Ctrl-C leaves the job as it is.
 
-    Raises:
-        ConfigError: it was not launched from here.
+    [bold]Examples[/bold]
+
+    headway launch wait runs/gpu-1b
+
+    Exit codes: those of the run; 1 if it is unknown how the run has ended, 7 if its job was cancelled.
     """
-    from headway.clouds.launchers.launcher import find_launcher
-    from headway.clouds.launchers.record import read_handle
-    from headway.core.errors import ConfigError
+    from headway.clouds.launchers.ending import find_launched
 
-    handle = read_handle(run)
-    if handle is None:
-        raise ConfigError(
-            "the run was not launched from here: it has no launch.json",
-            where=str(run),
-            fix="name the run directory of a launch; headway runs list shows the runs",
-        )
-    return find_launcher(handle.target), handle
+    wait_for_job(run, *find_launched(run))
 
 
 def register(app: typer.Typer) -> None:

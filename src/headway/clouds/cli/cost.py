@@ -8,20 +8,63 @@ from typing import Annotated
 
 import typer
 
-from headway.command_line import JsonOption, RunArgument, print_json, print_table, seconds_of
+from headway.command_line import JsonOption, print_json, print_table, seconds_of
 from headway.core.console import print_line
 
 cost = typer.Typer(no_args_is_help=True, help="Show what a run has cost, and simulate policies on spot machines.")
 
 
 @cost.command()
-def show(run: RunArgument, as_json: JsonOption = False) -> None:
-    """Show what a run has spent until now, by part and by attempt.
+def show(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, or a folder of them.", show_default=False)],
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a run has spent until now, by part and by attempt; of a folder of runs, each run and the sum.
 
     [bold]Examples[/bold]
 
     headway cost show runs/mine
+    headway cost show runs
     """
+    from headway.telemetry.record import is_run
+
+    if run.is_dir() and not is_run(run):
+        _show_fleet(run, as_json)
+    else:
+        _show_run(run, as_json)
+
+
+def _show_fleet(folder: Path, as_json: bool) -> None:
+    """Show the runs of a folder, the one that has cost most first."""
+    from headway.core.console import notice
+    from headway.core.format import UNKNOWN, counted, format_seconds
+    from headway.cost.spending import format_usd
+    from headway.run.directory.account import fleet_account
+
+    fleet = fleet_account(folder)
+    if as_json:
+        print_json([one.as_json() for one in fleet])
+        return
+    if not fleet:
+        notice(f"no runs in {folder}")
+        return
+    rows = []
+    for one in fleet:
+        account = one.account
+        parts = (account.total_usd, account.compute_usd, account.idle_usd, account.storage_usd)
+        budget = UNKNOWN if one.budget_usd is None else format_usd(one.budget_usd)
+        usd = [format_usd(part) if account.is_known else UNKNOWN for part in parts]
+        price = UNKNOWN if one.usd_per_hour is None else f"{one.usd_per_hour:,.2f}"
+        rows.append([one.name, one.state, str(one.attempts), format_seconds(one.seconds), price, *usd, budget])
+    headers = ["RUN", "STATE", "ATTEMPTS", "TIME", "$/HOUR", "COST", "COMPUTE", "HELD", "STORAGE", "BUDGET"]
+    print_table(headers, rows, numeric=(2, *range(4, 10)))
+    known = [one for one in fleet if one.account.is_known]
+    unknown = len(fleet) - len(known)
+    total = format_usd(sum(one.account.total_usd for one in known))
+    print_line(f"{counted(len(fleet), 'run')} · cost {total}" + (f" · {unknown} n/a" if unknown else ""))
+
+
+def _show_run(run: Path, as_json: bool) -> None:
     from headway.core.format import UNKNOWN, format_seconds
     from headway.cost.spending import format_usd
     from headway.run.directory.account import account_of
@@ -93,7 +136,7 @@ def simulate(
     from headway.clouds.spot.simulate import Work
     from headway.clouds.spot.simulate import simulate as compare
     from headway.clouds.spot.traces import read_trace
-    from headway.core.format import format_seconds
+    from headway.core.format import UNKNOWN, format_seconds
 
     policy = SpotPolicy(pause_above, resume_below, grow_below, seconds_of(min_run, "--min-run"),
                         seconds_of(min_pause, "--min-pause"))  # fmt: skip
@@ -101,8 +144,13 @@ def simulate(
     work = Work(hours * 3600, seconds_of(start, "--start"), seconds_of(save, "--save"),
                 seconds_of(save_every, "--save-every"), growth)  # fmt: skip
     found = compare(read_trace(trace, zone), work, policy, on_demand)
+    fixed, naive, _ = found
+    savings = [(outcome.saving(fixed), outcome.saving(naive)) for outcome in found]
     if as_json:
-        print_json([asdict(outcome) for outcome in found])
+        names = ("saving_on_demand", "saving_never_paused")
+        print_json(
+            [{**asdict(one), **dict(zip(names, two, strict=True))} for one, two in zip(found, savings, strict=True)]
+        )
         return
     rows = [
         [
@@ -111,10 +159,34 @@ def simulate(
             format_seconds(outcome.seconds) if outcome.finished else "never done",
             str(outcome.interruptions),
             format_seconds(outcome.lost_seconds),
+            *(UNKNOWN if saving is None else f"{saving:.0%}" for saving in saved),
         ]
-        for outcome in found
+        for outcome, saved in zip(found, savings, strict=True)
     ]
-    print_table(["POLICY", "COST", "TIME", "INTERRUPTIONS", "LOST"], rows, numeric=(1, 3))
+    headers = ["POLICY", "COST", "TIME", "INTERRUPTIONS", "LOST", "SAVES ON DEMAND", "SAVES NEVER PAUSED"]
+    print_table(headers, rows, numeric=(1, 3, 5, 6))
+
+
+@cost.command()
+def trace(
+    *,
+    seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same prices.")] = 0,
+    days: Annotated[float, typer.Option("--days", min=0.1, max=366, help="Length.")] = 7.0,
+    spikes: Annotated[int, typer.Option("--spikes", min=0, max=1000, help="Number of spikes.")] = 3,
+    usd: Annotated[float, typer.Option("--usd", min=0.0001, max=1000, help="The usual price, $/hour.")] = 2.0,
+    every: Annotated[str, typer.Option("--every", help="Time between two prices.")] = "10 min",
+) -> None:
+    """Print made prices with spikes, to try a policy where none were recorded.
+
+    [bold]Examples[/bold]
+
+    headway cost trace --seed 7 > week.csv
+    headway cost simulate week.csv --hours 100 --on-demand 6 --pause-above 2.80 --resume-below 2.50
+    """
+    from headway.core.console import print_text
+    from headway.cost.made_trace import TraceMaker, as_csv
+
+    print_text(as_csv(TraceMaker(seed, days, spikes, usd, seconds_of(every, "--every")).make()).rstrip())
 
 
 def register(app: typer.Typer) -> None:

@@ -14,7 +14,7 @@ from headway.core.console import print_line
 
 if TYPE_CHECKING:
     from headway.clouds.launchers.job import Job
-    from headway.clouds.launchers.launcher import Launcher
+    from headway.clouds.launchers.launcher import Handle, Launcher
 
 OnOption = Annotated[
     str,
@@ -36,6 +36,9 @@ OutOption = Annotated[
         help="Folder for the files; a folder in the run directory when not given.",
         show_default=False,
     ),
+]
+WaitOption = Annotated[
+    bool, typer.Option("--wait", help="Wait until the job is over, and end as the run did; Ctrl-C leaves the job.")
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
@@ -123,33 +126,56 @@ def _check_not_launched(job: Job) -> None:
     Raises:
         ConfigError: it is not.
     """
-    from headway.clouds.launchers.launcher import ALIVE, find_launcher
+    from headway.clouds.launchers.launcher import OVER, find_launcher
     from headway.clouds.launchers.record import read_handle
     from headway.core.errors import ConfigError
+    from headway.run.directory.run_directory import LAUNCH_FILE
 
     directory = job.directory
     handle = read_handle(directory)
     if handle is None:
         return
     state = find_launcher(handle.target).status(handle)
-    if state.state in ALIVE:
-        raise ConfigError(
-            f"the run is launched already, as {handle.id} on {handle.target}: {state.engine}",
-            where=str(directory),
-            fix=f"headway launch cancel {directory}, or choose another name=...",
-        )
+    if state.state in OVER:
+        return
+    fix = f"headway launch cancel {directory}, or choose another name=..."
+    if state.state == "unknown":  # two jobs of one run would be worse than a question
+        fix += f"; if that cluster is gone, remove {directory / LAUNCH_FILE}"
+    raise ConfigError(
+        f"the run is launched already, as {handle.id} on {handle.target}: {state.engine}",
+        where=str(directory),
+        fix=fix,
+    )
 
 
 def _submit(launcher: Launcher, job: Job, files: Mapping[str, str | bytes]) -> None:
+    from headway.clouds.launchers.ending import only_one
     from headway.clouds.launchers.record import audit, write_handle
     from headway.core.console import notice
     from headway.core.user_command import suggest
 
     directory = job.directory
-    _write(files, job.folder)
-    handle = launcher.submit(job, job.folder)
-    directory.mkdir(parents=True, exist_ok=True)
-    write_handle(directory, handle)
+    with only_one(directory, "launch"):
+        _check_not_launched(job)
+        _write(files, job.folder)
+        handle = launcher.submit(job, job.folder)
+        write_handle(directory, handle)
     command = suggest("launch" if job.suite is None else "launch bench")
     audit(directory, "launch", target=handle.target, id=handle.id, machines=handle.machines, command=command)
     notice(f"launched {handle.id} on {handle.target}; headway launch status {directory} shows how it is")
+
+
+def wait_for_job(run: Path, launcher: Launcher, handle: Handle) -> None:
+    """Wait until a job is over, and end this command with the run's exit code.
+
+    Raises:
+        typer.Exit: the job is over.
+    """
+    from headway.clouds.launchers.ending import exit_code_of, wait_for_end
+    from headway.core.console import notice
+
+    notice(f"waiting for {handle.id} on {handle.target}; Ctrl-C leaves it running")
+    state = wait_for_end(launcher, handle)
+    code = exit_code_of(state, handle, run)
+    notice(f"{handle.id} on {handle.target} is over: {state.engine}; exit code {code}")
+    raise typer.Exit(code)

@@ -87,9 +87,10 @@ def import_(
     headway prices import vms.csv --cloud gcp --date 2026-11-01
     """
     from headway.clouds.prices.skypilot import read_catalogue
+    from headway.cost.price_book import save_offers
 
     found = read_catalogue(file, cloud, _day(date))
-    _keep(f"skypilot-{found[0].cloud}", found)
+    _notice_kept(found, save_offers(f"skypilot-{found[0].cloud}", found))
 
 
 @prices.command()
@@ -109,30 +110,16 @@ def refresh(
     headway prices refresh aws --region us-east-1 --region us-west-2
     GOOGLE_API_KEY=... headway prices refresh gcp
     """
-    if cloud == "aws":
-        from headway.clouds.prices.aws import refresh_aws
+    from headway.cost.refresh import refresh_prices
 
-        found = refresh_aws(region or ())
-    elif cloud == "azure":
-        from headway.clouds.prices.azure import refresh_azure
-
-        found = refresh_azure(region or ())
-    else:
-        from headway.clouds.prices.gcp import refresh_gcp
-
-        found = refresh_gcp(region or ())
-    _keep(f"refreshed-{cloud}", found)
+    _notice_kept(*refresh_prices(cloud, region or ()))
 
 
-def _keep(name: str, offers: Sequence[Offer]) -> None:
+def _notice_kept(offers: Sequence[Offer], path: Path) -> None:
     from headway.core.console import notice
-    from headway.core.errors import ConfigError
     from headway.core.format import counted
-    from headway.cost.price_book import save_offers
 
-    if not offers:
-        raise ConfigError("there are no prices of machines with accelerators", where=name, fix="name another region")
-    notice(f"{counted(len(offers), 'offer')} in {save_offers(name, offers)}")
+    notice(f"{counted(len(offers), 'offer')} in {path}")
 
 
 def _day(text: str | None) -> Any:

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headway.command_line import seconds_of
 
 if TYPE_CHECKING:
-    from headway.clouds.launchers.spot import Feed
+    from headway.clouds.launchers.held import LaunchCommand
+    from headway.clouds.launchers.price_feeds import Feed
+    from headway.clouds.launchers.spot import SpotJob
+    from headway.cost.places import Place
 
-HELP = """Run a training command while its spot machines are cheap: pause it above a price, resume it below another.
+HELP = """Train while spot machines are cheap: pause above a price, resume below another, grow, and move.
 
-A pause asks the run to save and stop, and starts the command again later: the run continues where it stopped. With \
---grow-below it uses all workers while the price is very low. What follows -- is the command that trains.
+What follows -- is the command: headway train, which trains on this machine, or headway launch, whose job on a cluster \
+is then saved, removed, and launched again. The run continues where it stopped. With --grow-below it uses all workers \
+or machines while the price is very low. With several --place it moves to another region or cloud where that pays, by \
+its remote tier.
 
 [bold]Examples[/bold]
 
 headway spot runs/mine --pause-above 2.50 --resume-below 2.00 --prices prices.csv -- headway train my.yaml
+headway spot runs/mine --pause-above 2.50 --resume-below 2.00 --prices prices.csv -- headway launch my.yaml --on slurm
 headway spot runs/mine --pause-above 25 --resume-below 20 --price-command ./price.sh -- headway train my.yaml
-headway spot runs/mine --pause-above 25 --resume-below 20 --grow-below 12 --workers 1:8 --prices prices.csv -- headway \
-train my.yaml determinism=elastic
+headway spot runs/mine --pause-above 25 --resume-below 20 --grow-below 12 --machines 1:4 --prices prices.csv -- \
+headway launch my.yaml --on kubernetes determinism=elastic
+headway spot runs/mine --pause-above 25 --resume-below 20 --refresh "1 h" --place "aws/us-east-1/p5.48xlarge/spot \
+traffic=0" --place "aws/us-west-2/p5.48xlarge/spot traffic=0.02" -- headway launch my.yaml --on sky
 
-Exit codes: those of the command; 2 usage, or a policy that cannot be carried out; 75 stopped while paused.
+Exit codes: those of the command; 2 usage, or a policy that cannot be carried out; 75 stopped while paused, or with \
+the run saved and its job removed.
 """
 
 
@@ -34,6 +44,7 @@ def register(app: typer.Typer) -> None:
 
 
 def spot(
+    ctx: typer.Context,
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of the command.", show_default=False)],
     command: Annotated[
         list[str] | None, typer.Argument(metavar="-- COMMAND...", help="Command that trains.", show_default=False)
@@ -48,6 +59,10 @@ def spot(
         str | None,
         typer.Option("--workers", metavar="MIN:MAX", help="Usual and largest number of workers.", show_default=False),
     ] = None,
+    machines: Annotated[
+        str | None,
+        typer.Option("--machines", metavar="MIN:MAX", help="The same for machines of a launch.", show_default=False),
+    ] = None,
     prices: Annotated[
         Path | None,
         typer.Option("--prices", help="File whose newest entry is the current price.", show_default=False),
@@ -58,6 +73,34 @@ def spot(
     zone: Annotated[
         str | None, typer.Option("--zone", help="Zone, if the file has several.", show_default=False)
     ] = None,
+    replay: Annotated[
+        float | None,
+        typer.Option(
+            "--replay", min=1.0, help="Play --prices from its beginning, so many times as fast.", show_default=False
+        ),
+    ] = None,
+    place: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--place",
+            metavar="'OFFER [traffic=USD_PER_GIB] [KEY=VALUE ...]'",
+            show_default=False,
+            help="An offer whose price counts, what the launch changes to get there, and the price of traffic"
+            " to the remote tier; may be repeated.",
+        ),
+    ] = None,
+    refresh: Annotated[
+        str | None,
+        typer.Option("--refresh", help="Fetch new prices of the places so often.", show_default=False),
+    ] = None,
+    move_time: Annotated[
+        str | None,
+        typer.Option("--move-time", help="Time of a move, where none was measured.", show_default=False),
+    ] = None,
+    state_gib: Annotated[
+        float | None,
+        typer.Option("--state-gib", min=0.0, help="Size of a checkpoint, where none was measured.", show_default=False),
+    ] = None,
     every: Annotated[str, typer.Option("--every", help="Time between two checks of the price.")] = "1 min",
     min_run: Annotated[str, typer.Option("--min-run", help="Minimum time between a start and a pause.")] = "10 min",
     min_pause: Annotated[str, typer.Option("--min-pause", help="Minimum length of a pause.")] = "5 min",
@@ -65,31 +108,136 @@ def spot(
     """Run `headway spot`."""
     from headway.clouds.launchers.spot import SpotJob, hold_by_price
     from headway.clouds.spot.policy import SpotPolicy
+    from headway.cost.places import parse_place
 
     policy = SpotPolicy(pause_above, resume_below, grow_below, seconds_of(min_run, "--min-run"),
                         seconds_of(min_pause, "--min-pause"))  # fmt: skip
-    job = SpotJob(run, command or [], policy, _workers(workers), seconds_of(every, "--every"))
+    places = tuple(parse_place(text) for text in place or ())
+    sizes = _range(workers, "--workers")
+    launch = _launch(ctx, command or [], places, sizes, _range(machines, "--machines"))
+    job = SpotJob(run, command or [], policy, sizes, seconds_of(every, "--every"), launch)
     job.check()
-    raise typer.Exit(hold_by_price(job, _feed(prices, price_command, zone)))
+    given = None if move_time is None or state_gib is None else (seconds_of(move_time, "--move-time"), state_gib)
+    timer = None if refresh is None else seconds_of(refresh, "--refresh")
+    feed = _place_feed(job, places, timer, given) if places else None
+    raise typer.Exit(hold_by_price(job, feed or _feed(prices, price_command, zone, replay)))
 
 
-def _feed(prices: Path | None, price_command: str | None, zone: str | None) -> Feed:
-    from headway.clouds.launchers.spot import command_feed, file_feed
+def _launch(
+    ctx: typer.Context,
+    command: list[str],
+    places: tuple[Place, ...],
+    workers: tuple[int, int] | None,
+    machines: tuple[int, int] | None,
+) -> LaunchCommand | None:
+    """Return the launch that a command is; None if it trains on this machine.
+
+    The verb `launch` itself reads its words, so nothing is understood twice.
+    """
+    from dataclasses import replace
+
+    from headway.clouds.launchers.held import LaunchCommand
+    from headway.clouds.launchers.job import Job, load_job
+    from headway.clouds.launchers.record import save_seconds_of
+    from headway.core.errors import ConfigError
+
+    at = next((at for at, word in enumerate(command) if word == "launch" and _is_headway(command[:at])), None)
+    if at is None:
+        if len(places) > 1 or machines is not None:
+            option = "--place" if machines is None else "--machines"
+            what = "a command that trains on this machine stays here"
+            raise ConfigError(what, where=option, fix="... -- headway launch my.yaml --on sky")
+        return None
+    root: Any = ctx.find_root().command
+    group = root.get_command(ctx, "launch")
+
+    def read(words: Sequence[str]) -> dict[str, Any]:
+        own = list(words[at + 1 :])
+        if own[:1] == ["run"]:
+            del own[0]
+        if not own or own[0] in group.commands:
+            raise ConfigError(
+                "only the launch of a run is held", where="COMMAND", fix="... -- headway launch my.yaml --on slurm"
+            )
+        found: dict[str, Any] = group.commands["run"].make_context("headway launch", own).params
+        if found["dry_run"] or found["smoke"]:
+            what = "--dry-run and --smoke start no run that could be held"
+            raise ConfigError(what, where="COMMAND", fix="leave them out")
+        return found
+
+    def parse(words: Sequence[str]) -> Job:
+        found = read(words)
+        job = load_job(found["config"], found["overrides"] or [], found["machines"])
+        return replace(job, save_seconds=save_seconds_of(job.config.run_directory))
+
+    return LaunchCommand(tuple(command), read(command)["on"], parse, places, workers, machines)
+
+
+def _is_headway(words: Sequence[str]) -> bool:
+    """Return whether words end with the command: `headway`, a path to it, or `python -m headway`."""
+    return bool(words) and Path(words[-1]).name == "headway"
+
+
+def _place_feed(
+    job: SpotJob, places: tuple[Place, ...], every_seconds: int | None, given: tuple[float, float] | None
+) -> Feed:
+    """Return the feed of the places.
+
+    Raises:
+        ConfigError: prices of one cannot be fetched, or the price of traffic is unknown.
+    """
+    from headway.clouds.launchers.price_feeds import PlaceFeed, left_seconds_of, moving_of
+    from headway.config.units import Interval
+    from headway.core.errors import ConfigError
+    from headway.cost.places import regions_of
+    from headway.cost.refresh import CLOUDS, PriceTimer
+
+    regions = regions_of(places)
+    if every_seconds is not None and (unknown := sorted(regions.keys() - CLOUDS.keys())):
+        what = f"the prices of {unknown[0]} cannot be fetched"
+        raise ConfigError(what, where="--refresh", fix=f"leave it out; of {', '.join(CLOUDS)} they can")
+    silent = [place.offer for place in places if place.traffic_usd_per_gib is None]
+    if len(places) > 1 and silent:
+        what = f"the price of traffic between {silent[0]} and the remote tier is not given"
+        raise ConfigError(what, where="--place", fix=f"--place '{silent[0]} traffic=0.02', or 0 in the same region")
+    timer = None if every_seconds is None else PriceTimer(regions, every_seconds)
+    if job.launch is None:
+        return PlaceFeed(places, timer=timer)
+    usual = job.launch.job()
+    checkpoint = usual.config.checkpoint
+    interval = checkpoint.every if checkpoint.remote is None else checkpoint.remote.every or checkpoint.every
+    every = interval if isinstance(interval, Interval) else None
+    return PlaceFeed(
+        places,
+        usual.config.parallel.workers * usual.machines,
+        moving=lambda: moving_of(job.run, every, given),
+        left_seconds=lambda: left_seconds_of(job.run),
+        timer=timer,
+    )
+
+
+def _feed(prices: Path | None, price_command: str | None, zone: str | None, replay: float | None) -> Feed:
+    from headway.clouds.launchers.price_feeds import command_feed, file_feed, replay_feed
     from headway.core.errors import ConfigError
 
     if (prices is None) == (price_command is None):
         raise ConfigError(
-            "the price comes from a file or from a command", where="--prices, --price-command", fix="give one of them"
+            "the price comes from a file, a command or a place",
+            where="--prices, --price-command, --place",
+            fix="give one of them",
         )
+    if prices is not None and replay is not None:
+        return replay_feed(prices, replay, zone)
     return command_feed(price_command) if price_command is not None else file_feed(prices or Path(), zone)
 
 
-def _workers(text: str | None) -> tuple[int, int] | None:
+def _range(text: str | None, option: str) -> tuple[int, int] | None:
     from headway.core.errors import ConfigError
 
     if text is None:
         return None
     fewest, colon, most = text.partition(":")
     if not colon or not fewest.isdecimal() or not most.isdecimal():
-        raise ConfigError(f"'{text}' is not two numbers of workers", where="--workers", fix="--workers 1:8")
+        what = f"'{text}' is not two numbers of {option.lstrip('-')}"
+        raise ConfigError(what, where=option, fix=f"{option} 1:8")
     return int(fewest), int(most)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from headway.config import Config, dump_config
-from headway.config.loading.load import override
+from headway.config import Config, ParallelConfig, dump_config, load_config
+from headway.config.loading.load import given_value, override
 from headway.core.errors import ConfigError
 from headway.core.format import counted, format_seconds
 from headway.core.storage import scheme_of
@@ -57,6 +57,8 @@ class Job:
     """Jobs that share the cells of the suite, where the engine has arrays of jobs."""
     smoke: bool = False
     """It only tries what a run needs, and nothing that it saves is used."""
+    held: bool = False
+    """It is stopped, and launched again, as prices rise and fall."""
 
     @property
     def folder(self) -> Path:
@@ -131,6 +133,12 @@ class Job:
                 fix=f"launch.gpus_per_machine={self.config.parallel.workers}, or fewer workers",
             )
 
+    @property
+    def has_object_tier(self) -> bool:
+        """Whether its checkpoints are copied to object storage, where other machines find them."""
+        remote = self.config.checkpoint.remote
+        return remote is not None and scheme_of(remote.url) not in (None, "file", "local")
+
 
 def smoke_job(config: Config, out: Path | None = None) -> Job:
     """Return the job of one GPU that tries what a run needs."""
@@ -138,6 +146,27 @@ def smoke_job(config: Config, out: Path | None = None) -> Job:
     gpus = 0 if config.train.device == "cpu" or config.launch.gpus_per_machine == 0 else 1
     launch = config.launch.model_copy(update={"gpus_per_machine": gpus})
     return Job(changed.model_copy(update={"launch": launch}), out=out, smoke=True)
+
+
+def load_job(config: str | Path, overrides: Sequence[str] = (), machines: str = "1") -> Job:
+    """Load a config for all machines together, as the mesh spans them, and return the job of it.
+
+    Args:
+        config: The config, of which `parallel.workers` counts the workers of one machine.
+        overrides: As `key=value`.
+        machines: Number of machines, or a range of them.
+
+    Raises:
+        ConfigError: the config or the number of machines is wrong.
+    """
+    fewest, most = parse_machines(machines)
+    if most == 1:
+        return Job(load_config(config, overrides), most, fewest)
+    given = given_value(config, overrides, "parallel.workers")
+    each = ParallelConfig.model_validate({} if given is None else {"workers": given})
+    whole = load_config(config, [*overrides, f"parallel.workers={each.workers * most}"])
+    parallel = whole.parallel.model_copy(update={"workers": each.workers, "min_workers": each.min_workers})
+    return Job(whole.model_copy(update={"parallel": parallel}), most, fewest)
 
 
 def parse_machines(text: str) -> tuple[int | None, int]:
@@ -181,9 +210,7 @@ def survival_problems(job: Job, shared: bool, fix: str) -> Iterator[ConfigError]
     """
     if job.suite is not None or job.smoke:
         return  # nothing that it saves is used, and the results of a suite are also in the log
-    remote = job.config.checkpoint.remote
-    is_remote = remote is not None and scheme_of(remote.url) not in (None, "file", "local")
-    if not shared and not is_remote:
+    if not shared and not job.has_object_tier:
         yield ConfigError(
             f"{job.config.run_directory} is on no shared volume and there is no remote tier, so a machine that is lost"
             " takes the checkpoints with it",

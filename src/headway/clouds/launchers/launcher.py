@@ -28,6 +28,8 @@ LAUNCHERS = {
 State = Literal["waiting", "running", "stopping", "finished", "failed", "cancelled", "gone", "unknown"]
 #: A job in one of these still has, or waits for, machines.
 ALIVE: tuple[State, ...] = ("waiting", "running", "stopping")
+#: No machine has a job in one of these. `unknown` is in neither: the job may be alive.
+OVER: tuple[State, ...] = ("finished", "failed", "cancelled", "gone")
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,12 @@ class MetaflowLauncher:
                 where="--on",
                 fix="--on slurm, or --on kubernetes",
             )
+        if job.held:
+            yield ConfigError(
+                "a flow cannot be held: Metaflow starts a step that has stopped again, and waits for no save",
+                where="--on",
+                fix="--on slurm, kubernetes, ray or sky",
+            )
         if job.machines > 1:
             yield ConfigError(
                 f"a step of Metaflow runs on one machine, not on {job.machines}",

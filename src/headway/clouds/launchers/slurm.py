@@ -169,7 +169,10 @@ class SlurmLauncher:
     def status(self, handle: Handle) -> JobState:
         """Ask `squeue`, and `sacct` once the job has left the queue."""
         asked = ["squeue", "--noheader", "--jobs", handle.id, "--states=all", "--format=%T|%D|%r"]
-        lines = try_program(asked).stdout.strip().splitlines()
+        answer = try_program(asked)
+        if answer.returncode and "Invalid job id" not in answer.stderr:
+            return JobState("unknown", answer.stderr.strip()[-200:] or "squeue does not answer")
+        lines = answer.stdout.strip().splitlines()
         if lines:
             word, machines, reason = _most_urgent(lines, "|").split("|", 2)
             state = _STATES.get(word, "unknown")

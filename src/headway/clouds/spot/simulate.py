@@ -47,6 +47,10 @@ class Outcome:
     """Work that was done twice."""
     finished: bool
 
+    def saving(self, other: Outcome) -> float | None:
+        """Return which share of another one's cost is saved, negative if it costs more; None unless both finish."""
+        return 1 - self.usd / other.usd if self.finished and other.finished and other.usd else None
+
 
 def simulate(trace: Trace, work: Work, policy: SpotPolicy, on_demand_usd: float) -> list[Outcome]:
     """Compare a policy with machines on demand, and with spot machines that are never paused.

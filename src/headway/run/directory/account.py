@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from headway.config import Config
@@ -30,7 +32,7 @@ from headway.run.directory.run_directory import (
 )
 from headway.telemetry.goodput import START, goodput_of
 from headway.telemetry.metrics import Metrics
-from headway.telemetry.record import RUNNING, Attempt, Run, stored_bytes
+from headway.telemetry.record import RUNNING, Attempt, Run, is_run, stored_bytes
 
 
 def account_of(run: Run, usd_per_hour: float | None = None, *, before: int | None = None) -> RunCost:
@@ -47,6 +49,48 @@ def account_of(run: Run, usd_per_hour: float | None = None, *, before: int | Non
         for attempt, after in zip(attempts, [*attempts[1:], None], strict=False)
     ]
     return run_cost(billed, storage_of(run))
+
+
+@dataclass(frozen=True)
+class FleetRun:
+    """The account of one of several runs."""
+
+    name: str
+    state: str
+    attempts: int
+    seconds: float | None
+    """Time in which an attempt ran."""
+    usd_per_hour: float | None
+    """Price of the newest attempt's machines; None if it is unknown, or nothing runs."""
+    budget_usd: float | None
+    account: RunCost
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON; without an account if the run knows no price."""
+        account = {**asdict(self.account), "total_usd": self.account.total_usd} if self.account.is_known else None
+        return {**asdict(self), "account": account}
+
+
+def fleet_account(folder: Path) -> list[FleetRun]:
+    """Return the accounts of the runs directly in a folder, the one that has cost most first."""
+    runs = [Run(path) for path in sorted(folder.iterdir()) if path.is_dir() and is_run(path)]
+    fleet = [
+        FleetRun(
+            name=run.name,
+            state=run.state,
+            attempts=len(run.attempt_records),
+            seconds=run.seconds,
+            usd_per_hour=_present_price(run),
+            budget_usd=as_number(run.get("budget.usd")),
+            account=account_of(run),
+        )
+        for run in runs
+    ]
+    return sorted(fleet, key=lambda one: -one.account.total_usd)
+
+
+def _present_price(run: Run) -> float | None:
+    return as_number(run.attempt_records[max(run.attempt_records)].get(PRICE_KEY)) if run.state == RUNNING else None
 
 
 def stopped_by_budget(config: Config, what: str) -> BudgetReached:

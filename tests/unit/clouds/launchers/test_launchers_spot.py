@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from headway.clouds.launchers import spot
-from headway.clouds.launchers.spot import SpotJob, command_feed, file_feed, hold_by_price
+from headway.clouds.launchers.price_feeds import command_feed, file_feed
+from headway.clouds.launchers.spot import SpotJob, hold_by_price
 from headway.clouds.spot.policy import SpotPolicy
 from headway.core.errors import ConfigError
 
