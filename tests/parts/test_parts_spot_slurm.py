@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headway.clouds.launchers.record import audited
-from headway.cost.made_trace import TraceMaker, as_csv
+from headway.clouds.spot.made_trace import as_csv, make_trace
 from headway.run.directory.account import account_of
 from headway.telemetry.record import Run
 from parts_table import SLURM
@@ -52,7 +51,7 @@ def test_a_week_with_three_spikes_pauses_a_launched_job_three_times(
     monkeypatch.chdir(tmp_path)
     config = tiny(train={"steps": 200}, checkpoint={"every": "1 h"}, loss="slow_loss:slow")
     week, run = tmp_path / "week.csv", config.parent / "runs" / "held"
-    week.write_text(as_csv(TraceMaker(seed=7).make()))
+    week.write_text(as_csv(make_trace(7)))
     (tmp_path / "price.py").write_text(PRICE)
     (tmp_path / "slow_loss.py").write_text(SLOW)
     prices = (

@@ -43,25 +43,22 @@ def _show_fleet(folder: Path, as_json: bool) -> None:
 
     fleet = fleet_account(folder)
     if as_json:
-        print_json([one.as_json() for one in fleet])
+        print_json([{**asdict(one), "total_usd": one.total_usd} for one in fleet])
         return
     if not fleet:
         notice(f"no runs in {folder}")
         return
+    headers = ["RUN", "STATE", "ATTEMPTS", "TIME", "$/HOUR", "COST", "COMPUTE", "HELD", "STORAGE", "BUDGET"]
     rows = []
     for one in fleet:
-        account = one.account
-        parts = (account.total_usd, account.compute_usd, account.idle_usd, account.storage_usd)
-        budget = UNKNOWN if one.budget_usd is None else format_usd(one.budget_usd)
-        usd = [format_usd(part) if account.is_known else UNKNOWN for part in parts]
+        parts = (one.total_usd, one.compute_usd, one.idle_usd, one.storage_usd, one.budget_usd)
         price = UNKNOWN if one.usd_per_hour is None else f"{one.usd_per_hour:,.2f}"
-        rows.append([one.name, one.state, str(one.attempts), format_seconds(one.seconds), price, *usd, budget])
-    headers = ["RUN", "STATE", "ATTEMPTS", "TIME", "$/HOUR", "COST", "COMPUTE", "HELD", "STORAGE", "BUDGET"]
+        usd = [UNKNOWN if part is None else format_usd(part) for part in parts]
+        rows.append([one.name, one.state, str(one.attempts), format_seconds(one.seconds), price, *usd])
     print_table(headers, rows, numeric=(2, *range(4, 10)))
-    known = [one for one in fleet if one.account.is_known]
-    unknown = len(fleet) - len(known)
-    total = format_usd(sum(one.account.total_usd for one in known))
-    print_line(f"{counted(len(fleet), 'run')} · cost {total}" + (f" · {unknown} n/a" if unknown else ""))
+    known = [one.total_usd for one in fleet if one.total_usd is not None]
+    unknown = f" · {len(fleet) - len(known)} n/a" if len(known) < len(fleet) else ""
+    print_line(f"{counted(len(fleet), 'run')} · cost {format_usd(sum(known))}{unknown}")
 
 
 def _show_run(run: Path, as_json: bool) -> None:
@@ -183,10 +180,11 @@ def trace(
     headway cost trace --seed 7 > week.csv
     headway cost simulate week.csv --hours 100 --on-demand 6 --pause-above 2.80 --resume-below 2.50
     """
+    from headway.clouds.spot.made_trace import as_csv, make_trace
     from headway.core.console import print_text
-    from headway.cost.made_trace import TraceMaker, as_csv
 
-    print_text(as_csv(TraceMaker(seed, days, spikes, usd, seconds_of(every, "--every")).make()).rstrip())
+    every_seconds = seconds_of(every, "--every")
+    print_text(as_csv(make_trace(seed, days=days, spikes=spikes, usual_usd=usd, every_seconds=every_seconds)).rstrip())
 
 
 def register(app: typer.Typer) -> None:

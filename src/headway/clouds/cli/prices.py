@@ -110,7 +110,7 @@ def refresh(
     headway prices refresh aws --region us-east-1 --region us-west-2
     GOOGLE_API_KEY=... headway prices refresh gcp
     """
-    from headway.cost.refresh import refresh_prices
+    from headway.clouds.prices.refresh import refresh_prices
 
     _notice_kept(*refresh_prices(cloud, region or ()))
 

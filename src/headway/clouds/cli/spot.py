@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from headway.clouds.launchers.held import LaunchCommand
     from headway.clouds.launchers.price_feeds import Feed
     from headway.clouds.launchers.spot import SpotJob
-    from headway.cost.places import Place
+    from headway.clouds.spot.places import Place
 
 HELP = """Train while spot machines are cheap: pause above a price, resume below another, grow, and move.
 
@@ -106,9 +106,11 @@ def spot(
     min_pause: Annotated[str, typer.Option("--min-pause", help="Minimum length of a pause.")] = "5 min",
 ) -> None:
     """Run `headway spot`."""
+    from headway.clouds.launchers.price_feeds import command_feed, file_feed, replay_feed
     from headway.clouds.launchers.spot import SpotJob, hold_by_price
+    from headway.clouds.spot.places import parse_place
     from headway.clouds.spot.policy import SpotPolicy
-    from headway.cost.places import parse_place
+    from headway.core.errors import ConfigError
 
     policy = SpotPolicy(pause_above, resume_below, grow_below, seconds_of(min_run, "--min-run"),
                         seconds_of(min_pause, "--min-pause"))  # fmt: skip
@@ -118,9 +120,19 @@ def spot(
     job = SpotJob(run, command or [], policy, sizes, seconds_of(every, "--every"), launch)
     job.check()
     given = None if move_time is None or state_gib is None else (seconds_of(move_time, "--move-time"), state_gib)
-    timer = None if refresh is None else seconds_of(refresh, "--refresh")
-    feed = _place_feed(job, places, timer, given) if places else None
-    raise typer.Exit(hold_by_price(job, feed or _feed(prices, price_command, zone, replay)))
+    if sum((prices is not None, price_command is not None, bool(places))) != 1:
+        raise ConfigError(
+            "the price comes from a file, a command or places",
+            where="--prices, --price-command, --place",
+            fix="give one of them",
+        )
+    if price_command is not None:
+        feed = command_feed(price_command)
+    elif prices is not None:
+        feed = file_feed(prices, zone) if replay is None else replay_feed(prices, replay, zone)
+    else:
+        feed = _place_feed(job, places, refresh, given)
+    raise typer.Exit(hold_by_price(job, feed))
 
 
 def _launch(
@@ -179,56 +191,27 @@ def _is_headway(words: Sequence[str]) -> bool:
 
 
 def _place_feed(
-    job: SpotJob, places: tuple[Place, ...], every_seconds: int | None, given: tuple[float, float] | None
+    job: SpotJob, places: tuple[Place, ...], refresh: str | None, given: tuple[float, float] | None
 ) -> Feed:
     """Return the feed of the places.
 
     Raises:
-        ConfigError: prices of one cannot be fetched, or the price of traffic is unknown.
+        ConfigError: prices of one cannot be fetched.
     """
-    from headway.clouds.launchers.price_feeds import PlaceFeed, left_seconds_of, moving_of
+    from headway.clouds.launchers.price_feeds import PlaceFeed, moving_of
+    from headway.clouds.prices.refresh import PriceTimer
     from headway.config.units import Interval
-    from headway.core.errors import ConfigError
-    from headway.cost.places import regions_of
-    from headway.cost.refresh import CLOUDS, PriceTimer
 
-    regions = regions_of(places)
-    if every_seconds is not None and (unknown := sorted(regions.keys() - CLOUDS.keys())):
-        what = f"the prices of {unknown[0]} cannot be fetched"
-        raise ConfigError(what, where="--refresh", fix=f"leave it out; of {', '.join(CLOUDS)} they can")
-    silent = [place.offer for place in places if place.traffic_usd_per_gib is None]
-    if len(places) > 1 and silent:
-        what = f"the price of traffic between {silent[0]} and the remote tier is not given"
-        raise ConfigError(what, where="--place", fix=f"--place '{silent[0]} traffic=0.02', or 0 in the same region")
-    timer = None if every_seconds is None else PriceTimer(regions, every_seconds)
+    offers = [place.offer for place in places]
+    timer = None if refresh is None else PriceTimer(offers, seconds_of(refresh, "--refresh"))
     if job.launch is None:
         return PlaceFeed(places, timer=timer)
     usual = job.launch.job()
     checkpoint = usual.config.checkpoint
-    interval = checkpoint.every if checkpoint.remote is None else checkpoint.remote.every or checkpoint.every
+    interval = (checkpoint.remote and checkpoint.remote.every) or checkpoint.every
     every = interval if isinstance(interval, Interval) else None
-    return PlaceFeed(
-        places,
-        usual.config.parallel.workers * usual.machines,
-        moving=lambda: moving_of(job.run, every, given),
-        left_seconds=lambda: left_seconds_of(job.run),
-        timer=timer,
-    )
-
-
-def _feed(prices: Path | None, price_command: str | None, zone: str | None, replay: float | None) -> Feed:
-    from headway.clouds.launchers.price_feeds import command_feed, file_feed, replay_feed
-    from headway.core.errors import ConfigError
-
-    if (prices is None) == (price_command is None):
-        raise ConfigError(
-            "the price comes from a file, a command or a place",
-            where="--prices, --price-command, --place",
-            fix="give one of them",
-        )
-    if prices is not None and replay is not None:
-        return replay_feed(prices, replay, zone)
-    return command_feed(price_command) if price_command is not None else file_feed(prices or Path(), zone)
+    workers = usual.config.parallel.workers * usual.machines
+    return PlaceFeed(places, workers, moving=lambda: moving_of(job.run, every, given), run=job.run, timer=timer)
 
 
 def _range(text: str | None, option: str) -> tuple[int, int] | None:

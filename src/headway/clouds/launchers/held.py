@@ -15,6 +15,7 @@ from headway.clouds.launchers.ending import stop_launched
 from headway.clouds.launchers.job import Job
 from headway.clouds.launchers.launcher import OVER, find_launcher
 from headway.clouds.launchers.record import read_handle
+from headway.clouds.spot.places import Place
 from headway.config import Config
 from headway.config.checks.contradictions import combined
 from headway.core.console import notice, warning
@@ -23,7 +24,6 @@ from headway.core.errors import ConfigError, HeadwayError, Preempted
 from headway.core.files.foreign import read_json_object
 from headway.core.format import format_seconds
 from headway.core.process.command import module_command
-from headway.cost.places import Place
 from headway.cost.price_book import price_of_offer
 
 SPOT_SOURCE = "spot"
@@ -282,6 +282,13 @@ class LaunchCommand:
                 "a run with another number of workers gives the same bits only with determinism=elastic",
                 where="--workers, --machines",
                 fix="... -- headway launch my.yaml --on slurm determinism=elastic",
+            )
+        silent = [place.offer for place in self.places if place.traffic_usd_per_gib is None]
+        if len(self.places) > 1 and silent:
+            yield ConfigError(
+                f"the price of traffic between {silent[0]} and the remote tier is not given",
+                where="--place",
+                fix=f"--place '{silent[0]} traffic=0.02', or 0 in the region of the tier",
             )
         if len(self.places) > 1 and not job.has_object_tier:
             yield ConfigError(

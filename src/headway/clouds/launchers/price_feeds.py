@@ -9,14 +9,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from headway.clouds.launchers.record import progress_of
+from headway.clouds.prices.refresh import PriceTimer
+from headway.clouds.spot.places import Moving, Place, choose_place
 from headway.clouds.spot.traces import is_old, read_trace
 from headway.config.units import Interval
 from headway.core.console import warning
 from headway.core.errors import ConfigError
 from headway.cost.offers import BadOffer, check_price, find_offer
-from headway.cost.places import Moving, Place, choose_place
 from headway.cost.price_book import known_offers
-from headway.cost.refresh import PriceTimer
 from headway.run.directory.account import measured_saves, save_seconds, start_seconds
 from headway.telemetry.record import Run, is_run
 from headway.telemetry.summary import median
@@ -76,7 +76,7 @@ class PlaceFeed:
         places: The places.
         workers: Number of workers, by which machines are counted.
         moving: Returns what a move takes; None if unknown.
-        left_seconds: Returns the time until the run is done; None if unknown.
+        run: The run directory, whose pace says how much is left, where it can be reached.
         timer: Fetches newer prices, if any are to be fetched.
     """
 
@@ -86,11 +86,11 @@ class PlaceFeed:
         workers: int = 1,
         *,
         moving: Callable[[], Moving | None] = lambda: None,
-        left_seconds: Callable[[], float | None] = lambda: None,
+        run: Path | None = None,
         timer: PriceTimer | None = None,
     ) -> None:
         self.places, self._workers, self._timer = places, workers, timer
-        self._moving, self._left_seconds = moving, left_seconds
+        self._moving, self._run = moving, run
         self.here: Place | None = None
         """Where the run is, or has saved last."""
         self.running = False
@@ -116,7 +116,8 @@ class PlaceFeed:
                 f"n/a: what a move would take; no upload of {self.here.offer} is measured here, so the run stays"
                 " (--move-time and --state-gib say it)"
             )
-        self.wanted = choose_place(prices, self.here, moving, running=self.running, left_seconds=self._left_seconds())
+        left = None if self._run is None else progress_of(self._run).eta_seconds
+        self.wanted = choose_place(prices, self.here, moving, running=self.running, left_seconds=left)
         return prices[self.wanted]
 
     def _tell(self, what: str) -> None:
@@ -153,8 +154,3 @@ def moving_of(run: Path, every: Interval | None, given: tuple[float, float] | No
     if per_hour is None:
         return None
     return Moving(save_seconds(saves), start_seconds(found) + max(saves["upload"]), sizes[-1] / _GIB, per_hour)
-
-
-def left_seconds_of(run: Path) -> float | None:
-    """Return the time until a run is done, by its own pace; None if unknown."""
-    return progress_of(run).eta_seconds

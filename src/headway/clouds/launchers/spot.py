@@ -17,12 +17,12 @@ from headway.clouds.launchers.ending import only_one
 from headway.clouds.launchers.held import SPOT_SOURCE, HeldCommand, HeldLaunch, LaunchCommand
 from headway.clouds.launchers.price_feeds import Feed, PlaceFeed
 from headway.clouds.launchers.record import audit, audited
+from headway.clouds.spot.places import Place
 from headway.clouds.spot.policy import SpotDecider, SpotPolicy, State
 from headway.core.console import notice, warning
 from headway.core.errors import ConfigError, HeadwayError, Preempted
 from headway.core.format import format_seconds
 from headway.core.process.signals import STOP_SIGNALS, handled
-from headway.cost.places import Place
 
 #: How often the command is looked at.
 _LOOK_SECONDS = 0.2

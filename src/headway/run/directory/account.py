@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def account_of(run: Run, usd_per_hour: float | None = None, *, before: int | Non
 
 @dataclass(frozen=True)
 class FleetRun:
-    """The account of one of several runs."""
+    """What one of several runs has spent; None where the run knows no price."""
 
     name: str
     state: str
@@ -61,36 +61,27 @@ class FleetRun:
     seconds: float | None
     """Time in which an attempt ran."""
     usd_per_hour: float | None
-    """Price of the newest attempt's machines; None if it is unknown, or nothing runs."""
+    """Price of the machines that it has now; None if it is unknown, or nothing runs."""
+    total_usd: float | None
+    compute_usd: float | None
+    idle_usd: float | None
+    storage_usd: float | None
     budget_usd: float | None
-    account: RunCost
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as JSON; without an account if the run knows no price."""
-        account = {**asdict(self.account), "total_usd": self.account.total_usd} if self.account.is_known else None
-        return {**asdict(self), "account": account}
 
 
 def fleet_account(folder: Path) -> list[FleetRun]:
-    """Return the accounts of the runs directly in a folder, the one that has cost most first."""
+    """Return what the runs directly in a folder have spent, the one that has spent most first."""
     runs = [Run(path) for path in sorted(folder.iterdir()) if path.is_dir() and is_run(path)]
-    fleet = [
-        FleetRun(
-            name=run.name,
-            state=run.state,
-            attempts=len(run.attempt_records),
-            seconds=run.seconds,
-            usd_per_hour=_present_price(run),
-            budget_usd=as_number(run.get("budget.usd")),
-            account=account_of(run),
-        )
-        for run in runs
-    ]
-    return sorted(fleet, key=lambda one: -one.account.total_usd)
+    return sorted(map(_fleet_run, runs), key=lambda one: -(one.total_usd or 0.0))
 
 
-def _present_price(run: Run) -> float | None:
-    return as_number(run.attempt_records[max(run.attempt_records)].get(PRICE_KEY)) if run.state == RUNNING else None
+def _fleet_run(run: Run) -> FleetRun:
+    account = account_of(run)
+    parts = (account.total_usd, account.compute_usd, account.idle_usd, account.storage_usd)
+    usd = parts if account.is_known else (None,) * len(parts)
+    newest = run.attempt_records[max(run.attempt_records)] if run.state == RUNNING else {}
+    price, budget = as_number(newest.get(PRICE_KEY)), as_number(run.get("budget.usd"))
+    return FleetRun(run.name, run.state, len(run.attempt_records), run.seconds, price, *usd, budget)
 
 
 def stopped_by_budget(config: Config, what: str) -> BudgetReached:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from headway.clouds.prices.aws import refresh_aws
@@ -17,10 +17,8 @@ from headway.cost.price_book import save_offers
 
 #: Clouds whose prices can be fetched.
 CLOUDS: Mapping[str, Callable[[Sequence[str]], list[Offer]]] = {
-    "aws": refresh_aws,
-    "azure": refresh_azure,
-    "gcp": refresh_gcp,
-}
+    "aws": refresh_aws, "azure": refresh_azure, "gcp": refresh_gcp,
+}  # fmt: skip
 
 
 def refresh_prices(cloud: str, regions: Sequence[str] = ()) -> tuple[list[Offer], Path]:
@@ -40,21 +38,30 @@ def refresh_prices(cloud: str, regions: Sequence[str] = ()) -> tuple[list[Offer]
 
 
 class PriceTimer:
-    """Refreshes prices of clouds on a thread, every so often; a cloud that gives none is reported once in a row.
+    """Refreshes the prices of some offers on a thread, every so often; a cloud that gives none is reported once.
 
     Args:
-        regions: Regions by cloud.
+        offers: Names of offers, of whose clouds and regions prices are fetched.
         every_seconds: Time between two refreshes.
         refresh: Fetches and keeps the prices of a cloud.
+
+    Raises:
+        ConfigError: the prices of a cloud cannot be fetched.
     """
 
     def __init__(
         self,
-        regions: Mapping[str, Sequence[str]],
+        offers: Iterable[str],
         every_seconds: float,
         refresh: Callable[[str, Sequence[str]], object] = refresh_prices,
     ) -> None:
-        self._regions, self._every, self._refresh = regions, every_seconds, refresh
+        self._regions: dict[str, set[str]] = {}
+        for cloud, region in (offer.split("/")[:2] for offer in offers):
+            if cloud not in CLOUDS:
+                what = f"the prices of {cloud} cannot be fetched"
+                raise ConfigError(what, where="--refresh", fix=f"leave it out; of {', '.join(CLOUDS)} they can")
+            self._regions.setdefault(cloud, set()).add(region)
+        self._every, self._refresh = every_seconds, refresh
         self._thread: threading.Thread | None = None
         self._next = -float("inf")
         self._silent: set[str] = set()
@@ -72,7 +79,7 @@ class PriceTimer:
     def _work(self) -> None:
         for cloud, regions in self._regions.items():
             try:
-                self._refresh(cloud, regions)
+                self._refresh(cloud, sorted(regions))
                 self._silent.discard(cloud)
             except HeadwayError as error:
                 if cloud not in self._silent:
