@@ -92,12 +92,12 @@ def choose_place(
         if moving is None:
             return prices[place]
         state_usd = moving.state_gib * (place.traffic_usd_per_gib or 0.0)
-        staying = (prices[place] + state_usd * moving.uploads_per_hour) * hours
+        training = (prices[place] + state_usd * moving.uploads_per_hour) * hours
+        start = prices[place] * moving.start_seconds / 3600
         if here not in prices or place == here:
-            return staying
-        left = prices[here] if running else 0.0
-        paid_seconds = left * moving.save_seconds + prices[place] * moving.start_seconds
-        return staying + state_usd + paid_seconds / 3600
+            return training if running else training + start
+        left = prices[here] * moving.save_seconds / 3600 if running else 0.0
+        return training + start + left + state_usd
 
     best = min(prices, key=lambda place: (usd(place), place.offer))
     if here in prices and usd(best) > (1 - _LEAST_SAVING) * usd(here):

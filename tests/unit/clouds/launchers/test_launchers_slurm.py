@@ -177,5 +177,9 @@ def test_a_job_that_slurm_has_forgotten_is_gone(tmp_path: Path, monkeypatch: pyt
     assert LAUNCHER.status(handle).state == "cancelled"
     programs.answer("sacct", stdout=" COMPLETED\n FAILED\n")  # parts of an array
     assert LAUNCHER.status(handle).state == "failed"
+    programs.answer("squeue", stderr="slurm_load_jobs error: Invalid job id specified\n", code=1)
+    assert LAUNCHER.status(handle).state == "failed"
+    programs.answer("squeue", stderr="slurm_load_jobs error: Unable to contact slurm controller\n", code=1)
+    assert LAUNCHER.status(handle).state == "unknown", "a second job might run beside it"
     programs.answer("squeue", stdout="RUNNING|2|None\n")
     assert (LAUNCHER.status(handle).state, LAUNCHER.status(handle).machines) == ("running", 2)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headway.clouds.prices import refresh
 from headway.clouds.prices.aws import MACHINES, refresh_aws
 from headway.clouds.prices.azure import refresh_azure
 from headway.clouds.prices.gcp import KEY, refresh_gcp
 from headway.clouds.prices.http import get_json
+from headway.clouds.prices.refresh import PriceTimer
 from headway.core.credentials.secrets import redact
 from headway.core.errors import ConfigError
+from headway.cost.offers import Offer
+from headway.cost.price_book import known_offers, save_offers
 from local_server import LocalServer
+from support_places import EAST, WEST, offer
 
 NOW = datetime.now(UTC)
 
@@ -298,6 +304,33 @@ def test_gcp_needs_a_key_that_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> N
         assert seen == ["Gk7canary42"], "another server gets no key"
         assert "Gk7canary42" not in str(raised.value) and (KEY in str(raised.value.fix)) == (code == 400)
     assert "Gk7canary42" not in redact("key Gk7canary42")
+
+
+def test_a_timer_refreshes_the_regions_of_offers_and_keeps_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A cloud that does not answer is reported once in a row."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    save_offers("refreshed-aws", [offer(EAST, 20.0), offer(WEST, 21.0)])
+    answers: list[list[Offer] | None] = [[offer(EAST, 9.0)], None, None, [offer(EAST, 8.0)]]
+
+    def fetch(regions: Sequence[str]) -> list[Offer]:
+        assert regions == ["us-east-1"]
+        if (answer := answers.pop(0)) is None:
+            raise ConfigError("no answer")
+        return answer
+
+    monkeypatch.setattr(refresh, "CLOUDS", {"aws": fetch})
+    timer = PriceTimer([EAST, EAST], 0.0)
+    found = []
+    for _ in range(4):
+        timer.look(wait=True)
+        known = {one.key: one.usd_per_hour for one in known_offers()}
+        found.append((known[EAST], known[WEST]))
+    assert found == [(9.0, 21.0), (9.0, 21.0), (9.0, 21.0), (8.0, 21.0)]
+    assert capsys.readouterr().err.count("no new prices of aws: no answer") == 1
+    with pytest.raises(ConfigError, match="prices of azure cannot be fetched"):
+        PriceTimer(["azure/eastus/x/spot"], 60.0)
 
 
 WITHOUT_PRICE = sku("A2 Instance Core running in Americas", 1.0, pricingInfo=[])

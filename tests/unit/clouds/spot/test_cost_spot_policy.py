@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from headway.clouds.spot.made_trace import as_csv, make_trace
 from headway.clouds.spot.policy import SpotDecider, SpotPolicy
 from headway.clouds.spot.simulate import Outcome, Work, simulate
 from headway.clouds.spot.traces import Trace, read_trace
 from headway.core.errors import ConfigError
+from support import headway_in_copy
 
 POLICY = SpotPolicy(2.5, 2.0, 1.2, min_run_seconds=600.0, min_pause_seconds=300.0)
 
@@ -101,6 +105,37 @@ def test_a_price_that_is_too_high_at_first_is_waited_for_as_by_the_holder() -> N
     assert [decider.decide(price, 100.0 + now) for now, price in enumerate((8.0, 4.0, 2.0))] == [
         "paused", "paused", "running",
     ]  # fmt: skip
+
+
+def test_a_made_week_is_a_function_of_its_seed_within_its_bounds(tmp_path: Path) -> None:
+    """Without a spike at most 1.35 times the usual price, in each of the spikes at least 1.48 times."""
+    file = tmp_path / "week.csv"
+    file.write_text(as_csv(make_trace(7)))
+    assert read_trace(file) == make_trace(7) != make_trace(8)
+    assert hashlib.sha256(file.read_bytes()).hexdigest().startswith("ae2545afb120ee3a"), "the same in every version"
+    for seed in range(30):
+        prices = make_trace(seed, usual_usd=2.0).prices
+        above = [price > 2.8 for price in prices]
+        assert sum(after and not before for before, after in pairwise(above)) == 3
+        assert all(price <= 2.70 or price >= 2.96 for price in prices)
+    with pytest.raises(ConfigError, match="do not fit"):
+        make_trace(days=1.0)
+
+
+def test_savings_are_told_against_on_demand_and_against_never_pausing(tmp_path: Path) -> None:
+    """The hand-made case above: $4.13 by the policy against $20 on demand and $10 without a pause."""
+    file = tmp_path / "own.csv"
+    file.write_text("time,usd_per_hour\n0,2\n3600,8\n7200,2\n36000,2\n")
+    words = ("--hours", "2", "--on-demand", "10", "--pause-above", "5", "--resume-below", "3", "--start", "1 s",
+             "--save", "60 s", "--min-run", "60 s", "--min-pause", "60 s")  # fmt: skip
+    code, printed = headway_in_copy("cost", "simulate", file, *words, "--json")
+    assert code == 0, printed
+    paused = json.loads(printed)[-1]
+    assert (paused["saving_on_demand"], paused["saving_never_paused"]) == pytest.approx(
+        (1 - 4.1333 / 20, 1 - 4.1333 / 10), abs=1e-4
+    )
+    code, printed = headway_in_copy("cost", "simulate", file, *words)
+    assert code == 0 and printed.splitlines()[-1].split()[-2:] == ["79%", "59%"], printed
 
 
 def test_a_policy_that_never_resumes_is_not_done() -> None:

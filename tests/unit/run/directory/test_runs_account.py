@@ -15,10 +15,11 @@ from headway.config import Config
 from headway.core.coordination.lease import read_lease
 from headway.core.machine.system import host_name
 from headway.run.directory import run_directory
-from headway.run.directory.account import account_of, measured_saves, save_seconds
+from headway.run.directory.account import account_of, fleet_account, measured_saves, save_seconds
 from headway.run.directory.run_directory import Attempt, RunDirectory
 from headway.run.session.spending import meter_of
 from headway.telemetry.record import Run, stored_bytes
+from support import headway_in_copy
 
 HOUR = 3600.0
 
@@ -214,3 +215,24 @@ def test_without_a_lease_jumps_that_the_run_saw_do_not_count(run: Path) -> None:
     assert account_of(Run(run)).total_usd == pytest.approx(3.0, abs=0.01)
     record_steps(run, {**steps[1], "health/clock_jump_seconds": 5 * HOUR})
     assert account_of(Run(run)).total_usd == 0.0, "never less than nothing"
+
+
+def test_a_fleet_is_listed_with_the_dearest_run_first(tmp_path: Path) -> None:
+    """Runs, and nothing else that lies there; a run without a price is unknown, not free."""
+    for name, price in (("cheap", 1.0), ("dear", 4.0), ("unknown", None)):
+        run = tmp_path / name
+        run.mkdir()
+        config = {"name": name, **({"budget": {"usd": 9.0}} if name == "dear" else {})}
+        (run / "config.yaml").write_text(yaml.safe_dump(config))
+        now = time.time()
+        write_attempt(
+            run, 1, started=now - 2 * HOUR, ended=now, seconds=2 * HOUR, outcome="finished", usd_per_hour=price
+        )
+    (tmp_path / "notes").mkdir()
+    fleet = fleet_account(tmp_path)
+    assert [(one.name, one.total_usd, one.budget_usd) for one in fleet] == [
+        ("dear", 8.0, 9.0), ("cheap", 2.0, None), ("unknown", None, None),
+    ]  # fmt: skip
+    assert {one.usd_per_hour for one in fleet} == {None}, "nothing runs"
+    code, printed = headway_in_copy("cost", "show", str(tmp_path))
+    assert code == 0 and printed.rstrip().endswith("3 runs · cost $10.00 · 1 n/a"), printed
