@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +18,9 @@ from headway.run.directory.account import account_of
 from headway.telemetry.record import Run
 from parts_table import SLURM
 from support import headway, state_hash
+from support_places import SLOW_LOSS
 from support_slurm import Slurm, slurm_cluster
+from waits import LONG
 
 pytestmark = [pytest.mark.parts(SLURM), pytest.mark.timeout(1800)]
 
@@ -32,14 +38,6 @@ if size > seen or price() > 2.70:
 json.dump((now, size), open("clock.json", "w"))
 print(price())
 """
-#: The usual loss, which takes so long that the week has time to pass.
-SLOW = """
-import os, time
-from torch.nn import functional as F
-def slow(logits, batch):
-    time.sleep(float(os.environ.get("NAP", 0)))
-    return F.cross_entropy(logits.flatten(0, 1).float(), batch["targets"].flatten(), ignore_index=-100, reduction="sum")
-"""
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +54,7 @@ def test_a_week_with_three_spikes_pauses_a_launched_job_three_times(
     run = config.parent / "runs" / "held"
     (tmp_path / "week.csv").write_text(as_csv(make_trace(7)))
     (tmp_path / "price.py").write_text(PRICE)
-    (tmp_path / "slow_loss.py").write_text(SLOW)
+    (tmp_path / "slow_loss.py").write_text(SLOW_LOSS)
     price = f"{sys.executable} -S price.py week.csv {run}/metrics.jsonl"
     policy = ("--pause-above", "2.80", "--resume-below", "2.70", "--price-command", price, "--every", "1 s")
     environment = f"launch.environment={{PATH: '{Path(sys.executable).parent}:/usr/bin:/bin', NAP: '0.025'}}"
@@ -77,3 +75,27 @@ def test_a_week_with_three_spikes_pauses_a_launched_job_three_times(
     whole = headway("train", config, "name=whole")
     assert whole.returncode == 0, whole.stderr
     assert state_hash(run) == state_hash(config.parent / "runs" / "whole")
+
+
+def test_the_first_example_of_the_page_pauses_and_ends(
+    slurm: Slurm, tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As typed from docs/cost.md; what it prints has the lines of the page, with other numbers."""
+    page = (Path(__file__).parents[2] / "docs" / "cost.md").read_text(encoding="utf-8")
+    typed = re.search(r"^    headway cost trace --seed.*?\n\n", page, re.S | re.M)
+    printed = re.search(r"```text\n(\$.*?)```", page, re.S)
+    assert typed is not None and printed is not None
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")
+    (tmp_path / "slow_loss.py").write_text(SLOW_LOSS)
+    variables = {"PATH": os.environ["PATH"], "NAP": "0.05"}
+    tiny(name="mine", runs="runs", train={"steps": 260}, checkpoint={"every": "1 h"}, loss="slow_loss:slow",
+         launch={"environment": variables, "grace_seconds": 60}).rename("my.yaml")  # fmt: skip
+    words = ["sh", "-ec", textwrap.dedent(typed[0])]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LONG * 3, check=False)
+    print(done.stderr)
+    assert done.returncode == 0, done.stderr
+    said = {re.sub(r"[\d.]+", "N", line) for line in done.stderr.splitlines()}
+    missing = [line for line in printed[1].splitlines() if re.sub(r"[\d.]+", "N", line) not in said]
+    assert not missing and done.stderr.count("pausing") >= 1, done.stderr
+    assert Run(tmp_path / "runs" / "mine").state == "finished"

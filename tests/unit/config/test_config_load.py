@@ -631,3 +631,9 @@ def test_a_name_that_is_none_is_answered_in_words(write: Any) -> None:
     assert error.what.startswith("name: should be letters, digits, '.', '_' and '-'")
     step = "data.clean=[{step: python, function: strip}]"
     assert "data.clean.0.function: should be package.module:function" in refusal(write("train: {steps: 1}"), step).what
+
+
+def test_a_text_of_another_form_is_a_mistake_of_the_config(tmp_path: Path) -> None:
+    """Also where the form has no words of its own, as the name of a variable."""
+    with pytest.raises(ConfigError, match="should match the regular expression"):
+        load_config("quickstart", ["launch.environment={a-b: c}"])

@@ -160,7 +160,7 @@ def simulate(
         ]
         for outcome, saved in zip(found, savings, strict=True)
     ]
-    headers = ["POLICY", "COST", "TIME", "INTERRUPTIONS", "LOST", "SAVES ON DEMAND", "SAVES NEVER PAUSED"]
+    headers = ["POLICY", "COST", "TIME", "INTERRUPTIONS", "LOST", "SAVES VS ON DEMAND", "VS NEVER PAUSED"]
     print_table(headers, rows, numeric=(1, 3, 5, 6))
 
 

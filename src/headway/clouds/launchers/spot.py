@@ -159,7 +159,7 @@ class _Holder:
 
     def _say_waiting(self) -> None:
         """Say once in a pause what is waited for; otherwise a command that is silent for hours seems to hang."""
-        if self._said_waiting:
+        if self._said_waiting or self._price < self._job.policy.resume_below:  # the minimum time of a pause is left
             return
         self._said_waiting = True
         policy, every = self._job.policy, format_seconds(self._job.every_seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -36,7 +37,10 @@ def parse_place(text: str) -> Place:
     Raises:
         ConfigError: it has another form.
     """
-    offer, *words = text.split() or [""]
+    try:
+        offer, *words = shlex.split(text) or [""]
+    except ValueError:  # a quote is open
+        offer, *words = [text]
     traffic = [word.removeprefix(_TRAFFIC) for word in words if word.startswith(_TRAFFIC)]
     usd = number_of(traffic[-1]) if traffic else None
     wrong = [word for word in words if "=" not in word]
@@ -84,7 +88,9 @@ def choose_place(
         running: It trains there now.
         left_seconds: Time until the run is done; None if unknown.
     """
-    if moving is None and here in prices:
+    if here is not None and here not in prices:
+        here = None
+    if moving is None and here is not None:
         return here
     hours = min(HOLDS_SECONDS, math.inf if left_seconds is None else left_seconds) / 3600
 
@@ -94,12 +100,12 @@ def choose_place(
         state_usd = moving.state_gib * (place.traffic_usd_per_gib or 0.0)
         training = (prices[place] + state_usd * moving.uploads_per_hour) * hours
         start = prices[place] * moving.start_seconds / 3600
-        if here not in prices or place == here:
+        if here is None or place == here:
             return training if running else training + start
         left = prices[here] * moving.save_seconds / 3600 if running else 0.0
         return training + start + left + state_usd
 
     best = min(prices, key=lambda place: (usd(place), place.offer))
-    if here in prices and usd(best) > (1 - _LEAST_SAVING) * usd(here):
+    if here is not None and usd(best) > (1 - _LEAST_SAVING) * usd(here):
         return here
     return best

@@ -130,7 +130,8 @@ def _wanted(detail: Mapping[str, Any]) -> str:
     if detail["type"] == "path_type":
         return "should be a path"
     if detail["type"] == "string_pattern_mismatch":
-        return _PATTERNS[detail["ctx"]["pattern"]]
+        pattern = detail["ctx"]["pattern"]
+        return _PATTERNS.get(pattern, f"should match the regular expression {pattern}")
     message = re.sub(r"^(Value error|Assertion failed), ", "", detail["msg"])
     # "Input should be a valid integer, unable to parse string as an integer": the first half is enough.
     return re.sub(r"^Input should (.*?)(, (unable|got) .*)?$", r"should \1", message)

@@ -77,11 +77,20 @@ def fleet_account(folder: Path) -> list[FleetRun]:
 
 def _fleet_run(run: Run) -> FleetRun:
     account = account_of(run)
-    parts = (account.total_usd, account.compute_usd, account.idle_usd, account.storage_usd)
-    usd = parts if account.is_known else (None,) * len(parts)
+    known = account.is_known
     newest = run.attempt_records[max(run.attempt_records)] if run.state == RUNNING else {}
-    price, budget = as_number(newest.get(PRICE_KEY)), as_number(run.get("budget.usd"))
-    return FleetRun(run.name, run.state, len(run.attempt_records), run.seconds, price, *usd, budget)
+    return FleetRun(
+        name=run.name,
+        state=run.state,
+        attempts=len(run.attempt_records),
+        seconds=run.seconds,
+        usd_per_hour=as_number(newest.get(PRICE_KEY)),
+        total_usd=account.total_usd if known else None,
+        compute_usd=account.compute_usd if known else None,
+        idle_usd=account.idle_usd if known else None,
+        storage_usd=account.storage_usd if known else None,
+        budget_usd=as_number(run.get("budget.usd")),
+    )
 
 
 def stopped_by_budget(config: Config, what: str) -> BudgetReached:

@@ -58,12 +58,14 @@ def test_the_size_of_a_state_decides() -> None:
 
 
 def test_a_place_is_an_offer_with_what_leads_there() -> None:
-    place = parse_place(f"{WEST} traffic=0.02 launch.sky.infra=aws/us-west-2")
-    assert place == Place(WEST, ("launch.sky.infra=aws/us-west-2",), 0.02)
+    place = parse_place(f"{WEST} traffic=0.02 launch.sky.infra=aws/us-west-2 'launch.environment={{A: b}}'")
+    assert place == Place(WEST, ("launch.sky.infra=aws/us-west-2", "launch.environment={A: b}"), 0.02)
     assert parse_place(EAST) == Place(EAST)
 
 
-@pytest.mark.parametrize("text", ["", "aws", f"{EAST} west", f"{EAST} traffic=much", f"{EAST} traffic=-1"])
+@pytest.mark.parametrize(
+    "text", ["", "aws", f"{EAST} 'a=b", f"{EAST} west", f"{EAST} traffic=much", f"{EAST} traffic=-1"]
+)
 def test_a_place_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="not part of a place") as error:
         parse_place(text)
