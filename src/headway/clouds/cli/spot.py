@@ -83,10 +83,10 @@ def spot(
         list[str] | None,
         typer.Option(
             "--place",
-            metavar="'OFFER [traffic=USD_PER_GIB] [KEY=VALUE ...]'",
+            metavar="'OFFER KEY=VALUE ...'",
             show_default=False,
-            help="An offer whose price counts, what the launch changes to get there, and the price of traffic"
-            " to the remote tier; may be repeated.",
+            help="An offer whose price counts, what the launch changes to get there, and traffic=USD, the price of a"
+            " GiB between it and the remote tier; may be repeated.",
         ),
     ] = None,
     refresh: Annotated[
