@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from headway.config.checks.contradictions import combined, find_problems
-from headway.config.loading.complaints import complaints, quoted_override
+from headway.config.loading.complaints import complaints, known_keys, quoted_override, suggestion
 from headway.config.loading.document import Entry, merged, parse, to_yaml
 from headway.config.resolving import resolve
 from headway.config.schema import Config
@@ -18,12 +18,15 @@ from headway.config.shapes import SHAPES
 from headway.core.credentials.secrets import redact_argument, redact_values
 from headway.core.errors import ConfigError
 from headway.core.files.foreign import read_bytes, read_given_bytes
+from headway.core.format import counted
 
 PRESETS = Path(__file__).parent / "presets"
 
 #: Largest config file that is read.
 CONFIG_BYTES = 4 * 2**20
 _MOST_BASES = 50
+#: Most keys that an error names.
+_SHOWN_KEYS = 6
 
 _SHAPE_KEYS = sorted({"head_dim", *(key for shape in SHAPES.values() for key in shape)})
 
@@ -50,19 +53,69 @@ def _first_sentence(file: Path) -> str:
     return text.partition(". ")[0].removesuffix(".")
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = (), *, trains: bool = True) -> Config:
+def load_config(
+    config: str | Path | Mapping[str, Any] | Config, overrides: Sequence[str] = (), *, trains: bool = True, **keys: Any
+) -> Config:
     """Read a config, merge its bases, apply overrides, check everything, and fill in derived values.
 
+        load_config("my.yaml", steps=100, optimizer={"learning_rate": 1e-3})
+        load_config({"base": "quickstart", "train.steps": 100})
+
     Args:
-        path: A YAML file, or the name of a built-in preset.
+        config: A YAML file, the name of a built-in preset, a mapping with the keys of a file, or a config.
         overrides: `key.path=value` strings with YAML values; later ones win.
         trains: The config must give the length of training; otherwise `train.steps` may stay open.
+        keys: Overrides as Python values. A keyword is a key of the config or its last part, where that is clear:
+            `steps` is `train.steps`. A mapping changes the keys of a section that it holds.
 
     Raises:
         ConfigError: it has problems; the error lists all of them, with places and the nearest known keys.
     """
-    tree = _with_overrides(_read(_find(str(path), None), ()), overrides)
-    return _validated(tree, trains)
+    tree = _given(config)
+    if keys:
+        tree = _over(tree, _tree_of({_meant_key(name): value for name, value in keys.items()}, "a keyword"))
+    return _validated(_with_overrides(tree, overrides), trains)
+
+
+def _given(config: str | Path | Mapping[str, Any] | Config) -> Entry:
+    if isinstance(config, Config):
+        return _entry_of(config.model_dump(mode="json", exclude_unset=True), "the config")
+    if isinstance(config, Mapping):
+        return _on_base(_tree_of(config, "the mapping"), None, ())
+    return _read(_find(str(config), None), ())
+
+
+def _tree_of(values: Mapping[str, Any], place: str) -> Entry:
+    """Return values by dotted keys as a tree."""
+    tree = Entry({}, place)
+    for key, value in values.items():
+        entry = _entry_of(value, place)
+        section = tree.child(key) if "." not in key else None
+        set_entry(tree, key, entry if section is None else merged(section, entry))
+    return tree
+
+
+def _meant_key(name: str) -> str:
+    """Return the key that a keyword stands for: the key of that name, that of `train`, or the only one elsewhere.
+
+    Raises:
+        ConfigError: there is none, or several.
+    """
+    known = list(dict.fromkeys(known_keys()))
+    if "." in name or name in known:
+        return name
+    if f"train.{name}" in known:
+        return f"train.{name}"
+    found = [key for key in known if key.rpartition(".")[2] == name]
+    if not found:
+        raise ConfigError(f"unknown key '{name}'", where=f"the keyword {name}", fix=suggestion(name))
+    if len(found) > 1:
+        raise ConfigError(
+            f"the keyword '{name}' could mean {counted(len(found), 'key')}",
+            where=", ".join(found[:_SHOWN_KEYS]),
+            fix=f'give the whole key: **{{"{found[0]}": ...}}',
+        )
+    return found[0]
 
 
 def given_value(path: str | Path, overrides: Sequence[str], key: str) -> Any:
@@ -96,8 +149,7 @@ def override(config: Config, overrides: Sequence[str]) -> Config:
     Raises:
         ConfigError: an override is wrong.
     """
-    tree = _entry_of(config.model_dump(mode="json", exclude_unset=True), "the config")
-    return _validated(_with_overrides(tree, overrides))
+    return load_config(config, overrides)
 
 
 def dump_config(config: Config) -> str:
@@ -146,15 +198,22 @@ def _read(path: Path, above: tuple[Path, ...]) -> Entry:
         raise ConfigError(f"a config is based on itself: {chain}", where=str(path), fix="remove one `base:`")
     if len(above) > _MOST_BASES:
         raise ConfigError(f"more than {_MOST_BASES} configs based on each other", where=str(path), fix="merge some")
-    tree = _parse_file(path, read_bytes if above else read_given_bytes)
+    return _on_base(_parse_file(path, read_bytes if above else read_given_bytes), path, above)
+
+
+def _on_base(tree: Entry, path: Path | None, above: tuple[Path, ...]) -> Entry:
+    """Merge a tree, of a file or of a mapping in Python, over the base that it names."""
     base = tree.value.pop("base", None)
     if base is None:
         return tree
     if not isinstance(base.value, str):
         raise ConfigError("`base` must be one file or preset name", where=base.place, fix="base: quickstart")
-    below = _read(_find(base.value, path), (*above, path.resolve()))
-    _drop_replaced(below, (key for key in _REPLACES if _has(tree, key)))
-    return merged(below, tree)
+    return _over(_read(_find(base.value, path), above if path is None else (*above, path.resolve())), tree)
+
+
+def _over(below: Entry, above: Entry) -> Entry:
+    _drop_replaced(below, (key for key in _REPLACES if _has(above, key)))
+    return merged(below, above)
 
 
 def _parse_file(path: Path, read: Callable[[Path, int], bytes]) -> Entry:
@@ -255,8 +314,8 @@ def _has(tree: Entry, key: str) -> bool:
 
 
 def _entry_of(value: Any, place: str) -> Entry:
-    if isinstance(value, dict):
-        return Entry({key: _entry_of(child, place) for key, child in value.items()}, place)
-    if isinstance(value, list):
+    if isinstance(value, Mapping):
+        return Entry({str(key): _entry_of(child, place) for key, child in value.items()}, place)
+    if isinstance(value, list | tuple):
         return Entry([_entry_of(child, place) for child in value], place)
-    return Entry(value, place)
+    return Entry(str(value) if isinstance(value, Path) else value, place)
