@@ -2,9 +2,11 @@
 
     import headway
 
-    run = headway.train(headway.load_config("configs/quickstart.yaml", ["train.steps=100"]))
+    run = headway.train("my.yaml", steps=100)
+    print(run, headway.generate(run, "Once upon a time"))
 
-Nothing heavy is imported until it is used.
+These names are the public interface (docs/python.md); where their code lives may change. Nothing heavy is imported
+until it is used.
 """
 
 from __future__ import annotations
@@ -15,23 +17,47 @@ from typing import TYPE_CHECKING, Any
 from headway.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from headway.api import Run, Trainer, train
-    from headway.config import Config, load_config, override
+    from headway.api import Trainer, train
+    from headway.clouds.launchers import ray
+    from headway.clouds.launchers.launcher import Launcher
+    from headway.config import Config, OptimizerSpec, StrategySpec, load_config, override
     from headway.core.errors import HeadwayError
+    from headway.data.store import TokenStore
+    from headway.models.conformance import check_model
+    from headway.results import Run
+    from headway.tracking.sink import Sink
     from headway.training.job import Callback
+    from headway.training.task import Task
+    from headway.verbs import evaluate, export, generate, prepare
 
-__all__ = ["Callback", "Config", "HeadwayError", "Run", "Trainer", "load_config", "override", "train"]
-
+#: The module of each public name. `ray` is a module itself: `headway.ray.fit`.
 _HOMES = {
-    "Callback": "headway.training.job",
-    "Config": "headway.config",
-    "HeadwayError": "headway.core.errors",
-    "Run": "headway.api",
-    "Trainer": "headway.api",
     "load_config": "headway.config",
     "override": "headway.config",
+    "Config": "headway.config",
+    "prepare": "headway.verbs",
     "train": "headway.api",
+    "evaluate": "headway.verbs",
+    "generate": "headway.verbs",
+    "export": "headway.verbs",
+    "Run": "headway.results",
+    "Trainer": "headway.api",
+    "Task": "headway.training.task",
+    "Callback": "headway.training.job",
+    "HeadwayError": "headway.core.errors",
+    "TokenStore": "headway.data.store",
+    "OptimizerSpec": "headway.config",
+    "StrategySpec": "headway.config",
+    "Sink": "headway.tracking.sink",
+    "Launcher": "headway.clouds.launchers.launcher",
+    "check_model": "headway.models.conformance",
+    "ray": "headway.clouds.launchers",
 }
+
+__all__ = [
+    "load_config", "override", "Config", "prepare", "train", "evaluate", "generate", "export", "Run", "Trainer", "Task",
+    "Callback", "HeadwayError", "TokenStore", "OptimizerSpec", "StrategySpec", "Sink", "Launcher", "check_model", "ray",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:
@@ -41,4 +67,5 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'headway' has no attribute '{name}'")
-    return getattr(import_module(_HOMES[name]), name)
+    home = import_module(_HOMES[name])
+    return import_module(f"{home.__name__}.{name}") if name == "ray" else getattr(home, name)

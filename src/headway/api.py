@@ -5,12 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from headway.config import Config, identity, resolve
+from headway.config import Config, identity, load_config, resolve
 from headway.core.code_identity import combined, object_identity
 from headway.core.console import is_first_worker, notice, warning
 from headway.core.coordination.launched import world_size_from_environment
@@ -18,6 +17,8 @@ from headway.core.errors import ConfigError
 from headway.core.files.hashes import fingerprint
 from headway.core.functions import name_of_function
 from headway.data.in_use import in_use
+from headway.notebook import live_table
+from headway.results import Run as Run
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from headway.run.session.attempt import RunOptions
     from headway.run.supervisor.machines.machine_role import Membership
-    from headway.telemetry.metrics import Metrics
     from headway.training.custom_loss import LogitsLoss
     from headway.training.job import Callback
     from headway.training.task import Task
@@ -36,50 +36,24 @@ _FEW = 100
 MeanLoss = Callable[["nn.Module", Any], "torch.Tensor"]
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run directory and its results."""
-
-    directory: Path
-
-    @property
-    def metrics(self) -> Metrics:
-        """The recorded history, e.g. `run.metrics.series("train/loss")`."""
-        from headway.telemetry.record import open_run
-
-        return open_run(self.directory).metrics
-
-    @property
-    def step(self) -> int:
-        """Finished steps."""
-        return self.metrics.last_step
-
-    @property
-    def loss(self) -> float | None:
-        """Training loss of the last step."""
-        return self.metrics.last("train/loss")
-
-    @property
-    def validation_loss(self) -> float | None:
-        """Loss of the last evaluation."""
-        return self.metrics.last("evaluation/loss")
-
-
 def train(
-    config: Config,
+    config: str | Path | Mapping[str, Any] | Config,
     *,
-    model: nn.Module | None = None,
+    model: nn.Module | Mapping[str, Any] | None = None,
     dataset: Any = None,
     loss: MeanLoss | LogitsLoss | None = None,
     validation: Any = None,
     collate: Callable[[list[Any]], Any] | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Callback | Sequence[Callback] = (),
     restart: bool = False,
     accept_changes: bool = False,
     start_epoch: bool = False,
     own_process: bool = False,
+    **keys: Any,
 ) -> Run:
     """Train a language model as `config` says, or continue a run that was interrupted.
+
+        headway.train("my.yaml", steps=100)
 
     One worker trains in this process. With `parallel.workers` > 1 worker processes are started on this machine,
     watched, and started again when one dies or hangs (config section `supervise`); under torchrun this process is one.
@@ -87,25 +61,30 @@ def train(
     With `model` and `dataset` given, train that module on that dataset instead, as `Trainer` does.
 
     Args:
-        config: From `load_config`.
-        model: A module of your own, as for `Trainer`.
+        config: A YAML file, the name of a preset, a mapping, or what `load_config` returns.
+        model: A module of your own, as for `Trainer`; or a mapping with keys of the section `model`.
         dataset: What it is trained on, as for `Trainer`.
         loss: `(model, micro-batch) -> mean loss`, as for `Trainer`. Without `model` and `dataset`, the loss of the
             language model, as the config's key `loss`: `(logits, micro-batch) -> sum of losses`, a function of a module
             that worker processes can import too.
         validation: A second dataset, as for `Trainer`.
         collate: Makes a micro-batch from a list of samples, as for `Trainer`.
-        callbacks: Called between steps. Worker processes that Headway starts cannot get objects of this process: name
-            the classes in the config there (`callbacks: [package.module:Class]`).
+        callbacks: One or several, called between steps. Worker processes that Headway starts cannot get objects of this
+            process: name the classes in the config there (`callbacks: [package.module:Class]`).
         restart: Move an earlier run of this name aside and start from step 0.
         accept_changes: Continue although the config, or the data, differ from the run's.
         start_epoch: Begin an epoch of all data where the run continues.
         own_process: This process does nothing else, as the command line's: one worker has a process of its own too, and
             all children of this process belong to the run.
+        keys: Overrides as Python values, as for `load_config`: `steps=100`, `optimizer={"learning_rate": 1e-3}`.
 
     Raises:
         HeadwayError: with the reason; see its `exit_code`.
     """
+    if isinstance(model, Mapping):
+        keys["model"] = model
+        model = None
+    config = load_config(config, **keys) if keys or not isinstance(config, Config) else config
     if model is not None or dataset is not None:
         if model is None or dataset is None or loss is None:
             raise ConfigError("a model of your own needs a dataset and a loss", fix="give model=, dataset= and loss=")
@@ -119,9 +98,37 @@ def train(
     if loss is not None:
         config = config.model_copy(update={"loss": name_of_function(loss, "headway.train, loss")})
     config = resolve(config)
-    from headway.run.session.attempt import RunOptions, preemptible
+    from headway.run.session.attempt import RunOptions
 
     options = RunOptions(restart, accept_changes, start_epoch, leave_finished=True)
+    with live_table(config.run_directory):
+        return _train_language_model(config, options, _as_list(callbacks), own_process=own_process)
+
+
+def _as_list(callbacks: Callback | Sequence[Callback]) -> list[Callback]:
+    """Return one callback or several as a list.
+
+    Raises:
+        ConfigError: one is none.
+    """
+    from headway.training.job import Callback
+
+    found = [callbacks] if isinstance(callbacks, Callback | type) else list(callbacks)
+    for one in found:
+        if not isinstance(one, Callback):
+            raise ConfigError(
+                f"a callback is an object whose class derives from headway.Callback, not {one!r}",
+                where="callbacks",
+                fix=f"give {one.__name__}()" if isinstance(one, type) else "derive its class from headway.Callback",
+            )
+    return found
+
+
+def _train_language_model(
+    config: Config, options: RunOptions, callbacks: Sequence[Callback], *, own_process: bool
+) -> Run:
+    from headway.run.session.attempt import preemptible
+
     several = config.parallel.all_workers > 1
     membership = _find_seat(config)
     alone = world_size_from_environment() is None
@@ -130,7 +137,7 @@ def train(
 
         run_node(config, membership, options, own_process=own_process)
         return Run(config.run_directory)
-    config = _with_precision(config, restart)
+    config = _with_precision(config, options.restart)
     if alone and several and not config.supervise.enabled:
         raise ConfigError(
             "several workers need a supervisor", where="supervise.enabled, parallel.workers", fix="parallel.workers=1"
@@ -271,13 +278,15 @@ class Trainer:
         *,
         validation: Any = None,
         collate: Callable[[list[Any]], Any] | None = None,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Callback | Sequence[Callback] = (),
     ) -> None:
         self.model = model
         self.dataset = dataset
         self.loss = loss
         self.config = resolve(config)
-        self.validation, self.collate, self.callbacks = validation, collate, callbacks
+        self.validation = validation
+        self.collate = collate
+        self.callbacks = _as_list(callbacks)
 
     def fit(self, *, restart: bool = False, accept_changes: bool = False, start_epoch: bool = False) -> Run:
         """Train to the last step, continuing from the newest checkpoint of the run directory if there is one.
@@ -319,7 +328,7 @@ class Trainer:
         with preemptible():
             config = settle_segments(self.config, data, options)
             check_cost(config, options)
-            with restore_process_state():
+            with restore_process_state(), live_table(self.config.run_directory):
                 plan = RunPlan.of(config, options)
                 run_in_this_process(plan, lambda config, grid, *_: self._task(config, grid), self.callbacks)
             return _finished(self.config)

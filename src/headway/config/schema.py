@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
+import yaml
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from headway.config.base import FUNCTION_PATTERN, LocalPath, Section, Share, conflict
@@ -29,6 +30,7 @@ from headway.config.sections.supervise import SuperviseConfig
 from headway.config.sections.track import TrackConfig
 from headway.config.sections.train import TrainConfig
 from headway.config.units import SHARE_OR_INTERVAL, Interval, StepInterval, share_or_interval
+from headway.core.credentials.secrets import redact_values
 from headway.core.errors import ConfigError
 
 #: Name of a run, and so of its folder.
@@ -286,6 +288,13 @@ class Config(Section):
         # A segment is in steps already, by its own batches.
         changed = {"seed": segment.seed, "train": self.train.asking(None).model_copy(update=length), "data": data}
         return self.model_copy(update=changed).with_segments(self.segments[: number + 1])
+
+    def __repr__(self) -> str:
+        """Return what differs from the defaults, as YAML."""
+        values = redact_values(self.model_dump(mode="json", exclude_defaults=True))
+        return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120))
+
+    __str__ = __repr__
 
     @property
     def logits_key(self) -> str | None:

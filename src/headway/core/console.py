@@ -35,6 +35,8 @@ _WARNING = "warning: "
 _LINES = "\n\t"
 #: Invisible, and part of words in Persian and of pictures of several signs.
 _JOINERS = "\u200c\u200d"
+#: Set while a notebook shows the run as a table; workers are processes of their own.
+TABLE_VARIABLE = "HEADWAY_TABLE"
 
 _log: IO[bytes] | TimeoutLog | None = None
 _receiver: Callable[[str, bool], None] | None = None
@@ -284,6 +286,11 @@ def show_live(text: str) -> None:
     if is_first_worker() and sys.stderr.isatty() and (text or _live):
         _live = printable(redact(text))
         _write(_CLEAR + _fitted(_live))
+
+
+def has_table() -> bool:
+    """Return whether a notebook shows steps and evaluations in a table, so that no line needs to."""
+    return TABLE_VARIABLE in os.environ
 
 
 def clear_line() -> None:

@@ -51,6 +51,10 @@ class HeadwayError(Exception):
             lines.append(f"  fix:   {printable(self.fix)}")
         return "\n".join(lines)
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what notebooks and IPython show in place of a traceback: the three lines."""
+        return self.render().split("\n")
+
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions with keyword arguments do not survive the trip between worker processes by themselves.
         return (_rebuild, (type(self), self.what, self.where, self.fix))

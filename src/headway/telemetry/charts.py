@@ -1,75 +1,28 @@
-"""Charts as inline SVG that takes its colours and letters from the page around it, so it follows light and dark.
+"""Charts of pages: what is to be drawn, as plain values. The page draws them itself, by uPlot (`static/figures.js`).
 
-A chart is drawn by matplotlib in placeholder colours, which become CSS variables (`html.STYLE` defines them), and its
-letters stay text, which the browser sets in the page's own font.
+Colours and letters are the page's own, so charts follow light and dark.
 """
 
 from __future__ import annotations
 
-import io
 import math
-import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway.config import Batches
-from headway.core.errors import missing_extra
+from headway.telemetry.curves import POINTS, Floats, Steps, envelope, half_window, smooth, thin
 from headway.telemetry.record import Run
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
-    from matplotlib.figure import Figure
-
-Floats = NDArray[np.float64]
-Steps = NDArray[np.int64]
 
 #: Series with a colour of their own.
 SERIES_COLOURS = 8
-
-INK, MUTED, _RULE, GROUND = "#000001", "#000002", "#000003", "#000004"
-SERIES = tuple(f"#0000{number:02x}" for number in range(0x10, 0x10 + SERIES_COLOURS))
-_VARIABLES = {
-    INK: "var(--ink)",
-    MUTED: "var(--muted)",
-    _RULE: "var(--rule)",
-    GROUND: "var(--ground)",
-    **{colour: f"var(--series-{index})" for index, colour in enumerate(SERIES)},
-}
-Kind = Literal["solid", "dashed", "dotted", "faint", "dots", "band"]
-
-#: Points across a chart. A screen cannot show more.
-_POINTS = 1200
+Kind = Literal["solid", "dashed", "dotted", "faint", "dots", "band", "cross", "bars"]
 
 #: Attempts of a run beyond which their marks have no numbers.
 _NUMBERED_ATTEMPTS = 12
-
-_RC = {
-    "svg.fonttype": "none",
-    "font.size": 12,
-    "axes.edgecolor": _RULE,
-    "axes.labelcolor": MUTED,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": _RULE,
-    "grid.linewidth": 0.6,
-    "text.color": INK,
-    "xtick.color": _RULE,
-    "ytick.color": _RULE,
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": MUTED,
-    "xtick.labelsize": 11,
-    "ytick.labelsize": 11,
-    "lines.solid_capstyle": "round",
-    "lines.solid_joinstyle": "round",
-}
 
 
 @dataclass(frozen=True)
@@ -89,46 +42,54 @@ class Entry:
 
 @dataclass(frozen=True)
 class Chart:
-    """An SVG element and what its colours mean."""
+    """A chart and what its colours mean."""
 
     title: str
-    svg: str
+    svg: str = ""
+    """The chart as one SVG element, if it was drawn beforehand (`telemetry.drawing`)."""
     legend: tuple[Entry, ...] = ()
     wide: bool = False
     """Takes the whole width of the page."""
+    plot: Mapping[str, Any] | None = None
+    """What the page draws: `plot_of`."""
 
 
-def smooth(values: Floats, half_window: int) -> Floats:
-    """Return the centred moving average over up to `2 * half_window + 1` points, fewer at the ends. Shapes
-    `(points,)`."""
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    index = np.arange(len(values))
-    low, high = np.maximum(index - half_window, 0), np.minimum(index + half_window + 1, len(values))
-    means: Floats = (sums[high] - sums[low]) / (high - low)
-    return means
+class Line(NamedTuple):
+    """One line of a chart."""
+
+    x: NDArray[Any]
+    """Rising positions, (points,)."""
+    y: Floats
+    """Finite values, (points,)."""
+    series: int = 0
+    """Number of its colour."""
+    kind: Kind = "solid"
+    name: str = ""
+    """What a reader sees next to the value under the cursor; nothing without one."""
 
 
-def envelope(steps: Steps, values: Floats, buckets: int) -> tuple[Steps, Floats, Floats]:
-    """Return the lowest and highest value in each of `buckets` groups of neighbouring points, so that no spike is lost.
+def plot_of(lines: Sequence[Line], *, x: str = "step", y: str = "", **more: Any) -> dict[str, Any]:
+    """Return what the page draws, as values for JSON.
 
-    Needs at least one point per bucket. Returns the groups' middle steps, lows and highs, all of shape `(buckets,)`.
+    Args:
+        lines: The lines. Two that follow each other with the kind `band` are the ends of one.
+        x: Label of the horizontal axis.
+        y: Label of the vertical axis.
+        more: `log_x`, `log_y`, `from_zero`: axes. `reach`: a position up to which the horizontal one goes. `marks`:
+            vertical lines, each with `x`, `text` and `dotted`. `shades`: pairs of positions. `level`: a horizontal line
+            with `y` and `text`. `tokens`: positions of steps and the tokens there, for a second axis.
     """
-    edges = np.linspace(0, len(values), buckets + 1).astype(np.int64)
-    middles = steps[(edges[:-1] + edges[1:]) // 2]
-    return middles, np.minimum.reduceat(values, edges[:-1]), np.maximum.reduceat(values, edges[:-1])
+    at = np.unique(np.concatenate([np.asarray(line.x, dtype=np.float64) for line in lines] or [np.empty(0)]))
+    columns = [_column(at, line) for line in lines]
+    series = [{"series": line.series, "kind": line.kind, "name": line.name} for line in lines]
+    return {"x": x, "y": y, "data": [at.tolist(), *columns], "series": series, **more}
 
 
-def thin(steps: Steps, values: Floats) -> tuple[Steps, Floats]:
-    """Return at most `_POINTS` of a smooth curve's points, including both ends."""
-    if len(steps) <= _POINTS:
-        return steps, values
-    chosen = np.linspace(0, len(steps) - 1, _POINTS).astype(np.int64)
-    return steps[chosen], values[chosen]
-
-
-def half_window(points: int) -> int:
-    """Return half of the smoothing window: one percent of the curve in total, zero for short curves."""
-    return points // 200 if points >= 100 else (2 if points >= 40 else 0)
+def _column(at: Floats, line: Line) -> list[float | None]:
+    values: list[float | None] = [None] * len(at)
+    for place, value in zip(np.searchsorted(at, line.x).tolist(), line.y.tolist(), strict=True):
+        values[place] = float(f"{value:.6g}")  # more digits than a screen shows
+    return values
 
 
 def loss_label(language_model: bool) -> str:
@@ -137,33 +98,30 @@ def loss_label(language_model: bool) -> str:
 
 
 def loss_chart(run: Run) -> Chart | None:
-    """Draw training and validation loss by step; None if no finite loss was recorded."""
+    """Return training and validation loss by step; None if no finite loss was recorded."""
     steps, losses = run.metrics.finite("train/loss")
-    evaluated, validation = run.metrics.finite("evaluation/loss")
-    if not len(steps) and not len(evaluated):
+    lines, legend = curve_of(steps, losses, "training loss")
+    dots = {"evaluation/loss": "validation loss", "evaluation/replay_loss": "validation loss of replayed sources"}
+    for series, (name, label) in enumerate(dots.items(), 1):
+        at, values = run.metrics.finite(name)
+        if len(at):
+            lines.append(Line(at, values, series, "dots", label))
+            legend.append(Entry(label, series, "dots"))
+    if not lines:
         return None
-    with drawing(1040, 380) as (figure, axes):
-        legend = _curve(axes, steps, losses, "training loss")
-        if len(evaluated):
-            axes.plot(evaluated, validation, color=SERIES[1], linewidth=1.2, marker="o", markersize=4.5, zorder=4)
-            legend.append(Entry("validation loss", 1, "dots"))
-        replayed, replay = run.metrics.finite("evaluation/replay_loss")
-        if len(replayed):
-            axes.plot(replayed, replay, color=SERIES[2], linewidth=1.2, marker="o", markersize=4.5, zorder=4)
-            legend.append(Entry("validation loss of replayed sources", 2, "dots"))
-        legend += _shade_not_finite(axes, run, "train/loss")
-        _mark_attempts(axes, run, numbered=True)
-        _mark_segments(axes, run, labelled=True)
-        _uniform_guess(axes, run.vocab_size if run.is_language_model else None, losses)
-        axes.set_ylabel(loss_label(run.is_language_model))
-        _step_axis(axes, run.batches if run.is_language_model else None)
-        return Chart("Loss", as_svg(figure, "Loss by step"), tuple(legend), wide=True)
+    more: dict[str, Any] = {"level": _uniform_guess(run.vocab_size if run.is_language_model else None, losses)}
+    if run.is_language_model and run.batches is not None:
+        more["tokens"] = _tokens(run.batches, max(float(line.x[-1]) for line in lines))
+    shades = _not_finite(run, "train/loss")
+    legend += [Entry("not finite", 7, "band")] if shades else []
+    plot = plot_of(lines, y=loss_label(run.is_language_model), marks=_marks(run), shades=shades, **more)
+    return Chart("Loss", legend=tuple(legend), wide=True, plot=plot)
 
 
 def metric_chart(
     run: Run, name: str, title: str, unit: str = "", *, from_zero: bool = False, may_be_log: bool = False
 ) -> Chart | None:
-    """Draw a small chart of one metric by step; None if it was never recorded.
+    """Return a small chart of one metric by step; None if it was never recorded.
 
     Args:
         run: The run with the metric.
@@ -176,237 +134,72 @@ def metric_chart(
     steps, values = run.metrics.finite(name)
     if not len(steps):
         return None
-    with drawing(340, 240) as (figure, axes):
-        _curve(axes, steps, values, title)
-        axes.yaxis.set_major_formatter(number_ticks())
-        if may_be_log and values.min() > 0 and values.max() > 30 * values.min():
-            axes.set_yscale("log")
-            log_ticks(axes.yaxis, float(values.min()), float(values.max()))
-        elif from_zero:
-            axes.set_ylim(bottom=0, top=values.max() * 1.08 or 1)
-        legend = tuple(_shade_not_finite(axes, run, name))
-        _mark_attempts(axes, run, numbered=False)
-        _mark_segments(axes, run, labelled=False)
-        axes.set_ylabel(unit)
-        _step_axis(axes, None)
-        return Chart(title, as_svg(figure, f"{title} by step"), legend)
+    lines, _ = curve_of(steps, values, title)
+    is_log = bool(may_be_log and values.min() > 0 and values.max() > 30 * values.min())
+    shades = _not_finite(run, name)
+    legend = (Entry("not finite", 7, "band"),) if shades else ()
+    marks = [{**mark, "text": ""} for mark in _marks(run)]
+    plot = plot_of(lines, y=unit, marks=marks, shades=shades, log_y=is_log, from_zero=from_zero)
+    return Chart(title, legend=legend, plot=plot)
 
 
-def short_number(value: float) -> str:
-    """Format a single number: 20000 -> "20k", 1.5e9 -> "1.5B", 0.00025 -> "2.5e-4"."""
-    for limit, scale, suffix in ((1e12, 1e12, "T"), (1e9, 1e9, "B"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
-        if abs(value) >= limit:
-            return f"{value / scale:g}{suffix}"
-    if 0 < abs(value) < 1e-3:
-        return _with_exponent(value)
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"
-
-
-def _with_exponent(value: float) -> str:
-    exponent = math.floor(math.log10(abs(value)) + 1e-9)
-    return f"{value / 10**exponent:.3g}e{exponent}"
-
-
-def axis_labels(values: Sequence[float]) -> list[str]:
-    """Format the labels of one axis consistently: "8k" next to "10k", "1e-3" next to "5e-4".
-
-    All use the unit of the largest one, unless the axis spans so much that each needs its own.
-    """
-    largest = max(map(abs, values), default=0.0)
-    # At zero, a locator may put a rounding error.
-    clean = [value if abs(value) > 1e-12 * largest else 0.0 for value in values]
-    smallest = min((abs(value) for value in clean if value), default=0.0)
-    if 0 < smallest < 1e-3:
-        return [_with_exponent(value) if 0 < abs(value) < 1 else short_number(value) for value in clean]
-    if largest < 1e4:
-        return [short_number(value) for value in clean]
-    units = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
-    scale, suffix = next(unit for unit in units if largest >= unit[0])
-    if smallest >= max(1e3, 0.1 * scale):
-        return [f"{value / scale:g}{suffix}" if value else "0" for value in clean]
-    return [f"{value / 1e3:g}k" if 1e3 <= abs(value) < 1e4 else short_number(value) for value in clean]
-
-
-@contextmanager
-def drawing(width: int, height: int) -> Iterator[tuple[Figure, Axes]]:
-    """Make a figure of `width` x `height` CSS pixels with one pair of axes; the block draws in the page's style."""
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise missing_extra("matplotlib", "report", "Drawing charts") from error
-    with matplotlib.rc_context(_RC):
-        figure = Figure(figsize=(width / 72, height / 72), dpi=72, layout="constrained")
-        yield figure, figure.add_subplot()
-
-
-def _curve(axes: Axes, steps: Steps, values: Floats, label: str) -> list[Entry]:
-    """Draw every value faintly, and a smoothed line over it; draw short series once, with their points."""
+def curve_of(steps: Steps, values: Floats, label: str) -> tuple[list[Line], list[Entry]]:
+    """Return every value faintly with a smoothed line over it, and their legend; short series once, with points."""
     if not len(steps):
-        return []
+        return [], []
     half = half_window(len(values))
     if half == 0:
-        axes.plot(
-            steps,
-            values,
-            color=SERIES[0],
-            linewidth=1.8,
-            marker="o" if len(values) < 40 else "",
-            markersize=3.5,
-        )
-        return [Entry(label, 0)]
-    if len(values) > 2 * _POINTS:
-        middles, low, high = envelope(steps, values, _POINTS)
-        # The outline keeps a spike visible where the band is thinner than a pixel.
-        axes.fill_between(middles, low, high, color=SERIES[0], alpha=0.22, linewidth=0.7)
-        behind = "lowest to highest"
+        points = [Line(steps, values, 0, "dots")] if len(values) < 40 else []
+        return [*points, Line(steps, values, name=label)], [Entry(label, 0)]
+    if len(values) > 2 * POINTS:
+        middles, low, high = envelope(steps, values, POINTS)
+        behind = [Line(middles, high, 0, "band"), Line(middles, low, 0, "band")]
+        words = "lowest to highest"
     else:
-        axes.plot(steps, values, color=SERIES[0], alpha=0.3, linewidth=0.8)
-        behind = "every step"
-    axes.plot(*thin(steps, smooth(values, half)), color=SERIES[0], linewidth=1.8)
-    return [Entry(f"{label}, mean over {2 * half + 1:,} steps", 0), Entry(behind, 0, "faint")]
+        behind = [Line(steps, values, 0, "faint")]
+        words = "every step"
+    mean = Line(*thin(steps, smooth(values, half)), name=label)
+    return [*behind, mean], [Entry(f"{label}, mean over {2 * half + 1:,} steps", 0), Entry(words, 0, "faint")]
 
 
-def _shade_not_finite(axes: Axes, run: Run, name: str) -> list[Entry]:
-    """Shade the steps at which a metric was NaN or infinite, which also keeps them on the axis."""
+def _not_finite(run: Run, name: str) -> list[tuple[float, float]]:
+    """Return the ranges of steps at which a metric was NaN or infinite."""
     steps, values = run.metrics.series(name)
     bad = np.flatnonzero(~np.isfinite(values))
     if not len(bad):
         return []
     # Merge ranges that a screen could not show separately.
-    near = (steps[-1] - steps[0]) / _POINTS
+    near = (steps[-1] - steps[0]) / POINTS
     cuts = np.flatnonzero((np.diff(bad) > 1) & (np.diff(steps[bad]) > near))
-    for first, last in zip(bad[[0, *(cuts + 1)]], bad[[*cuts, -1]], strict=True):
-        # The outline keeps a single step visible.
-        axes.axvspan(steps[first] - 0.5, steps[last] + 0.5, color=SERIES[7], alpha=0.25, linewidth=1)
-    return [Entry("not finite", 7, "band")]
+    pairs = zip(bad[[0, *(cuts + 1)]], bad[[*cuts, -1]], strict=True)
+    return [(float(steps[first]) - 0.5, float(steps[last]) + 0.5) for first, last in pairs]
 
 
-def _uniform_guess(axes: Axes, vocab_size: int | None, losses: Floats) -> None:
-    """Draw ln(vocabulary), the loss of a uniform guess; omit it where it would squash the curve."""
+def _uniform_guess(vocab_size: int | None, losses: Floats) -> dict[str, Any] | None:
+    """Return the level of ln(vocabulary), the loss of a uniform guess; None where it would squash the curve."""
     if vocab_size is None or vocab_size < 2 or not len(losses) or losses.max() < 0.6 * math.log(vocab_size):
-        return
+        return None
     level = math.log(vocab_size)
-    axes.axhline(level, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
-    axes.annotate(
-        f"uniform guess: ln {vocab_size:,} = {level:.2f}",
-        (1, level), xycoords=("axes fraction", "data"), xytext=(0, 4), textcoords="offset points",
-        ha="right", color=MUTED, fontsize=11,
-    )  # fmt: skip
+    return {"y": level, "text": f"uniform guess: ln {vocab_size:,} = {level:.2f}"}
 
 
-def _mark_attempts(axes: Axes, run: Run, *, numbered: bool) -> None:
-    """Draw a vertical line where each attempt but the first resumed."""
+def _marks(run: Run) -> list[dict[str, Any]]:
+    """Return a mark where each attempt but the first resumed, and where the run was changed."""
     first, *later = sorted(run.metrics.spans) or [0]
+    found = []
     for number in later:
-        step = run.metrics.spans[number].first_step - 1
-        axes.axvline(step, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
-        if numbered and number - first < _NUMBERED_ATTEMPTS:
-            axes.annotate(
-                f"attempt {number}", (step, 1), xycoords=("data", "axes fraction"), xytext=(4, -20),
-                textcoords="offset points", color=MUTED, fontsize=10, rotation=90, va="top",
-            )  # fmt: skip
+        text = f"attempt {number}" if number - first < _NUMBERED_ATTEMPTS else ""
+        found.append({"x": run.metrics.spans[number].first_step - 1, "text": text, "dotted": True})
+    return found + [{"x": one.first_step, "text": "changed", "dotted": False} for one in run.segments[1:]]
 
 
-def _mark_segments(axes: Axes, run: Run, *, labelled: bool) -> None:
-    """Draw a vertical line where the run was changed."""
-    for segment in run.segments[1:]:
-        axes.axvline(segment.first_step, color=MUTED, linewidth=1.1)
-        if labelled:
-            axes.annotate(
-                "changed", (segment.first_step, 0), xycoords=("data", "axes fraction"), xytext=(4, 6),
-                textcoords="offset points", color=MUTED, fontsize=10, rotation=90, va="bottom",
-            )  # fmt: skip
+def _tokens(batches: Batches, last: float) -> list[list[float]]:
+    """Return the steps between which tokens rise evenly, and the tokens at them."""
+    steps = sorted({0.0, last, *(float(first) for first, _ in batches.token_parts() if first < last)})
+    return [steps, [float(batches.tokens_before(int(step))) for step in steps]]
 
 
-def token_scale(batches: Batches) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """Return functions from steps to tokens and from tokens to steps.
-
-    Both accept any numbers, in between and beyond the ends too, since axes have margins.
-    """
-    parts = batches.token_parts()
-    steps = np.array([first for first, _ in parts], dtype=np.float64)
-    tokens = np.array([batches.tokens_before(first) for first, _ in parts], dtype=np.float64)
-    slopes = np.array([per_step for _, per_step in parts], dtype=np.float64)
-
-    def line(x: Any, knots: Floats, values: Floats, slope: Floats) -> Any:
-        part = np.maximum(np.searchsorted(knots, x, side="right") - 1, 0)
-        return values[part] + (np.asarray(x) - knots[part]) * slope[part]
-
-    return lambda x: line(x, steps, tokens, slopes), lambda x: line(x, tokens, steps, 1 / slopes)
-
-
-def _step_axis(axes: Axes, batches: Batches | None) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axes.set_xlabel("step")
-    axes.margins(x=0.01)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins="auto" if batches else 4, integer=True))
-    axes.xaxis.set_major_formatter(number_ticks())
-    if batches:
-        top = axes.secondary_xaxis("top", functions=token_scale(batches))
-        top.xaxis.set_major_formatter(number_ticks())
-        top.set_xlabel("tokens")
-        top.spines["top"].set_visible(False)
-        top.tick_params(length=0)
-
-
-def ticks(label: Callable[[float], str]) -> Any:
-    """Label every tick by itself."""
-    from matplotlib.ticker import FuncFormatter
-
-    return FuncFormatter(lambda value, _: label(value))
-
-
-def number_ticks() -> Any:
-    """Label the ticks of an axis consistently, as `axis_labels` does."""
-    from matplotlib.ticker import Formatter
-
-    class Numbers(Formatter):
-        def __call__(self, x: float, pos: int | None = None) -> str:
-            return short_number(x)
-
-        def format_ticks(self, values: Sequence[float]) -> list[str]:
-            # A locator also yields ticks beyond the ends, which are not drawn and must not determine the unit.
-            low, high = sorted(self.axis.get_view_interval()) if self.axis else (-math.inf, math.inf)
-            shown = [value for value in values if low <= value <= high]
-            labels = iter(axis_labels(shown))
-            return [next(labels) if low <= value <= high else "" for value in values]
-
-    return Numbers()
-
-
-def log_ticks(axis: Axis, low: float, high: float) -> None:
-    """Set ticks of a logarithmic axis.
-
-    These are powers of ten, with 2 and 5 in between if there are few, or round numbers within a single decade.
-    """
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
-
-    if high < 10 * low:
-        axis.set_major_locator(MaxNLocator(nbins=4))
-    else:
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1e3 * low else (1,)))
-    # Otherwise matplotlib labels the lines in between, in its own style.
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(number_ticks())
-
-
-def as_svg(figure: Figure, label: str) -> str:
-    """Return the figure as one SVG element without fixed size, in the page's colours."""
-    import matplotlib
-
-    buffer = io.StringIO()
-    # The salt makes ids equal for equal charts, and different for charts of one page.
-    with matplotlib.rc_context({**_RC, "svg.hashsalt": label}):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :]
-    # Inside a page a <style> would apply to the whole page, ids of groups would repeat for each chart, and links need
-    # no namespace.
-    svg = re.sub(r"<(metadata|style)[ >].*?</\1>\s*", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg).replace("xlink:href", "href")
-    svg = re.sub(r'^<svg [^>]*?(viewBox="[^"]*")[^>]*>', rf'<svg \1 role="img" aria-label="{label}">', svg)
-    for colour, variable in _VARIABLES.items():
-        svg = svg.replace(colour, variable)
-    return svg.strip()
+def dashed(index: int) -> Kind:
+    """Return the kind of line of a run among many: beyond the number of colours they are dashed, then dotted."""
+    kinds: tuple[Kind, ...] = ("solid", "dashed", "dotted")
+    return kinds[index // SERIES_COLOURS % len(kinds)]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
+from importlib import resources
 from typing import NamedTuple
 
 from headway.core.coordination.outcomes import BUDGET_REACHED, CANCELLED, FINISHED, PREEMPTED
@@ -42,7 +45,7 @@ p { margin: 8px 0; }
 .head { display: flex; align-items: center; gap: 14px; flex-wrap: wrap; }
 .state { padding: 2px 11px; border: 1px solid currentColor; border-radius: 99px; font-size: 13px; font-weight: 600; }
 .good { color: var(--good); } .busy { color: var(--busy); } .bad { color: var(--bad); } .warn { color: var(--warn); }
-.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(190px, 1fr)); gap: 12px; margin: 26px 0 0; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)); gap: 12px; margin: 26px 0 0; }
 .tile { padding: 13px 16px 12px; background: var(--panel); border-radius: 10px; }
 .tile dt { font-size: 13px; }
 .tile dd { margin: 1px 0 0; font-size: 23px; font-weight: 600; line-height: 1.25; font-variant-numeric: tabular-nums; }
@@ -62,6 +65,11 @@ figure svg text { font-family: inherit !important; }
 .legend .dotted { border-top-style: dotted; }
 .legend .band { border-top-width: 10px; vertical-align: -1px; opacity: 0.35; }
 .legend .dots { width: 8px; height: 8px; border: 4px solid; border-radius: 50%; vertical-align: 0; }
+.plot { min-height: 240px; }
+.wide .plot { min-height: 380px; }
+.plot .u-select { background: color-mix(in srgb, var(--link) 18%, transparent); }
+.plot .u-hz .u-cursor-x { border-color: var(--muted); }
+.at { margin: 2px 0 0; min-height: 1.5em; font-size: 13px; color: var(--muted); font-variant-numeric: tabular-nums; }
 .scroll { overflow-x: auto; }
 .facts + .scroll, .scroll + .facts, .facts + details { margin-top: 16px; }
 table { width: 100%; border-collapse: separate; border-spacing: 0; font-size: 14px; }
@@ -84,6 +92,8 @@ details summary { cursor: pointer; color: var(--link); margin: 6px 0; }
 @media print { body { padding: 0; } h2 { break-after: avoid; } figure, .tile, tr { break-inside: avoid; } }
 """
 
+#: By this a page with charts is known.
+_PLOT = '<div class="plot"'
 #: Number of columns from which the first one stays in view when the table is scrolled sideways.
 _MANY_COLUMNS = 7
 #: Length of a cell from which its column is a text column with a minimum width, even among numbers.
@@ -103,12 +113,33 @@ _TONES = {
 
 def page(title: str, body: Iterable[str]) -> str:
     """Return a whole document that loads nothing from elsewhere and contains no credentials."""
-    return redact(
+    content = redact("\n".join(part for part in body if part))
+    style, script = (_uplot_style(), _figures_script()) if _PLOT in content else ("", "")
+    return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
-        + "\n".join(part for part in body if part)
-        + "\n</body>\n</html>\n"
+        f"<title>{redact(escape(title))}</title>\n<style>{STYLE}{style}</style>\n</head>\n<body>\n"
+        f"{content}{script}\n</body>\n</html>\n"
+    )
+
+
+def static(name: str) -> str:
+    """Return a file that pages share: uPlot, and the scripts around it."""
+    return resources.files(__package__).joinpath("static", name).read_text(encoding="utf-8")
+
+
+def _uplot_style() -> str:
+    return static("uplot/uPlot.min.css")
+
+
+def _figures_script() -> str:
+    """Return what draws the charts of a page, in the page itself: modules cannot be loaded from a file."""
+    modules = "\n".join(static(name) for name in ("format.js", "scales.js", "figures.js"))
+    plain = re.sub(r"^import .*?;\n|^export ", "", modules, flags=re.MULTILINE)
+    words = "Charts are drawn by a script of this page, which is not allowed to run here."
+    return (
+        f"<noscript><p>{words}</p></noscript>\n<script>{static('uplot/uPlot.iife.min.js')}</script>\n"
+        f"<script>(() => {{\n{plain}}})();</script>"
     )
 
 
@@ -209,7 +240,14 @@ def figure(chart: Chart) -> str:
     legend = f'<div class="legend">{entries}</div>' if entries else ""
     size = "wide" if chart.wide else "small"
     title = f"<h3>{escape(chart.title)}</h3>\n" if chart.title else ""
-    return f'<figure class="{size}">\n{title}{legend}\n{chart.svg}\n</figure>'
+    drawn = chart.svg
+    if chart.plot is not None:
+        values = json.dumps(chart.plot, separators=(",", ":")).replace("<", "\\u003c")
+        label = escape(chart.title or str(chart.plot["y"]))
+        drawn = (
+            f'<div class="plot" role="img" aria-label="{label}"></div><script type="application/json">{values}</script>'
+        )
+    return f'<figure class="{size}">\n{title}{legend}\n{drawn}\n</figure>'
 
 
 def preformatted(text: str, summary: str | None = None) -> str:

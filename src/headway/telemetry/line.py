@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from headway.core.console import notice, show_live, write_log
+from headway.core.console import has_table, notice, show_live, write_log
 from headway.core.format import format_count, format_seconds
 from headway.core.statistics import perplexity
 from headway.telemetry.metrics import WITHOUT_TARGET
@@ -147,7 +147,7 @@ class StatusLine:
         due = first or step % self._log_every == 0 or step == self._total_steps
         if not due and now - self._shown_at < _REFRESH_SECONDS:
             return
-        self._shown_at, live = now, sys.stderr.isatty()
+        self._shown_at, live = now, sys.stderr.isatty() or has_table()
         if live:
             show_live(self._text())
         if due:
@@ -157,7 +157,8 @@ class StatusLine:
 
     def evaluation(self, step: int, loss: float, replay: float | None = None) -> None:
         """Show a finished evaluation."""
-        notice(render_evaluation(step, loss, replay, language_model=self._language_model))
+        show = write_log if has_table() else notice
+        show(render_evaluation(step, loss, replay, language_model=self._language_model))
 
     def saved(self) -> None:
         """Note that a checkpoint has been saved."""
@@ -171,8 +172,9 @@ class StatusLine:
         """
         self._is_over = is_over
         show_live("")
+        show = write_log if has_table() else notice
         if self._newest is not None and (sys.stderr.isatty() or self._newest[0] != self._logged_step):
-            notice(self._text())
+            show(self._text())
         self._newest = None
 
     def _text(self) -> str:

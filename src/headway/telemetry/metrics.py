@@ -22,19 +22,25 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.console import notice, warning
-from headway.core.errors import CheckpointError, fix_for
+from headway.core.errors import CheckpointError, ConfigError, fix_for, missing_extra
 from headway.core.files.atomic import ends_with_newline
 from headway.core.files.foreign import as_number, open_regular, parse_json_lines, read_json_lines
 from headway.core.files.reserve import take_reserve, write_with_reserve
 from headway.core.files.timeout_writer import TimeoutWriter
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from headway.telemetry.plot import Plot
 
 FILE_NAME = "metrics.jsonl"
 #: The number of steps left out so far; in the only record that a left-out step has of its own.
@@ -334,6 +340,36 @@ class Metrics:
         """Return the newest value of one name."""
         column = self._columns.get(name)
         return column.values[-1] if column and column.values else None
+
+    def to_pandas(self) -> DataFrame:
+        """Return the history that counts as a table: a row for each step, a column for each metric, NaN where there is
+        no value.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise missing_extra("pandas", "pandas", "A table of metrics") from error
+        columns = {name: pandas.Series(column.values, column.steps) for name, column in self._columns.items()}
+        table = pandas.DataFrame({name: columns[name] for name in self.names}).rename_axis("step")
+        return table.sort_index()
+
+    def plot(self, *names: str) -> Plot:
+        """Return the curves of some metrics by step, for a notebook to show; `.save("loss.svg")` writes them.
+
+        Raises:
+            ConfigError: nothing is recorded under a name, or none is given.
+        """
+        from headway.telemetry.plot import Plot
+
+        known = [name for name in self.names if name not in NO_VALUES]
+        for name in names or ("",):
+            if name not in known:
+                near = get_close_matches(name, known) or known[:5]
+                raise ConfigError(f"nothing is recorded under '{name}'", fix=f"for example {', '.join(near)}")
+        return Plot({name: self.finite(name) for name in names})
 
 
 def read_metrics(run_dir: Path, *, newest: bool = False) -> Metrics:

@@ -6,58 +6,41 @@ from collections.abc import Mapping
 from typing import Literal
 
 from headway.config import Batches
-from headway.telemetry.charts import (
-    SERIES,
-    SERIES_COLOURS,
-    Chart,
-    Entry,
-    Kind,
-    as_svg,
-    drawing,
-    half_window,
-    loss_label,
-    number_ticks,
-    smooth,
-    thin,
-    token_scale,
-)
+from headway.telemetry.charts import SERIES_COLOURS, Chart, Entry, Line, dashed, loss_label, plot_of
+from headway.telemetry.curves import half_window, smooth, thin, token_scale
 from headway.telemetry.record import Run
-
-#: Runs beyond the number of colours reuse them with another dash.
-_DASHES: tuple[Kind, ...] = ("solid", "dashed", "dotted")
 
 
 def overlay_chart(runs: Mapping[str, Run], by: Literal["step", "tokens"]) -> Chart | None:
-    """Draw smoothed training losses of several runs over one axis; validation losses are dots.
+    """Return smoothed training losses of several runs over one axis; validation losses are dots.
 
     If a run's loss is not finite up to its end, its curve ends with a cross, and the axis extends to its last step.
     """
     legend: list[Entry] = []
-    with drawing(1040, 380) as (figure, axes):
-        for index, (name, run) in enumerate(runs.items()):
-            batches = Batches(((0, 1),)) if by == "step" else run.batches
-            steps, losses = run.metrics.finite("train/loss")
-            if not len(steps) or batches is None:
-                continue
-            place, _ = token_scale(batches)
-            dash = _DASHES[index // SERIES_COLOURS % len(_DASHES)]
-            colour = SERIES[index % SERIES_COLOURS]
-            half = half_window(len(losses))
-            at, mean = thin(steps, smooth(losses, half))
-            axes.plot(place(at), mean, color=colour, linewidth=1.8, linestyle=dash)
-            since = run.metrics.not_finite_since("train/loss")
-            if since is not None:
-                axes.plot(place(at[-1:]), mean[-1:], color=colour, marker="x", markersize=9, markeredgewidth=2)
-                axes.update_datalim([(float(place(run.metrics.last_step)), float(mean[-1]))])
-            evaluated, validation = run.metrics.finite("evaluation/loss")
-            axes.plot(place(evaluated), validation, color=colour, linestyle="none", marker="o", markersize=4.5)
-            legend.append(Entry(_legend_label(name, half, since), index % SERIES_COLOURS, dash))
-        axes.set_ylabel(loss_label(all(run.is_language_model for run in runs.values())))
-        axes.set_xlabel(by)
-        axes.xaxis.set_major_formatter(number_ticks())
-        axes.margins(x=0.01)
-        title = f"Training loss by {by}, validation loss as dots"
-        return Chart(title, as_svg(figure, title), tuple(legend), wide=True) if legend else None
+    lines: list[Line] = []
+    reach = 0.0
+    for index, (name, run) in enumerate(runs.items()):
+        batches = Batches(((0, 1),)) if by == "step" else run.batches
+        steps, losses = run.metrics.finite("train/loss")
+        if not len(steps) or batches is None:
+            continue
+        place, _ = token_scale(batches)
+        series = index % SERIES_COLOURS
+        half = half_window(len(losses))
+        at, mean = thin(steps, smooth(losses, half))
+        lines.append(Line(place(at), mean, series, dashed(index), name))
+        since = run.metrics.not_finite_since("train/loss")
+        if since is not None:
+            lines.append(Line(place(at[-1:]), mean[-1:], series, "cross"))
+        reach = max(reach, float(place(run.metrics.last_step)))
+        evaluated, validation = run.metrics.finite("evaluation/loss")
+        lines.append(Line(place(evaluated), validation, series, "dots"))
+        legend.append(Entry(_legend_label(name, half, since), series, dashed(index)))
+    title = f"Training loss by {by}, validation loss as dots"
+    if not legend:
+        return None
+    label = loss_label(all(run.is_language_model for run in runs.values()))
+    return Chart(title, legend=tuple(legend), wide=True, plot=plot_of(lines, x=by, y=label, reach=reach))
 
 
 def _legend_label(name: str, half: int, not_finite_since: int | None) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headway.core.errors import ConfigError
@@ -115,6 +116,32 @@ class Callback:
 
     def on_end(self, job: Job) -> None:
         """Act after the last step of an attempt, also when an error ends it."""
+
+
+#: Hooks of other trainers that have one here.
+_HOOKS_ELSEWHERE = {
+    "on_log": "on_step",
+    "on_step_end": "on_step",
+    "on_train_batch_end": "on_step",
+    "on_train_begin": "on_start",
+    "on_train_start": "on_start",
+    "on_train_end": "on_end",
+    "on_evaluate": "on_evaluation",
+    "on_validation_end": "on_evaluation",
+    "on_save": "on_checkpoint",
+    "on_save_checkpoint": "before_save",
+}
+
+
+def unknown_hooks(callback: Callback) -> Iterator[str]:
+    """Yield a sentence about each method that looks like a hook and that nothing calls."""
+    hooks = [name for name in vars(Callback) if not name.startswith("_")]
+    for name in dir(callback):
+        if not name.startswith(("on_", "before_", "after_")) or name in hooks or not callable(getattr(callback, name)):
+            continue
+        meant = _HOOKS_ELSEWHERE.get(name) or next(iter(get_close_matches(name, hooks, 1)), None)
+        advice = f"the hooks are {', '.join(hooks)}" if meant is None else f"did you mean {meant}?"
+        yield f"nothing calls {type(callback).__name__}.{name}: {advice}"
 
 
 class Rewinder(Protocol):

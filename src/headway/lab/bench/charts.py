@@ -22,7 +22,9 @@ from headway.lab.bench.analysis import (
 from headway.lab.bench.results import CellResult
 from headway.lab.bench.statistics import Mean
 from headway.lab.bench.wording import status_in_words
-from headway.telemetry.charts import MUTED, SERIES, Chart, as_svg, drawing, short_number, ticks
+from headway.telemetry.charts import Chart
+from headway.telemetry.curves import short_number
+from headway.telemetry.drawing import MUTED, SERIES, as_svg, drawing, ticks
 from headway.telemetry.html import STYLE
 
 if TYPE_CHECKING:

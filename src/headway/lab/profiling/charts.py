@@ -7,19 +7,9 @@ from typing import TYPE_CHECKING
 
 from headway.lab.profiling.record import CHECKPOINT, Memory, Profile, WorkerRecord
 from headway.lab.profiling.roofline import flops_text
-from headway.telemetry.charts import (
-    GROUND,
-    INK,
-    MUTED,
-    SERIES,
-    Chart,
-    Entry,
-    as_svg,
-    drawing,
-    number_ticks,
-    short_number,
-    ticks,
-)
+from headway.telemetry.charts import Chart, Entry
+from headway.telemetry.curves import short_number
+from headway.telemetry.drawing import GROUND, INK, MUTED, SERIES, as_svg, drawing, number_ticks, ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

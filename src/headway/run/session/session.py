@@ -14,7 +14,7 @@ import torch
 from headway.config import Config, LaneGrid, MeshShape
 from headway.core.alerts import alerting
 from headway.core.code_identity import object_identity
-from headway.core.console import log_to
+from headway.core.console import is_first_worker, log_to, warning
 from headway.core.startup.garbage import pause_collection, resume_collection
 from headway.run.directory.run_directory import Attempt
 from headway.run.session.assemble import assemble
@@ -34,7 +34,7 @@ from headway.run.session.records import (
 )
 from headway.run.session.report import report_start
 from headway.run.session.start import adopt_segments, check_rows, find_start, take_up
-from headway.training.job import Callback, Job, load_callbacks
+from headway.training.job import Callback, Job, load_callbacks, unknown_hooks
 from headway.training.loop import train_loop
 from headway.training.setup.compiling import compile_model
 from headway.training.setup.model_proofs import prove_model
@@ -61,6 +61,9 @@ def run_in_this_process(
     options = plan.options
     of_callbacks = {f"callbacks {type(one).__name__}": object_identity([type(one)]) for one in callbacks}
     callbacks = [*load_callbacks(config.callbacks), *callbacks]
+    for text in (text for callback in callbacks for text in unknown_hooks(callback)):
+        if is_first_worker():
+            warning(text)
     with join_workers(config, plan.mesh) as world:
 
         def remake(config: Config) -> Task:

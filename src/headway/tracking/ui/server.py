@@ -21,6 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from headway.core.console import notice
 from headway.core.format import counted
+from headway.telemetry import html
 from headway.tracking.http_server import TOKEN_VARIABLE, Address, RunsHandler, RunsServer, check_exposure
 from headway.tracking.runs_folder import RunsFolder
 from headway.tracking.ui.pages import BadQuery, NotFound, Pages
@@ -34,12 +35,14 @@ _FILES: Mapping[str, tuple[str, str]] = {
     "/style.css": ("style.css", _STYLE),
     **{
         f"/{name}.js": (f"{name}.js", _SCRIPT)
-        for name in ("app", "charts", "format", "metrics", "runs", "server", "settings")
+        for name in ("app", "charts", "format", "metrics", "runs", "scales", "server", "settings")
     },
     "/icon.svg": ("icon.svg", "image/svg+xml"),
     "/uplot/uPlot.iife.min.js": ("uplot/uPlot.iife.min.js", _SCRIPT),
     "/uplot/uPlot.min.css": ("uplot/uPlot.min.css", _STYLE),
 }
+#: Of these, what the pages of reports have too.
+_SHARED = ("format.js", "scales.js", "uplot/uPlot.iife.min.js", "uplot/uPlot.min.css")
 _LOGIN = ("login.html", _HTML)
 #: Longest body of a request: the form's.
 _BODY_BYTES = 4096
@@ -139,7 +142,8 @@ class _Handler(RunsHandler):
             self._send(HTTPStatus.OK, dumps(found), _JSON)
 
     def _send_file(self, name: str, content_type: str, *, status: HTTPStatus = HTTPStatus.OK) -> None:
-        self._send(status, resources.files(__package__).joinpath("static", name).read_bytes(), content_type)
+        package = html.__package__ if name in _SHARED else __package__
+        self._send(status, resources.files(package).joinpath("static", name).read_bytes(), content_type)
 
     def _fail(self, status: HTTPStatus, why: str, **headers: str) -> None:
         self._send(status, f"{why}\n".encode(), **headers)
