@@ -77,6 +77,11 @@ def load_config(
     return _validated(_with_overrides(tree, overrides), trains)
 
 
+def _near(name: str) -> str | None:
+    of_train = suggestion(f"train.{name}") or ""
+    return of_train if of_train.startswith("did you mean") else suggestion(name)
+
+
 def _given(config: str | Path | Mapping[str, Any] | Config) -> Entry:
     if isinstance(config, Config):
         return _entry_of(config.model_dump(mode="json", exclude_unset=True), "the config")
@@ -108,7 +113,7 @@ def _meant_key(name: str) -> str:
         return f"train.{name}"
     found = [key for key in known if key.rpartition(".")[2] == name]
     if not found:
-        raise ConfigError(f"unknown key '{name}'", where=f"the keyword {name}", fix=suggestion(name))
+        raise ConfigError(f"unknown key '{name}'", where=f"the keyword {name}", fix=_near(name))
     if len(found) > 1:
         raise ConfigError(
             f"the keyword '{name}' could mean {counted(len(found), 'key')}",
