@@ -113,7 +113,7 @@ _TONES = {
 
 def page(title: str, body: Iterable[str]) -> str:
     """Return a whole document that loads nothing from elsewhere and contains no credentials."""
-    content = redact("\n".join(part for part in body if part))
+    content = redacted("\n".join(part for part in body if part))
     style, script = (_uplot_style(), _figures_script()) if _PLOT in content else ("", "")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -121,6 +121,11 @@ def page(title: str, body: Iterable[str]) -> str:
         f"<title>{redact(escape(title))}</title>\n<style>{STYLE}{style}</style>\n</head>\n<body>\n"
         f"{content}{script}\n</body>\n</html>\n"
     )
+
+
+def redacted(text: str) -> str:
+    """Return a page without credentials that records or logs may hold."""
+    return redact(text)
 
 
 def static(name: str) -> str:

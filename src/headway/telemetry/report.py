@@ -53,7 +53,6 @@ def write_report(run_dir: Path, output: Path | None = None) -> Path:
 
     Raises:
         CheckpointError: `run_dir` is not a run directory.
-        ConfigError: matplotlib is not installed.
     """
     run = open_run(run_dir)
     text = render_report(run)
@@ -65,32 +64,46 @@ def write_report(run_dir: Path, output: Path | None = None) -> Path:
 
 def render_report(run: Run) -> str:
     """Return the page as text."""
+    sections = record(run)  # first: it reads the history, which the others need too
+    return html.page(
+        f"{run.name} · Headway run",
+        [
+            head(run),
+            _charts(run),
+            sections,
+            html.section("Config", config(run)),
+            f'<p class="muted">Written {time_text(time.time())} by Headway.</p>',
+        ],
+    )
+
+
+def head(run: Run) -> str:
+    """Return the title of a run, how it stands, and its headline numbers."""
+    summary = summarize(run)
+    tone = "warn" if _diverged(summary) else None
+    note = _status_note(run, summary)
+    return html.heading(run.name, summary.state, note, tone=tone) + html.tiles(_tiles(summary))
+
+
+def record(run: Run) -> str:
+    """Return what is on record of a run, but its curves and its config."""
     watch = AnomalyWatch()
     watch.configure(run)
     episodes = Episodes(watch)
     run.pass_history_to(episodes.add)
-    summary, found = summarize(run), goodput_of(run)
-    return html.page(
-        f"{run.name} · Headway run",
-        [
-            html.heading(
-                run.name, summary.state, _status_note(run, summary), tone="warn" if _diverged(summary) else None
-            ),
-            html.tiles(_tiles(summary)),
-            _charts(run),
-            html.section("Sample text", _samples(run)),
-            html.section("Data", _data(run)),
-            html.section("Model", html.facts(_model(run))),
-            html.section("Changes during the run", _segments(run)),
-            html.section("Attempts", _spent(found), _attempts(run, found)),
-            html.section("Anomalies", _anomalies(episodes)),
-            html.section("Benchmarks", _benchmarks(run)),
-            html.section("Checkpoints", _checkpoints(run)),
-            html.section("Environment", html.facts(_environment(run)), _changes(run)),
-            html.section("Config", _config(run)),
-            f'<p class="muted">Written {time_text(time.time())} by Headway.</p>',
-        ],
-    )
+    found = goodput_of(run)
+    parts = [
+        html.section("Sample text", _samples(run)),
+        html.section("Data", _data(run)),
+        html.section("Model", html.facts(_model(run))),
+        html.section("Changes during the run", _segments(run)),
+        html.section("Attempts", _spent(found), _attempts(run, found)),
+        html.section("Anomalies", _anomalies(episodes)),
+        html.section("Benchmarks", _benchmarks(run)),
+        html.section("Checkpoints", _checkpoints(run)),
+        html.section("Environment", html.facts(_environment(run)), _changes(run)),
+    ]
+    return "\n".join(part for part in parts if part)
 
 
 def _status_note(run: Run, summary: Summary) -> str:
@@ -461,9 +474,10 @@ def _changes(run: Run) -> str:
     return html.facts(facts) + text
 
 
-def _config(run: Run) -> str:
+def config(run: Run) -> str:
+    """Return the whole config of a run, folded."""
     if not run.config:
         return ""
     unused = () if run.is_language_model else ("data", "model")
-    config = {key: value for key, value in run.config.items() if key not in unused}
-    return html.preformatted(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), "The resolved config")
+    values = {key: value for key, value in run.config.items() if key not in unused}
+    return html.preformatted(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), "The resolved config")

@@ -46,6 +46,8 @@ from headway.telemetry.record import (
     state_of,
 )
 from headway.telemetry.system import newest_readings
+from headway.telemetry.tags import FILE_NAME as TAGS_FILE
+from headway.telemetry.tags import Tags, read_tags
 from headway.tracking.tail import JsonLinesTail
 
 #: Size of about a thousand records, for readers that show the newest values only.
@@ -100,6 +102,10 @@ class Snapshot:
     anomalies: tuple[Anomaly, ...] = ()
     """What is not as usual, while it trains."""
     is_language_model: bool = True
+    tags: Tags = field(default_factory=Tags)
+    """What people call it."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """`config.yaml`; the same object until it changes."""
     updated: float | None = None
     """Last sign of life, Unix seconds."""
 
@@ -127,6 +133,9 @@ class LiveRun:
         self._told: tuple[int, tuple[int, int] | None] = (0, None)
         self._config = _Cached(path / "config.yaml")
         self._facts = _Cached(path / "run.json")
+        self._tags_file = _Cached(path / TAGS_FILE)
+        self._tags = Tags()
+        self._recorded_config: Mapping[str, Any] = {}
         self._settings: dict[str, Any] = {}
         self._job: str | None = None
         self._is_language_model = True
@@ -195,6 +204,8 @@ class LiveRun:
             mfu=history.rate(1),
             anomalies=anomalies,
             is_language_model=self._is_language_model,
+            tags=self._tags,
+            config=self._recorded_config,
             updated=max((moment for moment in known if moment is not None), default=None),
         )
 
@@ -216,12 +227,15 @@ class LiveRun:
         return number, record, outcome, state_of(self.path, record, outcome)
 
     def _read_settings(self) -> None:
+        if self._tags_file.has_changed():
+            self._tags = read_tags(self.path)
         config_changed, facts_changed = self._config.has_changed(), self._facts.has_changed()
         if not config_changed and not facts_changed:
             return
         run = Run(self.path)
         self._history.watch.configure(run)
         if config_changed:
+            self._recorded_config = run.config
             self._settings = {
                 "steps": run.total_steps,
                 "batches": run.batches,

@@ -29,10 +29,11 @@ class Readings:
 
     Args:
         run: The run directory.
+        lag_seconds: How old a reading must be; 0 for a reader whose points need not be the same each time.
     """
 
-    def __init__(self, run: Path) -> None:
-        self._run = run
+    def __init__(self, run: Path, lag_seconds: float = LAG_SECONDS) -> None:
+        self._run, self._lag = run, lag_seconds
         self._attempt = -1
         self._files: dict[Path, _File] = {}
         self._next_look = 0.0
@@ -46,7 +47,7 @@ class Readings:
             for path in reading_files(self._run / "attempts" / f"{self._attempt:03d}"):
                 self._files.setdefault(path, _File(path)).look()
         for path, file in self._files.items():
-            newest = file.take(moment - LAG_SECONDS)
+            newest = file.take(moment - self._lag)
             if newest is not None:
                 yield from _points(machine_of(path), newest)
 

@@ -198,6 +198,49 @@ def cancel(
 
 
 @runs.command()
+def tag(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories.", show_default=False)],
+    add: Annotated[
+        list[str] | None, typer.Option("--add", "-a", metavar="TAG", help="Tag to add; may be given several times.")
+    ] = None,
+    remove: Annotated[
+        list[str] | None, typer.Option("--remove", metavar="TAG", help="Tag to remove; may be given several times.")
+    ] = None,
+    note: Annotated[
+        str | None, typer.Option("--note", "-n", metavar="TEXT", help="Note in place of the present one.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Give runs tags and a note, or print what they have. headway ui shows, filters and groups by them.
+
+    [bold]Examples[/bold]
+
+    headway runs tag runs/mine --add baseline --note "the rate of the paper"
+    headway runs tag runs/a runs/b --remove baseline
+    headway runs tag runs/mine
+    """
+    from headway.telemetry.record import open_run
+    from headway.telemetry.tags import change_tags, read_tags
+
+    for path in paths:  # all of them, before any is changed
+        open_run(path)
+    found = {}
+    for path in paths:
+        if add or remove or note is not None:
+            with writing(path):
+                found[str(path)] = change_tags(path, add or (), remove or (), note)
+        else:
+            found[str(path)] = read_tags(path)
+    if json:
+        print_json([{"run": path, **asdict(tags)} for path, tags in found.items()])
+        return
+    for path, tags in found.items():
+        print_line(f"{path}: {', '.join(tags.tags) or 'no tag'}")
+        if tags.note:
+            print_lines(tags.note)
+
+
+@runs.command()
 def compare(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories.", show_default=False)],
     output: Annotated[

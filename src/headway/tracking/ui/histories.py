@@ -7,8 +7,11 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from headway.telemetry.metrics import FILE_NAME, Metrics
+from headway.telemetry.metrics import FILE_NAME, Metrics, is_own
+from headway.telemetry.record import as_int, as_time
+from headway.tracking.readings import Readings
 from headway.tracking.tail import JsonLinesTail
 
 #: Most values that are kept of all runs together: 16 bytes each.
@@ -19,7 +22,8 @@ class _RunHistory:
     """The history of one run."""
 
     def __init__(self, path: Path) -> None:
-        self._tail = JsonLinesTail(path / FILE_NAME)
+        self._path, self._tail = path, JsonLinesTail(path / FILE_NAME)
+        self._readings = Readings(path, lag_seconds=0.0)
         self.metrics = Metrics()
         self.size = 0
         """Number of its values; other threads may ask for it at any time."""
@@ -31,9 +35,17 @@ class _RunHistory:
             for begins_anew, records in self._tail.read():
                 if begins_anew:
                     self.metrics = Metrics()
+                    self._readings = Readings(self._path, lag_seconds=0.0)
                 for record in records:
-                    self.metrics.add(record)
+                    self.metrics.add({**record, **self._due(record)})
         self.size = self.metrics.size
+
+    def _due(self, record: dict[str, Any]) -> dict[str, float]:
+        """Return the readings of machines that a step's record takes along (`system/<machine>/...`)."""
+        attempt, moment = as_int(record.get("attempt")), as_time(record.get("time"))
+        if attempt is None or moment is None or not is_own(record):
+            return {}
+        return dict(self._readings.due(attempt, moment))
 
 
 class Histories:

@@ -5,6 +5,8 @@ Names of runs and metrics are foreign. They are made printable here, and the pag
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import threading
 import time
@@ -14,17 +16,25 @@ from typing import Any, cast, get_args
 from headway.core.format import printable
 from headway.telemetry.catalogue import CATALOGUE
 from headway.telemetry.metrics import NO_VALUES
+from headway.telemetry.record import Run
+from headway.telemetry.report import render_report
+from headway.telemetry.runs import differences
 from headway.tracking.alert_rules import firing
 from headway.tracking.live_run import Snapshot
 from headway.tracking.live_table import by_liveness, row
 from headway.tracking.runs_folder import RunsFolder
 from headway.tracking.ui.curves import Axis, curve_of
 from headway.tracking.ui.histories import Histories
+from headway.tracking.ui.run_page import log_of, run_page
 
 #: Most runs in the list.
 MOST_RUNS = 2000
 #: Most curves in one answer, and most points of each.
 MOST_CURVES, MOST_POINTS = 20, 4000
+#: Most keys of the config in the list, and most characters of a value.
+_MOST_COLUMNS, _CELL_CHARACTERS = 12, 60
+#: Keys that each run has its own value of.
+_OF_EACH = ("name", "runs", "data.store")
 #: Strongest smoothing.
 _MOST_SMOOTHING = 0.999
 #: Runs are not read again within this time, however many pages ask.
@@ -49,16 +59,89 @@ class Pages:
         self._lock = threading.Lock()
         self._read_at = -math.inf
         self._snapshots: dict[str, Snapshot] = {}
+        self._compared: list[Mapping[str, Any]] = []
+        self._different: dict[str, list[Any]] = {}
 
-    def runs(self) -> dict[str, Any]:
-        """Return the list of runs, live ones first."""
+    def runs(self, query: Query) -> dict[str, Any]:
+        """Return the list of runs, live ones first, and the keys in which their configs differ.
+
+        Args:
+            query: Each `column` is a key of the config that is listed too.
+        """
         found = by_liveness(list(self._refresh().values()))
+        shown = found[:MOST_RUNS]
+        different = self._differences(shown)
+        columns = [key for key in query.get("column", ())[:_MOST_COLUMNS] if key in different]
         now = time.time()
+        cells = [{key: _cell(different[key][number]) for key in columns} for number in range(len(shown))]
         return {
             "folder": printable(str(self._folder.path)),
-            "runs": [_listed(one, now) for one in found[:MOST_RUNS]],
+            "runs": [{**_listed(one, now), "config": keys} for one, keys in zip(shown, cells, strict=True)],
             "left_out": max(0, len(found) - MOST_RUNS),
+            "keys": [printable(key) for key in different],
         }
+
+    def run(self, query: Query) -> str:
+        """Return the page of one run, by its name `run`.
+
+        Raises:
+            NotFound: there is none of that name.
+        """
+        name = _one(query, "run")
+        return run_page(self._find(name), name)
+
+    def report(self, query: Query) -> str:
+        """Return the report of one run as it stands.
+
+        Raises:
+            NotFound: there is none of that name.
+        """
+        return render_report(self._find(_one(query, "run")))
+
+    def log(self, query: Query) -> str:
+        """Return the end of a log of one run, by its name `log` within the folder of attempts.
+
+        Raises:
+            NotFound: there is no such run, or it has no such log.
+        """
+        found = log_of(self._find(_one(query, "run")), _one(query, "log"))
+        if found is None:
+            raise NotFound("there is no such log")
+        return found
+
+    def table(self, query: Query) -> str:
+        """Return every recorded value of a metric as CSV, in rows of run, step and value.
+
+        Args:
+            query: `metric`, and one or more `run`.
+
+        Raises:
+            NotFound: there is none of the runs.
+        """
+        metric = _one(query, "metric")
+        text = io.StringIO()
+        rows = csv.writer(text)
+        rows.writerow(["run", "step", metric])
+        for name in query.get("run", ())[:MOST_CURVES]:
+            with self._histories.read(self._find(name).path) as metrics:
+                steps, values = metrics.series(metric)
+            rows.writerows((name, step, value) for step, value in zip(steps.tolist(), values.tolist(), strict=True))
+        return text.getvalue()
+
+    def _find(self, name: str) -> Run:
+        found = self._refresh().get(name)
+        if found is None:
+            raise NotFound("there is no such run")
+        return Run(found.path)
+
+    def _differences(self, runs: Sequence[Snapshot]) -> dict[str, list[Any]]:
+        """Return the keys in which configs differ, each with a value for each run; the same until one changes."""
+        configs = [run.config for run in runs]
+        if list(map(id, configs)) != list(map(id, self._compared)):
+            found = differences(configs)
+            self._different = {key: values for key, values in found.items() if key not in _OF_EACH}
+            self._compared = configs
+        return self._different
 
     def catalogue(self) -> dict[str, Any]:
         """Return unit and meaning of the metrics of Headway; a name that ends with `<...>` is a family."""
@@ -139,6 +222,9 @@ def _listed(snapshot: Snapshot, now: float) -> dict[str, Any]:
         "spent_usd": _finite(values.get("cost/spent_usd")),
         "saved": _finite(values.get("run/last_saved_timestamp_seconds")),
         "updated": _finite(snapshot.updated),
+        "started": _finite(values.get("run/started_timestamp_seconds")),
+        "tags": list(snapshot.tags.tags),
+        "note": snapshot.tags.note,
         "machine": None if snapshot.machine is None else printable(snapshot.machine),
         "job": None if snapshot.job is None else printable(snapshot.job),
         "alerts": [
@@ -146,6 +232,11 @@ def _listed(snapshot: Snapshot, now: float) -> dict[str, Any]:
             for alert in firing(snapshot, now)
         ],
     }
+
+
+def _cell(value: Any) -> str:
+    text = "" if value is None else printable(str(value))
+    return text if len(text) <= _CELL_CHARACTERS else f"{text[: _CELL_CHARACTERS - 1]}…"
 
 
 def _finite(value: float | None) -> float | None:

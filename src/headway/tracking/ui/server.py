@@ -35,7 +35,7 @@ _FILES: Mapping[str, tuple[str, str]] = {
     "/style.css": ("style.css", _STYLE),
     **{
         f"/{name}.js": (f"{name}.js", _SCRIPT)
-        for name in ("app", "charts", "format", "metrics", "runs", "scales", "server", "settings")
+        for name in ("app", "charts", "format", "metrics", "run", "runs", "scales", "server", "settings")
     },
     "/icon.svg": ("icon.svg", "image/svg+xml"),
     "/uplot/uPlot.iife.min.js": ("uplot/uPlot.iife.min.js", _SCRIPT),
@@ -43,6 +43,15 @@ _FILES: Mapping[str, tuple[str, str]] = {
 }
 #: Of these, what the pages of reports have too.
 _SHARED = ("format.js", "scales.js", "uplot/uPlot.iife.min.js", "uplot/uPlot.min.css")
+#: What is no JSON, by the path of its request.
+_KINDS = {
+    "/run": _HTML,
+    "/report": _HTML,
+    "/log": "text/plain; charset=utf-8",
+    "/api/table.csv": "text/csv; charset=utf-8",
+}
+#: A report carries its own script and style; it runs apart from this page, and can ask nothing.
+_REPORT_POLICY = "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
 _LOGIN = ("login.html", _HTML)
 #: Longest body of a request: the form's.
 _BODY_BYTES = 4096
@@ -66,7 +75,6 @@ class _Handler(RunsHandler):
         if not self._is_meant():
             return
         url = urlsplit(self.path)
-        questions = self._questions()
         if not (self.has_token() or self._has_cookie()):
             if url.path == "/" or url.path == "/login":
                 self._send_file(*_LOGIN, status=HTTPStatus.UNAUTHORIZED)
@@ -76,8 +84,10 @@ class _Handler(RunsHandler):
                 self._fail(HTTPStatus.UNAUTHORIZED, "a token is needed", WWW_Authenticate="Bearer")
         elif url.path in _FILES:
             self._send_file(*_FILES[url.path])
-        elif url.path in questions:
-            self._send_answer(questions[url.path], url.query)
+        elif url.path == "/page.css":
+            self._send(HTTPStatus.OK, html.STYLE.encode(), _STYLE)
+        elif url.path in self._questions():
+            self._send_answer(url.path, url.query)
         else:
             self._fail(HTTPStatus.NOT_FOUND, "there is nothing here")
 
@@ -119,12 +129,16 @@ class _Handler(RunsHandler):
     def _questions(self) -> Mapping[str, Callable[[Mapping[str, list[str]]], Any]]:
         pages = self.server.pages
         return {
-            "/api/runs": lambda _: pages.runs(),
+            "/api/runs": pages.runs,
             "/api/catalogue": lambda _: pages.catalogue(),
             "/api/curves": pages.curves,
+            "/api/table.csv": pages.table,
+            "/run": pages.run,
+            "/report": pages.report,
+            "/log": pages.log,
         }
 
-    def _send_answer(self, ask: Callable[[Mapping[str, list[str]]], Any], query: str) -> None:
+    def _send_answer(self, path: str, query: str) -> None:
         from orjson import dumps
 
         try:
@@ -133,13 +147,15 @@ class _Handler(RunsHandler):
             self._fail(HTTPStatus.BAD_REQUEST, "the query is too long")
             return
         try:
-            found = ask(fields)
+            found = self._questions()[path](fields)
         except NotFound as error:
             self._fail(HTTPStatus.NOT_FOUND, str(error))
         except BadQuery as error:
             self._fail(HTTPStatus.BAD_REQUEST, str(error))
         else:
-            self._send(HTTPStatus.OK, dumps(found), _JSON)
+            content = found.encode(errors="replace") if isinstance(found, str) else dumps(found)
+            policy = {"Content_Security_Policy": _REPORT_POLICY} if path == "/report" else {}
+            self._send(HTTPStatus.OK, content, _KINDS.get(path, _JSON), **policy)
 
     def _send_file(self, name: str, content_type: str, *, status: HTTPStatus = HTTPStatus.OK) -> None:
         package = html.__package__ if name in _SHARED else __package__
@@ -151,7 +167,7 @@ class _Handler(RunsHandler):
     def _send(
         self, status: HTTPStatus, body: bytes, content_type: str = "text/plain; charset=utf-8", **headers: str
     ) -> None:
-        self.send(status, body, content_type, **_HEADERS, **headers)
+        self.send(status, body, content_type, **{**_HEADERS, **headers})
 
 
 class UiServer(RunsServer):

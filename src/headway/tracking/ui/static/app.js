@@ -2,7 +2,7 @@
 
 import { Chart } from "./charts.js";
 import { nextMetric, setCatalogue } from "./metrics.js";
-import { makeHead, showRuns } from "./runs.js";
+import { fillChoices, makeHead, saveList, showRuns } from "./runs.js";
 import { askCatalogue, askRuns } from "./server.js";
 import { loadSettings, saveSettings, settings, watchTheme } from "./settings.js";
 
@@ -74,7 +74,12 @@ function addChart(choice) {
 }
 
 async function refreshRuns() {
-  answer = await askRuns();
+  answer = await askRuns([...settings.columns, ...(["", "state", "tag"].includes(settings.group) ? [] : [settings.group])]);
+  fillChoices(answer, () => {
+    makeHead(changed);
+    changed();
+    refreshRuns().catch(report);
+  });
   find("folder").textContent = answer.folder;
   if (settings.runs === null && answer.runs.length) {
     settings.runs = answer.runs.slice(0, FIRST_RUNS).map((run) => run.name);
@@ -103,6 +108,7 @@ async function start() {
     settings.filter = find("filter").value;
     changed();
   });
+  find("csv").addEventListener("click", () => answer && saveList(answer));
   find("none").addEventListener("click", () => {
     settings.runs = [];
     chosen();

@@ -15,8 +15,11 @@ const ALL_POINTS = 24000, FEWEST_POINTS = 200, MOST_POINTS = 1500;
 const colour = (variable) => getComputedStyle(document.documentElement).getPropertyValue(variable).trim();
 
 export class Chart {
-  /** `choice` holds metric and log; `changed` is called when the visitor changes them, `zoomed` with the new range. */
-  constructor(choice, { changed, zoomed, removed, named }) {
+  /**
+   * `choice` holds metric and log; `changed` is called when the visitor changes them, `zoomed` with the new range. A
+   * chart that is fixed keeps its metric and its place.
+   */
+  constructor(choice, { changed, zoomed, removed, named }, { isFixed = false } = {}) {
     this.choice = choice;
     this.curves = Object.create(null); // by names that are foreign
     this.zoomed = zoomed;
@@ -41,6 +44,8 @@ export class Chart {
     });
     const label = document.createElement("label");
     label.append(log, "log axis");
+    const title = document.createElement("h3");
+    title.textContent = choice.metric;
     const remove = document.createElement("button");
     remove.type = "button";
     remove.textContent = "✕";
@@ -48,7 +53,16 @@ export class Chart {
     remove.addEventListener("click", () => removed(this));
     const tools = document.createElement("div");
     tools.className = "tools";
-    tools.append(this.select, this.unit, label, remove);
+    const files = [["CSV", () => saveTable(this.choice.metric)], ["PNG", () => this.savePicture()]].map(([kind, save]) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.textContent = kind;
+      button.title = `Save ${kind === "CSV" ? "every recorded value" : "this picture"} as ${kind}`;
+      button.addEventListener("click", save);
+      return button;
+    });
+    if (isFixed) tools.append(title, this.unit, label, ...files);
+    else tools.append(this.select, this.unit, label, ...files, remove);
     this.plot = document.createElement("div");
     this.plot.className = "plot";
     this.nothing = document.createElement("p");
@@ -87,7 +101,7 @@ export class Chart {
     question.runs = runs.filter((run) => !(ended.has(run) && this.curves[run]?.asked === asked));
     const { unit, help } = about(this.choice.metric);
     this.unit.textContent = unit;
-    this.select.title = help;
+    this.select.title = this.root.title = help;
     for (const run of Object.keys(this.curves)) if (!runs.includes(run)) delete this.curves[run];
     this.plot.classList.toggle("busy", runs.some((run) => !this.curves[run]));
     try {
@@ -235,9 +249,60 @@ export class Chart {
     this.legend.replaceChildren(...items);
   }
 
+  /** Save the chart as it is shown, with its metric and the names of its runs. */
+  savePicture() {
+    if (!this.drawn) return;
+    const from = this.drawn.ctx.canvas;
+    const scale = devicePixelRatio;
+    const names = this.shown().map(([run]) => run);
+    const canvas = document.createElement("canvas");
+    canvas.width = from.width;
+    canvas.height = from.height + (30 + 18 * names.length) * scale;
+    const ctx = canvas.getContext("2d");
+    ctx.fillStyle = colour("--ground");
+    ctx.fillRect(0, 0, canvas.width, canvas.height);
+    ctx.drawImage(from, 0, 24 * scale);
+    ctx.font = `600 ${14 * scale}px system-ui, sans-serif`;
+    ctx.fillStyle = colour("--ink");
+    ctx.fillText(`${this.choice.metric}${this.unit.textContent && ` (${this.unit.textContent})`}`, 8 * scale, 17 * scale);
+    ctx.font = `${12 * scale}px system-ui, sans-serif`;
+    names.forEach((run, index) => {
+      const y = from.height + (36 + 18 * index) * scale;
+      const { variable, dash } = lookOf(run);
+      ctx.strokeStyle = colour(variable);
+      ctx.lineWidth = 3 * scale;
+      ctx.setLineDash(DASHES[dash].map((length) => length * scale));
+      ctx.beginPath();
+      ctx.moveTo(8 * scale, y - 4 * scale);
+      ctx.lineTo(32 * scale, y - 4 * scale);
+      ctx.stroke();
+      ctx.fillText(run, 40 * scale, y);
+    });
+    canvas.toBlob((content) => saveFile(`${this.choice.metric.replaceAll("/", "-")}.png`, content));
+  }
+
   fit() {
     if (this.drawn && this.plot.clientWidth) this.drawn.setSize({ width: this.plot.clientWidth, height: HEIGHT });
   }
+}
+
+/** Save every recorded value of a metric of the chosen runs. */
+function saveTable(metric) {
+  const query = new URLSearchParams({ metric });
+  for (const run of settings.runs ?? []) query.append("run", run);
+  const link = document.createElement("a");
+  link.href = `/api/table.csv?${query}`;
+  link.download = `${metric.replaceAll("/", "-")}.csv`;
+  link.click();
+}
+
+/** Let the visitor keep what the page has made. */
+export function saveFile(name, content) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(content);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
 /** The index of the value of a rising list that is nearest. */

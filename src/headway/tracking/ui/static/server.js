@@ -9,7 +9,7 @@ async function ask(path, signal) {
   return answer.json();
 }
 
-export const askRuns = () => ask("/api/runs");
+export const askRuns = (columns) => ask(`/api/runs?${new URLSearchParams(columns.map((key) => ["column", key]))}`);
 export const askCatalogue = () => ask("/api/catalogue");
 
 // Runs in one question. Histories are read at the first question about a run, so that many runs appear bit by bit.

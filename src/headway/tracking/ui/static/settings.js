@@ -11,6 +11,8 @@ export const settings = {
   axis: "step",
   smoothing: 0.6,
   filter: "",
+  columns: [], // keys of the config in the list
+  group: "", // nothing, "state", "tag" or a key of the config
   sort: null, // [column, -1 or 1]
   zoom: null, // [from, to] on the axis
 };
@@ -27,6 +29,8 @@ export function loadSettings() {
   const smoothing = Number.parseFloat(known.get("smoothing"));
   if (smoothing >= 0 && smoothing <= 0.99) settings.smoothing = smoothing;
   settings.filter = known.get("filter") ?? "";
+  settings.columns = known.getAll("column");
+  settings.group = known.get("group") ?? "";
   const zoom = known.getAll("zoom").map(Number.parseFloat);
   if (zoom.length === 2 && zoom.every(Number.isFinite) && zoom[0] < zoom[1]) settings.zoom = zoom;
 }
@@ -39,6 +43,8 @@ export function saveSettings() {
   known.set("axis", settings.axis);
   known.set("smoothing", settings.smoothing);
   if (settings.filter) known.set("filter", settings.filter);
+  for (const key of settings.columns) known.append("column", key);
+  if (settings.group) known.set("group", settings.group);
   for (const end of settings.zoom ?? []) known.append("zoom", end);
   history.replaceState(null, "", `#${known}`);
 }
