@@ -68,7 +68,9 @@ async function findMetrics() {
   for await (const found of askCurves(question, undefined)) {
     const place = (name) => (OPEN.indexOf(groupOf(name)) + OPEN.length + 1) % (OPEN.length + 1);
     const names = found[run].metrics.filter((name) => !charts.has(name));
-    names.sort((one, other) => place(one) - place(other) || (one < other ? -1 : 1)).forEach(addChart);
+    const isLoss = (name) => name.endsWith("/loss");
+    names.sort((one, other) => place(one) - place(other) || isLoss(other) - isLoss(one) || (one < other ? -1 : 1));
+    names.forEach(addChart);
   }
   filter();
 }

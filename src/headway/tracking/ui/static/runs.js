@@ -6,8 +6,8 @@ import { lookOf, settings } from "./settings.js";
 const TONES = { running: "busy", finished: "good", failed: "bad", died: "bad" };
 const MOST_ROWS = 300;
 
-const day = (moment) => (moment === null ? "" : new Date(1000 * moment).toLocaleString(undefined, {
-  year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit" }));
+// As in 2026-11-28 19:16, which sorts.
+const day = (moment) => (moment === null ? "" : new Date(1000 * moment).toLocaleString("sv").slice(0, 16));
 
 // `text` names the cell of `headway top` that is shown; `words` makes the text itself.
 const COLUMNS = [
@@ -29,7 +29,13 @@ const COLUMNS = [
   { name: "Alerts", kind: "alerts", key: (run) => run.alerts.length, text: "alerts" },
 ];
 // Shown where a run has one.
-const SELDOM = { Tags: (run) => run.tags.length, Note: (run) => run.note };
+const SELDOM = {
+  MFU: (run) => run.mfu !== null,
+  ETA: (run) => run.eta_seconds !== null,
+  Spent: (run) => run.spent_usd !== null,
+  Tags: (run) => run.tags.length,
+  Note: (run) => run.note,
+};
 
 const rows = new Map();
 let columns = COLUMNS;
@@ -166,22 +172,25 @@ function matching(runs) {
 /** Show the runs of an answer. */
 export function showRuns(answer, changed) {
   const wantedColumns = columnsOf(answer);
-  if (wantedColumns.map(({ name }) => name).join() !== columns.map(({ name }) => name).join()) rows.clear();
-  columns = wantedColumns;
-  if (!rows.size) head();
+  if (wantedColumns.map(({ name }) => name).join() !== columns.map(({ name }) => name).join()) {
+    rows.clear();
+    columns = wantedColumns;
+    head();
+  }
   const found = matching(answer.runs);
   const shown = found.slice(0, MOST_ROWS);
   const body = document.querySelector("#runs tbody");
-  const wanted = new Set(shown.map((run) => run.name));
-  for (const name of rows.keys()) if (!wanted.has(name)) rows.delete(name);
-  const rowOf = (run) => {
-    const row = rows.get(run.name) ?? makeRow(run.name, changed);
-    rows.set(run.name, row);
+  const before = new Map(rows);
+  rows.clear();
+  const rowOf = (run, group) => {
+    const key = JSON.stringify([group, run.name]); // a run with two tags has two rows
+    const row = before.get(key) ?? makeRow(run.name, changed);
+    rows.set(key, row);
     fillRow(row, run);
     return row;
   };
   const filled = grouped(shown).flatMap(([name, runs]) => [
-    ...(name === null ? [] : [groupRow(name, runs, changed)]), ...runs.map(rowOf),
+    ...(name === null ? [] : [groupRow(name, runs, changed)]), ...runs.map((run) => rowOf(run, name)),
   ]);
   if (!shown.length) filled.push(emptyRow(answer.runs.length ? "No run matches the filter." : "No runs yet."));
   // A row that is put in again loses the keyboard's focus.
