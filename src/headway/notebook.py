@@ -80,13 +80,14 @@ class _Table:
             steps, losses = metrics.series("evaluation/loss")
             trained = dict(zip(*(part.tolist() for part in metrics.series("train/loss")), strict=True))
         evaluated = dict(zip(steps.tolist(), losses.tolist(), strict=True))
-        lines = [
+        lines: list[tuple[str, ...]] = [
             (f"{step:,}", loss_text(trained.get(step)), loss_text(loss), "", "", "", "")
             for step, loss in list(evaluated.items())[-_EVALUATIONS:]
         ]
         newest = loss_text(evaluated.get(metrics.last_step))
-        texts = ("step", "loss", None, "speed", "time", "eta", "spent")
-        lines.append(tuple(newest if name is None else cells[name] for name in texts))
+        texts = ("step", "loss", "validation", "speed", "time", "eta", "spent")
+        cells["validation"] = newest
+        lines.append(tuple(cells[name] for name in texts))
         share = snapshot.values.get("step", 0.0) / (snapshot.values.get("run/total_steps") or 1.0)
         bar = f'<progress value="{min(share, 1.0):.4f}" style="width:16em;vertical-align:middle"></progress>'
         alerts = f"<p>{escape(cells['alerts'])}</p>" if cells["alerts"] else ""

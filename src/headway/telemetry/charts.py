@@ -112,6 +112,8 @@ def loss_chart(run: Run) -> Chart | None:
     more: dict[str, Any] = {"level": _uniform_guess(run.vocab_size if run.is_language_model else None, losses)}
     if run.is_language_model and run.batches is not None:
         more["tokens"] = _tokens(run.batches, max(float(line.x[-1]) for line in lines))
+    recorded, _ = run.metrics.series("train/loss")
+    more["reach"] = float(recorded[-1]) if len(recorded) else None
     shades = _not_finite(run, "train/loss")
     legend += [Entry("not finite", 7, "band")] if shades else []
     plot = plot_of(lines, y=loss_label(run.is_language_model), marks=_marks(run), shades=shades, **more)
@@ -139,7 +141,8 @@ def metric_chart(
     shades = _not_finite(run, name)
     legend = (Entry("not finite", 7, "band"),) if shades else ()
     marks = [{**mark, "text": ""} for mark in _marks(run)]
-    plot = plot_of(lines, y=unit, marks=marks, shades=shades, log_y=is_log, from_zero=from_zero)
+    reach = float(run.metrics.series(name)[0][-1])
+    plot = plot_of(lines, y=unit, marks=marks, shades=shades, log_y=is_log, from_zero=from_zero, reach=reach)
     return Chart(title, legend=legend, plot=plot)
 
 

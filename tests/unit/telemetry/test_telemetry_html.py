@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from headway.telemetry import html
-from headway.telemetry.charts import axis_labels, drawing, log_ticks, number_ticks
+from headway.telemetry.curves import axis_labels
+from headway.telemetry.drawing import drawing, log_ticks, number_ticks
 from headway.text.report.charts import length_chart, share_chart
 from headway.text.report.duplicates import duplicates
 
@@ -76,9 +77,9 @@ def test_logarithmic_axes_have_plain_labels(low: int, high: int) -> None:
         assert len(seen) >= 3 and all(re.fullmatch(r"[\d.,]+k?", text) for text in seen)
 
 
-def test_lengths_within_a_decade_have_plain_labels() -> None:
-    svg = length_chart("source", [[4000, 5000, 10], [5000, 8000, 20]]).svg
-    assert "times" not in svg and ">6,000<" in svg
+def test_lengths_have_a_bar_from_end_to_end() -> None:
+    plot = length_chart("source", [[4000, 5000, 10], [5000, 8000, 20]]).plot
+    assert plot is not None and plot["log_x"] and plot["data"] == [[4000, 5000, 8000], [10, 20, 20]], "to its end"
 
 
 def test_shares_say_what_they_are_of() -> None:

@@ -20,7 +20,9 @@ from typer.testing import CliRunner
 
 from headway.cli.application import application
 from headway.core.errors import ConfigError
+from headway.telemetry import html
 from headway.telemetry.metrics import Metrics
+from headway.telemetry.tags import change_tags
 from headway.tracking.http_server import TOKEN_VARIABLE, Address, check_exposure
 from headway.tracking.live_table import row
 from headway.tracking.runs_folder import RunsFolder
@@ -34,6 +36,7 @@ from support_tracking import WrittenRun
 HOSTILE = '<img src=x onerror="alert(1)">\x1b[31m'
 TOKEN = "t0ken-of-this-test-alone"
 STATIC = Path(server_module.__file__).parent / "static"
+SHARED = Path(html.__file__).parent / "static"
 
 
 @pytest.fixture
@@ -226,7 +229,11 @@ def test_nothing_but_its_own_files_is_loaded(served: UiServer) -> None:
         policy = ask(served, path)[1]["Content-Security-Policy"]
         assert policy.startswith("default-src 'none'; script-src 'self';") and "unsafe" not in policy
         assert "frame-ancestors 'none'" in policy
-    own = [path for path in STATIC.iterdir() if path.suffix in (".js", ".css", ".html")]
+    own = [
+        path
+        for path in (*STATIC.iterdir(), SHARED / "format.js", SHARED / "scales.js")
+        if path.suffix in (".js", ".css", ".html")
+    ]
     for path in own:
         text = path.read_text()
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(| style=| on\w+=\"", text)
@@ -241,6 +248,9 @@ def test_there_is_no_way_to_other_files(served: UiServer, run: WrittenRun) -> No
         "/api/runs/one", f"/{run.path}/config.yaml", "/uplot/", "/favicon.ico",
     ):  # fmt: skip
         assert ask(served, path)[0] == 404, path
+    for log in ("../config.yaml", "001/attempt.json", "001/../../metrics.jsonl", str(run.path / "config.yaml")):
+        assert ask(served, f"/log?{urllib.parse.urlencode({'run': 'one', 'log': log})}")[0] == 404, log
+    assert ask(served, "/run?run=two")[0] == ask(served, "/report?run=..")[0] == 404
     assert ask(served, "/api/curves?metric=train/loss&run=two")[0] == 404
     status, _, body = ask(served, "/api/curves?metric=train/loss&run=one&points=0")
     assert (status, body) == (400, b"points is no number that can be taken\n")
@@ -310,13 +320,69 @@ def test_an_error_of_the_server_is_not_hidden(
 
 
 def test_the_charting_library_is_the_one_that_its_page_names() -> None:
-    sums = re.findall(r"([0-9a-f]{64})  (\S+)", (STATIC / "uplot" / "README.md").read_text())
+    sums = re.findall(r"([0-9a-f]{64})  (\S+)", (SHARED / "uplot" / "README.md").read_text())
     assert {name for _, name in sums} == {"uPlot.iife.min.js", "uPlot.min.css"}
     for expected, name in sums:
-        assert hashlib.sha256((STATIC / "uplot" / name).read_bytes()).hexdigest() == expected
-    assert "MIT" in (STATIC / "uplot" / "LICENSE").read_text()
+        assert hashlib.sha256((SHARED / "uplot" / name).read_bytes()).hexdigest() == expected
+    assert "MIT" in (SHARED / "uplot" / "LICENSE").read_text()
 
 
 def test_a_metric_says_what_it_means(pages: Pages) -> None:
     found: dict[str, Any] = pages.catalogue()
     assert found["train/loss"]["help"] and found["speed/step_seconds"]["unit"] == "seconds"
+
+
+def test_the_list_has_tags_and_the_keys_in_which_configs_differ(pages: Pages, run: WrittenRun) -> None:
+    other = WrittenRun(run.path.parent / "two", budget={"usd": 1.0})
+    other.begin(alive=False)
+    change_tags(run.path, ["baseline", "slow"], note="as in the paper")
+    answer = pages.runs({"column": ["budget.usd", "train.steps", "no.such"]})
+    assert "budget.usd" in answer["keys"] and "name" not in answer["keys"] and "train.steps" not in answer["keys"]
+    found = {one["name"]: one for one in answer["runs"]}
+    assert {name: one["config"] for name, one in found.items()} == {
+        "one": {"budget.usd": "12.5"},
+        "two": {"budget.usd": "1.0"},
+    }
+    assert (found["one"]["tags"], found["one"]["note"]) == (["baseline", "slow"], "as in the paper")
+    assert found["two"]["tags"] == [] and found["two"]["started"] == other.started
+    change_tags(run.path, remove=["slow"])
+    assert Pages(RunsFolder(run.path.parent)).runs()["runs"][0]["tags"] == ["baseline"]
+
+
+def test_the_page_of_a_run(served: UiServer, run: WrittenRun) -> None:
+    change_tags(run.path, ["<i>"], note="a & b")
+    log = run.path / "attempts" / "001" / "worker-0.log"
+    log.write_text("step 1\n<script>hit()</script>\nAuthorization: Bearer abcdefghijklmnop\n")
+    status, headers, body = ask(served, "/run?run=one")
+    page = body.decode()
+    assert status == 200 and headers["Content-Type"].startswith("text/html")
+    for expected in ("one", "&lt;i&gt;", "a &amp; b", "Attempts", "usd: 12.5", "step 1", 'data-run="one"'):
+        assert expected in page, expected
+    assert "<i>" not in page and "hit()</script>" not in page and "abcdefghijklmnop" not in page
+    assert page.index("usd: 12.5") < page.index("The resolved config") < page.index("Curves") < page.index(">Log<")
+    status, headers, body = ask(served, "/log?run=one&log=001/worker-0.log")
+    assert status == 200 and headers["Content-Type"].startswith("text/plain") and b"step 1\n" in body
+    assert b"abcdefghijklmnop" not in body
+
+
+def test_a_report_runs_apart_from_the_page(served: UiServer) -> None:
+    status, headers, body = ask(served, "/report?run=one")
+    assert status == 200 and b'<div class="plot"' in body
+    policy = headers["Content-Security-Policy"]
+    assert policy.startswith("sandbox allow-scripts; default-src 'none';") and "allow-same-origin" not in policy
+
+
+def test_a_table_has_every_value(served: UiServer) -> None:
+    status, headers, body = ask(served, "/api/table.csv?metric=train/loss&run=one")
+    lines = body.decode().splitlines()
+    assert status == 200 and headers["Content-Type"].startswith("text/csv")
+    assert lines[0] == "run,step,train/loss" and len(lines) == 21 and lines[20].startswith("one,20,4.8")
+
+
+def test_readings_of_machines_are_curves_of_the_run(pages: Pages, run: WrittenRun) -> None:
+    readings = run.path / "attempts" / "001" / "system-node7.jsonl"
+    moments = [run.started + 2.0 * step for step in (5, 10)]
+    readings.write_text("".join(f'{{"time": {m}, "system/cpu_used": {n}.5}}\n' for n, m in enumerate(moments)))
+    found = pages.curves({"metric": ["system/node7/cpu_used"], "run": ["one"]})["runs"]["one"]
+    assert found["step"] == [5, 10] and found["value"] == [0.5, 1.5]
+    assert "system/node7/cpu_used" in found["metrics"]

@@ -234,8 +234,8 @@ def tag(
     if json:
         print_json([{"run": path, **asdict(tags)} for path, tags in found.items()])
         return
-    for path, tags in found.items():
-        print_line(f"{path}: {', '.join(tags.tags) or 'no tag'}")
+    for name, tags in found.items():
+        print_line(f"{name}: {', '.join(tags.tags) or 'no tag'}")
         if tags.note:
             print_lines(tags.note)
 

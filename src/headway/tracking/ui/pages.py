@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, cast, get_args
 
 from headway.core.format import printable
@@ -62,7 +63,7 @@ class Pages:
         self._compared: list[Mapping[str, Any]] = []
         self._different: dict[str, list[Any]] = {}
 
-    def runs(self, query: Query) -> dict[str, Any]:
+    def runs(self, query: Query = MappingProxyType({})) -> dict[str, Any]:
         """Return the list of runs, live ones first, and the keys in which their configs differ.
 
         Args:
