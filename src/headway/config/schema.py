@@ -292,6 +292,11 @@ class Config(Section):
     def __repr__(self) -> str:
         """Return what differs from the defaults, as YAML."""
         values = redact_values(self.model_dump(mode="json", exclude_defaults=True))
+        if self.model.preset is not None:
+            usual = ModelConfig(preset=self.model.preset).model_dump(mode="json")
+            model = self.model.model_dump(mode="json")
+            other = {key: value for key, value in model.items() if value != usual[key]}
+            values["model"] = {"preset": self.model.preset, **other}
         return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120))
 
     __str__ = __repr__
