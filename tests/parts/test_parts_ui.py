@@ -12,6 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from headway.telemetry.tags import change_tags
 from headway.tracking.http_server import Address
 from headway.tracking.runs_folder import RunsFolder
 from headway.tracking.ui.server import UiServer
@@ -232,3 +233,56 @@ def test_without_the_server_the_page_says_so(visit: Visit) -> None:
     visit.page.locator("#connection:not(.lost)").wait_for()
     assert {"500" in trouble for trouble in visit.troubles} == {True}, "the browser says so too"
     visit.troubles.clear()
+
+
+def test_the_page_of_one_run(visit: Visit, tmp_path: Path) -> None:
+    """Its curves come by group as they are scrolled to, and while it trains the page says what is new."""
+    page = visit.page
+    page.goto(f"{visit.server.url}/run?run=live")
+    first = page.locator("#groups details").first
+    first.locator(".legend li").first.wait_for()
+    assert first.locator("h3").first.inner_text() == "train/loss", "losses come first"
+    assert page.locator("#groups .chart select").count() == 0
+    page.fill("#filter", "no such metric")
+    assert page.locator("#groups details:visible").count() == 0
+    page.fill("#filter", "loss")
+    assert "train/loss" in page.locator("#groups").inner_text()
+    page.get_by_text("The resolved config").click()
+    for step in range(401, 420):
+        visit.live.step(step, **{"train/loss": 0.125})
+    page.locator("#now", has_text="Step 419").wait_for()
+    page.locator(".legend li", has_text="step 419").first.wait_for()
+    page.goto(visit.server.url)
+    page.locator("#runs tbody tr", has_text="ended").get_by_role("link", name="open").click()
+    page.locator("#now", has_text="finished").wait_for()
+    page.get_by_role("link", name="Report").click()
+    page.wait_for_selector("figure canvas")
+
+
+def test_a_list_by_group_with_a_key_of_the_config(visit: Visit) -> None:
+    change_tags(visit.live.path, ["good", "late"])
+    visit.open("#group=tag")
+    page = visit.page
+    page.locator("tr.group", has_text="tag: good").wait_for()
+    assert page.locator("#runs tbody tr:not(.group)", has_text="live").count() == 2, "it has two tags"
+    page.locator("tr.group", has_text="tag: late").get_by_role("button").click()
+    page.wait_for_function("document.querySelectorAll('.chart .legend')[0].children.length === 1")
+    page.select_option("#group", "")
+    page.wait_for_function("document.querySelectorAll('tr.group').length === 0")
+
+
+def test_what_is_shown_can_be_saved(visit: Visit) -> None:
+    visit.open()
+    chart = visit.page.locator(".chart").first
+    saved = {}
+    for kind, place in (("PNG", chart), ("CSV", chart), ("CSV", visit.page.locator("main > section").first)):
+        with visit.page.expect_download() as download:
+            place.get_by_role("button", name=kind, exact=True).click()
+        saved[download.value.suggested_filename] = Path(download.value.path()).read_bytes()
+    assert set(saved) == {"train-loss.png", "train-loss.csv", "runs.csv"}
+    assert saved["train-loss.png"].startswith(b"\x89PNG") and len(saved["train-loss.png"]) > 5000
+    values = saved["train-loss.csv"].decode().splitlines()
+    assert values[0] == "run,step,train/loss" and len(values) == 1 + 3 * 400
+    listed = saved["runs.csv"].decode().splitlines()
+    assert listed[0].startswith('"Run","State","Step"') and len(listed) == 4
+    assert any(line.startswith('"ended","finished","400"') for line in listed)
