@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 
 help:
 	@echo "make setup       create $(VENV) and install Headway with all extras"
-	@echo "make quickstart  text in, trained model out: runs/quickstart; installs the core and the report only"
+	@echo "make quickstart  text in, trained model out: runs/quickstart; installs the core only"
 	@echo "make test        lint, types, layers and all tests but the slow ones"
 	@echo "make test-all    those too"
 	@echo "make test-parts  tests with real servers and schedulers; installs what it can, system packages among it, and"
@@ -29,7 +29,7 @@ COMPILE := $(BIN)/python -m compileall -qq -j 0 src $(VENV)/lib || true
 $(VENV)/.core: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) "torch>=2.11,<2.14"
-	$(PIP) --editable ".[report]"
+	$(PIP) --editable .
 	$(COMPILE)
 	@touch $@
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+#: The five lines of the README, on a small config.
+FIVE_LINES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0].replace(
+    '"quickstart", steps=200', "TINY, steps=20"
+)
 CELLS = [
     "import json, headway\nTINY = json.loads(open('tiny.json').read())",
     "run = headway.train(TINY)",
     "run",
     "run.metrics.plot('train/loss', 'evaluation/loss')",
+    FIVE_LINES.replace("TINY,", "TINY, name='five',"),
     "run.metrics.to_pandas()[['train/loss']].tail(1)",
     "headway.train(TINY, stepz=3)",
     "run = headway.train(TINY, name='two', **{'parallel.workers': 2})",
@@ -49,7 +56,7 @@ def test_a_notebook(folder: Path) -> None:
     options = {"kernel_name": "python3", "timeout": 240, "allow_errors": True}
     nbclient.NotebookClient(book, resources={"metadata": {"path": str(folder)}}, **options).execute()
     outputs = [cell.outputs for cell in book.cells]
-    for trained in (outputs[1], outputs[6]):
+    for trained in (outputs[1], outputs[7]):
         tables = [one.data["text/html"] for one in trained if one.output_type == "display_data"]
         lines = "".join(one.text for one in trained if one.output_type == "stream")
         assert len(tables) == 1 and "validation loss" in tables[0] and "finished" in tables[0] and "60/60" in tables[0]
@@ -59,7 +66,10 @@ def test_a_notebook(folder: Path) -> None:
     assert "<svg" in shown["text/html"] and 'href="runs/tiny/report.html"' in shown["text/html"]
     assert shown["text/plain"].startswith("Run('runs/tiny'): state finished")
     assert outputs[3][0].data["text/html"].startswith("<svg")
-    assert "train/loss" in outputs[4][0].data["text/plain"]
-    (error,) = outputs[5]
+    assert "steps=20" in book.cells[4].source, "what the README says"
+    printed = "".join(one.text for one in outputs[4] if one.output_type == "stream" and one.name == "stdout")
+    assert printed.startswith("Run('runs/five'): state finished, step 20 of 20") and len(printed.splitlines()) > 1
+    assert "train/loss" in outputs[5][0].data["text/plain"]
+    (error,) = outputs[6]
     assert error.output_type == "error" and error.traceback[0] == "error: unknown key 'stepz'"
     assert len(error.traceback) == 3

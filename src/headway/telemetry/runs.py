@@ -200,11 +200,7 @@ def _value_text(value: Any) -> str:
 
 
 def write_comparison(comparison: Comparison, output: Path) -> Path:
-    """Write the comparison as one page: overlaid loss curves and both tables.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
-    """
+    """Write the comparison as one page: overlaid loss curves and both tables."""
     names = comparison.names
     numeric = range(1, len(names) + 1)
     curves = dict(zip(names, comparison.runs, strict=True))

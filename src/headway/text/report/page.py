@@ -27,9 +27,6 @@ def write_data_report(facts: Mapping[str, Any], output: Path) -> Path:
         facts: What `describe_store` gives, and, when they are known, per source `fertility` (tokens per word) and
             `asked_share` (of the training rows, from the mixture).
         output: Where to.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
     """
     text = render_data_report(facts)
     with atomic_write(output, "w") as file:
