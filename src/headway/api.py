@@ -494,8 +494,6 @@ def leave_report(run: Path) -> None:
 
     try:
         notice(f"report: {write_report(run)}")
-    except ConfigError as error:  # the package for its plots is an extra
-        notice(f"no report.html: {error.what} ({error.fix})")
     except OSError as error:
         warning(f"no report.html: {error.strerror or error} (headway report {run} writes it later)")
 

@@ -62,7 +62,9 @@ function drawBelow(plot, { marks = [], shades = [], level }) {
     ctx.setLineDash([5, 4]);
     line(ctx, bbox.left, y, bbox.left + bbox.width, y);
     ctx.textAlign = "right";
-    ctx.fillText(level.text, bbox.left + bbox.width - 4, y - 5 * devicePixelRatio);
+    const above = y - 5 * devicePixelRatio;
+    const isCut = above - 11 * devicePixelRatio < bbox.top;
+    ctx.fillText(level.text, bbox.left + bbox.width - 4, isCut ? y + 14 * devicePixelRatio : above);
   }
   ctx.restore();
 }
@@ -121,7 +123,7 @@ function optionsOf(spec, place, told, level) {
   return {
     width: place.clientWidth || 320,
     height: place.closest(".wide") ? 380 : 240,
-    padding: [spec.tokens ? 0 : 10, 12, 0, 0],
+    padding: [spec.tokens ? 0 : 10, 24, 0, 0],
     legend: { show: false },
     cursor: { y: false, drag: { x: true, y: false }, points: { show: false } },
     scales: {

@@ -17,7 +17,7 @@ from typing import Any, cast, get_args
 from headway.core.format import printable
 from headway.telemetry.catalogue import CATALOGUE
 from headway.telemetry.metrics import NO_VALUES
-from headway.telemetry.record import Run
+from headway.telemetry.record import Run, dig
 from headway.telemetry.report import render_report
 from headway.telemetry.runs import differences
 from headway.tracking.alert_rules import firing
@@ -61,7 +61,7 @@ class Pages:
         self._read_at = -math.inf
         self._snapshots: dict[str, Snapshot] = {}
         self._compared: list[Mapping[str, Any]] = []
-        self._different: dict[str, list[Any]] = {}
+        self._different: list[str] = []
 
     def runs(self, query: Query = MappingProxyType({})) -> dict[str, Any]:
         """Return the list of runs, live ones first, and the keys in which their configs differ.
@@ -71,13 +71,15 @@ class Pages:
         """
         found = by_liveness(list(self._refresh().values()))
         shown = found[:MOST_RUNS]
-        different = self._differences(shown)
+        different = self._differences()
         columns = [key for key in query.get("column", ())[:_MOST_COLUMNS] if key in different]
         now = time.time()
-        cells = [{key: _cell(different[key][number]) for key in columns} for number in range(len(shown))]
         return {
             "folder": printable(str(self._folder.path)),
-            "runs": [{**_listed(one, now), "config": keys} for one, keys in zip(shown, cells, strict=True)],
+            "runs": [
+                {**_listed(one, now), "config": {key: _cell(dig(one.config, *key.split("."))) for key in columns}}
+                for one in shown
+            ],
             "left_out": max(0, len(found) - MOST_RUNS),
             "keys": [printable(key) for key in different],
         }
@@ -135,12 +137,11 @@ class Pages:
             raise NotFound("there is no such run")
         return Run(found.path)
 
-    def _differences(self, runs: Sequence[Snapshot]) -> dict[str, list[Any]]:
-        """Return the keys in which configs differ, each with a value for each run; the same until one changes."""
-        configs = [run.config for run in runs]
+    def _differences(self) -> list[str]:
+        """Return the keys in which configs differ; they are compared again when one changes."""
+        configs = [run.config for run in self._refresh().values()]
         if list(map(id, configs)) != list(map(id, self._compared)):
-            found = differences(configs)
-            self._different = {key: values for key, values in found.items() if key not in _OF_EACH}
+            self._different = [key for key in differences(configs) if key not in _OF_EACH]
             self._compared = configs
         return self._different
 
