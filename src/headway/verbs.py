@@ -41,7 +41,7 @@ def prepare(
     from headway.text.preparing.prepare import prepare as prepare_store
 
     loaded = load_config(config, trains=False, **keys)
-    for problem in vocabulary_problems(loaded):
+    for problem in vocabulary_problems(loaded.data, loaded.model.from_pretrained):
         raise problem
     return prepare_store(loaded.data, workers=workers, force=force, repair=repair, run=loaded.run_directory)
 
