@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from headway.clouds.launchers.launcher import find_launcher
 from headway.clouds.launchers.metaflow import stop_at_final_codes
@@ -28,10 +31,9 @@ import json, sys
 from metaflow import Flow, namespace
 namespace(None)
 run = Flow(sys.argv[1]).latest_run
-train = run["train"].task
 print(json.dumps({
     "evaluation": run["evaluate"].task.data.evaluation, "origin": run.data.evaluation, "ok": run.successful,
-    "report": len(train.data.html),
+    "report": len(run.data.html),
 }))
 """
 
@@ -62,6 +64,15 @@ def _step_processes(name: str) -> list[int]:
             continue
         if any(word.endswith("flow.py") for word in words) and words[-1:] == [""] and "step" in words and name in words:
             found.append(int(path.parent.name))
+    return found
+
+
+def _children(process: int) -> list[int]:
+    """All processes below a process."""
+    found = []
+    for task in Path(f"/proc/{process}/task").iterdir():
+        for child in map(int, (task / "children").read_text().split()):
+            found += [child, *_children(child)]
     return found
 
 
@@ -109,10 +120,46 @@ def test_a_killed_step_is_tried_again_and_a_failed_flow_is_resumed_to_the_same_s
     assert found["evaluation"]["step"] == 60 and found["evaluation"]["loss"] > 0
 
 
-@pytest.mark.parametrize("s3_server", [SeaweedFs], indirect=True)
-def test_the_flow_exports_to_a_workflow_of_argo(metaflow: Path, s3: S3Server, tmp_path: Path) -> None:
+def test_a_node_of_several_machines_is_killed_and_the_state_is_that_of_one_machine(
+    metaflow: Path, tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    config, run = tiny(train={"steps": 60}, determinism="elastic"), tmp_path / "runs" / "flown"
+    own = ["name=flown", f"launch.metaflow={{python: {metaflow}, minutes_between_retries: 0, retries: 2}}"]
+    own += ["supervise.lost_seconds=5"]
+    launched = headway("launch", config, "--on", "metaflow", "--machines", 4, "-y", *own, faults="slow@step=1")
+    assert launched.returncode == 0, launched.stderr
+    log, ended = run / "launch" / "flow.log", run / "launch" / "flow.exit-code"
+    try:
+        assert wait_until(lambda: saved_step(run) > 0, LONG, 0.1), log.read_text()
+        steps = _step_processes("train")
+        assert len(steps) == 4
+        killed = next(step for step in steps if b"_node_2" in Path(f"/proc/{step}/cmdline").read_bytes())
+        for one in (killed, *_children(killed)):  # as the end of its machine
+            os.kill(one, signal.SIGKILL)
+        assert wait_until(ended.exists, LONG, 0.2), log.read_text()
+    finally:
+        headway("launch", "cancel", run, "-y")
+    said = log.read_text()
+    assert ended.read_text().strip() == "0" and "Task is starting (retry)" in said, said
+    alone = headway("train", config, "name=alone")
+    assert alone.returncode == 0, alone.stderr
+    assert state_hash(run) == state_hash(tmp_path / "runs" / "alone")
+    attempts = [json.loads(path.read_text()) for path in sorted(run.glob("attempts/*/attempt.json"))]
+    assert len(attempts) == 2 and all(len(attempt["machines"]) == 4 for attempt in attempts)
+    asked = subprocess.run([metaflow, "-c", _READ, "Flown"], capture_output=True, text=True, timeout=LONG)
+    assert asked.returncode == 0, asked.stderr
+    found = json.loads(asked.stdout.splitlines()[-1])
+    assert found["ok"] and found["evaluation"]["step"] == 60 and found["report"] > 10_000
+    cards = [path for path in tmp_path.glob(".metaflow/mf.cards/**/*.html") if "train" in path.parts]
+    assert any("<svg" in card.read_text() for card in cards), "the report of the first machine"
+
+
+def _exported(metaflow: Path, s3: S3Server, tmp_path: Path, machines: int) -> dict[str, Any]:
+    """The workflow of Argo that Metaflow makes of a launch, changed as the launch does it."""
     settings = "launch.metaflow={where: argo, datastore: s3, retries: 3}"
-    given = job(settings, "launch.kubernetes.memory=64Gi", "launch.kubernetes.secret_names=[storage]", machines=1)
+    given = job(
+        settings, "launch.kubernetes.memory=64Gi", "launch.kubernetes.secret_names=[storage]", machines=machines
+    )
     (tmp_path / "flow.py").write_text(find_launcher("metaflow").files(given)["flow.py"])
     words = ["--no-pylint", "--datastore=s3", "argo-workflows", "--name=tiny-run", "create", "--only-json"]
     where = {"METAFLOW_DATASTORE_SYSROOT_S3": f"{s3.url}/metaflow", "METAFLOW_S3_ENDPOINT_URL": s3.endpoint}
@@ -125,13 +172,37 @@ def test_the_flow_exports_to_a_workflow_of_argo(metaflow: Path, s3: S3Server, tm
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    workflow = json.loads(done.stdout)
-    for operation in stop_at_final_codes(workflow["spec"]["templates"]):  # as the launch does it
+    workflow: dict[str, Any] = json.loads(done.stdout)
+    for operation in stop_at_final_codes(workflow["spec"]["templates"]):
         _, *keys, last = operation["path"].split("/")
         place = workflow
         for key in keys:
             place = place[int(key)] if isinstance(place, list) else place[key]
         place[last] = operation["value"]
+    return workflow
+
+
+@pytest.mark.parametrize("s3_server", [SeaweedFs], indirect=True)
+def test_several_machines_are_a_jobset_in_the_workflow_of_argo(metaflow: Path, s3: S3Server, tmp_path: Path) -> None:
+    workflow = _exported(metaflow, s3, tmp_path, machines=4)
+    assert read_by_their_models([workflow]) == [[]]
+    train = next(one for one in workflow["spec"]["templates"] if one["name"] == "train")
+    # Argo replaces its own expressions before the manifest is read.
+    manifest = train["resource"]["manifest"]
+    jobset = yaml.safe_load(re.sub(r"{{=asInt\(inputs.parameters.workerCount\)}}", "3", manifest))
+    jobs = {one["name"]: one for one in jobset["spec"]["replicatedJobs"]}
+    assert (jobset["kind"], jobs["control"]["replicas"], jobs["worker"]["replicas"]) == ("JobSet", 1, 3)
+    for one in jobs.values():
+        pod = one["template"]["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
+        assert {"secretRef": {"name": "storage"}} in container["envFrom"]
+        assert {"/runs", "/data"} <= {mount["mountPath"] for mount in container["volumeMounts"]}
+
+
+@pytest.mark.parametrize("s3_server", [SeaweedFs], indirect=True)
+def test_the_flow_exports_to_a_workflow_of_argo(metaflow: Path, s3: S3Server, tmp_path: Path) -> None:
+    workflow = _exported(metaflow, s3, tmp_path, machines=1)
     assert read_by_their_models([workflow]) == [[]]
     templates = {template["name"]: template for template in workflow["spec"]["templates"]}
     order = [task["name"] for task in templates[workflow["spec"]["entrypoint"]]["dag"]["tasks"]]

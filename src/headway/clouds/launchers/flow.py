@@ -29,6 +29,9 @@ from metaflow import FlowSpec, $imports
 CONFIG = $config
 RUN = Path($run)
 WORKDIR = $workdir
+MACHINES = $machines
+#: GPUs of each of several machines that are processes of this one.
+GPUS_HERE = $gpus_here
 ENVIRONMENT = $environment
 #: The Headway that wrote this flow, for an environment without one; nothing where the flow runs in pods.
 LAUNCHED_BY = $launched_by
@@ -40,12 +43,37 @@ FINAL, NO_RETRY = $final, $no_retry
 DIES_WITH_PARENT = $dies_with_parent
 #: How long a training that a dead step has left behind may take to save and end.
 OWNER_SECONDS = 120
+#: Where the program is; here Metaflow also takes `python` from it for all machines of a step but the first.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 
-def headway(*words, output=None):
+def node():
+    """Return the number of the machine that this step runs on."""
+    return current.parallel.node_index if MACHINES > 1 else 0
+
+
+def place():
+    """Return the variables by which the machines of the step find each other; none where it has one machine."""
+    if MACHINES == 1:
+        return {}
+    found = {
+        # Never fewer: Metaflow counts a try without one of them as failed.
+        "HEADWAY_MACHINES": "{0}:{0}".format(current.parallel.num_nodes),
+        "HEADWAY_NODE": str(node()),
+        "HEADWAY_LEAD": current.parallel.main_ip,
+        # The machines of a try start together, and meet none of an earlier one.
+        "HEADWAY_GANG": f"{current.run_id}.{current.retry_count}",
+    }
+    if GPUS_HERE:
+        given = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(MACHINES * GPUS_HERE)))
+        own = given.split(",")[node() * GPUS_HERE : (node() + 1) * GPUS_HERE]
+        found["CUDA_VISIBLE_DEVICES"] = ",".join(own)
+    return found
+
+
+def headway(*words, output=None, also=None):
     """Run a command of Headway with the run's config, and return what it printed if `output` asks for it."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    found = shutil.which("headway", path=path)
+    found = shutil.which("headway")
     program = LAUNCHED_BY if found is None and LAUNCHED_BY and os.path.exists(LAUNCHED_BY[0]) else [found]
     if program[0] is None:
         raise RuntimeError(
@@ -61,7 +89,7 @@ def headway(*words, output=None):
         given = [str(config) if word is CONFIG else str(word) for word in words]
         done = subprocess.run(
             [sys.executable, "-c", DIES_WITH_PARENT, str(os.getpid()), *program, *given],
-            cwd=WORKDIR, env={**variables, **ENVIRONMENT}, stdout=output, text=True, check=False,
+            cwd=WORKDIR, env={**variables, **ENVIRONMENT, **(also or {})}, stdout=output, text=True, check=False,
         )
     if done.returncode in FINAL:
         print(f"headway {words[0]} ended with exit code {done.returncode}, which is final", flush=True)
@@ -101,27 +129,33 @@ $prepare_decorator    @retry(times=$retries, minutes_between_retries=$minutes)
         """Turn text into the token store; what is there already is not done again."""
         if $prepares:
             headway("data", "prepare", CONFIG)
-        self.next(self.train)
+        self.next(self.train$num_parallel)
 
     @card(type="html")
 $train_decorator    @retry(times=$retries, minutes_between_retries=$minutes)
-    @step
+$parallel_decorator    @step
     def train(self):
         """Train, or continue: whatever ended an earlier try, the run goes on from its newest checkpoint."""
-        if current.retry_count or current.origin_run_id:
+        if node() == 0 and (current.retry_count or current.origin_run_id):
             wait_for_owner()
-        headway("train", CONFIG)
+        headway("train", CONFIG, also=place())
+        self.html = "<p>The report is on the card of the first machine.</p>"
+        if node() == 0:
+            self.html = self.report()
+        self.next(self.evaluate)
+
+    def report(self):
+        """Return the run's report as a page."""
         with tempfile.TemporaryDirectory() as folder:
             page = Path(folder) / "report.html"
             headway("report", RUN, "--output", page)
-            self.html = page.read_text(encoding="utf-8")
-        self.next(self.evaluate)
+            return page.read_text(encoding="utf-8")
 
 $evaluate_decorator    @retry(times=$retries, minutes_between_retries=$minutes)
     @step
-    def evaluate(self):
+    def evaluate(self$inputs):
         """Compute the loss on the held-out documents."""
-        self.evaluation = None
+$join        self.evaluation = None
         if $evaluates:
             self.evaluation = json.loads(headway("eval", RUN, "--json", output=subprocess.PIPE))
             print(self.evaluation)

@@ -58,14 +58,13 @@ def jobset_state(document: dict[str, Any]) -> tuple[State, str]:
     return ("running" if ready else "waiting"), f"{active} jobs active, {ready} ready"
 
 
-LAUNCHER = KubernetesLauncher(
-    Envelope(
-        target="jobset",
-        kind="JobSet",
-        resource="jobsets.jobset.x-k8s.io",
-        documents=_documents,
-        read_state=jobset_state,
-        suffix=f"-{_JOB}-0-{{last}}-xxxxx",
-        install="kubectl apply --server-side -f https://github.com/kubernetes-sigs/jobset/releases/latest/download/manifests.yaml",
-    )
+JOBSET = Envelope(
+    target="jobset",
+    kind="JobSet",
+    resource="jobsets.jobset.x-k8s.io",
+    documents=_documents,
+    read_state=jobset_state,
+    suffix=f"-{_JOB}-0-{{last}}-xxxxx",
+    install="kubectl apply --server-side -f https://github.com/kubernetes-sigs/jobset/releases/latest/download/manifests.yaml",
 )
+LAUNCHER = KubernetesLauncher(JOBSET)

@@ -26,6 +26,7 @@ from headway.checkpoint.save.fence import OWNER_FILE
 from headway.clouds.launchers.api_server import name_problems, read_amount
 from headway.clouds.launchers.flow import FLOW, NO_RETRY
 from headway.clouds.launchers.job import Job
+from headway.clouds.launchers.jobset import JOBSET
 from headway.clouds.launchers.launcher import Handle, JobState, State
 from headway.clouds.launchers.patches import merge
 from headway.clouds.launchers.pods import pod_problems, store_problems, tolerations, volume_of
@@ -45,10 +46,13 @@ from headway.config.sections.launch import KubernetesConfig
 from headway.core.coordination.launch_variables import NODE_NUMBERS, OF_A_WORKER
 from headway.core.coordination.outcomes import FINAL_CODES
 from headway.core.errors import ConfigError
+from headway.core.format import counted
+from headway.core.machine.system import Machine
 from headway.core.process.table import arguments_of, process_state
 from headway.core.process.waiting import wait_until
 from headway.core.version import __version__
 from headway.run.supervisor.processes import end_all
+from headway.telemetry.gpus import nvidia_devices
 
 CONFIG, FILE = "config.yaml", "flow.py"
 _LOG, _RUN_ID, _PID, _CODE = "flow.log", "flow.run-id", "flow.pid", "flow.exit-code"
@@ -89,11 +93,11 @@ class MetaflowLauncher:
                 where="--on",
                 fix="--on slurm, kubernetes, ray or sky",
             )
-        if job.machines > 1:
+        if job.min_machines is not None:
             yield ConfigError(
-                f"a step of Metaflow runs on one machine, not on {job.machines}",
+                f"a step of Metaflow has all its machines (num_parallel) or none, not {job.machine_range}",
                 where="--machines",
-                fix="--machines 1, or --on jobset, whose machines start and stop together",
+                fix=f"--machines {job.machines}, or --on kubernetes or --on slurm, which take a range",
             )
         if not re.search(r"[A-Za-z]", job.name):
             yield ConfigError(f"the name '{job.name}' makes no name of a flow", where="name", fix="name=mine")
@@ -124,16 +128,21 @@ class MetaflowLauncher:
                 where="launch.metaflow.python",
                 fix="python -m pip install 'metaflow>=2.19' there, or name the interpreter that has it",
             )
+        if settings.where == "local":
+            _check_gpus(job)
         if settings.where == "argo":
             check_context(kubernetes.context)
+            kubectl = kubectl_of(kubernetes.context)
             check_kind(
-                kubectl_of(kubernetes.context),
+                kubectl,
                 "WorkflowTemplate",
                 "workflowtemplates.argoproj.io",
                 "launch.metaflow.where",
                 "kubectl create namespace argo; kubectl apply --namespace argo --filename"
                 " https://github.com/argoproj/argo-workflows/releases/latest/download/install.yaml",
             )
+            if job.machines > 1:
+                check_kind(kubectl, JOBSET.kind, JOBSET.resource, "--machines", JOBSET.install)
 
     def submit(self, job: Job, folder: Path) -> Handle:
         """Start the flow in a process of its own, or deploy and trigger it.
@@ -184,7 +193,7 @@ class MetaflowLauncher:
             number = int(code.read_text())
             return JobState("failed" if number else "finished", f"the flow has ended with exit code {number}")
         if _is_alive(handle):
-            return JobState("running", "the flow runs on this machine", 1)
+            return JobState("running", "the flow runs on this machine", int(handle.machines))
         return JobState("gone", "its process is not on this machine any more")
 
     def logs(self, handle: Handle, follow: bool) -> int:
@@ -192,7 +201,9 @@ class MetaflowLauncher:
         if handle.details["where"] == "argo":
             kubectl, namespace = _of(handle)
             selector = f"workflows.argoproj.io/workflow={_workflow(handle)}"
-            return show_pod_logs(kubectl, namespace, selector, "main", follow)
+            # Argo calls the container of a step `main`, Metaflow that of a JobSet by its step.
+            container = "main" if handle.machines == "1" else None
+            return show_pod_logs(kubectl, namespace, selector, container, follow)
         log = str(Path(handle.details["folder"]) / _LOG)
         return show_program(["tail", "--lines=+1", *(["--follow=name", "--retry"] * follow), log])
 
@@ -240,12 +251,22 @@ def _flow(job: Job) -> str:
         name = f"Run{name}"
     lines = "".join(f"    {line!r}\n" for line in job.config_text().splitlines(keepends=True))
     run = job.in_container(job.config.run_directory) if argo else str(job.config.run_directory)
+    several = job.machines > 1
+    optional = ["kubernetes"] * argo + ["parallel"] * several
     decorators = {f"{step}_decorator": f"    {_kubernetes(job, step)}\n" if argo else "" for step in _STEPS}
     return string.Template(FLOW).substitute(
         decorators,
         name=name,
         run_name=job.name,
-        imports="card, current, kubernetes, retry, step" if argo else "card, current, retry, step",
+        imports=", ".join(sorted(("card", "current", "retry", "step", *optional))),
+        machines=job.machines,
+        gpus_here=job.gpus if several and not argo else 0,
+        num_parallel=", num_parallel=MACHINES" if several else "",
+        parallel_decorator="    @parallel\n" if several else "",
+        inputs=", inputs" if several else "",
+        join="        self.run_directory = inputs[0].run_directory\n        self.html = inputs[0].html\n"
+        if several
+        else "",
         config=f"(\n{lines})",
         run=repr(run),
         workdir=repr(launch.workdir if argo else None),
@@ -311,6 +332,22 @@ def _argo_problems(job: Job) -> Iterator[ConfigError]:
                 where=f"launch.kubernetes.{key}",
                 fix="leave it out, or launch with --on kubernetes or --on jobset",
             )
+
+
+def _check_gpus(job: Job) -> None:
+    """Check that this machine has GPUs for all machines of a flow, which are processes here.
+
+    Raises:
+        ConfigError: it has too few; without any, they train on its processors.
+    """
+    devices = nvidia_devices(Machine())
+    if job.machines > 1 and 0 < devices < job.gpus * job.machines:
+        raise ConfigError(
+            f"the {job.machines} machines of a local flow are processes of this one, which has"
+            f" {counted(devices, 'GPU')} and not {job.gpus * job.machines}",
+            where="--machines",
+            fix="fewer machines, train.device=cpu, or launch.metaflow.where=argo",
+        )
 
 
 # Where it runs --------------------------------------------------------------------------------------------------------

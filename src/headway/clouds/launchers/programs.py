@@ -104,20 +104,23 @@ def show_program(words: Sequence[str]) -> int:
         raise _missing(words[0]) from None
 
 
-def show_pod_logs(kubectl: Sequence[str], namespace: Sequence[str], selector: str, container: str, follow: bool) -> int:
+def show_pod_logs(
+    kubectl: Sequence[str], namespace: Sequence[str], selector: str, container: str | None, follow: bool
+) -> int:
     """Print the output of a container of all pods, each line with the name of its pod; return kubectl's exit code.
 
     Args:
         kubectl: The first words of its command.
         namespace: Its option for the namespace.
         selector: Labels of the pods.
-        container: Name of the container.
+        container: Name of the container; None for all.
         follow: Wait for more.
 
     Raises:
         ConfigError: kubectl is not installed.
     """
-    options = ["--prefix", "--tail=-1", "--max-log-requests=64", f"--container={container}"]
+    chosen = "--all-containers" if container is None else f"--container={container}"
+    options = ["--prefix", "--tail=-1", "--max-log-requests=64", chosen]
     return show_program([*kubectl, "logs", *namespace, "--selector", selector, *options, *(["--follow"] * follow)])
 
 

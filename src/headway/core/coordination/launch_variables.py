@@ -11,6 +11,9 @@ LISTEN = "HEADWAY_LISTEN"
 SECRET, SECRET_FILE = "HEADWAY_SECRET", "HEADWAY_SECRET_FILE"
 #: A file on a disk that all machines share, in which the lead leaves the exit code of the run for its launcher.
 CODE_FILE = "HEADWAY_CODE_FILE"
+#: A name for the machines that a launcher has started together, none of which it starts again alone. Their secret is
+#: derived from it and a file beside the run directories, and so is the port, where `LEAD` has none.
+GANG = "HEADWAY_GANG"
 #: By these schedulers number machines, where NODE does not.
 NODE_NUMBERS = ("JOB_COMPLETION_INDEX", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "RANK")
 #: By these torchrun, Ray and Kubeflow describe one worker. A node process is none, and its workers get their own.

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -48,19 +49,21 @@ def flow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Simpl
         return with_options
 
     class FlowSpec:
-        def next(self, step: Any) -> None:
-            self.follows = step
+        def next(self, step: Any, num_parallel: int | None = None) -> None:
+            self.follows, self.num_parallel = step, num_parallel
 
-    names = {name: decorator(name) for name in ("step", "retry", "card", "kubernetes")}
-    current = SimpleNamespace(retry_count=0, origin_run_id=None)
+    names = {name: decorator(name) for name in ("step", "retry", "card", "kubernetes", "parallel")}
+    current = SimpleNamespace(retry_count=0, origin_run_id=None, run_id="17")
     module = ModuleType("metaflow")
     module.__dict__.update(FlowSpec=FlowSpec, current=current, **names)
     monkeypatch.setitem(sys.modules, "metaflow", module)
     monkeypatch.chdir(tmp_path)
 
-    def load(*overrides: str) -> SimpleNamespace:
+    monkeypatch.setenv("PATH", os.environ["PATH"])  # the flow changes it
+
+    def load(*overrides: str, machines: int = 1) -> SimpleNamespace:
         space: dict[str, Any] = {"__name__": "flow"}
-        exec(compile(LAUNCHER.files(job(*overrides, machines=1))["flow.py"], "flow.py", "exec"), space)
+        exec(compile(LAUNCHER.files(job(*overrides, machines=machines))["flow.py"], "flow.py", "exec"), space)
         return SimpleNamespace(**space, decorated=decorated, now=current)
 
     return load
@@ -157,6 +160,52 @@ def test_a_second_try_waits_for_the_training_that_the_first_has_left(
     assert [words[1] for words in headway.calls] == ["train", "report"]
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_each_machine_of_a_parallel_step_knows_its_place_and_the_first_makes_the_report(
+    number: int, flow: Callable[..., Any], headway: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = flow("runs=runs", "parallel.workers=2", machines=4)
+    loaded.now.parallel = SimpleNamespace(main_ip="10.0.0.7", num_nodes=4, node_index=number)
+    loaded.now.retry_count = number
+    program = headway.folder / "headway"
+    written = program.read_text()
+    program.write_text(written.replace("given =", "open('given', 'w').write(json.dumps({**os.environ}))\ngiven ="))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,6,5,4,3,2,1,0")
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "0")  # in every pod of a JobSet
+    one = loaded.TinyRun()
+    one.prepare()
+    assert (one.follows.__name__, one.num_parallel) == ("train", 4)
+    loaded.headway("train", also=loaded.place())
+    found = json.loads((tmp_path / "given").read_text())
+    assert {name: text for name, text in found.items() if name.startswith("HEADWAY_")}.items() >= {
+        "HEADWAY_MACHINES": "4:4", "HEADWAY_NODE": str(number), "HEADWAY_LEAD": "10.0.0.7",
+        "HEADWAY_GANG": f"17.{number}",
+    }.items()  # fmt: skip
+    assert found["CUDA_VISIBLE_DEVICES"] == ("7,6", "5,4")[number] and "JOB_COMPLETION_INDEX" not in found
+    one.train()
+    assert ("report" in [words[1] for words in headway.calls]) == (number == 0)
+    one.run_directory = "runs/tiny-run"
+    one.evaluate([one])
+    assert one.evaluation == {"loss": 2.5} and "CUDA_VISIBLE_DEVICES" not in flow(*ARGO, machines=4).place()
+
+
+def test_a_step_has_all_its_machines_and_this_machine_gpus_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (problem,) = LAUNCHER.problems(job(machines=4, min_machines=2))
+    assert "all its machines (num_parallel) or none, not 2:4" in problem.what and "--machines 4" in problem.fix
+    Programs(tmp_path, monkeypatch, "python", "kubectl")
+    many = job("parallel.workers=2", machines=4)
+    for devices in (0, 8):
+        monkeypatch.setattr(metaflow, "nvidia_devices", lambda machine, found=devices: found)
+        LAUNCHER.check(many)
+    monkeypatch.setattr(metaflow, "nvidia_devices", lambda machine: 4)
+    with pytest.raises(ConfigError, match="processes of this one, which has 4 GPUs and not 8"):
+        LAUNCHER.check(many)
+    LAUNCHER.check(job("parallel.workers=2", "train.device=cpu", machines=4))
+    LAUNCHER.check(job(*ARGO, machines=4))
+
+
 def test_without_a_headway_beside_metaflow_the_one_that_launched_runs(
     flow: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,7 +255,6 @@ def test_on_argo_each_step_is_a_pod_with_the_volumes_and_the_step_that_trains_ha
 @pytest.mark.parametrize(
     ("overrides", "machines", "words"),
     [
-        ([], 2, "runs on one machine, not on 2"),
         (["name='1'"], 1, "makes no name of a flow"),
         (["launch.metaflow.patch={trian: {}}"], 1, "no step trian"),
         ([*ARGO, "launch.image=null"], 1, "needs an image"),
@@ -223,7 +271,7 @@ def test_what_a_flow_cannot_do_is_refused(overrides: list[str], machines: int, w
 
 
 def test_a_complete_flow_is_not_refused() -> None:
-    assert not list(LAUNCHER.problems(job(machines=1))) and not list(LAUNCHER.problems(job(*ARGO, machines=1)))
+    assert not any(list(LAUNCHER.problems(job(*more, machines=n))) for more in ((), ARGO) for n in (1, 4))
 
 
 def test_metaflow_and_argo_are_asked_for_before_anything_starts(
@@ -235,6 +283,12 @@ def test_metaflow_and_argo_are_asked_for_before_anything_starts(
     with pytest.raises(ConfigError, match="does not know the kind WorkflowTemplate") as error:
         LAUNCHER.check(job(*ARGO, machines=1))
     assert "argo-workflows" in error.value.fix
+    programs.answer("workflowtemplates.argoproj.io")
+    programs.answer("jobsets.jobset.x-k8s.io", code=1, stderr="Error (NotFound)")
+    LAUNCHER.check(job(*ARGO, machines=1))
+    with pytest.raises(ConfigError, match="does not know the kind JobSet") as error:
+        LAUNCHER.check(job(*ARGO, machines=2))
+    assert error.value.where == "--machines"
     programs.answer("get-contexts", stdout="one\n")
     with pytest.raises(ConfigError, match="no context 'two'"):
         LAUNCHER.check(job(*ARGO, "launch.kubernetes.context=two", machines=1))
@@ -282,6 +336,9 @@ def test_a_flow_is_deployed_to_argo_triggered_looked_at_and_ended(
     assert LAUNCHER.status(handle).state == "gone"
     assert LAUNCHER.logs(handle, follow=True) == 0
     assert "workflows.argoproj.io/workflow=tiny-run-x1" in programs.calls[-1] and "--follow" in programs.calls[-1]
+    assert "--container=main" in programs.calls[-1]
+    assert LAUNCHER.logs(replace(handle, machines="2"), follow=False) == 0
+    assert "--all-containers" in programs.calls[-1]
     LAUNCHER.cancel(handle)
     assert calls.read_text().splitlines()[-1] == f"{flow} terminate argo-tiny-run-x1"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.config import Config
-from headway.core.coordination.launch_variables import LEAD, LISTEN, NODE, OF_A_WORKER, SECRET, SECRET_FILE
+from headway.core.coordination.launch_variables import GANG, LEAD, LISTEN, NODE, OF_A_WORKER, SECRET, SECRET_FILE
 from headway.core.coordination.launched import machine_number
 from headway.core.errors import ConfigError
 from headway.core.files.foreign import open_regular
@@ -26,8 +26,8 @@ from headway.core.startup.launch_secret import take_secret
 
 #: Where the lead listens if only its host is known.
 _PORT = 29450
-#: Ports from which a Slurm step takes one by its number, so that the steps of one machine do not collide.
-_STEP_PORTS = range(20_000, 30_000)
+#: Ports from which a gang, as a Slurm step, takes one by its name, so that those of one machine do not collide.
+_GANG_PORTS = range(20_000, 30_000)
 #: Shorter secrets could be guessed from a recorded greeting.
 _LEAST_SECRET = 16
 _SECRET_NAME = ".headway-secret"
@@ -42,8 +42,8 @@ class MachineRole:
     port: int
     secret: bytes
     is_restarted: bool = True
-    """Whether the command of a machine may be started again after its end, as far as is known; tasks of a step of Slurm
-    are not."""
+    """Whether the command of a machine may be started again after its end, as far as is known; that of a gang or a task of
+    a step of Slurm is not."""
     listen: str | None = None
     """The address of this machine at which it listens when it leads; None for the one that `host` stands for."""
 
@@ -87,7 +87,7 @@ def find_role(config: Config, environment: MutableMapping[str, str] | None = Non
         host,
         port,
         _secret(config, environment, number),
-        is_restarted=not is_task,
+        is_restarted=not (is_task or GANG in environment),
         listen=environment.get(LISTEN) or None,
     )
 
@@ -105,7 +105,7 @@ def find_number_and_lead(most: int, environment: MutableMapping[str, str]) -> tu
     found, lead = machine_number(environment), environment.get(LEAD)
     node = None if found is None else found[0]
     if lead is None and "SLURM_STEP_NODELIST" in environment:
-        lead = f"{_first_of_step(environment)}:{_port_of_step(environment)}"
+        lead = f"{_first_of_step(environment)}:{_port_of(_step(environment))}"
     if lead is None and environment.get("MASTER_ADDR"):
         lead = f"{environment['MASTER_ADDR']}:{environment.get('MASTER_PORT') or _PORT}"
     for name in OF_A_WORKER:
@@ -123,17 +123,22 @@ def find_number_and_lead(most: int, environment: MutableMapping[str, str]) -> tu
             where=f"--lead, {LEAD}",
             fix="give every machine --lead HOST:PORT, with the name or address of machine 0 and a free port there",
         )
-    return int(node), *parse_address(lead)
+    default_port = _port_of(environment[GANG]) if GANG in environment else _PORT
+    return int(node), *parse_address(lead, default_port)
 
 
-def parse_address(text: str) -> tuple[str, int]:
+def parse_address(text: str, default_port: int = _PORT) -> tuple[str, int]:
     """Parse HOST, HOST:PORT or [ADDRESS]:PORT.
+
+    Args:
+        text: The address.
+        default_port: The port where it names none.
 
     Raises:
         ConfigError: it is none of these.
     """
     match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\[\]:\s]+))(?::([0-9]{1,5}))?", text.strip())
-    port = int(match[3]) if match is not None and match[3] else _PORT
+    port = int(match[3]) if match is not None and match[3] else default_port
     if match is None or not 0 < port < 2**16:
         raise ConfigError(f"'{text}' is no address", where=f"--lead, {LEAD}", fix="write HOST:PORT, as node-0:29450")
     return match[1] or match[2], port
@@ -151,10 +156,13 @@ def _first_of_step(environment: Mapping[str, str]) -> str:
     return name
 
 
-def _port_of_step(environment: Mapping[str, str]) -> int:
-    text = f"{environment.get('SLURM_JOB_ID')}.{environment.get('SLURM_STEP_ID')}"
-    number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
-    return _STEP_PORTS[number % len(_STEP_PORTS)]
+def _step(environment: Mapping[str, str]) -> str:
+    return f"{environment.get('SLURM_JOB_ID')}.{environment.get('SLURM_STEP_ID')}"
+
+
+def _port_of(gang: str) -> int:
+    number = int.from_bytes(hashlib.sha256(gang.encode()).digest()[:4], "big")
+    return _GANG_PORTS[number % len(_GANG_PORTS)]
 
 
 def _secret(config: Config, environment: Mapping[str, str], node: int) -> bytes:
@@ -168,13 +176,11 @@ def _secret(config: Config, environment: Mapping[str, str], node: int) -> bytes:
         secret = given.encode()
     elif name := environment.get(SECRET_FILE):
         secret = _read_secret(Path(name))
+    elif GANG in environment:
+        # The first machine may come as late as a lead may that is waited for.
+        return _gang_secret(config, environment[GANG], node, config.supervise.rejoin_seconds)
     elif environment.get("SLURM_JOB_ID") and "SLURM_PROCID" in environment:
-        file = config.run_directory.parent / _SECRET_NAME
-        if node == 0:
-            _make_secret(file)
-        step = f"{environment['SLURM_JOB_ID']}.{environment.get('SLURM_STEP_ID')}"
-        wait_until(file.exists, VISIBILITY_TIMEOUT, 0.2)
-        return hmac.new(_check_length(_read_secret(file), str(file)), step.encode(), "sha256").digest()
+        return _gang_secret(config, _step(environment), node, VISIBILITY_TIMEOUT)
     else:
         raise ConfigError(
             "the machines of a run need a common secret, by which they recognise each other",
@@ -182,6 +188,19 @@ def _secret(config: Config, environment: Mapping[str, str], node: int) -> bytes:
             fix=f"set {SECRET} to the same value on every machine, for example of `openssl rand -hex 32`",
         )
     return _check_length(secret, f"{SECRET}, {SECRET_FILE}")
+
+
+def _gang_secret(config: Config, gang: str, node: int, wait_seconds: float) -> bytes:
+    """Derive the secret of a gang from a file beside the run directories, which the first machine makes.
+
+    Raises:
+        ConfigError: there is no file after that time, or others can read it.
+    """
+    file = config.run_directory.parent / _SECRET_NAME
+    if node == 0:
+        _make_secret(file)
+    wait_until(file.exists, wait_seconds, 0.2)
+    return hmac.new(_check_length(_read_secret(file), str(file)), gang.encode(), "sha256").digest()
 
 
 def _check_length(secret: bytes, where: str) -> bytes:
@@ -215,7 +234,7 @@ def _read_secret(path: Path) -> bytes:
 
 
 def _make_secret(path: Path) -> None:
-    """Make the file from which the steps of Slurm derive their secrets, unless it exists."""
+    """Make the file from which gangs derive their secrets, unless it exists."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
