@@ -47,7 +47,7 @@ def model_card(run: Run, repository: str, step: int | None = None, *, is_adapter
 
 
 def _facts(run: Run, step: int) -> list[tuple[str, Any]]:
-    batches, parameters = run.batches, as_int(dig(run.facts, "parameters"))
+    batches, parameters = run.batches, as_int(dig(run.facts, "model", "parameters"))
     tokens = None if batches is None else batches.tokens_before(step)
     sources = [name for source in run.get("data.sources") or [] if (name := _source(source))]
     return [

@@ -38,6 +38,8 @@ class Cursor:
     """What the sink keeps."""
     status: str | None = None
     """The status that was sent last."""
+    model: str | None = None
+    """Fingerprint of the model that was sent: its step, and what was wanted of it."""
     sink: str = ""
     """Name and target of the sink, for people."""
 

@@ -20,7 +20,8 @@ from headway.tracking.cursor import CursorFile
 from headway.tracking.describe import describe, is_changed, stamps
 from headway.tracking.history import Block, History, Tail
 from headway.tracking.readings import Readings
-from headway.tracking.sink import Batch, Sink, Status, TrackedRun
+from headway.tracking.run_model import run_model
+from headway.tracking.sink import Batch, ModelSink, Sink, Status, TrackedRun
 
 #: Seconds between looks at all that describes the run.
 DESCRIBE_SECONDS = 10.0
@@ -68,6 +69,19 @@ class Announcer:
         if status != self._cursor.current.status:
             self._sink.set_status(status, ended)
             self._cursor.change(status=status)
+
+    def send_model(self) -> None:
+        """Send the model of a run that has finished, once, to a sink that takes it."""
+        sink, known = self._sink, self._cursor.current
+        if known.status != "finished" or not isinstance(sink, ModelSink) or not sink.upload.log_model:
+            return
+        step = Run(self._path).step
+        wanted = fingerprint({"step": step, **sink.upload.model_dump(exclude={"limit_gib"})})
+        if known.model == wanted:
+            return
+        with run_model(self._path, sink.upload, self._cursor.path.with_suffix(".model")) as model:
+            state = sink.send_model(model)
+        self._cursor.change(model=wanted, state=dict(state))
 
 
 class Delivery:

@@ -154,6 +154,7 @@ class Follower:
             self._outage = None
             self._report(f"{self._label} answers again")
         if sent_all and is_over:
+            self._announcer.send_model()
             self.state = FollowerState.DONE
         elif sent_all:
             self._waiting.sleep(POLL_SECONDS)

@@ -7,20 +7,20 @@ one. A batch that may have arrived in part is compared with the last step that t
 from __future__ import annotations
 
 import base64
+import importlib.util
 import os
 import re
-import tempfile
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from headway.config.sections.track import MlflowConfig, mlflow_uri_problem
+from headway.config.sections.track import MlflowConfig, ModelUpload, mlflow_uri_problem
 from headway.core.credentials.secrets import redact
 from headway.core.errors import ConfigError, missing_extra
 from headway.core.files.hashes import fingerprint
+from headway.tracking import mlflow_model
 from headway.tracking.servers import address_from, ask_server
 from headway.tracking.sink import (
     Batch,
@@ -28,6 +28,7 @@ from headway.tracking.sink import (
     LostRun,
     Point,
     Refused,
+    RunModel,
     SinkSpec,
     Status,
     TrackedRun,
@@ -56,10 +57,12 @@ class MlflowSink:
     Args:
         uri: Address of the server.
         experiment: Its experiment, made if it does not exist.
+        upload: What it gets of the run's model.
     """
 
-    def __init__(self, uri: str, experiment: str) -> None:
+    def __init__(self, uri: str, experiment: str, upload: ModelUpload | None = None) -> None:
         self._uri, self._experiment = uri, experiment
+        self.upload = upload or ModelUpload()
         self._client: Any = None
         self._run: str = ""
         self._started = 0
@@ -125,7 +128,13 @@ class MlflowSink:
     def log_model(self, folder: Path) -> str:
         """Log a model from an export, for `mlflow.transformers.load_model`, and return its address."""
         with self._answering():
-            return _log_model(self._client, self._client.get_run(self._run), folder)
+            return f"models:/{mlflow_model.log_model(self._client, self._client.get_run(self._run), folder)}"
+
+    def send_model(self, model: RunModel) -> Mapping[str, Any]:
+        """Log the model of the finished run, and register it."""
+        with self._answering():
+            mlflow_model.send(self._client, self._client.get_run(self._run), model, self.upload)
+        return self._kept
 
     # The run -------------------------------------------------------------------------------------------------------
 
@@ -324,38 +333,6 @@ def _client(uri: str) -> Any:
     return MlflowClient(tracking_uri=uri)
 
 
-def _log_model(client: Any, run: Any, folder: Path) -> str:
-    """Log the model in a folder that `headway export` wrote, as a model of the experiment that a run made."""
-    try:
-        import mlflow.transformers
-        from mlflow.entities import LoggedModelOutput
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-    except ImportError:
-        raise missing_extra("transformers", "mlflow,hf", "a model in MLflow") from None
-    if not (folder / "config.json").is_file():
-        raise ConfigError(
-            "this is no exported model: it has no config.json",
-            where=str(folder),
-            fix="headway export RUN DIR writes one",
-        )
-    parts = {
-        "model": AutoModelForCausalLM.from_pretrained(folder),
-        "tokenizer": AutoTokenizer.from_pretrained(folder),
-    }
-    # Named here: MLflow would look for packages for images and sound, too.
-    needs = [f"{package}=={version(package)}" for package in ("torch", "transformers", "safetensors")]
-    with tempfile.TemporaryDirectory(prefix="headway-model-") as scratch:
-        saved = Path(scratch) / "model"
-        mlflow.transformers.save_model(parts, saved, task="text-generation", pip_requirements=needs)
-        # Not by `log_model`, which would set the status of the run.
-        made = client.create_logged_model(run.info.experiment_id, "model", run.info.run_id)
-        client.log_model_artifacts(made.model_id, str(saved))
-        client.finalize_logged_model(made.model_id, "READY")
-        step = max((int(metric.step) for metric in run.data._metric_objs), default=0)
-        client.log_outputs(run.info.run_id, [LoggedModelOutput(made.model_id, step)])
-    return str(made.model_uri)
-
-
 def _address(settings: MlflowConfig, where: str) -> tuple[str, str]:
     """Return the server and the experiment."""
     uri = settings.uri or address_from(
@@ -381,6 +358,14 @@ def _place(settings: MlflowConfig, where: str) -> str:
 
 def _check(settings: MlflowConfig, where: str) -> None:
     uri, _ = _address(settings, where)
+    if settings.register is not None and uri.startswith("file:"):
+        raise ConfigError(
+            f"a model is registered at a server, and {uri} is a folder",
+            where=f"{where}.mlflow.register, {where}.mlflow.uri",
+            fix="name a server, {uri: http://HOST:5000}, or leave register out",
+        )
+    if settings.log_model and settings.only is None and importlib.util.find_spec("transformers") is None:
+        raise missing_extra("transformers", "mlflow,hf", "log_model")
     if not uri.startswith(("http://", "https://")):
         return
     request = urllib.request.Request(f"{uri.rstrip('/')}/api/2.0/mlflow/experiments/search?max_results=1")
@@ -400,7 +385,7 @@ def _check(settings: MlflowConfig, where: str) -> None:
 
 SPEC = SinkSpec(
     _place,
-    lambda settings, run, where: MlflowSink(*_address(settings, where)),
+    lambda settings, run, where: MlflowSink(*_address(settings, where), settings),
     _check,
     library=("mlflow", "mlflow-skinny", "mlflow"),
 )

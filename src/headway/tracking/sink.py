@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
+from headway.config.sections.track import ModelUpload
 from headway.core.errors import HeadwayError
 
 #: How a run stands: `killed` was stopped or killed and may continue, `failed` ended with an error.
@@ -135,6 +136,29 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Release connections and files; called after an error, too."""
+        ...
+
+
+@dataclass(frozen=True)
+class RunModel:
+    """The model of a run that has finished."""
+
+    step: int
+    card: str
+    """Its model card, in Markdown."""
+    folder: Path | None
+    """Its export, with the card; None if only the card is wanted."""
+
+
+@runtime_checkable
+class ModelSink(Protocol):
+    """A sink that may also take the model of a run."""
+
+    upload: ModelUpload
+    """What it takes of it."""
+
+    def send_model(self, model: RunModel) -> Mapping[str, Any]:
+        """Log a model, unless the tracker has it for this step, and return the state to keep."""
         ...
 
 

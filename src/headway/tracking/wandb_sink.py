@@ -21,20 +21,33 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from headway.config.sections.track import WandbConfig
+from headway.config.sections.track import ModelUpload, WandbConfig
 from headway.core.credentials.secrets import redact
 from headway.core.errors import ConfigError, missing_extra
 from headway.core.files.atomic import sync_folder, write_json
 from headway.core.files.foreign import read_json_object
 from headway.core.files.hashes import fingerprint
 from headway.tracking.cursor import FOLDER
-from headway.tracking.sink import Batch, Description, Refused, Sink, SinkSpec, Status, TrackedRun, Unreachable
+from headway.tracking.run_model import CARD_FILE
+from headway.tracking.sink import (
+    Batch,
+    Description,
+    Refused,
+    RunModel,
+    Sink,
+    SinkSpec,
+    Status,
+    TrackedRun,
+    Unreachable,
+)
 
 _DEFAULT_PROJECT = "headway"
 #: Set for the client if the user has not.
 _VARIABLES = {"WANDB_SILENT": "true", "WANDB_CONSOLE": "off", "WANDB_ERROR_REPORTING": "false"}
 #: In a folder of an offline session: the last step in it, and whose it is.
 _SPAN_FILE = "headway.json"
+#: W&B's registry of models.
+_REGISTRY = "wandb-registry-model"
 _CODES: dict[Status, int] = {"running": 0, "finished": 0, "failed": 1, "killed": 1}
 
 
@@ -44,12 +57,14 @@ class WandbSink:
     Args:
         project: The project.
         entity: Its owner; None is the key's.
+        upload: What it gets of the run's model.
     """
 
     _mode: Literal["online", "offline"] = "online"
 
-    def __init__(self, project: str, entity: str | None) -> None:
+    def __init__(self, project: str, entity: str | None, upload: ModelUpload | None = None) -> None:
         self._project, self._entity = project, entity
+        self.upload = upload or ModelUpload()
         self._run: TrackedRun | None = None
         self._session: Any = None
         self._state: dict[str, Any] = {}
@@ -97,6 +112,24 @@ class WandbSink:
         if status == "killed":
             session.mark_preempting()
         self._finish()
+
+    def send_model(self, model: RunModel) -> Mapping[str, Any]:
+        """Log the model of the finished run as an artifact; W&B makes no new version of the same content."""
+        session, wandb = self._begin(), _client()
+        assert self._run is not None, "open"
+        name = self.upload.register or f"model-{_id(self._run)}"
+        artifact = wandb.Artifact(name, type="model", description=model.card, metadata={"step": model.step})
+        if model.folder is None:
+            with artifact.new_file(CARD_FILE, encoding="utf-8") as file:
+                file.write(model.card)
+        else:
+            artifact.add_dir(str(model.folder))
+        logged = session.log_artifact(artifact, aliases=[self.upload.alias])
+        if self.upload.register is not None:
+            logged.wait()
+            session.link_artifact(logged, f"{_REGISTRY}/{name}", [self.upload.alias])
+        self._finish()
+        return self._state
 
     def close(self) -> None:
         """Finish the session."""
@@ -282,7 +315,15 @@ def _address(settings: WandbConfig) -> tuple[str, str | None, str]:
 
 
 def _check(settings: WandbConfig, where: str) -> None:
-    if _address(settings)[2] == "offline" or os.environ.get("WANDB_API_KEY"):
+    if _address(settings)[2] == "offline":
+        if settings.register is not None:
+            raise ConfigError(
+                "a model is registered at a server, and mode is offline",
+                where=f"{where}.wandb.register, {where}.wandb.mode, WANDB_MODE",
+                fix="leave register out: wandb sync sends the artifact, or give mode: online",
+            )
+        return
+    if os.environ.get("WANDB_API_KEY"):
         return
     host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").partition("://")[2].partition("/")[0]
     try:
@@ -305,7 +346,7 @@ def _place(settings: WandbConfig, where: str) -> str:
 def _make(settings: WandbConfig, run: Path, where: str) -> Sink:
     project, entity, mode = _address(settings)
     kind = OfflineWandbSink if mode == "offline" else WandbSink
-    return kind(project, entity)
+    return kind(project, entity, settings)
 
 
 SPEC = SinkSpec(_place, _make, _check, library=("wandb", "wandb", "wandb"))

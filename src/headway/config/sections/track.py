@@ -27,7 +27,29 @@ _TRACKIO_RESERVED = (
 )  # fmt: skip
 
 
-class MlflowConfig(Section):
+class ModelUpload(Section):
+    """What a tracker gets of the model of a run that has finished ([tracking.md](tracking.md#models))."""
+
+    log_model: bool = False
+    """When the run has finished, the follower exports its newest checkpoint and logs that folder."""
+    only: Literal["card"] | None = None
+    """`card`: log the model card, and no weights."""
+    register: Annotated[str, Field(pattern=r"^[^/:\s]+$")] | None = None
+    """Name of the registered model of which it becomes a version."""
+    alias: Annotated[str, Field(pattern=r"^(?!latest$|v[0-9]+$)[\w-]+$")] = "newest"
+    """Name that points to that version from then on."""
+    limit_gib: Annotated[float, Field(gt=0.0)] = 20.0
+    """A larger model is not logged; a warning says so."""
+
+    @model_validator(mode="after")
+    def _check_is_logged(self) -> Self:
+        for key in ("only", "register"):
+            if getattr(self, key) is not None and not self.log_model:
+                raise conflict(f"{key} says what to do with a model that is not logged", key, "log_model")
+        return self
+
+
+class MlflowConfig(ModelUpload):
     """An MLflow server. Credentials come from `MLFLOW_TRACKING_USERNAME`, `MLFLOW_TRACKING_PASSWORD` or
     `MLFLOW_TRACKING_TOKEN`."""
 
@@ -84,7 +106,7 @@ class TrackioConfig(Section):
         return _checked(server, http_problem)
 
 
-class WandbConfig(Section):
+class WandbConfig(ModelUpload):
     """Weights & Biases. The key comes from `WANDB_API_KEY`, or from `wandb login`."""
 
     project: Annotated[str, Field(min_length=1)] | None = None

@@ -42,8 +42,8 @@ class MachineRole:
     port: int
     secret: bytes
     is_restarted: bool = True
-    """Whether the command of a machine may be started again after its end, as far as is known; that of a gang or a task of
-    a step of Slurm is not."""
+    """Whether the command of a machine may be started again after its end, as far as is known; that of a gang, or of a
+    step of Slurm, is not."""
     listen: str | None = None
     """The address of this machine at which it listens when it leads; None for the one that `host` stands for."""
 
