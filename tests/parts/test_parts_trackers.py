@@ -335,6 +335,54 @@ def test_a_model_is_logged_and_loaded(server: Server, tmp_path: Path) -> None:
     assert model.status == "READY" and [one.model_id for one in found.outputs.model_outputs] == [model.model_id]
 
 
+@pytest.mark.parts(MLFLOW)
+def test_the_model_of_a_finished_run_becomes_a_version_with_signature_and_alias(server: Server, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from mlflow import MlflowClient
+
+    write_corpus(tmp_path)
+    tracker = {"uri": server.uri, "experiment": "models", "log_model": True, "register": "tiny", "alias": "champion"}
+    write_config(tmp_path, train={"steps": 4}, track=[{"mlflow": tracker}])
+    assert headway("data", "prepare", "config.yaml", cwd=tmp_path).returncode == 0
+    trained = headway("train", "config.yaml", cwd=tmp_path)
+    assert trained.returncode == 0 and "waiting for trackers to get the last steps and the model" in trained.stderr
+    client = MlflowClient(server.uri)
+    first = client.get_model_version_by_alias("tiny", "champion")
+    assert (first.version, first.tags["headway.step"]) == ("1", "4") and "# tiny" in first.description
+    code = (
+        "import mlflow.transformers, sys; mlflow.set_tracking_uri(sys.argv[1]);"
+        " print(mlflow.models.get_model_info(sys.argv[2]).signature);"
+        " model = mlflow.transformers.load_model(sys.argv[2]).model; print(sum(p.numel() for p in model.parameters()))"
+    )
+    command = [sys.executable, "-c", code, server.uri, "models:/tiny@champion"]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONG)
+    assert loaded.returncode == 0, loaded.stderr
+    assert "inputs" in loaded.stdout and "string" in loaded.stdout
+    facts = json.loads((tmp_path / "runs/tiny/run.json").read_text())
+    assert int(loaded.stdout.split()[-1]) == facts["model"]["parameters"]
+
+    def track(**changes: Any) -> str:
+        chosen = json.dumps({"mlflow": {**tracker, **changes}})
+        done = headway("track", "runs/tiny", "--to", chosen, cwd=tmp_path)
+        return done.stderr if done.returncode else ""
+
+    (cursor,) = (tmp_path / "runs/tiny/tracking").glob("mlflow-*.json")
+    before = json.loads(cursor.read_text())
+    assert track() == "" and len(client.search_model_versions("name = 'tiny'")) == 1
+    cursor.write_text(json.dumps({**before, "model": None}))  # as a kill after the version was made leaves it
+    assert track() == "" and len(client.search_model_versions("name = 'tiny'")) == 1
+    (found,) = [one for one in server.runs() if one.data.tags["headway.run_id"] == run_id(tmp_path / "runs/tiny")]
+    assert found.info.status == "FINISHED" and len(found.outputs.model_outputs) == 1
+
+    assert "limit_gib is 0.0001" in track(limit_gib=0.0001, alias="other"), "the model has more"
+    assert track(only="card", alias="described") == ""
+    described = client.get_model_version_by_alias("tiny", "described")
+    assert described.version == "2" and described.source.endswith("model-card")
+    (card,) = client.list_artifacts(found.info.run_id, "model-card")
+    assert card.path == "model-card/README.md" and 0 < card.file_size < 10_000
+    assert not list((tmp_path / "runs/tiny/tracking").glob("*.model"))
+
+
 @pytest.mark.parts(TENSORBOARD)
 def test_tensorboard_reads_a_run_that_is_written_meanwhile(tmp_path: Path) -> None:
     """The reader is open while the follower is killed and the file is cut; it has each step once in the end."""
@@ -358,7 +406,13 @@ def test_tensorboard_reads_a_run_that_is_written_meanwhile(tmp_path: Path) -> No
 
 
 def offline_history(folder: Path) -> list[dict[str, Any]]:
-    """The lines of history in the files of W&B's client: LevelDB's log format, with its own messages."""
+    """The lines of history in the files of W&B's client."""
+    lines = [message.history.item for message in offline_records(folder, "history")]
+    return [{one.key or "/".join(one.nested_key): json.loads(one.value_json) for one in items} for items in lines]
+
+
+def offline_records(folder: Path, wanted: str) -> list[Any]:
+    """The records of a type in the files of W&B's client: LevelDB's log format, with its own messages."""
     from wandb.proto import wandb_internal_pb2
 
     found = []
@@ -376,10 +430,29 @@ def offline_history(folder: Path) -> list[dict[str, Any]]:
             if kind in (1, 4):  # a whole record, or its last part
                 message = wandb_internal_pb2.Record.FromString(whole)
                 whole = b""
-                if message.WhichOneof("record_type") == "history":
-                    items = message.history.item
-                    found.append({one.key or "/".join(one.nested_key): json.loads(one.value_json) for one in items})
+                if message.WhichOneof("record_type") == wanted:
+                    found.append(message)
     return found
+
+
+@pytest.mark.parts(WANDB)
+def test_an_offline_folder_has_the_model_as_an_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "staging"))
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
+    write_corpus(tmp_path)
+    write_config(tmp_path, train={"steps": 4}, track=[{"wandb": {"mode": "offline", "log_model": True}}])
+    assert headway("data", "prepare", "config.yaml", cwd=tmp_path).returncode == 0
+    trained = headway("train", "config.yaml", cwd=tmp_path)
+    assert trained.returncode == 0 and "warning" not in trained.stderr, trained.stderr
+    run = tmp_path / "runs/tiny"
+    (made,) = offline_records(run / "tracking", "artifact")
+    entries = {one.path for one in made.artifact.manifest.contents}
+    assert {"model.safetensors", "config.json", "tokenizer.json", "README.md"} <= entries
+    assert made.artifact.type == "model" and "newest" in made.artifact.aliases
+    assert json.loads(made.artifact.metadata) == {"step": 4} and "# tiny" in made.artifact.description
+    assert {line["_step"] for line in offline_history(run / "tracking")} == {1, 2, 3, 4}
+    assert headway("track", run).returncode == 0 and len(offline_records(run / "tracking", "artifact")) == 1
 
 
 #: The command line, which has W&B's client finish a session every second or so.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
@@ -27,6 +28,11 @@ _TRACKIO_RESERVED = (
 )  # fmt: skip
 
 
+# `register` is also a method of the metaclass of all sections, so each class names it, and pydantic warns for nothing.
+warnings.filterwarnings("ignore", 'Field name "register"', UserWarning)
+RegisteredName = Annotated[str, Field(pattern=r"^[^/:\s]+$")] | None
+
+
 class ModelUpload(Section):
     """What a tracker gets of the model of a run that has finished ([tracking.md](tracking.md#models))."""
 
@@ -34,12 +40,19 @@ class ModelUpload(Section):
     """When the run has finished, the follower exports its newest checkpoint and logs that folder."""
     only: Literal["card"] | None = None
     """`card`: log the model card, and no weights."""
-    register: Annotated[str, Field(pattern=r"^[^/:\s]+$")] | None = None
+    register: RegisteredName = None
     """Name of the registered model of which it becomes a version."""
-    alias: Annotated[str, Field(pattern=r"^(?!latest$|v[0-9]+$)[\w-]+$")] = "newest"
+    alias: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")] = "newest"
     """Name that points to that version from then on."""
     limit_gib: Annotated[float, Field(gt=0.0)] = 20.0
     """A larger model is not logged; a warning says so."""
+
+    @field_validator("alias")
+    @classmethod
+    def _check_alias(cls, alias: str) -> str:
+        if re.fullmatch("latest|v[0-9]+", alias):
+            raise ValueError("trackers give this name themselves: choose another one")
+        return alias
 
     @model_validator(mode="after")
     def _check_is_logged(self) -> Self:
@@ -57,6 +70,8 @@ class MlflowConfig(ModelUpload):
     """For example `https://mlflow.example.org`; `MLFLOW_TRACKING_URI` when not given."""
     experiment: Annotated[str, Field(min_length=1)] | None = None
     """Made if it does not exist; `MLFLOW_EXPERIMENT_NAME` when not given, else `headway`."""
+    register: RegisteredName = None
+    """Name of the registered model of which the logged one becomes a version."""
 
     @field_validator("uri")
     @classmethod
@@ -116,6 +131,8 @@ class WandbConfig(ModelUpload):
     mode: Literal["online", "offline"] | None = None
     """`offline` writes to `tracking/wandb` in the run directory, for `wandb sync`. `WANDB_MODE` when not given, else
     `online`."""
+    register: RegisteredName = None
+    """Name of the collection in W&B's registry of models to which the artifact is linked."""
 
 
 class OwnTrackerConfig(Section):

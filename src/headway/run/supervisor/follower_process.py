@@ -24,6 +24,8 @@ from headway.run.supervisor.follower_messages import FOLLOWER, FollowerDone, Fol
 #: How long the process may take at the end for what has not arrived; and when the run was stopped by a signal, after
 #: which a machine may be gone soon.
 END_SECONDS, STOPPED_SECONDS = 60.0, 8.0
+#: How long it may take to export the model of a run that was not stopped, and to log it.
+_MODEL_SECONDS = 3600.0
 #: A wait that takes longer than this is reported. How long the process may take to end once it is asked to.
 _SILENT_SECONDS, _GIVE_UP_SECONDS = 2.0, 2.0
 #: Seconds before it is started again, at first and at most; after living this long it counts as sound.
@@ -92,14 +94,18 @@ class FollowerProcess:
         if process.stdin is not None:
             with suppress(OSError):
                 process.stdin.close()
-        seconds = STOPPED_SECONDS if is_stopped else END_SECONDS
+        logs_model = any(getattr(tracker.settings, "log_model", False) for tracker in self._trackers)
+        seconds = STOPPED_SECONDS
+        if not is_stopped:
+            seconds = _MODEL_SECONDS if logs_model else END_SECONDS
 
         def has_ended() -> bool:
             self._listen(process)
             return process.poll() is not None or gives_up()
 
         if not wait_until(has_ended, _SILENT_SECONDS, 0.05) and not gives_up():
-            notice(f"waiting for trackers to get the last steps, for at most {seconds:.0f} s")
+            what = "the last steps and the model" if logs_model and not is_stopped else "the last steps"
+            notice(f"waiting for trackers to get {what}, for at most {seconds:.0f} s")
             wait_until(has_ended, seconds - _SILENT_SECONDS, 0.05)
         self._listen(process)
         if process.poll() is None or not self._is_done:
