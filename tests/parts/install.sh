@@ -24,6 +24,10 @@ fi
 if [ ! -x build/parts/node_modules/.bin/azurite-blob ] && command -v npm >/dev/null; then
     npm install --silent --no-audit --no-fund --prefix build/parts azurite@3.35.0 || echo "Azurite cannot be installed"
 fi
+if [ ! -d build/parts/node_modules/@kubernetes-models/prometheus-operator ] && command -v npm >/dev/null; then
+    npm install --silent --no-audit --no-fund --prefix build/parts @kubernetes-models/prometheus-operator@6.0.0 ||
+        echo "the models of Prometheus's operator cannot be installed"
+fi
 # MLflow's server has an environment of its own: it wants another pyarrow than the tests.
 if [ ! -x build/parts/mlflow/bin/mlflow ] && [ ! -x /opt/mlflow/bin/mlflow ]; then
     python3 -m venv build/parts/mlflow && build/parts/mlflow/bin/pip install -q "mlflow==3.17.2" ||

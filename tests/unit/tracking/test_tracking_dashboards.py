@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -16,6 +17,7 @@ from headway.core.errors import ConfigError
 from headway.telemetry.catalogue import CATALOGUE, Unit
 from headway.tracking.alert_rules import RULES, rules_document
 from headway.tracking.dashboards import _UNITS, BOARDS, dashboard, export_dashboards, panel_of, panels, promql
+from headway.tracking.kubernetes import Cluster, export_alerts
 
 WANTED = {"training", "gpus", "system", "communication", "throughput", "checkpoints", "cost", "fleet"}
 PROMETHEUS_NAMES = {entry.prometheus_name for entry in CATALOGUE.values()} | {"headway_build_info"}
@@ -42,6 +44,58 @@ def test_every_unit_is_one_of_grafana() -> None:
 def test_a_name_that_is_not_in_the_catalogue_is_refused() -> None:
     with pytest.raises(AssertionError, match="train/nothing is not in the catalogue"):
         promql("{train/nothing}")
+
+
+def _objects(folder: Path, *words: str) -> dict[str, dict[str, dict[str, object]]]:
+    """The objects of Kubernetes that commands write, by kind and name."""
+    for verb in (["dashboards", "export"], ["alerts", "export", *words]):
+        done = CliRunner().invoke(application([verb[0]]), [*verb, str(folder), "--kubernetes", "--namespace", "team"])
+        assert done.exit_code == 0, done.output
+    found: dict[str, dict[str, dict[str, object]]] = {}
+    for path in folder.glob("headway-*.yaml"):
+        for one in yaml.safe_load_all(path.read_text()):
+            assert one["metadata"]["namespace"] == "team"
+            found.setdefault(one["kind"], {})[one["metadata"]["name"]] = one
+    return found
+
+
+def test_objects_of_kubernetes_hold_the_same_dashboards_and_rules(tmp_path: Path) -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate").validate
+    found = _objects(tmp_path, "--image", "registry/headway:1", "--claim", "runs", "--release", "stack")
+    assert {kind: len(names) for kind, names in found.items()} == {
+        "ConfigMap": len(BOARDS), "PrometheusRule": 1, "Deployment": 1, "Service": 1, "ServiceMonitor": 1,
+    }  # fmt: skip
+    maps, monitoring = found["ConfigMap"], ("PrometheusRule", "ServiceMonitor")
+    for kind in found.keys() - set(monitoring):
+        for one in found[kind].values():
+            validate(one, "1.37", strict=True)
+    for board in BOARDS:
+        one: Any = maps[f"headway-{board}-dashboard"]
+        assert json.loads(one["data"][f"headway-{board}.json"]) == dashboard(board)
+        assert one["metadata"]["labels"] == {"grafana_dashboard": "1"}, "what the sidecar looks for"
+    rule: Any = found["PrometheusRule"]["headway-alerts"]
+    assert rule["spec"] == rules_document() and rule["metadata"]["labels"]["release"] == "stack"
+    pod: Any = found["Deployment"]["headway-exporter"]["spec"]
+    service: Any = found["Service"]["headway-exporter"]
+    monitor: Any = found["ServiceMonitor"]["headway-exporter"]
+    assert service["spec"]["selector"] == pod["template"]["metadata"]["labels"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    (container,), (endpoint,) = pod["template"]["spec"]["containers"], monitor["spec"]["endpoints"]
+    assert "--tls-cert" in container["command"] and container["env"][1]["name"] == "HEADWAY_METRICS_TOKEN"
+    token = container["env"][1]["valueFrom"]["secretKeyRef"]
+    assert (endpoint["scheme"], endpoint["authorization"]["credentials"]) == ("https", token)
+    values = yaml.safe_load((tmp_path / "kube-prometheus-stack-values.yaml").read_text())
+    assert values["grafana"]["sidecar"]["dashboards"]["label"] == "grafana_dashboard"
+    dcgm = yaml.safe_load((tmp_path / "dcgm-exporter-values.yaml").read_text())["serviceMonitor"]
+    (machine,) = dcgm["metricRelabelings"]
+    assert re.fullmatch(machine["regex"], "tiny-0-x7k2p")[1] == "tiny-0"  # type: ignore[index]
+    assert "Deployment" not in _objects(tmp_path / "without")
+
+
+def test_an_exporter_without_its_image_or_its_runs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs an image with Headway and the claim with the runs"):
+        export_alerts(tmp_path / "none", Cluster("team", "stack", claim="runs"))
+    assert not (tmp_path / "none").exists()
 
 
 def test_dashboards_are_those_that_are_wanted() -> None:

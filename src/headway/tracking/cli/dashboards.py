@@ -10,22 +10,36 @@ import typer
 from headway.command_line import print_table, writing
 from headway.core.console import print_line
 
+FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write to.")]
+KubernetesOption = Annotated[
+    bool, typer.Option("--kubernetes", help="Write objects of Kubernetes, for kube-prometheus-stack, instead.")
+]
+NamespaceOption = Annotated[
+    str, typer.Option("--namespace", metavar="NAME", help="Namespace of the objects: that of the runs.")
+]
+
 dashboards = typer.Typer(no_args_is_help=True, help="List or write dashboards of runs for Grafana.")
 
 
 @dashboards.command()
-def export(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write to.")]) -> None:
+def export(
+    folder: FolderArgument, kubernetes: KubernetesOption = False, namespace: NamespaceOption = "default"
+) -> None:
     """Write all dashboards as JSON, for Grafana's import or its provisioning.
 
     [bold]Examples[/bold]
 
     headway dashboards export monitoring/dashboards
+    headway dashboards export monitoring --kubernetes --namespace team
     """
     from headway.tracking.dashboards import export_dashboards
+    from headway.tracking.kubernetes import Cluster
+    from headway.tracking.kubernetes import export_dashboards as export_objects
 
     with writing(folder):
-        for path in export_dashboards(folder):
-            print_line(str(path))
+        written = export_objects(folder, Cluster(namespace)) if kubernetes else export_dashboards(folder)
+    for path in written:
+        print_line(str(path))
 
 
 @dashboards.command("list")
