@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from headway.config import Config, identity, load_config, resolve
 from headway.core.code_identity import combined, object_identity
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from headway.core.types import Checkpointing
     from headway.run.session.attempt import RunOptions
     from headway.run.supervisor.machines.machine_role import Membership
     from headway.training.custom_loss import LogitsLoss
@@ -383,7 +384,7 @@ class Trainer:
         return found if self.collate is None else {**found, "collate": object_identity([self.collate], known)}
 
 
-def _set_activation_checkpointing(model: nn.Module, mode: Literal["none", "selective", "full"]) -> None:
+def _set_activation_checkpointing(model: nn.Module, mode: Checkpointing) -> None:
     """Apply `train.activation_checkpointing`, which only the native decoder implements.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 #: One micro-batch: named tensors (or any nested structure of them). The language-model feed gives
 #: ``{"ids": int64 (rows, sequence_length), "targets": int64 (rows, sequence_length)}``.
 MicroBatch = Mapping[str, Any]
+
+#: How much a layer keeps for the backward pass (`train.activation_checkpointing`).
+Checkpointing: TypeAlias = Literal["none", "selective", "full", "offload"]
 
 #: Target value that the loss ignores.
 IGNORE_TARGET = -100

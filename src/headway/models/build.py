@@ -29,6 +29,7 @@ _SOURCE_KEYS = {
     "adapter",
     "router_aux_weight",
     "neftune_alpha",
+    "attention",
 }
 #: Keys that matter only in training; the config keeps them even if a checkpoint determines the shape.
 _TRAINING_KEYS = ("dropout", "init_std", *BALANCE_KEYS)
@@ -59,6 +60,12 @@ def complete(config: ModelConfig, vocab_size: int) -> ModelConfig:
                 "the native decoder computes this model, and adds no noise to embeddings",
                 where="model.neftune_alpha",
                 fix="model.implementation=transformers",
+            )
+        if config.attention != "auto" and not by_transformers:
+            raise ConfigError(
+                "the native decoder computes this model, with attention of its own",
+                where="model.attention",
+                fix="model.implementation=transformers, or model.attention=auto",
             )
         if config.router_aux_weight and not by_transformers:
             raise ConfigError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from headway.core.errors import ConfigError
 from headway.core.model_protocol import FusesProjections
 from headway.core.random import derive_seed
 from headway.core.startup.dtensors import is_dtensor
-from headway.core.types import IGNORE_TARGET, Fusion
+from headway.core.types import IGNORE_TARGET, Checkpointing, Fusion
 from headway.models.layers.attention import (
     PackedDocuments,
     Positions,
@@ -187,11 +187,11 @@ class Decoder(nn.Module):
         B, T = ids_BT.shape
         return torch.empty(B, T // workers, self.shape.dim, dtype=self._any_weight.dtype, device="meta")
 
-    def set_activation_checkpointing(self, mode: Literal["none", "selective", "full"]) -> None:
+    def set_activation_checkpointing(self, mode: Checkpointing) -> None:
         """Set how much each layer keeps for the backward pass.
 
-        `full` keeps only each layer's input and recomputes the layer; `selective` also keeps some results
-        (`models.recompute`).
+        `full` keeps only each layer's input and recomputes the layer, `offload` keeps that in host memory; `selective`
+        also keeps some results (`models.recompute`).
         """
         for layer in self._layers():
             layer.activation_checkpointing = mode

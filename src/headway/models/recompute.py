@@ -1,9 +1,9 @@
-"""Selective activation checkpointing: which results of a layer are kept, and which are recomputed.
+"""Activation checkpointing: which results of a layer are kept, where, and which are recomputed.
 
-Kept are the outputs of attention, whose cost grows with the square of the row length, and every second matrix product:
-the first, the third, and so on. Norms, activation functions, rotations and the other products are recomputed from the
-layer's input. Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models", section 5,
-introduced recomputing what is large and cheap.
+With `selective`, kept are the outputs of attention, whose cost grows with the square of the row length, and every other
+matrix product: the first, the third, and so on. Norms, activation functions, rotations and the other products are
+recomputed from the layer's input. Korthikanti et al. 2022, "Reducing activation recomputation in large transformer
+models", section 5, introduced recomputing what is large and cheap.
 """
 
 from __future__ import annotations
@@ -35,6 +35,17 @@ def _overloads(*names: str) -> frozenset[Any]:
 
 
 PRODUCTS, ATTENTION = _overloads(*_PRODUCTS), _overloads(*_ATTENTION)
+
+
+def in_host_memory(*inputs: Any) -> Any:
+    """Return a context in which the inputs of a part that is recomputed are kept in host memory, pinned for a GPU.
+
+    Args:
+        inputs: Of that part. Tensors that are cut between workers cannot be pinned.
+    """
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    pins = bool(tensors) and all(type(value) is torch.Tensor and value.is_cuda for value in tensors)
+    return torch.autograd.graph.save_on_cpu(pin_memory=pins)
 
 
 def selective_contexts() -> tuple[Any, Any]:

@@ -71,6 +71,28 @@ def choose_profile(wanted: str, found: Interconnect, determinism: str = "off") -
     return profile if determinism == "off" else _with_fixed_order(profile)
 
 
+def with_topology(profile: Profile, file: str | None, exists: bool) -> Profile:
+    """Return the profile with the file that describes the machine to NCCL, if one is named.
+
+    Args:
+        profile: The profile.
+        file: `parallel.nccl_topology`.
+        exists: Whether this machine has it.
+
+    Raises:
+        ConfigError: it does not; NCCL would go on without a word.
+    """
+    if file is None:
+        return profile
+    if not exists:
+        raise ConfigError(
+            f"this machine has no file {file}",
+            where="parallel.nccl_topology",
+            fix="name the file that the cloud's image has, or leave it out: NCCL then asks the machine itself",
+        )
+    return replace(profile, settings=(*profile.settings, Setting("NCCL_TOPO_FILE", file, "named in the config")))
+
+
 def _with_fixed_order(profile: Profile) -> Profile:
     """Return the profile without algorithms that add in a varying order.
 

@@ -19,6 +19,7 @@ from headway.core.types import IGNORE_TARGET
 from headway.models.build import build_model
 from headway.models.decoder import Decoder
 from headway.models.layers import attention
+from headway.models.layers import layer as layer_module
 from headway.models.layers.attention import attention_mask, kernels_share_heads
 from headway.models.layers.layer import FeedForward
 from headway.models.shape import Shape
@@ -186,14 +187,34 @@ def test_rotary_tables_are_no_state() -> None:
 def test_activation_checkpointing_gives_the_same_bits() -> None:
     ids, targets = ids_of(), ids_of(seed=1)
     results = []
-    for mode in ("none", "selective", "full"):
+    for mode in ("none", "selective", "full", "offload"):
         model = model_of(dropout=0.2)
         model.set_activation_checkpointing(mode)  # type: ignore[arg-type]
         torch.manual_seed(5)
         loss = model(ids, targets)
         loss.backward()
         results.append([loss.detach(), *(p.grad for p in model.parameters())])
-    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*results, strict=True))
+    assert all(torch.equal(first, one) for first, *others in zip(*results, strict=True) for one in others)
+
+
+def test_offload_keeps_the_inputs_of_layers_and_no_other_tensor_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved, asked = list[torch.Size](), list[bool]()
+
+    def hooks(*inputs: Any) -> Any:
+        asked.append(any(isinstance(value, torch.Tensor) for value in inputs))
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            moved.append(tensor.shape)
+            return tensor.clone()  # as the copy in host memory
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+
+    monkeypatch.setattr(layer_module, "in_host_memory", hooks)
+    model = model_of(layers=3)
+    model.set_activation_checkpointing("offload")
+    model(ids_of(), ids_of(seed=1)).backward()
+    assert asked == [True] * 3 and len(moved) == 3, "the weights and what is recomputed are not moved"
+    assert set(moved) == {(*ids_of().shape, model.shape.dim)}
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 import headway
+from headway.checkpoint.format.manifest import read_manifest
 from headway.config import Config, ModelConfig, dump_config, load_config, resolve, resolve_lanes
 from headway.config.derived.identity import changes, identity
-from headway.core.errors import CheckpointError, ConfigError, DataError
+from headway.core.errors import CheckpointError, ConfigError, DataError, HeadwayError
 from headway.data.feeding.token_feed import TokenFeed
 from headway.models.build import build_any_model, build_model, build_pretrained, complete
 from headway.models.facts import count_parameters, flops_per_token
@@ -618,11 +619,50 @@ def test_layers_are_recomputed_to_the_same_bits_and_one_graph_serves_all_of_them
         return graph.forward
 
     plain, recomputed, compiled = gradients("none", False), gradients(mode, False), gradients(mode, True)
+    offloaded = gradients("offload", False) if mode == "full" else recomputed
     for key, gradient in plain.items():
-        assert torch.equal(recomputed[key], gradient), key
+        assert torch.equal(recomputed[key], gradient) and torch.equal(offloaded[key], gradient), key
         torch.testing.assert_close(compiled[key], gradient)
     products = sum(node.op == "call_function" for graph in graphs for node in graph.graph.nodes)
     assert len(graphs) == 1 and products > 0
+
+
+@pytest.mark.parametrize("attention", ["auto", "sdpa", "eager", "flex"])
+def test_attention_is_passed_on_to_transformers_and_the_checkpoint_keeps_it(
+    attention: str, folder: Path, family: Callable[..., Path]
+) -> None:
+    model = {"from_pretrained": str(family("llama-3")), "attention": attention}
+    config = _config(folder, f"attention-{attention}", model)
+    if attention == "flex":
+        with pytest.raises(ConfigError, match="attention 'flex' has no backward pass on a CPU"):
+            headway.train(config)
+        built = build_any_model(config.model, vocab_size=VOCAB, seed=1)
+        assert built.kernels()["attention"] == "flex_attention"  # type: ignore[union-attr]
+        return
+    run = headway.train(config).directory
+    manifest = read_manifest(next(iter(sorted((run / "checkpoints").glob("step-*")))))
+    kept = json.dumps(manifest.context)
+    assert f'"attention": "{"sdpa" if attention == "auto" else attention}"' in kept
+    assert load_trained(run).model.kernels()["attention"] == "sdpa", "reading takes what is there"  # type: ignore[union-attr]
+    changed = _config(folder, config.name, {**model, "attention": "eager" if attention != "eager" else "sdpa"})
+    with pytest.raises(HeadwayError, match=r"model\.attention"):
+        headway.train(changed)
+
+
+def test_attention_that_cannot_be_had_is_refused_before_anything_starts(
+    folder: Path, family: Callable[..., Path]
+) -> None:
+    source = str(family("llama-3"))
+    for attention, package in (("flash_attention_2", "flash-attn"), ("flash_attention_3", "flash-attn-3")):
+        config = _config(folder, "flash", {"from_pretrained": source, "attention": attention})
+        with pytest.raises(ConfigError, match=f"needs the package {package}, which is not installed"):
+            headway.train(config)
+        assert not (folder / "runs" / "flash").exists()
+    native = _config(folder, "native", {"from_pretrained": source, "implementation": "native", "attention": "eager"})
+    with pytest.raises(ConfigError, match="with attention of its own"):
+        headway.train(native)
+    with pytest.raises(ConfigError, match=r"model\.attention is for pretrained models only"):
+        headway.train(Config.model_validate({**config_values(folder), "model": {"preset": "4m", "attention": "eager"}}))
 
 
 def test_a_projection_that_is_frozen_costs_no_gradient() -> None:

@@ -15,14 +15,15 @@ from headway.core.errors import ConfigError
 from headway.core.machine.system import Machine
 from headway.run.session import join, preview
 from headway.training.setup import available
-from headway.training.setup.available import check_available, unused_gpus
+from headway.training.setup.available import check_attention, check_available, unused_gpus
+from headway.training.setup.compiling import compile_model
 from headway.training.setup.determinism import determinism_restored
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
-def config(**train: object) -> Config:
-    return resolve(Config.model_validate({"train": {"steps": 1, **train}}))
+def config(determinism: str = "run", **train: object) -> Config:
+    return resolve(Config.model_validate({"determinism": determinism, "train": {"steps": 1, **train}}))
 
 
 def check(wanted: Config, device: torch.device) -> None:
@@ -70,7 +71,7 @@ def test_nccl_is_told_what_the_run_promises(
 ) -> None:
     asked: list[tuple[object, ...]] = []
 
-    def apply(*arguments: object) -> None:
+    def apply(*arguments: object, topology: str | None) -> None:
         asked.append(arguments)
         raise KeyError
 
@@ -117,3 +118,43 @@ def test_compiling_for_gpus_needs_a_compiler(
     assert "train.compile=false" in (error.value.fix or "")
     for compiles, device in ((True, CPU), (False, GPU), ("auto", GPU)):
         check(config(compile=compiles), device)
+
+
+@pytest.mark.parametrize(
+    ("attention", "precision", "device", "lacks"),
+    [
+        ("flash_attention_2", "bf16", CPU, "needs a GPU, and the device is cpu"),
+        ("flash_attention_3", "fp32", GPU, "computes in bf16 or fp16, and train.precision is fp32"),
+        ("flash_attention_2", "bf16", GPU, None),
+        ("flex", "fp32", CPU, "has no backward pass on a CPU"),
+        ("flex", "fp32", GPU, None),
+        ("eager", "fp32", CPU, None),
+    ],
+)
+def test_attention_needs_its_device_and_precision(
+    attention: str, precision: str, device: torch.device, lacks: str | None
+) -> None:
+    if lacks is None:
+        check_attention(attention, precision, device)
+        return
+    with pytest.raises(ConfigError, match=lacks):
+        check_attention(attention, precision, device)
+
+
+def test_the_mode_of_compiling_is_passed_on_and_breaks_no_promise() -> None:
+    class Noted(torch.nn.Linear):
+        def compile(self, *args: object, **options: object) -> None:
+            found.append(options)
+
+    found: list[dict[str, object]] = []
+    for wanted in (True, "max-autotune", "max-autotune-no-cudagraphs"):
+        settings = config(compile=wanted, determinism="off")
+        assert settings.train.compiles
+        compile_model(settings.parallel, Noted(2, 2), settings.train.compile_mode)
+    modes = [options["mode"] for options in found]
+    assert modes == [None, "max-autotune", "max-autotune-no-cudagraphs"]
+    for promise in ("run", "elastic"):
+        with pytest.raises(ConfigError, match="may compute other bits than determinism"):
+            config(compile="max-autotune", determinism=promise)
+    with pytest.raises(ConfigError, match="cannot keep it in host memory"):
+        config(compile=True, activation_checkpointing="offload")

@@ -1,4 +1,4 @@
-"""`headway checkpoints diff`, `prune`, `copy` and `restore`."""
+"""`headway checkpoints diff`, `prune`, `copy`, `restore` and `lifecycle`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.command_line import JsonOption, RunArgument, StorageOption, print_json, print_table, storage_options
+from headway.command_line import (
+    JsonOption,
+    RunArgument,
+    StorageOption,
+    load,
+    print_json,
+    print_table,
+    storage_options,
+)
 from headway.core.console import print_line
+from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from headway.checkpoint.compare import Comparison, TensorDifference
@@ -148,6 +157,43 @@ def restore(
         print_line(f"set aside: {place}")
 
 
+def lifecycle(
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="s3://, gs:// or az://: checkpoint.remote.url.", show_default=False)
+    ],
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", metavar="FILE", help="Config of the run, for what it keeps there.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Print the lifecycle rule of a bucket that fits what a run keeps there, for the cloud's own program.
+
+    It removes parts of uploads that were cut off, and old versions in a bucket that keeps them, never a checkpoint.
+    With `keep_every`, large objects move to storage that costs less.
+
+    [bold]Examples[/bold]
+
+    headway checkpoints lifecycle s3://bucket/runs > rule.json
+    headway checkpoints lifecycle gs://bucket/runs --config my.yaml > rule.json
+    """
+    from headway.checkpoint.lifecycle import bucket_rule
+    from headway.checkpoint.retention import Rules
+    from headway.core.console import exact_results, notice, print_text
+
+    loaded = None if config is None else load(config, [], trains=False)
+    remote = None if loaded is None else loaded.checkpoint.remote
+    if loaded is not None and (remote is None or not url.startswith(remote.url)):
+        raise ConfigError(
+            f"{config} keeps nothing at {url}", where="checkpoint.remote.url", fix="give the URL that is there"
+        )
+    rule = bucket_rule(url, Rules() if remote is None else Rules.of(remote))
+    with exact_results():
+        print_text(rule.text)
+    notice(f"it replaces the bucket's rules, so merge what is there; apply it with: {rule.command}")
+
+
 def _run_of(path: Path) -> Path:
     return path.parent if path.name == "checkpoints" else path
 
@@ -203,6 +249,6 @@ def _difference_row(difference: TensorDifference, values: bool) -> list[str]:
 def add_commands(app: typer.Typer) -> None:
     """Add the commands to `headway checkpoints`, if they are not there yet."""
     known = {command.callback for command in app.registered_commands}
-    for command in (diff, prune, copy, restore):
+    for command in (diff, prune, copy, restore, lifecycle):
         if command not in known:
             app.command()(command)

@@ -266,6 +266,19 @@ def _auto_choices(config: Config) -> Iterator[ConfigError]:
             where="train.compile, determinism",
             fix="train.compile=true or false (a run with auto reports its choice), or determinism=run",
         )
+    if config.train.compile_mode is not None and config.determinism != "off":
+        yield ConfigError(
+            f"torch.compile's mode '{config.train.compile_mode}' takes the kernels that are fastest at this start, so"
+            f" the next one may compute other bits than determinism '{config.determinism}' promises",
+            where="train.compile, determinism",
+            fix="train.compile=true, or determinism=off",
+        )
+    if config.train.activation_checkpointing == "offload" and config.train.compile:
+        yield ConfigError(
+            "torch.compile decides itself what a layer keeps, and cannot keep it in host memory",
+            where="train.activation_checkpointing, train.compile",
+            fix="train.activation_checkpointing=full, or train.compile=false",
+        )
     if config.train.micro_batch == "auto" and config.determinism == "elastic":
         yield ConfigError(
             "determinism 'elastic' holds for any number of workers, but the largest micro-batch depends on it",

@@ -61,6 +61,7 @@ _LATER = {
     "model.adapter.also_trained_rate": (1.0,),
     "model.router_aux_weight": (0.0,),
     "model.neftune_alpha": (0.0,),
+    "model.attention": ("auto",),
     "model.activation": ("swiglu",),
     "model.ffn_bias": (False,),
     "model.normalize_router_weights": (True,),

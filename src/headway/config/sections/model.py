@@ -32,6 +32,9 @@ class ModelConfig(Section):
     """Run code that comes with a pretrained model."""
     adapter: AdapterConfig | None = None
     """Train adapters instead of the weights of a pretrained model."""
+    attention: Literal["auto", "sdpa", "flash_attention_2", "flash_attention_3", "eager", "flex"] = "auto"
+    """Attention of a pretrained model that transformers computes, as it calls them; `auto` leaves the choice to it. The
+    flash kernels need their package, a GPU and half precision."""
     neftune_alpha: Annotated[float, Field(ge=0.0)] = 0.0
     """Uniform noise in training on the embeddings of a pretrained model that transformers computes: at most this over
     the root of a row's number of values (NEFTune, Jain et al. 2023)."""
@@ -299,6 +302,7 @@ def pretrained_problems(model: ModelConfig, precision: str) -> Iterator[ConfigEr
             "model.trust_remote_code": model.trust_remote_code,
             "model.router_aux_weight": model.router_aux_weight > 0,
             "model.neftune_alpha": model.neftune_alpha > 0,
+            "model.attention": model.attention != "auto",
         }
         for key in (key for key, value in given.items() if value):
             yield ConfigError(

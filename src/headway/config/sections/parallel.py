@@ -88,6 +88,9 @@ class ParallelConfig(Section):
     """A collective that takes longer ends the attempt."""
     nccl_profile: Literal["auto", "none", "ethernet", "infiniband", "roce", "nvlink"] = "auto"
     """NCCL's environment variables for workers on GPUs, as `headway doctor` shows them; variables that you set win."""
+    nccl_topology: str | None = None
+    """File of each machine that describes its GPUs, switches and network cards to NCCL (`NCCL_TOPO_FILE`), where a
+    virtual machine hides them."""
 
     def reduces_each_micro_batch(self, gradient_bytes: int) -> bool:
         """Return whether sharded strategies sum gradients in every micro-batch, given the bytes of whole gradients."""

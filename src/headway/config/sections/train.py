@@ -13,6 +13,7 @@ from headway.config.base import Section, conflict
 from headway.config.batches import Batches, BatchStage, batch_quantity, batch_rows
 from headway.config.sections.early_stopping import EarlyStoppingConfig
 from headway.config.units import Interval, Tokens, written
+from headway.core.types import Checkpointing
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,14 @@ class TrainConfig(Section):
     """Arithmetic of matrix products; weights and moments are always kept in fp32. `tf32`: GPUs from Ampere on; `fp16`:
     with dynamic loss scaling; `fp8`: through torchao, on GPUs from Ada and Hopper on. `auto`: bf16 on a GPU, and on a
     CPU that multiplies faster in it, otherwise fp32; chosen when a run begins, and kept."""
-    compile: bool | Literal["auto"] = False
+    compile: bool | Literal["auto", "max-autotune", "max-autotune-no-cudagraphs"] = False
     """Run the model through torch.compile. `auto`: if that saves more time than it takes, measured once on one layer
-    and kept in the checkpoint ([performance.md](performance.md))."""
-    activation_checkpointing: Literal["none", "selective", "full"] = "none"
-    """`full` recomputes each layer in the backward pass: least memory, about a third more compute. `selective` keeps
-    the outputs of attention and of every second matrix product, and recomputes the rest."""
+    and kept in the checkpoint ([performance.md](performance.md)). The others are its modes that time kernels and take
+    the fastest, which can differ from start to start: for `determinism: off`."""
+    activation_checkpointing: Checkpointing = "none"
+    """`full` recomputes each layer in the backward pass: little memory, about a third more compute. `selective` keeps
+    the outputs of attention and of every second matrix product, and recomputes the rest. `offload` is `full`, with the
+    inputs of layers kept in host memory."""
     max_grad_norm: Annotated[float, Field(gt=0.0)] | None = 1.0
     """Clip gradients to this global norm."""
     early_stopping: EarlyStoppingConfig | None = None
@@ -73,6 +76,16 @@ class TrainConfig(Section):
     @classmethod
     def _check_quantity(cls, value: Any) -> Any:
         return batch_quantity(value)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the model is compiled, whatever that saves."""
+        return self.compile not in (False, "auto")
+
+    @property
+    def compile_mode(self) -> str | None:
+        """The mode of torch.compile; None for its own default."""
+        return None if isinstance(self.compile, bool) or self.compile == "auto" else self.compile
 
     @property
     def global_batch_rows(self) -> int:

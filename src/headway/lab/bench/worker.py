@@ -140,7 +140,7 @@ def _trained(spec: Spec, world: World) -> Measurement:
     begin_scaling(assembled.state.cursor, config.train.precision)
     world.broadcast_(task.model.buffers())
     if config.train.compile:
-        compile_model(config.parallel, task.model)
+        compile_model(config.parallel, task.model, config.train.compile_mode)
     meter = Meter(spec.warmup_steps, spec.steps, spec.profiled_steps)
     train_loop(Job(assembled, NoWriter(), callbacks=[meter]))
     world.barrier()

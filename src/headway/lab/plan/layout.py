@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from headway.config import MeshShape, StrategySpec, effective_strategy, find_strategy, resolve_lanes, resolve_mesh
 from headway.config.strategies import FOR_COPIES
 
 if TYPE_CHECKING:
     from headway.config import Config
+    from headway.core.types import Checkpointing
 
 #: Modes of activation checkpointing, in decreasing order of memory.
 CHECKPOINTING = ("none", "selective", "full")
@@ -27,7 +28,7 @@ class Layout:
     """Micro-batches of one worker in one step, over all of its lanes."""
     lanes: int
     """Lanes of one worker."""
-    checkpointing: Literal["none", "selective", "full"]
+    checkpointing: Checkpointing
     elastic: bool
     reshard_after_forward: bool
     prefetch: int | None = None

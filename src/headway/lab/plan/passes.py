@@ -62,6 +62,8 @@ class Passes:
     def kept_of(self, layer: LayerSizes) -> int:
         """Return the bytes that a layer keeps until its backward pass."""
         kept = {"none": self.whole(layer), "selective": layer.selected, "full": self.sizes.layer_input}
+        # With `offload` the input of a layer is in host memory.
+        kept["offload"] = self.sizes.layer_input if self.on_cpu else 0
         return kept[self.layout.checkpointing]
 
     def whole(self, layer: LayerSizes) -> int:

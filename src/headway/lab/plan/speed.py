@@ -205,7 +205,7 @@ def _attention_flops_per_token(model: ModelConfig, length: int, layout: Layout, 
     # Average over the row: its first positions see less than a window.
     attended = sum(length if every_pair and w < length else w - w**2 / (2 * length) for w in windows)
     forward = 4 * shape.heads * shape.head_dim * attended
-    again = 1 if layout.checkpointing == "full" else 0
+    again = 1 if layout.checkpointing in ("full", "offload") else 0
     scans = len(shape.mamba_layers) * scan_flops(model, length) / 3
     return forward * (1 + again + ATTENTION_BACKWARD) + scans * (3 + again)
 
@@ -216,13 +216,13 @@ def _product_flops_per_token(model: ModelConfig, layout: Layout, precision: str)
     layers = 6 * (counts.active - counts.embedding)
     # The forward pass is a third of the FLOPs.
     selective = sum(2 * product.parameters * product.again for product in _products(model, precision))
-    again = {"none": 0.0, "selective": selective, "full": layers / 3}
+    again = {"none": 0.0, "selective": selective, "full": layers / 3, "offload": layers / 3}
     return layers + again[layout.checkpointing] + 6 * shape.vocab_size * shape.dim
 
 
 def _rounded_flops_per_token(model: ModelConfig, layout: Layout) -> float:
     """Count the FLOPs per token that are computed in 8 bits."""
-    again = {"none": 0.0, "full": 1.0}
+    again = {"none": 0.0, "full": 1.0, "offload": 1.0}
     return sum(
         product.parameters * (6 + 2 * again.get(layout.checkpointing, product.again))
         for product in _products(model, "fp8")
@@ -242,7 +242,7 @@ def _moved_bytes(config: Config, model: ModelConfig, layout: Layout, stage: Stag
     """Estimate the memory traffic of one accelerator in the passes of one step, without that of products."""
     length = config.train.sequence_length // layout.mesh.cp
     sizes = Activations.of_layout(config, model, layout, "cuda")
-    passes = PASSES_COMPILED if config.train.compile is True else PASSES_EAGER
+    passes = PASSES_COMPILED if config.train.compiles else PASSES_EAGER
     if layout.checkpointing != "none":
         passes += passes // 3
     logits = layout.micro_batch * length * Shape.of(model).vocab_size / layout.mesh.tp / layout.mesh.pp
@@ -260,7 +260,7 @@ def _rounded_bytes(config: Config, model: ModelConfig, layout: Layout) -> float:
     tokens = layout.micro_batch * config.train.sequence_length // layout.mesh.cp
     rounded = [product for product in _products(model, "fp8") if product.rounds]
     elements = sum(tokens * product.inner + product.parameters for product in rounded) / layout.mesh.pp
-    each = BYTES_PER_ROUNDED_COMPILED if config.train.compile is True else BYTES_PER_ROUNDED_EAGER
+    each = BYTES_PER_ROUNDED_COMPILED if config.train.compiles else BYTES_PER_ROUNDED_EAGER
     return ROUNDINGS * each * elements
 
 

@@ -55,8 +55,8 @@ def _passes(config: Config, worker: WorkerRecord, workers: Sequence[WorkerRecord
     if train.precision in ("fp32", "tf32") and (worker.device == "cuda" or _cpu_has_bf16(worker)):
         yield "train.precision=bf16"
     if train.activation_checkpointing != "none":
-        weaker = "selective" if train.activation_checkpointing == "full" else "none"
-        yield f"train.activation_checkpointing={weaker}"
+        weaker = {"offload": "full", "full": "selective"}
+        yield f"train.activation_checkpointing={weaker.get(train.activation_checkpointing, 'none')}"
     rows = train.global_batch_rows // len(workers)
     if isinstance(train.micro_batch, int) and train.micro_batch < rows and worker.device == "cuda":
         yield "train.micro_batch=auto"

@@ -10,6 +10,7 @@ import torch
 from headway.models.hub.folder import base_folder
 from headway.models.hub.transformers_model import (
     TransformersModel,
+    attention_options,
     explained,
     load_transformers,
     read_config,
@@ -61,6 +62,6 @@ def _made(dumped: str) -> TransformersModel:
     folder = base_folder(config.from_pretrained, with_code=config.trust_remote_code)
     with explained(folder), torch.device("meta"):
         network = load_transformers().AutoModelForCausalLM.from_config(
-            found, trust_remote_code=config.trust_remote_code, dtype=torch.float32
+            found, trust_remote_code=config.trust_remote_code, dtype=torch.float32, **attention_options(config)
         )
         return with_adapter(config, network, seed=0)

@@ -19,6 +19,7 @@ from headway.models.hub.frozen import freeze_as_configured
 from headway.models.hub.quantized import quantize
 from headway.models.hub.transformers_model import (
     TransformersModel,
+    attention_options,
     build_transformers_model,
     explained,
     load_transformers,
@@ -115,7 +116,7 @@ def network_on_meta(config: ModelConfig, found: Any) -> Any:
     folder = base_folder(config.from_pretrained, with_code=config.trust_remote_code)
     with explained(folder), _parameters_on_meta():
         return load_transformers().AutoModelForCausalLM.from_config(
-            found, trust_remote_code=config.trust_remote_code, dtype=torch.float32
+            found, trust_remote_code=config.trust_remote_code, dtype=torch.float32, **attention_options(config)
         )
 
 

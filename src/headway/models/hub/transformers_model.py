@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from headway.core.errors import CheckpointError, ConfigError, HeadwayError
 from headway.core.files.foreign import LISTING_BYTES, read_json_object
 from headway.core.requirements import install_command
-from headway.core.types import IGNORE_TARGET, Fusion
+from headway.core.types import IGNORE_TARGET, Checkpointing, Fusion
 from headway.models.finite import check_finite
 from headway.models.hub.folder import base_folder, is_adapter, open_folder
 from headway.models.hub.fusions import find_fusions
@@ -26,7 +26,7 @@ from headway.models.hub.router_loss import balance_loss
 from headway.models.huggingface.folder import check_is_there
 from headway.models.huggingface.largest import check_sizes
 from headway.models.loss import linear_cross_entropy
-from headway.models.recompute import selective_contexts
+from headway.models.recompute import in_host_memory, selective_contexts
 
 if TYPE_CHECKING:
     from headway.config import ModelConfig
@@ -149,7 +149,7 @@ class TransformersModel(nn.Module):
         buffers = {name for name, _ in self.named_buffers(remove_duplicate=False)} & state
         return frozen | {name for name in buffers if ".lora_" not in name}
 
-    def set_activation_checkpointing(self, mode: Literal["none", "selective", "full"]) -> None:
+    def set_activation_checkpointing(self, mode: Checkpointing) -> None:
         """Set how much each layer keeps for the backward pass, as `Decoder.set_activation_checkpointing` does.
 
         Raises:
@@ -167,7 +167,7 @@ class TransformersModel(nn.Module):
         # nothing.
         options: dict[str, Any] = {"context_fn": selective_contexts} if mode == "selective" else {}
         for layer in self.layers():
-            layer.forward = _recomputed(layer.forward, options)
+            layer.forward = _recomputed(layer.forward, options, offloads=mode == "offload")
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile every layer separately, as `Decoder.compile` does; the arguments are those of `torch.compile`."""
@@ -360,13 +360,14 @@ def _outermost_lists(module: nn.Module) -> list[list[nn.Module]]:
     return lists
 
 
-def _recomputed(forward: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+def _recomputed(forward: Callable[..., Any], options: dict[str, Any], *, offloads: bool) -> Callable[..., Any]:
     """Wrap a layer's `forward` so that the backward pass computes it again instead of keeping what it computed."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
+        with in_host_memory(*args) if offloads else nullcontext():
+            return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
 
     return run
 
@@ -399,6 +400,13 @@ def read_config(config: ModelConfig) -> Any:
             fix="give the model that was quantized; adapters keep it in model.adapter.frozen_precision",
         )
     return found
+
+
+def attention_options(config: ModelConfig) -> dict[str, str]:
+    """Return the argument by which transformers builds a model with the attention of a config."""
+    if config.attention == "auto":
+        return {}
+    return {"attn_implementation": "flex_attention" if config.attention == "flex" else config.attention}
 
 
 def complete_from_transformers(config: ModelConfig, found: Any) -> ModelConfig:
@@ -435,6 +443,7 @@ def build_transformers_model(config: ModelConfig, *, seed: int) -> TransformersM
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,
+            **attention_options(config),
         )
     _check_report(report, folder)
     check_finite(network.named_parameters(), folder)

@@ -6,7 +6,9 @@ Tensor-name suffixes are those of `headway.models.decoder`.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
@@ -14,13 +16,13 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from headway.config.sections.architecture import ATTENTION, FEED_FORWARD, MAMBA
-from headway.core.types import Fusion
+from headway.core.types import Checkpointing, Fusion
 from headway.models.layers.attention import Positions, attend
 from headway.models.layers.cache import KVCache
 from headway.models.layers.mamba import Mamba
 from headway.models.layers.moe import MixtureOfExperts
 from headway.models.layers.rope import rotate
-from headway.models.recompute import selective_contexts
+from headway.models.recompute import in_host_memory, selective_contexts
 from headway.models.shape import Shape
 
 if TYPE_CHECKING:
@@ -225,7 +227,7 @@ class Layer(nn.Module):
             self.feed_forward = dense or MixtureOfExperts(config, shape)
             if config.post_norms:
                 self.feed_forward_post_norm = make_norm(config, shape.dim)
-        self.activation_checkpointing: Literal["none", "selective", "full"] = "none"
+        self.activation_checkpointing: Checkpointing = "none"
 
     def forward(self, x_BTD: torch.Tensor, positions: Positions, cache: KVCache | None) -> torch.Tensor:
         if self.activation_checkpointing == "none" or cache is not None or not torch.is_grad_enabled():
@@ -233,8 +235,11 @@ class Layer(nn.Module):
         # torch.compile does not accept a `context_fn` that does nothing.
         selective = self.activation_checkpointing == "selective"
         options: dict[str, Any] = {"context_fn": selective_contexts} if selective else {}
-        y_BTD: torch.Tensor = checkpoint(self._compute, x_BTD, positions, cache, use_reentrant=False, **options)
-        return y_BTD
+        recomputed: Callable[..., torch.Tensor] = partial(checkpoint, self._compute, use_reentrant=False, **options)
+        if self.activation_checkpointing == "offload":
+            with in_host_memory(x_BTD):
+                return recomputed(x_BTD, positions, cache)
+        return recomputed(x_BTD, positions, cache)
 
     def _compute(self, x_BTD: torch.Tensor, positions: Positions, cache: KVCache | None) -> torch.Tensor:
         if self.mamba is not None:

@@ -21,7 +21,7 @@ def decide_compile(assembled: Assembled, start: CheckpointInfo | None) -> bool:
     world = assembled.world
     model = assembled.task.model
     if config.train.compile != "auto":
-        return config.train.compile
+        return config.train.compiles
     before = start.context.get("compiled") if start else None
     if isinstance(before, bool):
         return before

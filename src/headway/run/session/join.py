@@ -9,7 +9,7 @@ from headway.config import Config, MeshShape, find_strategy
 from headway.core.machine.allocator import keep_freed_memory
 from headway.parallel.world import World, open_world
 from headway.run.session.network import apply_nccl_profile, assert_same_profile
-from headway.training.setup.available import check_available
+from headway.training.setup.available import check_attention, check_available
 from headway.training.setup.determinism import apply_determinism
 
 
@@ -21,10 +21,14 @@ def join_workers(config: Config, mesh: MeshShape) -> Iterator[World]:
         ConfigError: this machine lacks what the config needs, or another worker's network is set up differently.
     """
     apply_determinism(config.determinism)
-    profile = apply_nccl_profile(config.parallel.nccl_profile, config.train.device, config.determinism)
+    parallel = config.parallel
+    profile = apply_nccl_profile(
+        parallel.nccl_profile, config.train.device, config.determinism, topology=parallel.nccl_topology
+    )
     with open_world(config.train.device, config.parallel.timeout_seconds, mesh) as world:
         keep_freed_memory(of_all_sizes=world.device.type == "cpu")
         assert_same_profile(world, profile)
         check_available(config.train, config.optimizer, find_strategy(config.parallel.strategy), world.device)
+        check_attention(config.model.attention, config.train.precision, world.device)
         world.connect_groups()
         yield world

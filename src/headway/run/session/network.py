@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import MutableMapping
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -14,7 +15,7 @@ from headway.core.errors import ConfigError
 from headway.core.machine.system import Machine
 from headway.parallel.interconnect import read_interconnect
 from headway.parallel.loopback import keep_to_loopback
-from headway.parallel.nccl import PROFILES, Profile, choose_profile
+from headway.parallel.nccl import PROFILES, Profile, choose_profile, with_topology
 from headway.parallel.world import World, pick_device
 
 
@@ -24,6 +25,8 @@ def apply_nccl_profile(
     determinism: str,
     machine: Machine | None = None,
     environment: MutableMapping[str, str] | None = None,
+    *,
+    topology: str | None = None,
 ) -> Profile:
     """Set NCCL's variables where NCCL will be used: by several workers on GPUs.
 
@@ -35,9 +38,10 @@ def apply_nccl_profile(
         determinism: The level that the run promises.
         machine: Examined instead of this one.
         environment: Changed instead of this process's.
+        topology: `parallel.nccl_topology`.
 
     Raises:
-        ConfigError: the requested profile does not fit the machine.
+        ConfigError: the requested profile does not fit the machine, or it has no such file.
     """
     environment = os.environ if environment is None else environment
     size = world_size_from_environment() or 1
@@ -50,6 +54,7 @@ def apply_nccl_profile(
     if not found.gpus:  # CUDA works without nvidia-smi, too
         found = replace(found, gpus=torch.cuda.device_count())
     profile = choose_profile(wanted, found, determinism)
+    profile = with_topology(profile, topology, topology is not None and Path(topology).is_file())
     added = profile.environment(environment)
     environment.update(added)
     shown = " ".join(f"{name}={value}" for name, value in added.items())

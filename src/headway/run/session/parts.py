@@ -24,7 +24,7 @@ from headway.run.session.attempt import RunOptions
 from headway.run.session.checks import check_keys_present
 from headway.training.evaluation.benchmarks import check_installed
 from headway.training.job import load_callbacks
-from headway.training.setup.available import check_available
+from headway.training.setup.available import FLASH, check_attention, check_available
 from headway.training.setup.model_proofs import prove_class
 from headway.training.setup.torchao_import import missing_package
 
@@ -125,6 +125,13 @@ def check_installed_for(config: Config) -> None:
     package = find_optimizer(optimizer.name).needs
     if package is not None and find_spec(package.module) is None:
         raise missing_package(package, f"optimizer '{optimizer.name}'", "optimizer.name", DEFAULT_OPTIMIZER)
+    attention = config.model.attention
+    if attention in FLASH and find_spec(FLASH[attention][0]) is None:
+        raise ConfigError(
+            f"attention '{attention}' needs the package {FLASH[attention][1]}, which is not installed",
+            where="model.attention",
+            fix=f"install {FLASH[attention][1]} for this GPU and PyTorch, or model.attention=sdpa",
+        )
     if config.train.precision == "fp8" and find_spec(TORCHAO.module) is None:
         raise missing_package(TORCHAO, "precision 'fp8'", "train.precision", "bf16")
     if config.evaluation.benchmarks is not None:
@@ -138,7 +145,9 @@ def check_installed_for(config: Config) -> None:
 def _check_available(config: Config) -> None:
     """Check what this machine lacks (`check_available`)."""
     strategy = find_strategy(config.parallel.strategy)
-    check_available(config.train, config.optimizer, strategy, pick_device(config.train.device))
+    device = pick_device(config.train.device)
+    check_available(config.train, config.optimizer, strategy, device)
+    check_attention(config.model.attention, config.train.precision, device)
 
 
 def asks_the_hub(config: Config) -> bool:

@@ -112,7 +112,7 @@ def _train(
     if compiled:
         if joined.own_process:
             pause_collection()
-        compile_model(joined.config.parallel, joined.task.model)
+        compile_model(joined.config.parallel, joined.task.model, joined.config.train.compile_mode)
         resume_collection()
     try_memory(assembled)
 

@@ -159,7 +159,9 @@ def _from_run(path: Path, step: int | None, device: torch.device) -> TrainedMode
     _check_is_decoder(path, info)
     tokenizer_folder = _tokenizer_folder(path, config.data, info)
     tokenizer = Tokenizer.load(tokenizer_folder)
-    model = build_any_model(config.model, vocab_size=tokenizer.vocab_size, seed=config.seed, initialize=False)
+    # Reading a model needs no package or GPU of its training.
+    shape = config.model.model_copy(update={"attention": "auto"})
+    model = build_any_model(shape, vocab_size=tokenizer.vocab_size, seed=config.seed, initialize=False)
     tensors = model_tensors(model)
     saved = store.load(info)
     for name, tensor in tensors.items():

@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     from headway.config import OptimizerConfig, StrategySpec, TrainConfig
 
 
+#: Attention of transformers that needs a package: its module and its name. Not what transformers would fetch from the
+#: Hub instead, which is code of others.
+FLASH = {
+    "flash_attention_2": ("flash_attn", "flash-attn"),
+    "flash_attention_3": ("flash_attn_interface", "flash-attn-3"),
+}
+
+
 def slow_precision(train: TrainConfig, device: torch.device) -> str | None:
     """Describe a precision that this machine computes slowly; None if it does not."""
     if train.precision != "bf16" or device.type != "cpu":
@@ -68,8 +76,27 @@ def check_available(
     check_present(train.precision, device, capability)
     if optimizer.offload and not strategy.offloads_itself:
         check_offload(device)
-    if train.compile is True and device.type == "cuda":
+    if train.compiles and device.type == "cuda":
         _check_compiler()
+
+
+def check_attention(attention: str, precision: str, device: torch.device) -> None:
+    """Check that a device computes an attention (`model.attention`), forward and backward.
+
+    Raises:
+        ConfigError: it does not, or not in this precision.
+    """
+    lacks = None
+    if attention in FLASH and device.type != "cuda":
+        lacks = f"needs a GPU, and the device is {device.type}"
+    elif attention in FLASH and precision not in ("bf16", "fp16"):
+        lacks = f"computes in bf16 or fp16, and train.precision is {precision}"
+    elif attention == "flex" and device.type == "cpu":
+        lacks = "has no backward pass on a CPU"
+    if lacks is not None:
+        raise ConfigError(
+            f"attention '{attention}' {lacks}", where="model.attention, train.device", fix="model.attention=sdpa"
+        )
 
 
 def _check_compiler() -> None:

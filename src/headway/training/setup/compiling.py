@@ -59,11 +59,16 @@ class Gain:
         return (self.eager_seconds - self.compiled_seconds) * layers > self.compile_seconds
 
 
-def compile_model(parallel: ParallelConfig, model: nn.Module) -> None:
+def compile_model(parallel: ParallelConfig, model: nn.Module, mode: str | None = None) -> None:
     """Have a model compute with code that is compiled when it is first used.
 
     Shapes are static: the code for one shape must not depend on which shapes came before, or a resumed run would not
     have the bits of an uninterrupted one. More shapes than any run needs are an error, not a fallback to eager code.
+
+    Args:
+        parallel: How the model is distributed.
+        model: The model.
+        mode: Of torch.compile; its default when not given.
     """
     from torch._dynamo import config as dynamo
 
@@ -78,9 +83,9 @@ def compile_model(parallel: ParallelConfig, model: nn.Module) -> None:
     if parallel.tensor > 1:
         # Between layers the residual stream is cut by position; PyTorch (2.13) cannot return such tensors to eager
         # code.
-        nn.Module.compile(model, dynamic=False)
+        nn.Module.compile(model, dynamic=False, mode=mode)
     else:
-        model.compile(dynamic=False)
+        model.compile(dynamic=False, mode=mode)
 
 
 def _recompute_in_backward(device: torch.device) -> None:

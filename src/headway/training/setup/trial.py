@@ -150,8 +150,10 @@ def _savings(train: TrainConfig, parallel: ParallelConfig, optimizer: OptimizerC
     yield "a smaller train.micro_batch (or auto), which does not change the global batch"
     if train.activation_checkpointing == "none":
         yield "train.activation_checkpointing=selective"
-    if train.activation_checkpointing != "full":
+    if train.activation_checkpointing not in ("full", "offload"):
         yield "train.activation_checkpointing=full"
+    if train.activation_checkpointing != "offload" and not train.compile:
+        yield "train.activation_checkpointing=offload"
     if train.precision in ("fp32", "tf32"):
         yield "train.precision=bf16"
     if not strategy.shards_gradients and parallel.all_workers > 1:

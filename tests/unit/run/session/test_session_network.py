@@ -59,6 +59,17 @@ def test_cpu_workers_and_lone_ones_get_nothing(workers: pytest.MonkeyPatch, tmp_
     assert environment == {}
 
 
+def test_the_file_with_the_topology_is_named_to_nccl_and_a_missing_one_is_refused(
+    workers: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file, environment = tmp_path / "topology.xml", dict[str, str]()
+    with pytest.raises(ConfigError, match="has no file"):
+        apply_nccl_profile("auto", "cuda", "off", CLOUD.machine(tmp_path), environment, topology=str(file))
+    file.write_text("<system/>")
+    apply_nccl_profile("auto", "cuda", "off", CLOUD.machine(tmp_path), environment, topology=str(file))
+    assert environment["NCCL_TOPO_FILE"] == str(file)
+
+
 def test_a_profile_that_does_not_fit_ends_the_run(workers: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no InfiniBand device"):
         apply_nccl_profile("infiniband", "cuda", "run", CLOUD.machine(tmp_path), {})
