@@ -67,6 +67,17 @@ def _step_processes(name: str) -> list[int]:
     return found
 
 
+#: What the page shows of a launch on several machines.
+_SHOWN = (Path(__file__).parents[2] / "docs/launch.md").read_text().partition("--machines 4` makes")[2].split("```")[1]
+
+
+def _shapes(text: str) -> set[str]:
+    """The lines of a log without numbers, names, precision, and what comes at the end of some."""
+    lines = (re.sub(r" · (eta|saved) .*", "", line.strip()) for line in text.splitlines())
+    named = (re.sub(r"^\w+: |\((.+?)\) has joined|\b(fp32|bf16)\b", "", line) for line in lines)
+    return {re.sub(r"[\d.,]+[kM]?", "N", line) for line in named if line}
+
+
 def _children(process: int) -> list[int]:
     """All processes below a process."""
     found = []
@@ -141,6 +152,9 @@ def test_a_node_of_several_machines_is_killed_and_the_state_is_that_of_one_machi
         headway("launch", "cancel", run, "-y")
     said = log.read_text()
     assert ended.read_text().strip() == "0" and "Task is starting (retry)" in said, said
+    assert _shapes(_SHOWN) <= _shapes("\n".join(line.partition("] ")[2] for line in said.splitlines())), (
+        "as docs/launch.md has it"
+    )
     alone = headway("train", config, "name=alone")
     assert alone.returncode == 0, alone.stderr
     assert state_hash(run) == state_hash(tmp_path / "runs" / "alone")

@@ -24,7 +24,7 @@ from headway.lab.doctor.processor import examine_processor
 from headway.lab.doctor.software import Software, examine_cuda, examine_versions, read_software
 from headway.lab.doctor.storage import examine_storage
 from headway.parallel.interconnect import Interconnect, read_interconnect
-from headway.parallel.nccl import Profile, choose_profile
+from headway.parallel.nccl import Profile, choose_profile, with_topology
 from headway.telemetry.arithmetic import cpu_bf16_speed
 from headway.telemetry.gpus import Driver, read_driver
 
@@ -77,7 +77,9 @@ class Examination:
         Raises:
             ConfigError: the wanted profile does not fit.
         """
-        return choose_profile(self.wanted_profile, self.interconnect, self.determinism)
+        profile = choose_profile(self.wanted_profile, self.interconnect, self.determinism)
+        file = None if self.config is None else self.config.parallel.nccl_topology
+        return with_topology(profile, file, file is not None and self.machine.exists(file))
 
     def examine(self) -> list[Examined]:
         """Examine all subjects; an exception in one becomes a finding, and the others continue."""

@@ -103,7 +103,7 @@ def test_blocks_of_all_sizes_are_kept_where_the_cpu_trains(
     kept: list[bool] = []
     joined = SimpleNamespace(device=torch.device(device), connect_groups=lambda: None)
     for name in ("apply_determinism", "apply_nccl_profile", "assert_same_profile", "check_available"):
-        workers.setattr(join, name, lambda *_: None)
+        workers.setattr(join, name, lambda *_, **__: None)
     workers.setattr(join, "keep_freed_memory", lambda *, of_all_sizes: kept.append(of_all_sizes))
     workers.setattr(join, "open_world", lambda *_: nullcontext(joined))
     with join.join_workers(Config(), MeshShape()):
