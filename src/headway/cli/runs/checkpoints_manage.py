@@ -161,7 +161,7 @@ def lifecycle(
     url: Annotated[
         str, typer.Argument(metavar="URL", help="s3://, gs:// or az://: checkpoint.remote.url.", show_default=False)
     ],
-    config: Annotated[
+    kept_by: Annotated[
         Path | None,
         typer.Option(
             "--config", metavar="FILE", help="Config of the run, for what it keeps there.", show_default=False
@@ -182,11 +182,11 @@ def lifecycle(
     from headway.checkpoint.retention import Rules
     from headway.core.console import exact_results, notice, print_text
 
-    loaded = None if config is None else load(config, [], trains=False)
+    loaded = None if kept_by is None else load(kept_by, [], trains=False)
     remote = None if loaded is None else loaded.checkpoint.remote
     if loaded is not None and (remote is None or not url.startswith(remote.url)):
         raise ConfigError(
-            f"{config} keeps nothing at {url}", where="checkpoint.remote.url", fix="give the URL that is there"
+            f"{kept_by} keeps nothing at {url}", where="checkpoint.remote.url", fix="give the URL that is there"
         )
     rule = bucket_rule(url, Rules() if remote is None else Rules.of(remote))
     with exact_results():
