@@ -111,7 +111,7 @@ def _exporter(cluster: Cluster) -> Iterator[dict[str, Any]]:
 def _pod(cluster: Cluster) -> dict[str, Any]:
     command = ["headway", "top", "/runs", "--serve", f"0.0.0.0:{_PORT}"]
     token = {"valueFrom": {"secretKeyRef": {"name": _TOKEN, "key": "token"}}}
-    volumes = {
+    volumes: dict[str, tuple[str, dict[str, Any]]] = {
         "runs": ("/runs", {"persistentVolumeClaim": {"claimName": cluster.claim, "readOnly": True}}),
         "tls": ("/etc/headway", {"secret": {"secretName": _EXPORTER, "defaultMode": 0o440}}),
         "tmp": ("/tmp", {"emptyDir": {"sizeLimit": "1Gi"}}),

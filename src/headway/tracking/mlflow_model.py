@@ -34,13 +34,12 @@ def send(client: Any, run: Any, model: RunModel, upload: ModelUpload) -> None:
     """
     if model.folder is None:
         client.log_text(run.info.run_id, model.card, f"{_CARD_FOLDER}/README.md")
-        made, source = None, f"{run.info.artifact_uri}/{_CARD_FOLDER}"
+        made = None
     else:
         logged = [one.model_id for one in run.outputs.model_outputs if one.step == model.step] if run.outputs else []
         made = logged[0] if logged else log_model(client, run, model.folder, model.step)
-        source = f"models:/{made}"
     if upload.register is not None:
-        _register(client, run.info.run_id, upload, source, model, made)
+        _register(client, run, model, made, upload)
 
 
 def log_model(client: Any, run: Any, folder: Path, step: int | None = None) -> str:
@@ -91,16 +90,25 @@ def log_model(client: Any, run: Any, folder: Path, step: int | None = None) -> s
     return str(made.model_id)
 
 
-def _register(client: Any, run: str, upload: ModelUpload, source: str, model: RunModel, made: str | None) -> None:
-    """Make a version of the registered model, unless this step of the run has one, and have the alias point to it."""
+def _register(client: Any, run: Any, model: RunModel, made: str | None, upload: ModelUpload) -> None:
+    """Make a version of the registered model, unless this step of the run has one, and have the alias point to it.
+
+    Args:
+        client: MLflow's.
+        run: The server's run.
+        model: The run's model.
+        made: Id of the logged model; None if the version holds the card.
+        upload: Name and alias.
+    """
     from mlflow.exceptions import MlflowException
 
-    name, step = str(upload.register), str(model.step)
+    name, step, run_id = str(upload.register), str(model.step), run.info.run_id
+    source = f"{run.info.artifact_uri}/{_CARD_FOLDER}" if made is None else f"models:/{made}"
     with suppress(MlflowException):  # it exists; where it is something else, the next request says so
         client.create_registered_model(name)
-    found = client.search_model_versions(f"name = '{name}' and run_id = '{run}'")
+    found = client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
     known = [one for one in found if one.tags.get("headway.step") == step and one.source == source]
     this = known[0] if known else client.create_model_version(
-        name, source, run, {"headway.step": step}, description=model.card[:_DESCRIPTION], model_id=made
+        name, source, run_id, {"headway.step": step}, description=model.card[:_DESCRIPTION], model_id=made
     )  # fmt: skip
     client.set_registered_model_alias(name, upload.alias, this.version)

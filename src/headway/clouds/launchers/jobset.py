@@ -9,6 +9,10 @@ from headway.clouds.launchers.kubernetes import Envelope, KubernetesLauncher, jo
 from headway.clouds.launchers.launcher import State
 from headway.clouds.launchers.pods import CONTAINER, metadata
 
+#: How an administrator installs the controller.
+INSTALL = (
+    "kubectl apply --server-side -f https://github.com/kubernetes-sigs/jobset/releases/latest/download/manifests.yaml"
+)
 _JOB = "train"
 #: What a condition that holds says about the job.
 _STATES: dict[str, State] = {
@@ -65,6 +69,6 @@ JOBSET = Envelope(
     documents=_documents,
     read_state=jobset_state,
     suffix=f"-{_JOB}-0-{{last}}-xxxxx",
-    install="kubectl apply --server-side -f https://github.com/kubernetes-sigs/jobset/releases/latest/download/manifests.yaml",
+    install=INSTALL,
 )
 LAUNCHER = KubernetesLauncher(JOBSET)

@@ -26,7 +26,7 @@ from headway.checkpoint.save.fence import OWNER_FILE
 from headway.clouds.launchers.api_server import name_problems, read_amount
 from headway.clouds.launchers.flow import FLOW, NO_RETRY
 from headway.clouds.launchers.job import Job
-from headway.clouds.launchers.jobset import JOBSET
+from headway.clouds.launchers.jobset import INSTALL, JOBSET
 from headway.clouds.launchers.launcher import Handle, JobState, State
 from headway.clouds.launchers.patches import merge
 from headway.clouds.launchers.pods import pod_problems, store_problems, tolerations, volume_of
@@ -142,7 +142,7 @@ class MetaflowLauncher:
                 " https://github.com/argoproj/argo-workflows/releases/latest/download/install.yaml",
             )
             if job.machines > 1:
-                check_kind(kubectl, JOBSET.kind, JOBSET.resource, "--machines", JOBSET.install)
+                check_kind(kubectl, JOBSET.kind, JOBSET.resource, "--machines", INSTALL)
 
     def submit(self, job: Job, folder: Path) -> Handle:
         """Start the flow in a process of its own, or deploy and trigger it.
