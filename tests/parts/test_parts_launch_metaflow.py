@@ -135,8 +135,7 @@ def test_a_node_of_several_machines_is_killed_and_the_state_is_that_of_one_machi
     metaflow: Path, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
     config, run = tiny(train={"steps": 60}, determinism="elastic"), tmp_path / "runs" / "flown"
-    own = ["name=flown", f"launch.metaflow={{python: {metaflow}, minutes_between_retries: 0, retries: 2}}"]
-    own += ["supervise.lost_seconds=5"]
+    own = ["name=flown", f"launch.metaflow={{python: {metaflow}, minutes_between_retries: 0, retries: 4}}"]
     launched = headway("launch", config, "--on", "metaflow", "--machines", 4, "-y", *own, faults="slow@step=1")
     assert launched.returncode == 0, launched.stderr
     log, ended = run / "launch" / "flow.log", run / "launch" / "flow.exit-code"
