@@ -126,13 +126,13 @@ def test_the_tasks_of_a_step_agree_on_a_lead_and_a_secret_that_other_steps_do_no
 
 def test_machines_of_a_gang_agree_on_a_port_and_a_secret_and_none_is_started_again_alone(config: Config) -> None:
     gang = {"HEADWAY_GANG": "17.0", "HEADWAY_LEAD": "10.0.0.7"}
-    first, second = (find_place(config, {**gang, "HEADWAY_NODE": number}) for number in "01")
-    again = find_place(config, {**gang, "HEADWAY_GANG": "17.1", "HEADWAY_NODE": "0"})
+    first, second = (find_role(config, {**gang, "HEADWAY_NODE": number}) for number in "01")
+    again = find_role(config, {**gang, "HEADWAY_GANG": "17.1", "HEADWAY_NODE": "0"})
     assert first is not None and second is not None and again is not None
     assert (first.host, first.port, first.secret) == (second.host, second.port, second.secret)
     assert first.port != again.port and first.secret != again.secret, "a try meets no machine of another one"
     assert first.port in range(20_000, 30_000) and not first.is_restarted and not second.is_restarted
-    chosen = find_place(config, {**gang, "HEADWAY_NODE": "1", "HEADWAY_LEAD": "head:7000", **SECRET})
+    chosen = find_role(config, {**gang, "HEADWAY_NODE": "1", "HEADWAY_LEAD": "head:7000", **SECRET})
     assert chosen is not None and (chosen.port, chosen.secret) == (7000, SECRET["HEADWAY_SECRET"].encode())
 
 
