@@ -98,10 +98,10 @@ def train(
         )
     if loss is not None:
         config = config.model_copy(update={"loss": name_of_function(loss, "headway.train, loss")})
-    config = resolve(config)
     from headway.run.session.attempt import RunOptions
 
     options = RunOptions(restart, accept_changes, start_epoch, leave_finished=True)
+    config = _in_steps(resolve(config), options, own_process)
     with live_table(config.run_directory):
         return _train_language_model(config, options, _as_list(callbacks), own_process=own_process)
 
@@ -170,6 +170,22 @@ def _train_language_model(
         with in_use(config.data.store):
             _train(config, options, callbacks, own_process)
         return _finished(config)
+
+
+def _in_steps(config: Config, options: RunOptions, own_process: bool) -> Config:
+    """Return the config with `train.epochs` as steps; where this process prepares the data, that comes first."""
+    if config.train.epochs is None:
+        return config
+    if world_size_from_environment() is None and config.parallel.machines == 1:
+        # The checks before preparation need a length; nothing that is prepared depends on it.
+        assumed = config.train.over(rows=10**6)
+        _prepare(config.model_copy(update={"train": assumed}), options, own_process)
+    from headway.run.session.attempt import with_variables
+    from headway.run.session.completed import in_steps
+    from headway.run.supervisor.local_workers import ONE_THREAD
+
+    with with_variables(ONE_THREAD):  # NumPy's threads would prevent copies of this process
+        return in_steps(config)
 
 
 def _check_importable(config: Config) -> None:
@@ -281,10 +297,11 @@ class Trainer:
         collate: Callable[[list[Any]], Any] | None = None,
         callbacks: Callback | Sequence[Callback] = (),
     ) -> None:
+        resolved = resolve(config)
         self.model = model
         self.dataset = dataset
         self.loss = loss
-        self.config = resolve(config)
+        self.config = resolved.model_copy(update={"train": resolved.train.over(len(dataset))})
         self.validation = validation
         self.collate = collate
         self.callbacks = _as_list(callbacks)

@@ -112,7 +112,8 @@ def _meant_keys(name: str) -> list[str]:
     """Return the keys of the config that an option may stand for: its own name, or a name in Headway or elsewhere."""
     if "." in name:
         return [name]
-    from headway.config.loading.complaints import OURS, known_keys
+    from headway.config.loading.complaints import known_keys
+    from headway.config.loading.foreign_keys import OURS
 
     known = dict.fromkeys(known_keys())
     if name in known or name in OURS:

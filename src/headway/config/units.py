@@ -79,6 +79,17 @@ def parse_count(value: Any, unit: str) -> int:
     return int(amount)
 
 
+def parse_length(value: Any, unit: str = "tokens") -> int:
+    """Parse a length of rows or contexts, where `k` is 1024: "2k" is 2048, and "128k" 131,072, as models are named.
+
+    Raises:
+        ValueError: as `parse_count`.
+    """
+    if isinstance(value, str):
+        value = re.sub(r"(?<=[0-9])(\s*[km])(?!i)", r"\1i", value.strip(), flags=re.IGNORECASE)
+    return parse_count(value, unit)
+
+
 def _either_case(text: str) -> str:
     """Make a pattern ignore case; patterns of JSON Schema have no flags."""
     return re.sub(r"(?<!\\)[a-z]", lambda letter: f"[{letter[0]}{letter[0].upper()}]", text)
@@ -110,8 +121,14 @@ def written(*units: str, number: bool = True, others: Sequence[str] = ()) -> dic
 
 #: JSON Schemas of whole numbers that may have a unit.
 TOKENS, BYTES = WithJsonSchema(written("tokens")), WithJsonSchema(written("bytes"))
+STEPS = WithJsonSchema(written("steps"))
+#: The marks of fields that take counts.
+COUNTS = (TOKENS, BYTES, STEPS)
 Tokens = Annotated[int, BeforeValidator(lambda v: parse_count(v, "tokens")), Field(ge=1), TOKENS]
 Bytes = Annotated[int, BeforeValidator(lambda v: parse_count(v, "bytes")), Field(ge=1), BYTES]
+Steps = Annotated[int, BeforeValidator(lambda v: parse_count(v, "steps")), Field(ge=1), STEPS]
+#: Tokens of a row or a context.
+Length = Annotated[int, BeforeValidator(parse_length), Field(ge=1), TOKENS]
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,16 @@
-"""`headway config show|check|schema|presets`."""
+"""`headway config new|show|check|explain|schema|presets`."""
 
 from __future__ import annotations
 
+import re
+import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headway.command_line import ConfigArgument, JsonOption, OverridesArgument, load, print_json, print_table
 from headway.core.console import print_lines, warning
+from headway.core.errors import ConfigError
 from headway.core.format import format_count
 
 if TYPE_CHECKING:
@@ -19,6 +22,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(no_args_is_help=True)
     group.command("show", help=SHOW)(show)
     group.command("check", help=CHECK)(check)
+    group.command("explain", help=EXPLAIN)(explain)
     group.command("schema", help=SCHEMA)(schema)
     group.command("presets", help=PRESETS)(presets)
     app.add_typer(group, name="config", help="Show, check and document configs.")
@@ -45,6 +49,17 @@ headway config check configs/quickstart.yaml train.tokens=2B
 headway config check gpu parallel.workers=8 --json
 """
 
+EXPLAIN = """Explain a key of the config: its meaning, type, default and an example.
+
+A section is explained by its keys. Names of other trainers are known too.
+
+[bold]Examples[/bold]
+
+headway config explain train.global_batch
+headway config explain schedule
+headway config explain per_device_train_batch_size
+"""
+
 SCHEMA = """Print the JSON Schema, for editors, or the reference in Markdown.
 
 [bold]Examples[/bold]
@@ -67,7 +82,7 @@ def show(config: ConfigArgument, overrides: OverridesArgument = None, as_json: J
     """Run `headway config show`."""
     from headway.config import dump_config
 
-    loaded = load(config, overrides)
+    loaded = load(config, overrides, in_steps=False)
     if as_json:
         print_json(loaded.model_dump(mode="json"))
     else:
@@ -77,9 +92,17 @@ def show(config: ConfigArgument, overrides: OverridesArgument = None, as_json: J
 def check(config: ConfigArgument, overrides: OverridesArgument = None, as_json: JsonOption = False) -> None:
     """Run `headway config check`."""
     from headway.config import ineffective_settings, resolve_grid
+    from headway.data.store_manifest import MANIFEST
+    from headway.run.session.completed import in_steps
     from headway.start.checks import check_config
 
-    loaded = load(config, overrides)
+    loaded = load(config, overrides, in_steps=False)
+    epochs = loaded.train.epochs
+    is_counted = epochs is None or loaded.data.remote is not None or (loaded.data.store / MANIFEST).is_file()
+    if is_counted:
+        loaded = in_steps(loaded)
+    else:  # the checks need a length
+        loaded = loaded.model_copy(update={"train": loaded.train.over(rows=10**6)})
     check_config(loaded)
     train, model, workers = loaded.train, loaded.model, loaded.parallel.workers
     grid, parameters = resolve_grid(loaded, workers), _parameters(loaded)
@@ -98,6 +121,10 @@ def check(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
         "micro_batch": grid.micro_batch,
         "determinism": loaded.determinism,
     }
+    length = f"{format_count(facts['tokens'])} tokens: {train.batches.sum_in_words(train.steps)}"
+    if not is_counted:
+        facts |= {"steps": None, "tokens": None, "epochs": epochs}
+        length = f"{epochs:g} epochs, whose steps are counted when the data are prepared"
     if as_json:
         print_json(facts)
         return
@@ -111,7 +138,7 @@ def check(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
         f"  run       {facts['run']}\n"
         f"  data      {facts['store']}\n"
         f"  model     {format_count(parameters)} parameters, {shape}\n"
-        f"  training  {format_count(facts['tokens'])} tokens: {train.batches.sum_in_words(train.steps)}"
+        f"  training  {length}"
         f" ({train.global_batch_rows} rows of {train.sequence_length})\n"
         f"{ramp}"
         f"  grid      workers {workers}, lanes {grid.lanes}, micro-batches per lane {grid.micro_batches},"
@@ -130,6 +157,43 @@ def _parameters(config: Config) -> int | None:
     if vocab_size is None or config.model.dim is None:
         return None
     return count_parameters(config.model, vocab_size).total
+
+
+def explain(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Dotted name, for example train.steps.")],
+) -> None:
+    """Run `headway config explain`."""
+    from headway.config.loading.complaints import suggestion
+    from headway.config.loading.foreign_keys import OURS, SENTENCES
+    from headway.config.loading.reference import explain as entries_of
+
+    name = key.strip().partition("=")[0]
+    entries = entries_of(name)
+    last = name.rpartition(".")[2]
+    if not entries and last in SENTENCES:
+        print_lines(f"{name}, elsewhere: {SENTENCES[last]}\n")
+        name = OURS.get(last, "")
+        entries = entries_of(name) if name else []
+        if not name:
+            return
+    if not entries:
+        raise ConfigError(f"unknown key '{name}'", where=name, fix=suggestion(name))
+    for entry in entries:
+        print_lines(f"{name}: {entry.meaning}")
+        if entry.below:
+            rows = [[f"{name}.{child}", _first_sentence_of(f"{name}.{child}")] for child in entry.below]
+            print_table(["KEY", "MEANING"], rows)
+            continue
+        print_lines(
+            f"  type     {entry.type}\n  default  {entry.default}\n  example  {name}={shlex.quote(entry.example)}"
+        )
+
+
+def _first_sentence_of(key: str) -> str:
+    from headway.config.loading.reference import explain as entries_of
+
+    found = entries_of(key)
+    return re.split(r"(?<!al)\. (?=[A-Z`])", found[0].meaning)[0].removesuffix(".") if found else ""
 
 
 def schema(

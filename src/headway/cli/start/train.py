@@ -104,7 +104,7 @@ def train(
     with nullcontext() if dry_run else leaving_code():
         numbers = {"workers": workers, "machines": machines or machines_from_environment()}
         chosen = [f"parallel.{key}={value}" for key, value in numbers.items() if value is not None]
-        loaded = load(config, [*(overrides or []), *chosen])
+        loaded = load(config, [*(overrides or []), *chosen], in_steps=dry_run)
         if dry_run:
             from headway.run.session.attempt import RunOptions
             from headway.start.preview import preview

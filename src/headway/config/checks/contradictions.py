@@ -104,11 +104,12 @@ def _unknown_specs(config: Config) -> Iterator[ConfigError]:
 
 
 def _training_length(config: Config) -> Iterator[ConfigError]:
-    if config.train.steps is None and config.train.tokens is None:
+    train = config.train
+    if train.steps is None and train.tokens is None and train.epochs is None:
         yield ConfigError(
-            "neither train.steps nor train.tokens says how long to train",
+            "none of train.steps, train.tokens and train.epochs says how long to train",
             where="train.steps",
-            fix="for example train.steps=1000, or train.tokens=10M",
+            fix="for example train.steps=1000, train.tokens=10M, or train.epochs=3",
         )
 
 

@@ -24,6 +24,7 @@ _INCIDENTAL = (
     "data.begin_of_text",
     "model.preset",
     "train.tokens",
+    "train.epochs",
     "train.device",
     "train.early_stopping",
     "train.skip_limit",

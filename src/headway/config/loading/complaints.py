@@ -13,33 +13,17 @@ from pydantic import BaseModel, ValidationError
 
 from headway.config.base import FUNCTION_PATTERN
 from headway.config.loading.document import Entry
+from headway.config.loading.foreign_keys import SENTENCES
 from headway.config.loading.reference import line_of, sections_of
 from headway.config.schema import NAME_PATTERN, Config
 from headway.config.sections.cost import OFFER_PATTERN
 from headway.config.sections.track import TRACKIO_PATTERN
 from headway.core.errors import ConfigError
 
-#: Names of these keys in other trainers.
-FOREIGN = {
-    "train.steps": ("max_steps", "num_steps", "iterations", "max_iters", "epochs", "num_epochs", "num_train_epochs"),
-    "train.sequence_length": ("seq_len", "seq_length", "max_seq_len", "block_size", "context_length"),
-    "train.global_batch": ("batch_size", "global_batch_size", "train_batch_size", "gradient_accumulation_steps"),
-    "train.micro_batch": ("micro_batch_size", "per_device_train_batch_size", "mbs"),
-    "train.precision": ("dtype", "bf16", "fp16", "mixed_precision"),
-    "train.activation_checkpointing": ("gradient_checkpointing",),
-    "train.early_stopping.patience": ("early_stopping_patience",),
-    "train.early_stopping.min_delta": ("early_stopping_threshold",),
-    "train.max_grad_norm": ("grad_clip", "gradient_clipping", "clip_grad", "max_norm"),
-    "model.dim": ("hidden_size", "d_model", "n_embd"),
-    "model.layers": ("num_layers", "n_layer", "n_layers", "num_hidden_layers"),
-    "model.heads": ("num_heads", "n_head", "n_heads", "num_attention_heads"),
-    "optimizer.learning_rate": ("lr", "max_lr"),
-    "schedule.warmup": ("warmup_steps", "warmup_ratio", "warmup_iters"),
-    "checkpoint.every": ("save_steps", "save_interval", "save_every", "interval"),
-    "evaluation.every": ("eval_steps", "eval_interval", "eval_every"),
-    "parallel.workers": ("gpus", "devices", "nproc_per_node", "num_gpus"),
-}
-OURS = {theirs: ours for ours, names in FOREIGN.items() for theirs in names}
+#: Likeness (`difflib`) from which a name is taken for a misspelt one: in its section, and in another. Names that mean
+#: other things, such as `output_dir` and `output_bias`, are up to 0.76 alike.
+_ALIKE = 0.77
+_ALIKE_ELSEWHERE = 0.85
 
 #: Descriptions of patterns.
 _PATTERNS = {
@@ -144,19 +128,24 @@ def suggestion(key: str, model: type[BaseModel] = Config) -> str | None:
     section = ".".join(part for part in path if not part.isdecimal())
     if model is Config and key == "base":  # the loader removes it from a file before keys are checked
         return "overrides come on top of a config: give the preset in its place, or write `base:` in a file"
-    if model is Config and last in OURS:
-        return f"did you mean {OURS[last]}?"
+    if model is Config and last in SENTENCES:
+        return SENTENCES[last]
     siblings = [other.rpartition(".")[2] for other in known if other.rpartition(".")[0] == section]
     # Steps of one source have the keys of those for all.
     places = (other for other in known if not other.startswith("data.sources.clean."))
     elsewhere = [other for other in places if other.rpartition(".")[2] == last]
     # `train.step` is a typing error in the right section, though a cleaning step has a key of that name.
-    near = difflib.get_close_matches(last, siblings, n=1, cutoff=0.85 if elsewhere else 0.6)
+    cutoff = _ALIKE_ELSEWHERE if elsewhere else _ALIKE
+    near = difflib.get_close_matches(last, siblings, n=1, cutoff=cutoff)
     if near:
         return f"did you mean {'.'.join(filter(None, (section, near[0])))}?"
     if elsewhere:
         return f"it lives at {' or '.join(elsewhere)}"
-    near = difflib.get_close_matches(last, [other.rpartition(".")[2] for other in known], n=1)
+    names = [other.rpartition(".")[2] for other in known]
+    near = difflib.get_close_matches(last, names, n=1, cutoff=_ALIKE_ELSEWHERE)
     if near:
         return f"did you mean {' or '.join(other for other in known if other.rpartition('.')[2] == near[0])}?"
+    near = difflib.get_close_matches(last, SENTENCES, n=1, cutoff=_ALIKE_ELSEWHERE)
+    if near and model is Config:
+        return SENTENCES[near[0]]
     return f"known keys here: {', '.join(siblings)}" if siblings else None

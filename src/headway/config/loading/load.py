@@ -35,8 +35,9 @@ _REPLACES = {
     "cost.usd_per_hour": ["cost.offer", "telemetry.usd_per_hour"],
     "cost.offer": ["cost.usd_per_hour", "telemetry.usd_per_hour"],
     "telemetry.usd_per_hour": ["cost.usd_per_hour", "cost.offer"],
-    "train.steps": ["train.tokens"],
-    "train.tokens": ["train.steps"],
+    "train.steps": ["train.tokens", "train.epochs"],
+    "train.tokens": ["train.steps", "train.epochs"],
+    "train.epochs": ["train.steps", "train.tokens"],
     "model.preset": ["model.from_pretrained", *(f"model.{key}" for key in _SHAPE_KEYS)],
     "model.from_pretrained": ["model.preset", "model.vocab_size", *(f"model.{key}" for key in _SHAPE_KEYS)],
 }

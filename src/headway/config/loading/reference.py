@@ -8,6 +8,7 @@ import re
 import sys
 import typing
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from types import UnionType
@@ -20,16 +21,20 @@ from pydantic.json_schema import GenerateJsonSchema
 from headway.config.base import FUNCTION_PATTERN, Section
 from headway.config.schema import Config
 from headway.config.specs import Choices
-from headway.config.units import BYTES, TOKENS, Interval
+from headway.config.units import COUNTS, Interval
 
 #: A link to another page, in brackets of its own; a terminal cannot follow it.
 _LINK = re.compile(r" ?\(\[[^\]]*\]\([^)]*\)\)|; \[[^\]]*\]\([^)]*\)")
+_REQUIRED = "required"
+#: A value for a key without a default, by what its type contains.
+_VALUES = {"interval": "10 min", "count": "64k", "list": "[...]", "number": "0.1", "integer": "8", "path": "folder"}
 _HEAD = """# Config reference
 
 Written by `headway config schema --markdown`; do not edit. Values can be overridden on the command line, for example
 `headway train config.yaml train.steps=50`. Counts take `k`, `M`, `B`, `T` (powers of 1000) and `Ki`, `Mi`, `Gi`, `Ti`
-(powers of 1024); intervals are `500 steps`, `1B tokens` or `10 min`. `base:` names a file or a built-in preset whose
-values this config starts from.
+(powers of 1024); in lengths of rows and contexts `k` is 1024 too, so `2k` is 2048. Intervals are `500 steps`,
+`1B tokens` or `10 min`. `base:` names a file or a built-in preset whose values this config starts from.
+`headway config explain KEY` shows one key.
 """
 
 
@@ -141,23 +146,63 @@ def line_of(key: str, model: type[BaseModel] = Config) -> str | None:
 
     List positions in the key count for nothing: `data.sources.0.weight` is the key of any source.
     """
+    entries = explain(key, model)
+    if len(entries) != 1 or entries[0].below:  # a section has a table of its own
+        return None
+    entry = entries[0]
+    given = entry.default if entry.default == _REQUIRED else f"default {entry.default}"
+    return f"{key} ({entry.type}; {given}): {entry.meaning}"
+
+
+@dataclass(frozen=True)
+class KeyEntry:
+    """What the reference says of a key, in plain text."""
+
+    type: str
+    default: str
+    meaning: str
+    example: str
+    """A value, as it is written in an override."""
+    below: tuple[str, ...] = ()
+    """The keys of a section."""
+
+
+def explain(key: str, model: type[BaseModel] = Config) -> list[KeyEntry]:
+    """Return what the reference says of a dotted key: one entry, several if kinds of a section differ, none if there is
+    no such key. List positions count for nothing, as in `line_of`."""
     *path, name = (part for part in key.split(".") if not part.isdecimal())
     owners = [model]
     for part in path:
         fields = (owner.model_fields[part] for owner in owners if part in owner.model_fields)
         owners = [section for info in fields for section in sections_of(info.annotation)]
-    lines = {_line(owner, name) for owner in owners if name in owner.model_fields}
-    line = lines.pop() if len(lines) == 1 else None
-    return None if line is None else f"{key} {line}"
+    return list(dict.fromkeys(_entry(owner, name) for owner in owners if name in owner.model_fields))
 
 
-def _line(owner: type[BaseModel], name: str) -> str | None:
+def _entry(owner: type[BaseModel], name: str) -> KeyEntry:
     info = owner.model_fields[name]
-    default, meaning = _default(info), _meaning(info, descriptions(owner).get(name))
-    if default == "see below":  # a section, which has a table of its own
-        return None
-    given = default if info.is_required() else f"default {default}"
-    return f"({_field_type(info)}; {given}): {_LINK.sub('', meaning)}".replace("\\|", "|")
+    meaning = _plain(_LINK.sub("", _meaning(info, descriptions(owner).get(name))))
+    default = _default(info)
+    below = dict.fromkeys(child for section in sections_of(info.annotation) for child in section.model_fields)
+    return KeyEntry(_plain(_field_type(info)), default, meaning, _example(info, default, meaning), tuple(below))
+
+
+def _plain(cell: str) -> str:
+    return cell.replace("\\|", "|")
+
+
+def _example(info: FieldInfo, default: str, meaning: str) -> str:
+    """Return a value for a key: one that its text names, another choice than the default, or one of its type."""
+    kind = _field_type(info)
+    if named := re.search(r"e\.g\. `([^`]+)`", meaning):
+        return named[1]
+    choices = [choice for choice in re.findall(r"`([^`]+)`", kind) if f"`{choice}`" != default]
+    if choices and kind.startswith("`"):
+        return choices[0]
+    if kind == "boolean":
+        return "true" if default == "`false`" else "false"
+    if default.startswith("`"):
+        return default.strip("`")
+    return next((value for word, value in _VALUES.items() if word in kind), "...")
 
 
 def _table(title: str, model: type[BaseModel], prefix: str) -> str:
@@ -179,7 +224,7 @@ def _field_type(info: FieldInfo) -> str:
 
 
 def _is_count(marks: Iterable[Any]) -> bool:
-    return any(mark in (TOKENS, BYTES) for mark in marks)
+    return any(mark in COUNTS for mark in marks)
 
 
 def _type(annotation: Any) -> str:
@@ -203,7 +248,7 @@ def _type(annotation: Any) -> str:
 
 def _default(info: FieldInfo) -> str:
     if info.is_required():
-        return "required"
+        return _REQUIRED
     value = info.get_default(call_default_factory=True)
     if value is None:
         return "not set"

@@ -17,7 +17,16 @@ from headway.config.batches import Batches
 from headway.config.sections.clean import CleanStep, step_list
 from headway.config.sections.pretrained import PretrainedSource
 from headway.config.template import CHAT, COMPLETION, LAYOUTS, parse_template
-from headway.config.units import SHARE_OR_INTERVAL, Amount, Bytes, Interval, share_or_interval
+from headway.config.units import (
+    SHARE_OR_INTERVAL,
+    TOKENS,
+    Amount,
+    Bytes,
+    Interval,
+    Length,
+    parse_count,
+    share_or_interval,
+)
 from headway.core.errors import ConfigError
 from headway.core.hub import is_on_hub
 
@@ -186,8 +195,8 @@ class TokenizerConfig(Section):
     """A `tokenizer.json`, a SentencePiece `.model`, a `.tiktoken` file, a folder with one, or
     `hf://organisation/name@revision` for that of a model on the Hub. When not given, it is that of
     `model.from_pretrained`; without that, a byte-level BPE is trained."""
-    vocab_size: Annotated[int, Field(ge=258)] = 8192
-    """Vocabulary of a trained tokenizer, special tokens included."""
+    vocab_size: Annotated[int, BeforeValidator(lambda v: parse_count(v, "tokens")), Field(ge=258), TOKENS] = 8192
+    """Vocabulary of a trained tokenizer, special tokens included; e.g. `8192` or `32k`."""
     training_bytes: Bytes = 256_000_000
     """Maximum amount of text that a tokenizer is trained on; spread evenly over the sources."""
     pattern: str | None = None
@@ -254,7 +263,7 @@ class StageConfig(Section):
     """Where the stage begins: a share of all steps, or `500 steps`, `1B tokens`."""
     weights: dict[str, Annotated[float, Field(ge=0.0)]] | None = None
     """Weight of every source by name, 0 for none; unchanged when not given."""
-    sequence_length: PositiveInt | None = None
+    sequence_length: Length | None = None
     """Tokens per row, a divisor of `train.sequence_length`; unchanged when not given. Tokens per step stay the same."""
     change: Literal["step", "linear"] = "step"
     """`linear`: the shares change from those of the previous stage to these over the length of the stage."""

@@ -12,6 +12,7 @@ from headway.config.sections.architecture import MAMBA, SLIDING, UNDIVIDED_NORM,
 from headway.config.sections.parallel import ParallelConfig
 from headway.config.sections.pretrained import AdapterConfig, PretrainedSource
 from headway.config.shapes import SHAPES
+from headway.config.units import Length
 from headway.core.errors import ConfigError
 
 
@@ -88,8 +89,8 @@ class ModelConfig(Section):
     balance_loss: Annotated[float, Field(ge=0.0)] | None = None
     """Weight of the load-balancing loss (Fedus et al. 2021, equation 4) in each layer. When not given, 0.01 with
     softmax scores, and 0 with sigmoid or `from_pretrained`."""
-    max_sequence_length: PositiveInt = 2048
-    """Longest sequence that the model is meant for."""
+    max_sequence_length: Length = 2048
+    """Longest sequence that the model is meant for, e.g. `4096` or `128k`, which is 131,072."""
     rope_theta: Annotated[float, Field(gt=0.0)] = 10_000.0
     """Base of the rotary embedding (Su et al. 2021, section 3.2.2)."""
     rope_scaling: RopeScaling | None = None

@@ -14,14 +14,16 @@ from headway.core.hub import HUB
 if TYPE_CHECKING:
     pass
 
-_HUB_PATTERN = r"^hf://[\w.-]+/[\w.-]+(@[\w./-]+)?$"
+_HUB_PATTERN = r"^hf://[\w.-]+(/[\w.-]+)?(@[\w./-]+)?$"
 
 
 def _check_hub(value: Any) -> Any:
     if isinstance(value, Path):
         value = re.sub(r"^hf:/+", HUB, str(value))
     if isinstance(value, str) and value.startswith("hf:") and not re.fullmatch(_HUB_PATTERN, value):
-        raise ValueError("a model of the Hugging Face Hub is named hf://organisation/name or hf://.../name@revision")
+        raise ValueError(
+            "a model of the Hugging Face Hub is named hf://organisation/name, hf://.../name@revision, or hf://gpt2"
+        )
     return value
 
 

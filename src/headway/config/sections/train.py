@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -12,7 +13,7 @@ from pydantic import Field, PositiveInt, PrivateAttr, WithJsonSchema, field_vali
 from headway.config.base import Section, conflict
 from headway.config.batches import Batches, BatchStage, batch_quantity, batch_rows
 from headway.config.sections.early_stopping import EarlyStoppingConfig
-from headway.config.units import Interval, Tokens, written
+from headway.config.units import Interval, Length, Steps, Tokens, written
 from headway.core.types import Checkpointing
 
 
@@ -32,12 +33,15 @@ class _Asked:
 class TrainConfig(Section):
     """Length of training, batch sizes and arithmetic."""
 
-    steps: PositiveInt | None = None
-    """Optimizer steps. Give this or `tokens`."""
+    steps: Steps | None = None
+    """Optimizer steps, e.g. `1000` or `2k`. Give this, `tokens` or `epochs`."""
     tokens: Tokens | None = None
     """Training tokens, e.g. `2B`; rounded up to whole steps."""
-    sequence_length: PositiveInt = 1024
-    """Tokens in one row."""
+    epochs: Annotated[float, Field(gt=0.0)] | None = None
+    """Passes over the training rows, rounded up to whole steps, which are counted when the data are prepared. With
+    weights of sources it is the length only: a source repeats by its weight, up to its `data.sources.max_epochs`."""
+    sequence_length: Length = 1024
+    """Tokens in one row, e.g. `1024` or `2k`, which is 2048."""
     global_batch: Annotated[int | str, WithJsonSchema(written("rows", "tokens"))] = 32
     """Rows in one optimizer step, over all workers; or tokens: `64Ki tokens`."""
     batch_ramp: list[BatchStage] = []
@@ -110,6 +114,13 @@ class TrainConfig(Section):
         """Convert everything that is given in tokens to steps. The tokens are remembered for `after`."""
         return self._in_whole_steps(self.tokens, self.batch_ramp)
 
+    def over(self, rows: int) -> TrainConfig:
+        """Convert `epochs` over so many training rows to steps; a section without them is returned unchanged."""
+        if self.epochs is None:
+            return self
+        tokens = math.ceil(self.epochs * rows) * self.sequence_length
+        return self.model_copy(update={"epochs": None, "tokens": tokens}).in_whole_steps()
+
     def after(self, before: tuple[Batches, int] | None) -> TrainConfig:
         """Adapt this section to a run whose first steps had other batches.
 
@@ -162,8 +173,9 @@ class TrainConfig(Section):
     @model_validator(mode="after")
     def _check_length(self) -> Self:
         sizes = self.batches.sizes
-        if self.steps is not None and self.tokens is not None:
-            raise conflict("give steps or tokens, not both", "steps", "tokens")
+        given = [key for key in ("steps", "tokens", "epochs") if getattr(self, key) is not None]
+        if len(given) > 1:
+            raise conflict(f"{' and '.join(given)} each give the length of training; keep one", *given)
         micro_batch = self.micro_batch if isinstance(self.micro_batch, int) else 1
         for rows in sizes:
             if rows % micro_batch:
