@@ -4,12 +4,12 @@ Each variant trains on one folder of text with the steps that its FLOPs per toke
 the speed of the machine, and vocabularies are compared by the validation loss per byte. Finished variants are kept in
 the JSON and not trained again.
 
-    python benchmarks/first_hour/shapes.py my-texts --flops 3e12 1e13 --shapes 128x2 192x2 --rates 4e-3
-    python benchmarks/first_hour/shapes.py my-texts --flops 1e13 --shapes 192x2 --vocabularies 2048 4096 8192
+    python benchmarks/first_hour/shapes.py my-texts --flops 3e12 1e13 --depths 2 3 4
+    python benchmarks/first_hour/shapes.py my-texts --flops 1e13 --depths 2 --vocabularies 2048 4096 8192
 
 The epochs of small folders:
 
-    python benchmarks/first_hour/shapes.py my-texts --limit "200 kB" --epochs 4 8 16 32 --shapes 128x2
+    python benchmarks/first_hour/shapes.py my-texts --limit "200 kB" --epochs 4 8 16 32 --depths 1 2
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ import time
 from itertools import product
 from pathlib import Path
 
-from headway.recipe.shapes import decoder_of
-
 from headway.config.loading.document import to_yaml
 from headway.config.sections.model import ModelConfig
 from headway.models.facts import count_parameters, flops_per_token
+from headway.start.recipe.shapes import decoder_of
 from headway.telemetry.record import open_run
 
 HEADERS = f"{'variant':58} {'params':>7} {'epochs':>6} {'seconds':>7} {'nats/token':>10} {'nats/byte':>9}"
@@ -39,11 +38,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--flops", type=float, nargs="+", default=[1e13])
     parser.add_argument("--epochs", type=float, nargs="+", default=None, help="lengths in place of --flops")
-    parser.add_argument("--shapes", nargs="+", default=["192x2"], help="WIDTHxLAYERS")
+    parser.add_argument("--depths", type=int, nargs="+", default=[2], help="layers; the width is 64 times as much")
     parser.add_argument("--vocabularies", type=int, nargs="+", default=[4096])
     parser.add_argument("--lengths", type=int, nargs="+", default=[256], help="tokens of a row")
     parser.add_argument("--batches", type=int, nargs="+", default=[2048], help="tokens of a step")
-    parser.add_argument("--rates", type=float, nargs="+", default=[4e-3])
+    parser.add_argument("--rates", type=float, nargs="+", default=[8e-3])
     parser.add_argument("--optimizers", nargs="+", default=["muon"])
     parser.add_argument("--limit", default=None, help="text to use of the folder, e.g. '200 kB'")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "headway-shapes")
@@ -54,20 +53,20 @@ def main() -> None:
     results = json.loads(output.read_text()) if output.is_file() else {}
     amounts = [("epochs", n) for n in options.epochs] if options.epochs else [("flops", n) for n in options.flops]
     print(HEADERS)
-    for amount, shape, vocabulary, length, batch, rate, optimizer in product(
+    for amount, depth, vocabulary, length, batch, rate, optimizer in product(
         amounts,
-        options.shapes,
+        options.depths,
         options.vocabularies,
         options.lengths,
         options.batches,
         options.rates,
         options.optimizers,
     ):
-        name = f"{amount[0]}={amount[1]:g} {shape} v{vocabulary} r{length} b{batch} {optimizer} {rate:g}"
+        name = f"{amount[0]}={amount[1]:g} depth {depth} v{vocabulary} r{length} b{batch} {optimizer} {rate:g}"
         name += f" {options.limit}" if options.limit else ""
         if name not in results:
             how = {"length": length, "batch": batch, "rate": rate, "optimizer": optimizer}
-            results[name] = measure(options, amount, shape, vocabulary, how)
+            results[name] = measure(options, amount, depth, vocabulary, how)
             output.write_text(json.dumps(results, indent=1) + "\n")
         found = results[name]
         print(
@@ -77,10 +76,9 @@ def main() -> None:
         )
 
 
-def measure(options: argparse.Namespace, amount: tuple[str, float], shape: str, vocabulary: int, how: dict) -> dict:
+def measure(options: argparse.Namespace, amount: tuple[str, float], depth: int, vocabulary: int, how: dict) -> dict:
     """Train one variant and return its losses, its epochs and its seconds."""
-    dim, layers = map(int, shape.split("x"))
-    model = decoder_of(dim, layers)
+    model = decoder_of(depth)
     store = options.work / f"store-{vocabulary}-{(options.limit or 'all').replace(' ', '')}"
     source = {"path": str(options.folder.resolve()), "also": ["*.py"]}
     if options.limit:
@@ -112,10 +110,8 @@ def measure(options: argparse.Namespace, amount: tuple[str, float], shape: str, 
     source = manifest["sources"][0]
     shaped = ModelConfig.model_validate({**model, "vocab_size": vocabulary})
     train_tokens = source["tokens"] * 0.95
-    if amount[0] == "epochs":
-        tokens = amount[1] * train_tokens
-    else:
-        tokens = amount[1] / flops_per_token(shaped, how["length"])
+    whole = train_tokens if amount[0] == "epochs" else 1 / flops_per_token(shaped, how["length"])
+    tokens = amount[1] * whole
     steps = max(10, round(tokens / how["batch"]))
     started = time.perf_counter()
     subprocess.run([*headway, "train", str(file), f"train.steps={steps}"], check=True, capture_output=True)

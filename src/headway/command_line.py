@@ -179,27 +179,15 @@ def seconds_of(text: str, option: str, example: str = "'10 min'") -> int:
         raise ConfigError(str(error), where=option, fix=f"{option} {example}") from None
 
 
-def load(path: Path, overrides: list[str] | None, *, trains: bool = True, in_steps: bool = True) -> Config:
-    """Load the resolved config of a verb's arguments.
+def load(path: Path, overrides: list[str] | None, *, trains: bool = True) -> Config:
+    """Load the resolved config of a verb's arguments; a verb that does not train needs no length of training.
 
-    Args:
-        path: File or preset.
-        overrides: Of its keys.
-        trains: The verb needs the length of training.
-        in_steps: It needs that in steps, so `train.epochs` are counted over the prepared data.
-
-    Raises:
-        ConfigError: the config is wrong, or its epochs cannot be counted yet.
+    `train.epochs` are steps only after `run.session.completed.in_steps`, which asks the prepared data.
     """
     from headway.config import load_config
 
     remember_config(str(path), overrides or [])
-    loaded = load_config(path, overrides or [], trains=trains)
-    if not (trains and in_steps) or loaded.train.epochs is None:
-        return loaded
-    from headway.run.session.completed import in_steps as counted_in_steps
-
-    return counted_in_steps(loaded)
+    return load_config(path, overrides or [], trains=trains)
 
 
 def suggest_next(*steps: tuple[str | Path, ...]) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 #: Each verb with the package of its file below `headway`, in the order of `headway --help`.
 VERBS = {
     "quickstart": "cli.start",
+    "help": "cli.start",
     "doctor": "lab.cli",
     "config": "cli.start",
     "data": "text.cli",
@@ -69,12 +70,34 @@ _PANELS = {
 }
 
 
+#: The verbs of a first week, which `headway -h` shows; `headway help` shows all.
+FIRST_WEEK = ("quickstart", "doctor", "config", "data", "train", "runs", "ui", "eval", "chat", "export")
+
+
 class InOrder(typer.core.TyperGroup):
     """A group that lists verbs in the order of `VERBS`."""
 
+    shown: Sequence[str] = tuple(VERBS)
+
     def list_commands(self, ctx: Any) -> list[str]:
-        """List the verbs for the help page."""
-        return list(VERBS)
+        """List the verbs, for the help page and for completion."""
+        return list(self.shown)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Show a first week's verbs on the help page."""
+        self.shown = FIRST_WEEK
+        super().format_help(ctx, formatter)
+
+    def format_all(self, ctx: Any) -> None:
+        """Show all verbs."""
+        super().format_help(ctx, ctx.make_formatter())
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        """Find a verb, with words for the values of its options."""
+        command = super().get_command(ctx, name)
+        if command is not None:
+            _name_values(command)
+        return command
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         """Parse the words up to the verb, with control characters in error messages escaped."""
@@ -95,6 +118,17 @@ class InOrder(typer.core.TyperGroup):
                 if keys:
                     error.message += f". Overrides have no dashes: {' or '.join(f'{key}=VALUE' for key in keys)}"
             raise
+
+
+def _name_values(command: Any) -> None:
+    """Name the values of options by words, in place of typer's types: `--step STEP`, and nothing for a flag."""
+    for below in getattr(command, "commands", {}).values():
+        _name_values(below)
+    for option in command.params:
+        kind = getattr(option, "type_descriptor", None) or option.type
+        has_choices = bool(getattr(kind, "choices", None))
+        if option.param_type_name == "option" and option.metavar is None and not has_choices:
+            option.metavar = "" if option.is_flag else option.name.rpartition("_")[2].upper()
 
 
 @contextmanager
@@ -142,7 +176,7 @@ def application(verbs: Iterable[str] = VERBS) -> typer.Typer:
         name="headway",
         cls=InOrder,
         help="Turns text into trained language models on whatever machines you have, and never loses ground.",
-        epilog="Start here: headway quickstart",
+        epilog="Start here: headway train FOLDER, with a folder of text. All verbs: headway help",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -169,4 +203,4 @@ def wanted(words: Sequence[str]) -> Iterable[str]:
     Loading only one verb saves a tenth of the time of a short command.
     """
     first = next((word for word in words if not word.startswith("-")), None)
-    return (first, *_READS.get(first, ())) if first in VERBS else VERBS
+    return (first, *_READS.get(first, ())) if first in VERBS and first != "help" else VERBS

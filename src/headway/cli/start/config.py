@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.command_line import ConfigArgument, JsonOption, OverridesArgument, load, print_json, print_table
+from headway.cli.start.dial import DepthOption, MinutesOption, SizeOption, dial_of
+from headway.command_line import (
+    ConfigArgument,
+    JsonOption,
+    OverridesArgument,
+    load,
+    print_json,
+    print_table,
+)
 from headway.core.console import print_lines, warning
 from headway.core.errors import ConfigError
 from headway.core.format import format_count
@@ -20,13 +28,25 @@ if TYPE_CHECKING:
 def register(app: typer.Typer) -> None:
     """Add the verb."""
     group = typer.Typer(no_args_is_help=True)
+    group.command("new", help=NEW)(new)
     group.command("show", help=SHOW)(show)
     group.command("check", help=CHECK)(check)
     group.command("explain", help=EXPLAIN)(explain)
     group.command("schema", help=SCHEMA)(schema)
     group.command("presets", help=PRESETS)(presets)
-    app.add_typer(group, name="config", help="Show, check and document configs.")
+    app.add_typer(group, name="config", help="Make, show, check and explain configs.")
 
+
+NEW = """Write a config for a folder of text, as headway train FOLDER would make it.
+
+It looks at the files, rehearses the first steps on this machine, and prints YAML with the plan as a comment.
+
+[bold]Examples[/bold]
+
+headway config new my-texts > my.yaml
+headway config new my-texts --minutes 60 > my.yaml
+headway config new my-texts --size 30M train.sequence_length=2k > my.yaml
+"""
 
 SHOW = """Print the complete config that results from a file, its bases, the overrides and the defaults.
 
@@ -78,11 +98,29 @@ headway config presets --markdown
 """
 
 
+def new(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder of text, or one file of it.")],
+    overrides: OverridesArgument = None,
+    *,
+    minutes: MinutesOption = None,
+    size: SizeOption = None,
+    depth: DepthOption = None,
+) -> None:
+    """Run `headway config new`."""
+    from headway.config.loading.document import to_yaml
+    from headway.core.credentials.secrets import redact_values
+    from headway.start.recipe.recipe import plan_run
+
+    recipe = plan_run(folder, dial_of(minutes, size, depth), overrides or [])
+    plan = "".join(f"# {line}\n" for line in recipe.lines)
+    print_lines(plan + to_yaml(redact_values(recipe.values)), end="")
+
+
 def show(config: ConfigArgument, overrides: OverridesArgument = None, as_json: JsonOption = False) -> None:
     """Run `headway config show`."""
     from headway.config import dump_config
 
-    loaded = load(config, overrides, in_steps=False)
+    loaded = load(config, overrides)
     if as_json:
         print_json(loaded.model_dump(mode="json"))
     else:
@@ -96,13 +134,12 @@ def check(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
     from headway.run.session.completed import in_steps
     from headway.start.checks import check_config
 
-    loaded = load(config, overrides, in_steps=False)
+    loaded = load(config, overrides)
     epochs = loaded.train.epochs
     is_counted = epochs is None or loaded.data.remote is not None or (loaded.data.store / MANIFEST).is_file()
-    if is_counted:
-        loaded = in_steps(loaded)
-    else:  # the checks need a length
+    if not is_counted:  # the checks need a length
         loaded = loaded.model_copy(update={"train": loaded.train.over(rows=10**6)})
+    loaded = in_steps(loaded)
     check_config(loaded)
     train, model, workers = loaded.train, loaded.model, loaded.parallel.workers
     grid, parameters = resolve_grid(loaded, workers), _parameters(loaded)

@@ -112,12 +112,14 @@ def _job(config: Path, overrides: list[str], machines: str, smoke: bool, out: Pa
     """Return the job of a command line."""
     from headway.clouds.launchers.job import load_job, smoke_job
     from headway.clouds.launchers.record import save_seconds_of
+    from headway.run.session.completed import in_steps
 
     remember_config(str(config), overrides)
     if smoke:
-        return smoke_job(load(config, overrides), out)
+        return smoke_job(in_steps(load(config, overrides)), out)
     job = load_job(config, overrides, machines)
-    return replace(job, save_seconds=save_seconds_of(job.config.run_directory), out=out)
+    loaded = in_steps(job.config)
+    return replace(job, config=loaded, save_seconds=save_seconds_of(loaded.run_directory), out=out)
 
 
 def _table(job: Job) -> tuple[list[list[str]], str]:

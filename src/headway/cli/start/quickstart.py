@@ -94,7 +94,8 @@ def _without_bf16() -> list[str]:
 
 def _after_training(config: Config) -> None:
     from headway.api import leave_report
-    from headway.training.evaluation.inference import continue_text, evaluate_trained, export_trained, load_trained
+    from headway.start.recipe.finish import export, sample
+    from headway.training.evaluation.inference import evaluate_trained
 
     run = config.run_directory
     _stage(3, "evaluating")
@@ -102,18 +103,10 @@ def _after_training(config: Config) -> None:
     notice(
         f"validation loss {result['loss']:.3f}, perplexity {result['perplexity']:,.2f} ({result['tokens']:,} tokens)"
     )
-    trained = load_trained(run)
     _stage(4, "sampling")
-    samples = []
-    for prompt in PROMPTS:
-        pieces = continue_text(trained, prompt, max_new_tokens=64, temperature=0.7, top_p=0.95, seed=config.seed)
-        samples.append(prompt + "".join(pieces))
-    text = "\n\n".join(f"--- sample {number} ---\n{sample}" for number, sample in enumerate(samples, 1))
-    (run / "samples.txt").write_text(text + "\n", encoding="utf-8")
-    notice(text)
+    sample(run, PROMPTS, seed=config.seed)
     _stage(5, "exporting to Hugging Face format")
-    export_trained(trained, run / "export")
-    notice(f"{run / 'export'}")
+    export(run)
     _stage(6, "writing the report")
     leave_report(run)
 

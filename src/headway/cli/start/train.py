@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.command_line import ConfigArgument, OverridesArgument, load, suggest_next
+from headway.cli.start.dial import DepthOption, MinutesOption, SizeOption, dial_of
+from headway.command_line import (
+    ConfigArgument,
+    OverridesArgument,
+    load,
+    suggest_next,
+)
 from headway.core.console import print_lines
 from headway.core.coordination.launch_code import leaving_code
 from headway.core.coordination.launch_variables import LEAD, NODE
 from headway.core.coordination.launched import machines_from_environment
+from headway.core.errors import ConfigError
 from headway.core.startup.garbage import pause_collection
 from headway.core.startup.launch_secret import take_secret
 from headway.core.startup.torch_libraries import load_libraries_ahead
+
+if TYPE_CHECKING:
+    from headway.config import Config
+    from headway.start.recipe.recipe import Dial
 
 HELP = """Train a language model, or continue a run that was interrupted.
 
@@ -91,6 +103,9 @@ def train(
         bool, typer.Option("--start-epoch", help="Begin a new epoch of all data at the step where the run continues.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and print what would run.")] = False,
+    minutes: MinutesOption = None,
+    size: SizeOption = None,
+    depth: DepthOption = None,
 ) -> None:
     """Run `headway train`."""
     take_secret()  # before anything starts a process
@@ -104,17 +119,55 @@ def train(
     with nullcontext() if dry_run else leaving_code():
         numbers = {"workers": workers, "machines": machines or machines_from_environment()}
         chosen = [f"parallel.{key}={value}" for key, value in numbers.items() if value is not None]
-        loaded = load(config, [*(overrides or []), *chosen], in_steps=dry_run)
+        words = [*(overrides or []), *chosen]
+        dial = _dial(config, minutes, size, depth)
+        loaded = _config_for(config, words, dial, restart) if dial else load(config, words)
         if dry_run:
             from headway.run.session.attempt import RunOptions
+            from headway.run.session.completed import in_steps
             from headway.start.preview import preview
 
-            print_lines(preview(loaded, RunOptions(restart, accept_changes, start_epoch)))
+            print_lines(preview(in_steps(loaded), RunOptions(restart, accept_changes, start_epoch)))
             return
         from headway.api import train as run
 
         run(loaded, restart=restart, accept_changes=accept_changes, start_epoch=start_epoch, own_process=True)
+        if dial is not None:
+            from headway.cli.start.folder import finish
+
+            finish(loaded, config, dial)
+            return
         suggest_next(
             ("chat", loaded.run_directory, "talk to it"),
             ("export", loaded.run_directory, "make a folder for transformers"),
         )
+
+
+def _dial(config: Path, minutes: float | None, size: str | None, depth: int | None) -> Dial | None:
+    """Return the dial where the first word is a folder of text; None where it is a config.
+
+    Raises:
+        ConfigError: a dial is given for a config.
+    """
+    if config.exists() and config.suffix not in (".yaml", ".yml"):
+        from headway.cli.start.folder import is_folder_of_text
+
+        if is_folder_of_text(config):
+            return dial_of(minutes, size, depth)
+    if (minutes, size, depth) != (None, None, None):
+        raise ConfigError(
+            "--minutes, --size and --depth plan a run on a folder of text, and this is a config",
+            where=str(config),
+            fix="train.steps=..., or headway train FOLDER",
+        )
+    return None
+
+
+def _config_for(folder: Path, overrides: list[str], dial: Dial, restart: bool) -> Config:
+    from headway.run.session.attempt import with_variables
+    from headway.run.supervisor.local_workers import ONE_THREAD
+
+    with with_variables(ONE_THREAD):  # NumPy's threads would prevent copies of this process
+        from headway.cli.start.folder import config_for
+
+        return config_for(folder, overrides, dial, restart=restart)

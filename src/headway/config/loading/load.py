@@ -136,6 +136,16 @@ def given_value(path: str | Path, overrides: Sequence[str], key: str) -> Any:
     return None if entry is None else entry.plain()
 
 
+def given_values(path: str | Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """Return what a file and overrides give, unchecked and without defaults.
+
+    Raises:
+        ConfigError: the file cannot be read, or an override has another form.
+    """
+    values: dict[str, Any] = _with_overrides(_read(_find(str(path), None), ()), overrides).plain()
+    return values
+
+
 def load_resolved(path: Path) -> Config:
     """Load the config in a run directory as it is, without checks that depend on this machine and its workers.
 

@@ -112,6 +112,7 @@ def chaos(
     from headway.core.files.atomic import write_json
     from headway.core.files.scratch import scratch_folder
     from headway.lab.chaos.report import render, run_campaign
+    from headway.run.session.completed import in_steps
 
     try:
         counts = [int(count) for count in workers.split(",")]
@@ -123,7 +124,7 @@ def chaos(
         None if max_recovery is None else seconds_of(max_recovery, "--max-recovery", "10s"),
         None if max_overhead is None else seconds_of(max_overhead, "--max-overhead", "2s"),
     )
-    loaded = load(config, overrides)
+    loaded = in_steps(load(config, overrides))
     with nullcontext(output) if output else scratch_folder("headway-chaos-") as folder:
         result = run_campaign(
             loaded,

@@ -263,16 +263,17 @@ def _load_any_micro_batch(config: Path, overrides: list[str]) -> tuple[Config, l
         The config, and the overrides that gave it.
     """
     from headway.core.errors import ConfigError
+    from headway.run.session.completed import in_steps
 
     key = "train.micro_batch"
     try:
-        return load(config, overrides), overrides
+        return in_steps(load(config, overrides)), overrides
     except ConfigError as first:
         if any(text.partition("=")[0].strip() == key for text in overrides):
             raise
         overrides = [*overrides, f"{key}=1"]
         try:
-            return load(config, overrides), overrides
+            return in_steps(load(config, overrides)), overrides
         except ConfigError:
             raise first from None
 

@@ -57,12 +57,13 @@ def profile(
     from headway.lab.profiling.profiler import Plan
     from headway.lab.profiling.run import TRACED_STEPS, check
     from headway.lab.profiling.run import profile as run
+    from headway.run.session.completed import in_steps
 
     if dry_run and as_json:
         from headway.core.errors import ConfigError
 
         raise ConfigError("a dry run has no result in JSON", where="--dry-run, --json", fix="leave one of them out")
-    loaded = load(config, overrides)
+    loaded = in_steps(load(config, overrides))
     plan = Plan(warmup, steps, min(TRACED_STEPS, steps), memory_snapshot)
     if dry_run:
         from headway.run.session.preview import preview

@@ -42,8 +42,9 @@ def verify(
 ) -> None:
     """Run `headway verify`."""
     from headway.lab.verify.reproducibility import verify as run
+    from headway.run.session.completed import in_steps
 
-    verdict = run(load(config, overrides), steps, other_workers)
+    verdict = run(in_steps(load(config, overrides)), steps, other_workers)
     if as_json:
         print_json({"passed": verdict.passed, **asdict(verdict)})
     else:

@@ -42,8 +42,9 @@ def preview(
     from headway.config import resolve_grid
     from headway.data.feeding.preview import preview_step
     from headway.data.remote_store import open_store
+    from headway.run.session.completed import in_steps
 
-    settings = load(config, overrides)
+    settings = in_steps(load(config, overrides))
     grid = resolve_grid(settings, settings.parallel.workers)
     view = preview_step(settings, grid, open_store(settings.data), step, rows or None)
     with exact_results():

@@ -51,6 +51,8 @@ _ASKED = {
     ".tab": "csv",
     **dict.fromkeys((*_MARKUP.split(), *_CODE.split()), "text"),
 }
+#: Patterns for `also` of a source whose folder is all text that there is: markup and code, but no logs.
+TEXT_PATTERNS = tuple(f"*{ending}" for ending in (*_MARKUP.split(), *_CODE.split(), ".tsv") if ending != ".log")
 # Kinds of files that a line names.
 _NAMED = 12
 
