@@ -25,11 +25,14 @@ if TYPE_CHECKING:
 #: Characters outside plain ASCII, which may not be printable.
 _NOT_PLAIN = re.compile(r"[^ -~]")
 
+#: For help: the built-in presets, which have no other list that costs nothing to read.
+PRESET_NAMES = ", ".join(sorted(file.stem for file in (Path(__file__).parent / "config/loading/presets").glob("*.yaml")))
+
 ConfigArgument = Annotated[
     Path,
     typer.Argument(
         metavar="CONFIG",
-        help="YAML file of the run, or a built-in preset (quickstart, laptop, gpu, cpt-24gb, ...).",
+        help=f"YAML file of the run, or a built-in preset ({PRESET_NAMES}).",
         show_default=False,
     ),
 ]

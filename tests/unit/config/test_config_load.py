@@ -14,7 +14,8 @@ import yaml
 
 from headway.config import Config, Interval, ModelConfig, TrainConfig, changes, load_config, override, resolve
 from headway.config.loading import document
-from headway.config.loading.complaints import FOREIGN, OURS, known_keys
+from headway.config.loading.complaints import known_keys, suggestion
+from headway.config.loading.foreign_keys import OURS, SENTENCES
 from headway.config.loading.load import PRESETS
 from headway.config.loading.reference import line_of
 from headway.core.errors import ConfigError
@@ -71,7 +72,7 @@ def test_stages_need_no_length_of_training_where_nothing_is_trained(write: Any) 
     config = load_config(path, trains=False)
     assert config.train.steps is None and [stage.start for stage in config.data.mixture.stages] == [0.6, 0.9]
     assert load_config(path, ["train.tokens=1M"], trains=False).train.steps
-    assert "neither train.steps nor train.tokens" in refusal(path).what
+    assert "none of train.steps, train.tokens and train.epochs" in refusal(path).what
     assert "begins at step 1 comes after" in refusal(path, "train.steps=1").what
     with pytest.raises(ConfigError, match="there is no source 'b'"):
         load_config(path, ["data.mixture.stages.1.weights={a: 1, b: 1}"], trains=False)
@@ -220,8 +221,8 @@ def test_an_unknown_key_in_an_override_is_told_with_the_override(write: Any) -> 
         ("workers", "it lives at data.workers or parallel.workers"),
         ("train.step", "did you mean train.steps?"),  # though cleaning steps have a key of that name
         ("step", "it lives at data.clean.step"),  # said once, not for each of them
-        ("train.batch_size", "did you mean train.global_batch?"),  # as others call it
-        ("lr", "did you mean optimizer.learning_rate?"),
+        ("train.batch_size", SENTENCES["batch_size"]),  # as others call it
+        ("lr", SENTENCES["lr"]),
         ("data.sources.0.formt", "did you mean data.sources.format?"),
         ("optimizer.learning_rat", "did you mean optimizer.learning_rate?"),
         ("model.lerning_rate", "did you mean optimizer.learning_rate?"),
@@ -254,7 +255,7 @@ def test_a_value_that_could_be_two_kinds_is_one_problem(write: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ("train.steps=abc", "train.steps (integer; default not set): Optimizer steps. Give this or `tokens`."),
+        ("train.steps=abc", "train.steps (count; default not set): Optimizer steps, e.g. `1000` or `2k`."),
         ("optimizer.learning_rate=fast", "optimizer.learning_rate (number; default `0.0003`): Peak learning rate;"),
         ("data.sources.0.weight=much", "data.sources.0.weight (number; default not set): Share of the training rows,"),
         ("data.clean=[{step: length, min_characters: few}]", "data.clean.0.min_characters (integer; default not set):"),
@@ -302,8 +303,8 @@ def test_sections_that_contradict_each_other_are_both_told(write: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("name: x", "neither train.steps nor train.tokens"),
-        ("train: {steps: 1, tokens: 5}", "give steps or tokens, not both"),
+        ("name: x", "none of train.steps, train.tokens and train.epochs"),
+        ("train: {steps: 1, tokens: 5}", "steps and tokens each give the length"),
         ("train: {steps: 1, sequence_length: 4096}", r"train\.sequence_length is 4096.*meant for 2048"),
         ("train: {steps: 1}\nparallel: {workers: 2, strategy: single}", "'single' cannot use 2 data-parallel workers"),
         ("train: {steps: 1}\nparallel: {workers: 3}", "32 rows cannot be shared evenly by 3 workers"),
@@ -337,7 +338,7 @@ def test_sections_that_contradict_each_other_are_both_told(write: Any) -> None:
         ("train: {steps: 1}\nparallel: {workers: ':2'}", "':2' is not a range of workers"),
         ("train: {steps: 1}\ndata: {sources: }", "at least 1 item"),
         ("train: {steps: 1}\nruns: ~nobody.here/runs", "'~nobody.here/runs' has no meaning here"),
-        ("train: {steps: 1}\ndata: {tokenizer: {path: hf://name}}", "is named hf://organisation/name"),
+        ("train: {steps: 1}\ndata: {tokenizer: {path: hf://a/b/c}}", "is named hf://organisation/name"),
     ],
 )
 def test_what_cannot_be_is_refused(write: Any, text: str, what: str) -> None:
@@ -609,7 +610,7 @@ def test_depth_is_limited_as_in_json() -> None:
 
 
 def test_python_users_are_told_too() -> None:
-    with pytest.raises(ConfigError, match="neither"):
+    with pytest.raises(ConfigError, match="none of"):
         resolve(Config())
     with pytest.raises(ConfigError, match="2 problems"):
         resolve(Config(train=TrainConfig(sequence_length=10_000)))
@@ -622,8 +623,42 @@ def test_reading_a_config_does_not_import_torch() -> None:
 
 def test_names_of_other_trainers_lead_to_keys_that_there_are() -> None:
     known = set(known_keys())
-    assert known.issuperset(FOREIGN)
-    assert not {key.rpartition(".")[2] for key in known} & set(OURS)
+    assert len(SENTENCES) >= 60 and known.issuperset(OURS.values())
+    # Only the limit of a source has a name that others give to the length of training.
+    assert {key.rpartition(".")[2] for key in known} & set(OURS) == {"max_epochs"}
+
+
+def test_a_sentence_on_a_foreign_name_begins_with_the_key_it_leads_to() -> None:
+    for name, key in OURS.items():
+        words = SENTENCES[name]
+        assert key in words or key.rpartition(".")[2] in words, name
+
+
+@pytest.mark.parametrize("name", ["output_dir", "lora_alpha", "report_to"])
+def test_a_foreign_name_is_not_taken_for_a_key_that_looks_alike(name: str) -> None:
+    fix = suggestion(name) or ""
+    assert not fix.startswith("did you mean")
+    assert all(key not in fix for key in ("output_bias", "load_ahead", "telemetry.report"))
+
+
+@pytest.mark.parametrize("name", ["train.shuffle_seed", "optimizer.amsgrad_mode", "model.rope_kind"])
+def test_nothing_is_suggested_for_a_name_that_is_like_none(name: str) -> None:
+    assert not (suggestion(name) or "").startswith("did you mean")
+
+
+def test_counts_may_be_written_short(write: Any) -> None:
+    short = ["train.steps=2k", "train.sequence_length=2k", "model.max_sequence_length=128k"]
+    config = load_config(write("base: laptop"), [*short, "data.tokenizer.vocab_size=32k"])
+    assert (config.train.steps, config.train.sequence_length) == (2000, 2048)
+    assert (config.model.max_sequence_length, config.data.tokenizer.vocab_size) == (131_072, 32_000)
+
+
+def test_epochs_replace_the_length_of_a_base_and_become_steps(write: Any) -> None:
+    path = write("base: quickstart\ntrain: {epochs: 2.5, sequence_length: 64, global_batch: 8}")
+    train = load_config(path).train
+    assert (train.steps, train.epochs) == (None, 2.5)
+    assert train.over(rows=100).steps == 32  # 250 rows, eight by eight
+    assert load_config(path, ["train.steps=7"]).train.epochs is None
 
 
 def test_a_name_that_is_none_is_answered_in_words(write: Any) -> None:

@@ -68,7 +68,7 @@ def test_without_network_the_error_names_a_way(hub: HubServer, monkeypatch: pyte
     assert "name that folder" in str(raised.value)
 
 
-@pytest.mark.parametrize("source", ["hf://model", "hf:/org/model", "hf://org/model@"])
+@pytest.mark.parametrize("source", ["hf://", "hf:/org/model", "hf://org/model@", "hf://a/b/c"])
 def test_a_wrong_name_is_refused(source: str) -> None:
     with pytest.raises(ValueError, match="hf://organisation/name"):
         Config.model_validate({"model": {"from_pretrained": source}})

@@ -17,7 +17,7 @@ HELP = """Quantize or prune a trained model, and show its validation loss before
 
 headway compress runs/quickstart small-model --quantize int8
 headway compress runs/quickstart small-model --prune 2:4 --json
-headway compress my-model small-model --quantize fp8 --store data/quickstart --rows 200
+headway compress my-model small --quantize fp8 --store data/quickstart
 
 Weights of linear layers are kept in 8 or 4 bits through torchao (extras hf and torchao); int4 needs a CUDA
 GPU. transformers loads the folder: AutoModelForCausalLM.from_pretrained("small-model").

@@ -19,7 +19,7 @@ On a terminal the prompt is bold, or ends with a bar. headway chat talks to a mo
 [bold]Examples[/bold]
 
 headway generate runs/quickstart --prompt "def main("
-headway generate runs/quickstart --prompt "import " --temperature 0 --max-new-tokens 50
+headway generate runs/quickstart -p "import " --temperature 0 -n 50
 echo "class Parser:" | headway generate runs/quickstart --prompt -
 """
 

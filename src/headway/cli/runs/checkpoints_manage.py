@@ -38,7 +38,7 @@ def diff(
 
     [bold]Examples[/bold]
 
-    headway checkpoints diff runs/a/checkpoints/step-00001000 runs/b/checkpoints/step-00001000
+    headway checkpoints diff a/checkpoints/step-00001000 b/checkpoints/step-00001000
     headway checkpoints diff A B --values --json
     """
     from headway.checkpoint.compare import compare
@@ -101,7 +101,7 @@ def copy(
     [bold]Examples[/bold]
 
     headway checkpoints copy runs/quickstart /mnt/backup/quickstart
-    headway checkpoints copy runs/quickstart/checkpoints/step-00001000 s3://bucket/models
+    headway checkpoints copy runs/a/checkpoints/step-00001000 s3://bucket/models
     headway checkpoints copy s3://bucket/runs/quickstart copies --step 1000
     """
     from headway.checkpoint.transfer import copy_checkpoints

@@ -52,7 +52,7 @@ SHOW = """Print the complete config that results from a file, its bases, the ove
 
 [bold]Examples[/bold]
 
-headway config show configs/quickstart.yaml
+headway config show quickstart
 headway config show quickstart model.preset=10m --json
 """
 
@@ -64,8 +64,8 @@ and so is what lies on the Hub or behind a URL.
 
 [bold]Examples[/bold]
 
-headway config check configs/quickstart.yaml
-headway config check configs/quickstart.yaml train.tokens=2B
+headway config check quickstart
+headway config check quickstart train.tokens=2B
 headway config check gpu parallel.workers=8 --json
 """
 

@@ -48,10 +48,10 @@ and exports, here or on Argo Workflows. Or package.module:NAME, a launcher of yo
 
 [bold]Examples[/bold]
 
-headway launch configs/gpu-1b.yaml --on slurm --machines 2 launch.slurm.partition=gpu
-headway launch configs/gpu-1b.yaml --on kubernetes --machines 2 --dry-run --out deploy launch.image=registry/headway
-headway launch configs/gpu-1b.yaml --on kubernetes --smoke -y launch.image=registry/headway
-headway launch configs/gpu-1b.yaml --on metaflow
+headway launch gpu --on slurm --machines 2 launch.slurm.partition=gpu
+headway launch gpu --on kubernetes --dry-run --out dir launch.image=r/headway
+headway launch gpu --on kubernetes --smoke -y launch.image=registry/headway
+headway launch gpu --on metaflow
 headway launch bench strategies --on slurm --parts 4
 headway launch status runs/gpu-1b
 headway launch logs runs/gpu-1b --follow
@@ -65,8 +65,8 @@ _RUN_HELP = """Launch a config; `run` may be left out.
 
 [bold]Examples[/bold]
 
-headway launch run configs/gpu-1b.yaml --on slurm --machines 2:4 --dry-run
-headway launch run configs/gpu-1b.yaml --on slurm --wait -y
+headway launch run gpu --on slurm --machines 2:4 --dry-run
+headway launch run gpu --on slurm --wait -y
 
 Exit codes: 0 launched or written, 1 declined, 2 usage or config; nothing was started then. With --wait those of \
 headway launch wait.

@@ -29,10 +29,10 @@ def bench(
 
     [bold]Examples[/bold]
 
-    headway launch bench strategies --on slurm --parts 4 launch.slurm.partition=gpu
+    headway launch bench strategies --on slurm --parts 4 launch.slurm.account=me
     headway launch bench smoke --on slurm machines=1,2,4
-    headway launch bench smoke --on kubernetes --dry-run launch.image=registry/headway train.device=cpu
-    headway launch logs runs/bench-smoke | headway bench collect - --output bench/smoke
+    headway launch bench smoke --on kubernetes --dry-run launch.image=r/headway
+    headway launch logs runs/bench-smoke | headway bench collect - -o bench/smoke
     """
     from headway.core.errors import ConfigError
     from headway.core.user_command import remember_config

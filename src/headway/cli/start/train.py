@@ -11,7 +11,7 @@ import typer
 
 from headway.cli.start.dial import DepthOption, MinutesOption, SizeOption, dial_of
 from headway.command_line import (
-    ConfigArgument,
+    PRESET_NAMES,
     OverridesArgument,
     load,
     suggest_next,
@@ -29,17 +29,30 @@ if TYPE_CHECKING:
     from headway.config import Config
     from headway.start.recipe.recipe import Dial
 
+TextOrConfigArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FOLDER|CONFIG",
+        help=f"Folder of text; or YAML file of the run, or a built-in preset ({PRESET_NAMES}).",
+        show_default=False,
+    ),
+]
+
 HELP = """Train a language model, or continue a run that was interrupted.
+
+Of a folder of text it makes a plan itself: shape, batch, rate and steps for the minutes that you give, or for a size. \
+Then it samples and exports too.
 
 [bold]Examples[/bold]
 
-headway train configs/quickstart.yaml
-headway train configs/quickstart.yaml train.steps=50 name=short
-headway train configs/quickstart.yaml --workers 2
-headway train configs/quickstart.yaml determinism=elastic --workers 1:2
-headway train configs/quickstart.yaml --machines 2 --node 0 --lead node-0:29450
-srun --nodes 2 --ntasks-per-node 1 headway train configs/quickstart.yaml
-torchrun --nproc-per-node 2 -m headway train configs/quickstart.yaml
+headway train my-texts --minutes 10
+headway train my-texts --size 30M --workers 2
+headway train quickstart train.steps=50 name=short
+headway train my.yaml --workers 2
+headway train elastic --workers 1:2
+headway train my.yaml --machines 2 --node 0 --lead node-0:29450
+srun --nodes 2 --ntasks-per-node 1 headway train my.yaml
+torchrun --nproc-per-node 2 -m headway train my.yaml
 
 A worker that dies or hangs is replaced, and the run continues from the newest checkpoint (config section supervise).
 After an interruption, the same command continues from the newest checkpoint that verifies.
@@ -55,7 +68,7 @@ def register(app: typer.Typer) -> None:
 
 
 def train(
-    config: ConfigArgument,
+    config: TextOrConfigArgument,
     overrides: OverridesArgument = None,
     *,
     machines: Annotated[
@@ -149,7 +162,7 @@ def _dial(config: Path, minutes: float | None, size: str | None, depth: int | No
     Raises:
         ConfigError: a dial is given for a config.
     """
-    if config.exists() and config.suffix not in (".yaml", ".yml"):
+    if config.exists() and config.suffix not in (".yaml", ".yml") and str(config) not in PRESET_NAMES.split(", "):
         from headway.cli.start.folder import is_folder_of_text
 
         if is_folder_of_text(config):

@@ -25,13 +25,16 @@ its remote tier.
 
 [bold]Examples[/bold]
 
-headway spot runs/mine --pause-above 2.50 --resume-below 2.00 --prices prices.csv -- headway train my.yaml
-headway spot runs/mine --pause-above 2.50 --resume-below 2.00 --prices prices.csv -- headway launch my.yaml --on slurm
-headway spot runs/mine --pause-above 25 --resume-below 20 --price-command ./price.sh -- headway train my.yaml
-headway spot runs/mine --pause-above 25 --resume-below 20 --grow-below 12 --machines 1:4 --prices prices.csv -- \
-headway launch my.yaml --on kubernetes determinism=elastic
-headway spot runs/mine --pause-above 25 --resume-below 20 --refresh "1 h" --place "aws/us-east-1/p5.48xlarge/spot \
-traffic=0" --place "aws/us-west-2/p5.48xlarge/spot traffic=0.02" -- headway launch my.yaml --on sky
+headway spot runs/a --pause-above 3 --resume-below 2 --prices prices.csv \\
+-- headway train a.yaml
+headway spot runs/a --pause-above 3 --resume-below 2 --prices prices.csv \\
+-- headway launch a.yaml --on slurm
+headway spot runs/a --pause-above 25 --resume-below 20 --grow-below 12 \\
+--machines 1:4 --prices prices.csv -- headway launch a.yaml --on kubernetes
+headway spot runs/a --pause-above 25 --resume-below 20 --refresh "1 h" \\
+--place "aws/us-east-1/p5.48xlarge/spot traffic=0" \\
+--place "aws/us-west-2/p5.48xlarge/spot traffic=0.02" \\
+-- headway launch a.yaml --on sky
 
 Exit codes: those of the command; 2 usage, or a policy that cannot be carried out; 75 stopped while paused, or with \
 the run saved and its job removed.

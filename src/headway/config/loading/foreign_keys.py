@@ -103,7 +103,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ),
     ("neftune_noise_alpha", "model.neftune_alpha", "model.neftune_alpha is the noise on embeddings"),
     ("lr max_lr peak_lr", "optimizer.learning_rate", "optimizer.learning_rate is the peak of the learning rate"),
-    ("optim optimizer_name", "optimizer.name", "optimizer.name is adamw, muon, lion, adafactor or adamw8bit"),
+    ("optim optimizer_name", "optimizer.name", "optimizer.name names the optimizer"),
     ("beta1 beta2 adam_beta1 adam_beta2", "optimizer.betas", "optimizer.betas is a pair: [0.9, 0.95]"),
     ("adam_epsilon adam_eps", "optimizer.eps", "optimizer.eps is added to the root of the second moment"),
     (
@@ -149,7 +149,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     (
         "fsdp fsdp_config deepspeed",
         "parallel.strategy",
-        "parallel.strategy names how a model is spread: ddp, zero3 (FSDP), deepspeed_zero3, ...",
+        "parallel.strategy names how a model is spread over workers",
     ),
     (
         "output_dir out_dir save_dir default_root_dir",

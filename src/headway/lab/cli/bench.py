@@ -37,11 +37,11 @@ memory: the largest model that fits, by strategy.
 headway bench smoke
 headway bench strategies --dry-run
 headway bench strategies workers=1,2,4,8 model=350m repeats=5
-headway bench strategies strategy=ddp,zero3 optimizer.name=muon --output bench/muon
-headway bench my-suite.yaml --launcher "torchrun --standalone --nproc-per-node {workers} --no-python"
+headway bench strategies strategy=ddp,zero3 optimizer.name=muon -o bench/muon
+headway bench my.yaml --launcher "torchrun --nproc-per-node {workers} --no-python"
 headway bench report bench/strategies --compare bench/last-week
 headway launch bench strategies --on slurm --parts 4
-headway launch logs runs/bench-strategies | headway bench collect - --output bench/cluster
+headway launch logs runs/bench-a | headway bench collect - -o bench/cluster
 
 Options of a measurement: headway bench run -h. Every cell runs in separate processes; a cell that fails, hangs or \
 runs out of memory is a result too. The same command, without --again and --failed-again, continues a stopped run.

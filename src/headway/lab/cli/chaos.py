@@ -21,12 +21,12 @@ and come back. The config's own run directory is not touched.
 
 [bold]Examples[/bold]
 
-headway chaos configs/elastic.yaml train.steps=40 --kills 20
-headway chaos configs/elastic.yaml train.steps=40 --kills 500 --workers 1,2,4 --seed 7 --output chaos
-headway chaos configs/elastic.yaml train.steps=40 --kills 50 --remote s3://bucket/chaos
-headway chaos configs/elastic.yaml train.steps=80 --kills 100 --changes
-headway chaos configs/elastic.yaml train.steps=400 --machines 3 --kills 20
-headway chaos configs/elastic.yaml train.steps=40 --max-recovery 10s --max-overhead 2s
+headway chaos elastic train.steps=40 --kills 20
+headway chaos elastic train.steps=40 --kills 500 --workers 1,2,4 --seed 7
+headway chaos elastic train.steps=40 --kills 50 --remote s3://bucket/chaos
+headway chaos elastic train.steps=80 --kills 100 --changes
+headway chaos elastic train.steps=400 --machines 3 --kills 20
+headway chaos elastic train.steps=40 --max-recovery 10s --max-overhead 2s
 
 Ctrl-C ends a campaign, which then reports its results so far.
 

@@ -25,7 +25,7 @@ unknown values are n/a.
 [bold]Examples[/bold]
 
 headway doctor
-headway doctor configs/quickstart.yaml --disk --arithmetic
+headway doctor quickstart --disk --arithmetic
 headway doctor --json
 headway doctor --communication --workers 2 --device cpu --sizes 64Ki,1Mi,16Mi
 torchrun --nnodes 2 ... -m headway doctor --communication

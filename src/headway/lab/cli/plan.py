@@ -38,12 +38,12 @@ run. No data is read.
 
 [bold]Examples[/bold]
 
-headway plan configs/gpu-1b.yaml --gpus 8xH100
-headway plan configs/gpu-1b.yaml --gpus 64xA100 --interconnect hdr model.preset=8b
+headway plan gpu --gpus 8xH100
+headway plan gpu --gpus 64xA100 --interconnect hdr model.preset=8b
 headway plan gpu --gpus 4xL4 --json
-headway plan configs/quickstart.yaml --gpus cpu --tokens-per-second 5000
-headway plan configs/gpu-1b.yaml --gpus 8xH100,16xH100,8xA100 --deadline 12h
-headway plan configs/gpu-1b.yaml --gpus 8xH100 --budget 200
+headway plan quickstart --gpus cpu --tokens-per-second 5000
+headway plan gpu --gpus 8xH100,16xH100,8xA100 --deadline 12h
+headway plan gpu --gpus 8xH100 --budget 200
 
 Without --gpus the plan is for this machine. Exit codes: 0 planned, 2 usage or config.
 """

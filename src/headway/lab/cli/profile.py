@@ -23,9 +23,9 @@ roofline) and a trace per worker for ui.perfetto.dev.
 
 [bold]Examples[/bold]
 
-headway profile configs/quickstart.yaml
-headway profile configs/quickstart.yaml train.compile=true --steps 30 --output profile-compiled
-headway profile configs/quickstart.yaml parallel.workers=2 --json
+headway profile quickstart
+headway profile quickstart train.compile=true --steps 30 --output compiled
+headway profile quickstart parallel.workers=2 --json
 
 Exit codes: 0 profiled, 2 usage or config, 3 data, 130 Ctrl-C.
 """

@@ -17,8 +17,8 @@ workers, and compares the SHA-256 of every weight and moment after every step. T
 
 [bold]Examples[/bold]
 
-headway verify configs/quickstart.yaml
-headway verify configs/elastic.yaml --steps 8 --other-workers 4
+headway verify quickstart
+headway verify elastic --steps 8 --other-workers 4
 
 Exit codes: 0 all equal, 1 a difference (the first step and tensor are named), 2 usage or config, 130 stopped \
 before its end; if a training fails, its own code (3 data, ...).

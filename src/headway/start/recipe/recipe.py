@@ -134,7 +134,7 @@ class _Planner:
         least, most = _REHEARSAL_SECONDS
         seconds = min(max((self.dial.minutes or MINUTES) * 60 * _REHEARSAL_SHARE, least), most)
         seen = rehearse(self._values(choice, 10**6, _SAMPLE_BYTES), self.overrides, sample, seconds=seconds)
-        if seen.precision == "fp32" and choice.optimizer == "muon":  # slow in it
+        if seen.precision == "fp32" and choice.optimizer != DEFAULT_OPTIMIZER:  # Muon, slow in it
             return self._rehearse(replace(choice, optimizer=DEFAULT_OPTIMIZER), sample)
         return choice, seen
 

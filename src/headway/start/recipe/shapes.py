@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from headway.config.optimizers import DEFAULT_OPTIMIZER
 from headway.config.sections.model import ModelConfig
 from headway.models.facts import count_parameters, flops_per_token
 
@@ -115,7 +116,7 @@ def choice_for(depth: int, vocabulary: int, tokens: float) -> Choice:
         flops = per_token * tokens
         wanted = 0.2920 * flops**0.3271
         batch = length * max(8, 2 ** round(math.log2(wanted / length)))
-        optimizer, rate = "adamw", float(f"{0.3118 * flops**-0.1250:.1e}")
+        optimizer, rate = DEFAULT_OPTIMIZER, float(f"{0.3118 * flops**-0.1250:.1e}")
     return Choice(decoder_of(depth), depth, parameters, per_token, length, batch, optimizer, rate, MOST_EPOCHS)
 
 
@@ -126,7 +127,7 @@ def continued(has_adapter: bool) -> Choice:
     no longer nearly as good as new (Muennighoff et al. 2023, section 6).
     """
     rate = 2e-4 if has_adapter else 1e-5
-    return Choice({}, None, 0, 0.0, 512, 8 * 512, "adamw", rate, most_epochs=4)
+    return Choice({}, None, 0, 0.0, 512, 8 * 512, DEFAULT_OPTIMIZER, rate, most_epochs=4)
 
 
 def _complete(depth: int, vocabulary: int) -> ModelConfig:

@@ -20,12 +20,12 @@ unchanged. Each prefix, folder or .ds file becomes a source.
 
 [bold]Examples[/bold]
 
-headway data import megatron web_text_document --tokenizer tokenizer.json --output data/web
-headway data import megatron 0.3 web_text_document 0.7 code_text_document --tokenizer hf-folder --output data/blend
-headway data import nanogpt data/openwebtext --tokenizer gpt2.tiktoken --output data/owt
-headway data import nanogpt fineweb_train_*.bin --validation fineweb_val_000000.bin --tokenizer gpt2 --output data/fw
-headway data import datatrove tokenized/ --output data/fineweb --validation-share 0.001
-headway data import megatron web_text_document --tokenizer tokenizer.json --output data/web --dry-run
+headway data import megatron web_text --tokenizer tokenizer.json -o data/web
+headway data import megatron 0.3 web 0.7 code --tokenizer hf-folder -o blend
+headway data import nanogpt openwebtext --tokenizer gpt2.tiktoken -o data/owt
+headway data import nanogpt t_*.bin --validation v.bin --tokenizer gpt2 -o fw
+headway data import datatrove tokenized/ -o data/fw --validation-share 0.001
+headway data import megatron web --tokenizer hf-folder -o data/web --dry-run
 """
 
 

@@ -39,9 +39,9 @@ def train(
 
     [bold]Examples[/bold]
 
-    headway tokenizer train run.yaml data.tokenizer.vocab_size=32768 --output tokenizers/code-32k
+    headway tokenizer train run.yaml data.tokenizer.vocab_size=32k -o code-32k
 
-    headway tokenizer train run.yaml data.tokenizer.pattern=llama3 -o tokenizers/llama3-pattern
+    headway tokenizer train run.yaml data.tokenizer.pattern=llama3 -o llama3-like
     """
     from headway.text.reading.sources import find_sources
     from headway.text.tokenizing.train import train_tokenizer
@@ -172,9 +172,9 @@ def compare(
 
     headway tokenizer compare run.yaml
 
-    headway tokenizer compare run.yaml tokenizers/ours-32k tokenizer.model cl100k_base.tiktoken
+    headway tokenizer compare run.yaml ours tokenizer.model cl100k_base.tiktoken
 
-    headway tokenizer compare run.yaml data/first data/second --sample "20 MB" --json
+    headway tokenizer compare run.yaml data/first data/second --sample "20 MB"
     """
     from headway.data.tokenizing.tokenizer import Tokenizer
     from headway.text.reading.sources import find_sources

@@ -40,9 +40,9 @@ def extend(
 
     [bold]Examples[/bold]
 
-    headway tokenizer extend models/mine models/extended --special-token "<|tool|>"
+    headway tokenizer extend models/mine extended --special-token "<|tool|>"
 
-    headway tokenizer extend models/mine models/extended -t "naphthalene" -t "anthracene"
+    headway tokenizer extend models/mine extended -t naphthalene -t anthracene
     """
     from headway.core.errors import ConfigError
     from headway.data.tokenizing.tokenizer import Tokenizer

@@ -19,9 +19,9 @@ to the trackers that show it so: the rest of its records, and how it stands.
 
 headway track runs/quickstart --to tensorboard
 headway track runs/* --to mlflow --once
-headway track runs/tiny --to "{mlflow: {uri: 'http://127.0.0.1:5000', experiment: tiny}}"
+headway track runs/tiny --to "{mlflow: {uri: 'http://127.0.0.1:5000'}}"
 headway track runs/tiny --to "{wandb: {mode: offline}}"
-headway track runs/tiny --to "{opentelemetry: {endpoint: 'http://127.0.0.1:4318'}}"
+headway track runs/a --to "{opentelemetry: {endpoint: 'http://otel:4318'}}"
 headway track runs/tiny --to mlflow --model runs/tiny/export
 headway track --sweep runs
 """
