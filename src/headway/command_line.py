@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 #: Characters outside plain ASCII, which may not be printable.
 _NOT_PLAIN = re.compile(r"[^ -~]")
 
-#: For help: the built-in presets, which have no other list that costs nothing to read.
-PRESET_NAMES = ", ".join(sorted(file.stem for file in (Path(__file__).parent / "config/loading/presets").glob("*.yaml")))
+_PRESETS = Path(__file__).parent / "config" / "loading" / "presets"
+#: For help: the built-in presets.
+PRESET_NAMES = ", ".join(sorted(file.stem for file in _PRESETS.glob("*.yaml")))
 
 ConfigArgument = Annotated[
     Path,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 import typer.core
 
+from headway.cli.next_steps import followed
 from headway.core.console import print_line
 from headway.core.format import printable
 
@@ -79,6 +80,10 @@ class InOrder(typer.core.TyperGroup):
 
     shown: Sequence[str] = tuple(VERBS)
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._completed: set[str] = set()
+
     def list_commands(self, ctx: Any) -> list[str]:
         """List the verbs, for the help page and for completion."""
         return list(self.shown)
@@ -93,10 +98,11 @@ class InOrder(typer.core.TyperGroup):
         super().format_help(ctx, ctx.make_formatter())
 
     def get_command(self, ctx: Any, name: str) -> Any:
-        """Find a verb, with words for the values of its options."""
+        """Find a verb, with words for the values of its options, and with what comes next."""
         command = super().get_command(ctx, name)
-        if command is not None:
-            _name_values(command)
+        if command is not None and name not in self._completed:
+            self._completed.add(name)
+            _complete(command, name)
         return command
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
@@ -120,10 +126,13 @@ class InOrder(typer.core.TyperGroup):
             raise
 
 
-def _name_values(command: Any) -> None:
-    """Name the values of options by words, in place of typer's types: `--step STEP`, and nothing for a flag."""
-    for below in getattr(command, "commands", {}).values():
-        _name_values(below)
+def _complete(command: Any, verb: str) -> None:
+    """Name the values of options by words, in place of typer's types: `--step STEP`, and nothing for a flag; and let
+    the verb end with what comes next."""
+    for name, below in getattr(command, "commands", {}).items():
+        _complete(below, f"{verb} {name}")
+    if not hasattr(command, "commands"):
+        command.callback = followed(verb, command.callback)
     for option in command.params:
         kind = getattr(option, "type_descriptor", None) or option.type
         has_choices = bool(getattr(kind, "choices", None))

@@ -13,6 +13,8 @@ from headway.core.user_command import remember_config
 from headway.run.directory.run_directory import RunDirectory
 from headway.start.recipe.corpus import is_text, look
 from headway.start.recipe.recipe import MINUTES, Dial, plan_run
+from headway.start.recipe.shapes import MOST_EPOCHS
+from headway.telemetry.record import open_run
 
 
 def is_folder_of_text(path: Path) -> bool:
@@ -56,14 +58,21 @@ def finish(config: Config, folder: Path, dial: Dial) -> None:
     run = config.run_directory
     sample(run, prompts_of(config.data.store), seed=config.seed)
     export(run)
-    longer = f"--minutes {3 * (dial.minutes or MINUTES):g}"
+    again = f"headway train {shlex.quote(str(folder))} --minutes {3 * (dial.minutes or MINUTES):g}"
     steps = (
         (f"headway chat {shlex.quote(str(run))}", "talk to it"),
         (f"headway ui {shlex.quote(str(config.runs))}", "see its curves in a browser"),
-        (
-            f"headway train {shlex.quote(str(folder))} {longer} name={shlex.quote(config.name)}-longer",
-            "a better one, for longer",
-        ),
+        (f"{again} name={shlex.quote(config.name)}-longer", "a better one, for longer"),
     )
+    if _passes(run) > MOST_EPOCHS - 1:
+        more = f"headway train {shlex.quote(str(folder))} name={shlex.quote(config.name)}-more"
+        steps = (*steps[:2], (more, "when there is more text in the folder: this one was used up"))
     width = max(len(command) for command, _ in steps)
     print_lines("next:\n" + "\n".join(f"  {command.ljust(width)}  # {purpose}" for command, purpose in steps))
+
+
+def _passes(run: Path) -> float:
+    """Return how often the run went over the source that it repeated most."""
+    metrics = open_run(run).metrics
+    found = [metrics.last(name) or 0.0 for name in metrics.names if name.startswith("data/epochs/")]
+    return max(found, default=0.0)

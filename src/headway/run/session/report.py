@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from headway.checkpoint.store import CheckpointInfo
 from headway.config import MeshShape, crossing_groups, ineffective_settings
+from headway.config.checks.ineffective import repeated_data, unfit_vocabulary
 from headway.core.console import notice, warning
+from headway.core.errors import DataError
 from headway.core.format import counted, format_count
+from headway.data.feeding.token_feed import TokenFeed
+from headway.data.store_manifest import read_manifest
 from headway.run.session.spending import price_warnings
 from headway.training.assembled import Assembled
 from headway.training.setup.available import shortfalls
+
+
+def _unusual_data(assembled: Assembled) -> list[str]:
+    """Say what is unusual about the data of a language model: many passes, or a vocabulary of other text."""
+    feed = assembled.task.feed
+    found = list[str]()
+    if isinstance(feed, TokenFeed):
+        found += repeated_data(max(feed.plan.epochs(assembled.total_steps - 1)))
+        with suppress(DataError):  # of a store behind a URL; one that is damaged is reported by what reads it
+            found += unfit_vocabulary(read_manifest(assembled.config.data.store))
+    return found
 
 
 def report_start(assembled: Assembled, start: CheckpointInfo | None, parameters: int) -> None:
@@ -39,6 +56,8 @@ def report_start(assembled: Assembled, start: CheckpointInfo | None, parameters:
             *ineffective_settings(config, evaluates),
         ):
             warning(line)
+        for line in _unusual_data(assembled):
+            notice(line)
     if start is None:
         return
     if step >= assembled.total_steps:

@@ -60,7 +60,7 @@ def prepare_sample(values: dict[str, Any], overrides: Sequence[str], folder: Pat
     Raises:
         SystemExit: it failed; the command has said why.
     """
-    store = folder / "store"
+    store = folder / f"store-{time.monotonic_ns()}"
     file = _write(folder / "sample.yaml", values)
     began = time.monotonic()
     command = module_command(
