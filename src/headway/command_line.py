@@ -200,7 +200,7 @@ def suggest_next(*steps: tuple[str | Path, ...]) -> None:
     Args:
         steps: The words of a command after `headway`, and last its purpose.
     """
-    if not sys.stderr.isatty():
+    if not steps or not sys.stderr.isatty():
         return
     commands = [shlex.join(["headway", *map(str, words)]) for *words, _ in steps]
     width = max(map(len, commands))

@@ -117,7 +117,7 @@ def typed() -> Iterator[tuple[str, str]]:
 def helped(command: Any = None, name: str = "headway") -> Iterator[tuple[str, str]]:
     """Commands of help pages, with the command that they help with."""
     command = command or root()
-    for line in (command.help or "").splitlines():
+    for line in (command.help or "").replace("\\\n", "").splitlines():
         if found := re.search(r"(?:^|-m |\| )(headway [a-z].*)", line.strip()):
             yield f"{name} -h", found[1]
     for below, child in getattr(command, "commands", {}).items():

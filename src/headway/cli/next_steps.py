@@ -11,7 +11,7 @@ from headway.command_line import suggest_next
 #: Verb -> the commands that may follow it, each with its purpose. `{name}` is an argument of the verb; a command with
 #: one that was not given is left out. `{overrides}` are all of them. Verbs that know more of their result, such as
 #: `train` and `export`, suggest it themselves.
-_STEPS: dict[str, tuple[tuple[str, str], ...]] = {
+STEPS: dict[str, tuple[tuple[str, str], ...]] = {
     "doctor": (("train my-texts --minutes 10", "a model from a folder of text"),),
     "config new": (("config explain train", "what the keys mean"), ("train my.yaml", "if you wrote it to my.yaml")),
     "config show": (("config check {config} {overrides}", "check it"), ("config explain train", "what the keys mean")),
@@ -61,7 +61,7 @@ _STEPS: dict[str, tuple[tuple[str, str], ...]] = {
 
 def followed(verb: str, callback: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function of a verb, which then says what comes next; the same function for a verb without steps."""
-    steps = _STEPS.get(verb)
+    steps = STEPS.get(verb)
     if steps is None:
         return callback
 
@@ -88,8 +88,3 @@ def _filled(steps: tuple[tuple[str, str], ...], arguments: Mapping[str, Any]) ->
                 break
         else:
             yield (*words, purpose)
-
-
-def steps_of(verb: str) -> tuple[tuple[str, str], ...]:
-    """Return the commands that may follow a verb, without `headway`, each with its purpose."""
-    return _STEPS.get(verb, ())

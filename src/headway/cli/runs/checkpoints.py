@@ -33,7 +33,7 @@ def list_(run: PlaceArgument, option: StorageOption = None, json: JsonOption = F
 
     headway checkpoints list runs/quickstart
     headway checkpoints list s3://bucket/runs/quickstart --json
-    headway checkpoints list s3://bucket/a --option endpoint_url=https://s3.example
+    headway checkpoints list s3://bucket/a --option endpoint_url=https://s3.org
     """
     from headway.core.console import notice
 

@@ -38,7 +38,7 @@ def diff(
 
     [bold]Examples[/bold]
 
-    headway checkpoints diff a/checkpoints/step-00001000 b/checkpoints/step-00001000
+    headway checkpoints diff old/step-00001000 new/step-00001000
     headway checkpoints diff A B --values --json
     """
     from headway.checkpoint.compare import compare

@@ -34,7 +34,7 @@ def config_for(folder: Path, overrides: Sequence[str], dial: Dial, *, restart: b
     if run.has_begun() and not restart:
         return _begun(run, folder, overrides)
     recipe = plan_run(str(folder), dial, overrides)
-    print_lines("\n".join(recipe.lines))
+    notice("\n".join(recipe.lines))
     return recipe.config
 
 

@@ -127,7 +127,8 @@ def simulate(
 
     [bold]Examples[/bold]
 
-    headway cost simulate prices.json --hours 40 --pause-above 25 --resume-below 20
+    headway cost simulate prices.json --hours 40 --on-demand 55.04 \\
+    --pause-above 25 --resume-below 20
     """
     from headway.clouds.spot.policy import SpotPolicy
     from headway.clouds.spot.simulate import Work

@@ -194,10 +194,10 @@ def _example(info: FieldInfo, default: str, meaning: str) -> str:
     """Return a value for a key: one that its text names, another choice than the default, or one of its type."""
     kind = _field_type(info)
     if named := re.search(r"e\.g\. `([^`]+)`", meaning):
-        return named[1]
+        return str(named[1])
     choices = [choice for choice in re.findall(r"`([^`]+)`", kind) if f"`{choice}`" != default]
     if choices and kind.startswith("`"):
-        return choices[0]
+        return str(choices[0])
     if kind == "boolean":
         return "true" if default == "`false`" else "false"
     if default.startswith("`"):

@@ -32,7 +32,7 @@ from headway.start.recipe.shapes import (
 #: Minutes where no dial is given.
 MINUTES = 10.0
 #: Bytes of text that a run may always read.
-_LEAST_BYTES = 4_000_000
+_LEAST_BYTES = 20_000_000
 #: Share of the minutes that a rehearsal takes, and its least and most seconds.
 _REHEARSAL_SHARE = 0.04
 _REHEARSAL_SECONDS = (6.0, 15.0)
@@ -174,7 +174,7 @@ class _Planner:
     def _training_seconds(self, seen: Rehearsal) -> float:
         """Return the seconds that are left for steps."""
         total = (self.dial.minutes or math.inf) * 60
-        around = self.read / self.sample.bytes_per_second + _AROUND * seen.start_seconds
+        around = self.sample.seconds_for(self.read) + _AROUND * seen.start_seconds
         left = total - (time.monotonic() - self.began) - around
         return max(left, 0.1 * total) * (1 - _EVALUATING_SHARE)
 
@@ -182,7 +182,7 @@ class _Planner:
         """Return the bytes of text that are read at most."""
         if self.dial.minutes is None:
             return self.corpus.bytes
-        return max(_LEAST_BYTES, int(self.dial.minutes * 60 * _PREPARING_SHARE * self.sample.bytes_per_second))
+        return max(_LEAST_BYTES, int(self.sample.bytes_in(self.dial.minutes * 60 * _PREPARING_SHARE)))
 
     def _recipe(self, choice: Choice, seen: Rehearsal) -> Recipe:
         most = choice.most_epochs * self.text_tokens
@@ -213,7 +213,7 @@ class _Planner:
             model = f"{format_count(parameters)} parameters: {counted(config.model.layers or 0, 'layer')} of width"
             model += f" {config.model.dim}, a vocabulary of {self.vocabulary:,}"
         seconds = tokens / seen.tokens_per_second / (1 - _EVALUATING_SHARE)
-        around = self.read / self.sample.bytes_per_second + _AROUND * seen.start_seconds
+        around = self.sample.seconds_for(self.read) + _AROUND * seen.start_seconds
         spent = time.monotonic() - self.began
         rows = f"{train.global_batch_rows} rows of {train.sequence_length}"
         return (

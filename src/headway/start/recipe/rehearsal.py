@@ -37,8 +37,18 @@ class Sample:
     store: Path
     bytes_per_token: float
     """Bytes of text for a token."""
-    bytes_per_second: float
-    """Speed of its preparation, with the start of the process."""
+    bytes: int
+    """Its text."""
+    seconds: float
+    """Time of its preparation."""
+
+    def seconds_for(self, size: float) -> float:
+        """Estimate the time to prepare so many bytes: half of that of a sample is for the start and the vocabulary."""
+        return self.seconds * (0.5 + 0.5 * size / self.bytes)
+
+    def bytes_in(self, seconds: float) -> float:
+        """Estimate how many bytes are prepared in so many seconds."""
+        return max(0.0, 2 * seconds / self.seconds - 1) * self.bytes
 
 
 @dataclass(frozen=True)
@@ -73,7 +83,7 @@ def prepare_sample(values: dict[str, Any], overrides: Sequence[str], folder: Pat
     seconds = time.monotonic() - began
     sources = read_manifest(store)["sources"]
     read = sum(source["text_bytes"] for source in sources)
-    return Sample(store, read / max(1, sum(source["tokens"] for source in sources)), read / seconds)
+    return Sample(store, read / max(1, sum(source["tokens"] for source in sources)), read, seconds)
 
 
 def rehearse(values: dict[str, Any], overrides: Sequence[str], sample: Sample, *, seconds: float) -> Rehearsal:
@@ -118,7 +128,7 @@ def rehearse(values: dict[str, Any], overrides: Sequence[str], sample: Sample, *
 def _warm_steps(records: Sequence[dict[str, Any]]) -> int:
     """Return the number of steps in the first part of the time."""
     ends = list(accumulate(record["speed/step_seconds"] for record in records[1:]))  # the first has a start in it
-    return 1 + sum(end < _WARM_SHARE * ends[-1] for end in ends)
+    return 1 + sum(1 for end in ends if end < _WARM_SHARE * ends[-1])
 
 
 def _named(hardware: dict[str, Any]) -> tuple[str, bool]:
