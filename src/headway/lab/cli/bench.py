@@ -38,7 +38,8 @@ headway bench smoke
 headway bench strategies --dry-run
 headway bench strategies workers=1,2,4,8 model=350m repeats=5
 headway bench strategies strategy=ddp,zero3 optimizer.name=muon -o bench/muon
-headway bench my.yaml --launcher "torchrun --nproc-per-node {workers} --no-python"
+headway bench my.yaml \\
+--launcher "torchrun --standalone --nproc-per-node {workers} --no-python"
 headway bench report bench/strategies --compare bench/last-week
 headway launch bench strategies --on slurm --parts 4
 headway launch logs runs/bench-a | headway bench collect - -o bench/cluster

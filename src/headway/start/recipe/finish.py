@@ -46,7 +46,7 @@ def prompts_of(store_path: Path) -> list[str]:
     source = store.sources(split)[0]
     bounds = store.shard_documents(split, source, 0).astype("int64").tolist()
     tokenizer, begin = Tokenizer.load(store.tokenizer_folder), len(store.begin_of_text)
-    prompts = []
+    prompts: list[str] = []
     for start, end in pairwise(bounds):
         count = min(end - start - begin - 1, _PROMPT_TOKENS)
         if count > 0 and len(prompts) < _SAMPLES:
