@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headway.config import load_config
 from headway.config.loading.document import to_yaml
 from headway.core.errors import ConfigError, DataError
+from headway.start.recipe import recipe
 from headway.start.recipe.corpus import is_text, look
-from headway.start.recipe.recipe import Dial
+from headway.start.recipe.recipe import Dial, Recipe, plan_run
+from headway.start.recipe.rehearsal import Rehearsal, Sample
 from headway.start.recipe.shapes import (
     MOST_EPOCHS,
     choice_for,
@@ -114,3 +118,88 @@ def test_a_size_gives_the_nearest_depth() -> None:
 def test_a_larger_text_gets_a_larger_vocabulary() -> None:
     sizes = [vocabulary_for(10.0**power) for power in range(4, 11)]
     assert sizes == sorted(sizes) and sizes[0] == 1024 and sizes[-1] == 32_768
+
+
+# The plan, with a machine of a known speed --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Plans a run on text of so many megabytes, on a machine that takes so many FLOPs a second."""
+
+    def plan(
+        dial: Dial, *overrides: str, mb: float = 5, flops: float = 2e11, precision: str = "bf16", gpu: bool = False
+    ) -> Recipe:
+        texts = tmp_path / f"texts-{mb:g}"
+        texts.mkdir(exist_ok=True)
+        for number in range(10):
+            with (texts / f"{number}.txt").open("wb") as file:
+                file.truncate(int(mb * 1e5))
+        seen: list[dict[str, Any]] = []
+
+        def prepare_sample(values: dict[str, Any], given: Sequence[str], folder: Path) -> Sample:
+            return Sample(folder / "store", bytes_per_token=3.0, bytes=4_000_000, seconds=2.0)
+
+        def rehearse(values: dict[str, Any], given: Sequence[str], sample: Sample, *, seconds: float) -> Rehearsal:
+            seen.append(values)
+            depth = values.get("model", {}).get("layers", 2)
+            per_token = choice_for(depth, 4096, 1e6).flops_per_token
+            return Rehearsal(flops / per_token, 3.0, precision, "2 cores", gpu)
+
+        monkeypatch.setattr(recipe, "prepare_sample", prepare_sample)
+        monkeypatch.setattr(recipe, "rehearse", rehearse)
+        found = plan_run(str(texts), dial, overrides)
+        # What the run does was rehearsed.
+        last = {key: value for key, value in seen[-1].items() if key not in ("train", "evaluation", "data")}
+        assert overrides or all(found.values[key] == value for key, value in last.items())
+        return found
+
+    return plan
+
+
+def test_a_plan_fills_the_minutes(planned: Any) -> None:
+    found = planned(Dial(minutes=3))
+    assert len(found.lines) == 6 and found.config.model.layers == 2
+    train = found.config.train
+    seconds = train.steps * train.tokens_per_step * choice_for(2, 4096, 1e6).flops_per_token / 2e11
+    assert 140 < seconds < 175
+    longer = planned(Dial(minutes=6)).config.train
+    assert longer.steps == pytest.approx(2 * train.steps, rel=0.15)
+
+
+def test_a_small_text_ends_a_run_early_and_a_large_one_is_read_in_part(planned: Any) -> None:
+    small = planned(Dial(minutes=10), mb=0.3)
+    tokens = small.config.train.steps * small.config.train.tokens_per_step
+    assert tokens == pytest.approx(MOST_EPOCHS * 0.3e6 / 3, rel=0.05)
+    assert "so it ends early" in "".join(small.lines)
+    large = planned(Dial(minutes=3), mb=2000)
+    assert "are read" in large.lines[0] and large.values["data"]["sources"][0]["limit"].endswith(" bytes")
+
+
+def test_a_faster_machine_gets_a_larger_model_and_vocabulary(planned: Any) -> None:
+    cpu, gpu = planned(Dial(minutes=10), mb=500), planned(Dial(minutes=10), mb=500, flops=1e14, gpu=True)
+    assert gpu.config.model.layers > cpu.config.model.layers
+    assert gpu.config.data.tokenizer.vocab_size > cpu.config.data.tokenizer.vocab_size
+    assert gpu.config.train.compile == "auto" and cpu.config.train.compile is False
+
+
+def test_a_cpu_without_fast_bf16_gets_another_optimizer(planned: Any) -> None:
+    assert planned(Dial(minutes=3), precision="fp32").config.optimizer.name == "adamw"
+    assert planned(Dial(minutes=3)).config.optimizer.name == "muon"
+
+
+def test_overrides_win_and_a_model_to_continue_keeps_its_shape(planned: Any) -> None:
+    found = planned(Dial(minutes=3), "model.preset=4m", "train.sequence_length=128", "name=mine")
+    assert (found.config.name, found.config.model.layers, found.config.train.sequence_length) == ("mine", 6, 128)
+    continued = planned(Dial(minutes=3), "model.from_pretrained=hf://gpt2")
+    assert continued.config.model.from_pretrained == "hf://gpt2" and continued.config.model.dim is None
+    assert continued.config.optimizer.learning_rate == 1e-5
+    adapter = planned(Dial(minutes=3), "model.from_pretrained=hf://gpt2", "model.adapter.rank=8")
+    assert adapter.config.optimizer.learning_rate == 2e-4
+
+
+def test_a_size_is_trained_on_twenty_tokens_for_each_parameter(planned: Any) -> None:
+    found = planned(Dial(parameters=1_000_000), mb=100)
+    tokens = found.config.train.steps * found.config.train.tokens_per_step
+    assert found.config.model.layers == 2
+    assert tokens == pytest.approx(20 * parameters_of(2, found.config.data.tokenizer.vocab_size), rel=0.01)

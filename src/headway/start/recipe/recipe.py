@@ -134,7 +134,9 @@ class _Planner:
         given = load(self._values(choice, 1), self.overrides, self.folder)
         if given.model.from_pretrained is not None:
             choice = continued(given.model.adapter is not None)
-        has_shape = any(getattr(given.model, key) != choice.model.get(key) for key in ("dim", "layers"))
+        has_shape = choice.depth is None or any(
+            getattr(given.model, key) != choice.model.get(key) for key in ("dim", "layers")
+        )
         notice("rehearsing the first steps on a sample of it")
         self._prepare_sample(choice)
         choice, seen = self._rehearse(choice)
