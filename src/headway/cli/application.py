@@ -156,11 +156,11 @@ def _meant_keys(name: str) -> list[str]:
     if "." in name:
         return [name]
     from headway.config.loading.complaints import known_keys
-    from headway.config.loading.foreign_keys import OURS
+    from headway.config.loading.foreign_keys import our_names
 
     known = dict.fromkeys(known_keys())
-    if name in known or name in OURS:
-        return [OURS.get(name, name)]
+    if name in known or name in our_names():
+        return [our_names().get(name, name)]
     keys = [key for key in known if key.rpartition(".")[2] == name]
     return keys if len(keys) <= 4 else []
 

@@ -15,7 +15,7 @@ import yaml
 from headway.config import Config, Interval, ModelConfig, TrainConfig, changes, load_config, override, resolve
 from headway.config.loading import document
 from headway.config.loading.complaints import known_keys, suggestion
-from headway.config.loading.foreign_keys import OURS, SENTENCES
+from headway.config.loading.foreign_keys import our_names, sentences
 from headway.config.loading.load import PRESETS
 from headway.config.loading.reference import line_of
 from headway.core.errors import ConfigError
@@ -221,8 +221,8 @@ def test_an_unknown_key_in_an_override_is_told_with_the_override(write: Any) -> 
         ("workers", "it lives at data.workers or parallel.workers"),
         ("train.step", "did you mean train.steps?"),  # though cleaning steps have a key of that name
         ("step", "it lives at data.clean.step"),  # said once, not for each of them
-        ("train.batch_size", SENTENCES["batch_size"]),  # as others call it
-        ("lr", SENTENCES["lr"]),
+        ("train.batch_size", sentences()["batch_size"]),  # as others call it
+        ("lr", sentences()["lr"]),
         ("data.sources.0.formt", "did you mean data.sources.format?"),
         ("optimizer.learning_rat", "did you mean optimizer.learning_rate?"),
         ("model.lerning_rate", "did you mean optimizer.learning_rate?"),
@@ -623,14 +623,14 @@ def test_reading_a_config_does_not_import_torch() -> None:
 
 def test_names_of_other_trainers_lead_to_keys_that_there_are() -> None:
     known = set(known_keys())
-    assert len(SENTENCES) >= 60 and known.issuperset(OURS.values())
+    assert len(sentences()) >= 60 and known.issuperset(our_names().values())
     # Only the limit of a source has a name that others give to the length of training.
-    assert {key.rpartition(".")[2] for key in known} & set(OURS) == {"max_epochs"}
+    assert {key.rpartition(".")[2] for key in known} & set(our_names()) == {"max_epochs"}
 
 
 def test_a_sentence_on_a_foreign_name_begins_with_the_key_it_leads_to() -> None:
-    for name, key in OURS.items():
-        words = SENTENCES[name]
+    for name, key in our_names().items():
+        words = sentences()[name]
         assert key in words or key.rpartition(".")[2] in words, name
 
 

@@ -39,7 +39,6 @@ ALLOWED = {
     "config/optimizers.py": {*OPTIMIZERS, "zero2"},
     "lab/cli/bench.py": {"ddp", "fsdp", "zero1", "zero3", "muon"},
     "config/loading/document.py": {"single"},
-    "config/loading/foreign_keys.py": {"fsdp"},
     "start/recipe/shapes.py": {"muon"},
     "text/importing/store.py": {"single"},
     "data/tokenizing/begin_of_text.py": {"single"},

@@ -201,15 +201,15 @@ def explain(
 ) -> None:
     """Run `headway config explain`."""
     from headway.config.loading.complaints import suggestion
-    from headway.config.loading.foreign_keys import OURS, SENTENCES
+    from headway.config.loading.foreign_keys import our_names, sentences
     from headway.config.loading.reference import explain as entries_of
 
     name = key.strip().partition("=")[0]
     entries = entries_of(name)
     last = name.rpartition(".")[2]
-    if not entries and last in SENTENCES:
-        print_lines(f"{name}, elsewhere: {SENTENCES[last]}\n")
-        name = OURS.get(last, "")
+    if not entries and last in sentences():
+        print_lines(f"{name}, elsewhere: {sentences()[last]}\n")
+        name = our_names().get(last, "")
         entries = entries_of(name) if name else []
         if not name:
             return

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from headway.config.base import FUNCTION_PATTERN
 from headway.config.loading.document import Entry
-from headway.config.loading.foreign_keys import SENTENCES
+from headway.config.loading.foreign_keys import sentences
 from headway.config.loading.reference import line_of, sections_of
 from headway.config.schema import NAME_PATTERN, Config
 from headway.config.sections.cost import OFFER_PATTERN
@@ -128,8 +128,8 @@ def suggestion(key: str, model: type[BaseModel] = Config) -> str | None:
     section = ".".join(part for part in path if not part.isdecimal())
     if model is Config and key == "base":  # the loader removes it from a file before keys are checked
         return "overrides come on top of a config: give the preset in its place, or write `base:` in a file"
-    if model is Config and last in SENTENCES:
-        return SENTENCES[last]
+    if model is Config and last in sentences():
+        return sentences()[last]
     siblings = [other.rpartition(".")[2] for other in known if other.rpartition(".")[0] == section]
     # Steps of one source have the keys of those for all.
     places = (other for other in known if not other.startswith("data.sources.clean."))
@@ -145,7 +145,7 @@ def suggestion(key: str, model: type[BaseModel] = Config) -> str | None:
     near = difflib.get_close_matches(last, names, n=1, cutoff=_ALIKE_ELSEWHERE)
     if near:
         return f"did you mean {' or '.join(other for other in known if other.rpartition('.')[2] == near[0])}?"
-    near = difflib.get_close_matches(last, SENTENCES, n=1, cutoff=_ALIKE_ELSEWHERE)
+    near = difflib.get_close_matches(last, sentences(), n=1, cutoff=_ALIKE_ELSEWHERE)
     if near and model is Config:
-        return SENTENCES[near[0]]
+        return sentences()[near[0]]
     return f"known keys here: {', '.join(siblings)}" if siblings else None
