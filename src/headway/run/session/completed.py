@@ -137,10 +137,11 @@ def in_steps(config: Config) -> Config:
             where="train.epochs",
             fix=suggest("data prepare"),
         )
-    from headway.data.feeding.feed import training_rows
+    from headway.data.feeding.training_rows import training_rows
     from headway.data.remote_store import open_store
 
-    rows = sum(training_rows(config, open_store(config.data)).counts(config.train.sequence_length))
+    length = config.train.sequence_length
+    rows = sum(training_rows(config.data, length, open_store(config.data), config.segments).counts(length))
     train = config.train.over(rows)
     notice(f"train.epochs={config.train.epochs:g} over {rows:,} rows are {train.steps:,} steps")
     return config.model_copy(update={"train": train})
