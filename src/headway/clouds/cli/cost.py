@@ -179,7 +179,8 @@ def trace(
     [bold]Examples[/bold]
 
     headway cost trace --seed 7 > week.csv
-    headway cost simulate week.csv --hours 100 --on-demand 6 --pause-above 2.80 --resume-below 2.50
+    headway cost simulate week.csv --hours 100 --on-demand 6 \\
+    --pause-above 2.80 --resume-below 2.50
     """
     from headway.clouds.spot.made_trace import as_csv, make_trace
     from headway.core.console import print_text

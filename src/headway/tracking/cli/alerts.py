@@ -41,7 +41,8 @@ def export(
     [bold]Examples[/bold]
 
     headway alerts export monitoring
-    headway alerts export monitoring --kubernetes --namespace team --image registry.example/headway:1 --claim runs
+    headway alerts export monitoring --kubernetes --namespace team \\
+    --image registry.example/headway:1 --claim runs
     """
     from headway.tracking.alert_rules import export_rules
     from headway.tracking.kubernetes import Cluster, export_alerts
